@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,30 +78,21 @@ def interval(values: list[float]) -> float | None:
 class Parts:
     """Parts that are done or not; each is a training of some roles on the default corpus."""
 
-    def __init__(self, chosen: argparse.Namespace, *, sequence: int = 256) -> None:
+    def __init__(
+        self, chosen: argparse.Namespace, *, sequence: int = 256, corpus_words: Sequence[str] = ()
+    ) -> None:
         self.store, self.tiny, self.threads = chosen.store.resolve(), chosen.tiny, chosen.threads
         self.steps = 24 if self.tiny else chosen.steps
         self.store.mkdir(parents=True, exist_ok=True)
         self.made_by: set[str] = set()  # commits
         self.sequence, self.batch = (64, 4) if self.tiny else (sequence, 8)
-        self.inputs = self._corpus()
+        words = ["corpus", *(["experiment=tiny"] if self.tiny else []), *corpus_words]
+        self.inputs = corpus(self.store / "atelier", words)  # of the default text
         self.vocab = int(self.record("tokens")["summary"]["vocab"])
         self.teacher = teacher_model(self.vocab, tiny=self.tiny)
 
     def record(self, kind: str) -> dict[str, Any]:
         return json.loads((Path(self.inputs[kind]) / "record.json").read_text())
-
-    def _corpus(self) -> dict[str, str]:
-        """Tokens and tokenizer of the default corpus, made once."""
-        words = ["corpus", "experiment=tiny"] if self.tiny else ["corpus"]
-        env = os.environ | {"ATELIER_ROOT": str(self.store / "atelier")}
-        subprocess.run(
-            [sys.executable, "-m", "atelier", *words, "tracker=none"], env=env, cwd=PROJECT, check=True
-        )
-        found = {}
-        for kind in ("tokens", "tokenizer"):
-            [found[kind]] = map(str, (self.store / "atelier" / kind).glob("*"))
-        return found
 
     def role(self, model: GPT, seed_name: str, decay: float = 0.25, **more: Any) -> dict[str, Any]:
         """`decay`: the share of the steps in which the learning rate falls, the last ones."""
@@ -112,15 +103,20 @@ class Parts:
         } | more  # fmt: skip
 
     def part(
-        self, name: str, seed: int, roles: dict[str, dict[str, Any]], *, frozen: str = "", steps: int = 0,
-        entry: Sequence[str] = ("-m", "atelier.engine.train"), **train: Any,
+        self, name: str, seed: int, roles: dict[str, dict[str, Any]], *, frozen: str = "", init: str = "",
+        trunk: tuple[str, int] | None = None, text: Mapping[str, tuple[str, float]] | None = None,
+        steps: int = 0, entry: Sequence[str] = ("-m", "atelier.engine.train"), **train: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """What a training of these roles cost and gave; `frozen` is the folder of a finished teacher, `entry`
+        """What a training of these roles cost and gave; `frozen` is the folder of a finished teacher, `init`
+        that of the model from which the others start, `trunk` the name and the end of steps that trainings
+        of other lengths share, `text` tokens and weight of each source where it is not the corpus, `entry`
         what Python is to run, `train` are settings.
         """
         place = self.store / f"seed-{seed}" / name
         result, run = place / "result.json", place / "run.json"
-        asked = json.dumps(self._run_file(place, seed, roles, frozen, steps or self.steps, train))
+        asked_run = self._run_file(place, seed, roles, frozen, steps or self.steps, train)
+        self._extend(asked_run, init, trunk, text)
+        asked = json.dumps(asked_run)
         if result.exists():
             if run.read_text() == asked:
                 found = json.loads(result.read_text())
@@ -188,14 +184,56 @@ class Parts:
             "outputs": outputs, "scratch": str(place / "scratch"), "layout": layout, "seed": seed,
         }  # fmt: skip
 
-    def publish(self, seed: int, part: str) -> str:
-        """The finished teacher of a part, as an artifact that can be read."""
-        folder, made = self.store / f"seed-{seed}" / "teacher", self.store / f"seed-{seed}" / part / "teacher"
+    def _extend(
+        self,
+        run: dict[str, Any],
+        init: str,
+        trunk: tuple[str, int] | None,
+        text: Mapping[str, tuple[str, float]] | None,
+    ) -> None:
+        training = run["config"]["trainings"][0]
+        for name, member in training["members"].items():
+            if init and member.get("mode") != "frozen":
+                run["inputs"]["init"] = init
+                member["init"] = "init"
+            if trunk and "segments" in member:
+                [last] = member["segments"]
+                shared, end = trunk
+                url = str(Path(last["url"]).parent.parent.parent / shared / "trajectory" / name)
+                own = hashlib.sha256(url.encode()).hexdigest()
+                first = last | {"fingerprint": own, "url": url, "end": end}
+                member["segments"] = [first, last | {"start": end}]
+        if text:
+            run["inputs"].pop("tokens")
+            run["inputs"] |= {f"tokens.{source}": tokens for source, (tokens, _) in text.items()}
+            training["streams"] = [
+                {"input": f"tokens.{source}", "weight": weight} for source, (_, weight) in text.items()
+            ]
+
+    def publish(self, seed: int, part: str, role: str = "teacher") -> str:
+        """The finished model of a part, as an artifact that can be read."""
+        made = self.store / f"seed-{seed}" / part / role
+        folder = self.store / f"seed-{seed}" / "teacher" if role == "teacher" else made.with_name("made")
         record = folder / "record.json"
         if not record.exists() or record.stat().st_mtime < (made / "body.json").stat().st_mtime:
             files = {path.name: path.read_bytes() for path in made.iterdir() if path.name != "body.json"}
             artifact(folder, "model", files)
         return str(folder)
+
+
+def run_flow(store: Path, words: Sequence[str]) -> None:
+    env = os.environ | {"ATELIER_ROOT": str(store)}
+    command = [sys.executable, "-m", "atelier", *words, "tracker=none"]
+    subprocess.run(command, env=env, cwd=PROJECT, check=True)
+
+
+def corpus(store: Path, words: Sequence[str]) -> dict[str, str]:
+    """Tokens and tokenizer that a flow makes in a store of their own."""
+    run_flow(store, words)
+    found = {}
+    for kind in ("tokens", "tokenizer"):
+        [found[kind]] = map(str, (store / kind).glob("*"))
+    return found
 
 
 def _looks(trajectory: Path) -> list[float | None]:

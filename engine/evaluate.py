@@ -26,6 +26,7 @@ import gc
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, cast
@@ -63,7 +64,7 @@ from atelier.engine.inference.scoring import (
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.parallel.gang import start_gang
-from atelier.engine.tier.ring import read_model_within
+from atelier.engine.tier.ring import read_model_within, ring_of
 
 SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
@@ -130,7 +131,9 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
         )
         check_model(spec, exam, target, f"model.{key}")
         scores = score(network.eval(), spec, exam, target, progress, f"model.{key}")
-        summaries[key] = publish(run, key, scores)
+        ring = ring_of(network)
+        streamed: dict[str, Json] = {} if ring is None else {"streamed": ring.counts()}
+        summaries[key] = publish(run, key, scores, streamed)
         del network  # before the next one is read: two may not fit
         gc.collect()  # a model that is streamed and what streams it hold each other
     return summaries
@@ -321,11 +324,15 @@ def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Pat
     } | counts(text)
 
 
-def publish(run: RunFile, key: str, scores: dict[str, Json]) -> dict[str, Json]:
-    """Write scores.json and body.json of output `key`; the summary is the scores without `correct`."""
+def publish(
+    run: RunFile, key: str, scores: dict[str, Json], how: Mapping[str, Json] | None = None
+) -> dict[str, Json]:
+    """Write scores.json and body.json of output `key`; the summary is the scores without `correct`, and `how`
+    they were computed.
+    """
     output = output_of(run, key)
     output.add_json(SCORES, scores)
-    summary = {name: value for name, value in scores.items() if name != "correct"}
+    summary = {name: value for name, value in scores.items() if name != "correct"} | dict(how or {})
     output.close(summary)
     return summary
 

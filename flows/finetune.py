@@ -1,5 +1,5 @@
-"""finetune: a finished model on labelled examples, several draws, beside the same network from random
-weights.
+"""finetune: a finished model on labelled examples, several draws, beside itself before and the same network
+from random weights.
 
 atelier finetune init=student_a finetune.num_labels=256
 """
@@ -32,6 +32,8 @@ def finetune(init: ModelName, finetune: Finetune, train: Train, parallel: Parall
     if finetune.trainable.kind in ("lora", "prompt"):
         extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
     named = {f"{parent.reference.name}/{key}": model for key, model in tuned.items()}
+    untuned = f"{parent.reference.name}/zero-shot"  # asked without an example: what did tuning bring?
+    named[untuned] = parent.reference
     scores = score_models(
         {},
         named,
@@ -39,6 +41,7 @@ def finetune(init: ModelName, finetune: Finetune, train: Train, parallel: Parall
         tokens=parent.text[0] if parent.text else None,
         tokenizer=parent.tokenizer,
         labels=examples,
+        shots={untuned: 0},
     )
     report(named, scores, title="finetune")
     register({f"{parent.reference.name}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

@@ -16,10 +16,10 @@ class Device:
     software it was measured with (engine/plan/cost_table.py). `network_gbps` is what a whole node sends to
     others. `mtbf_hours` is the time between failures of one device, here that of Llama 3's (2407.21783, table
     5: 466 interruptions of 16,384 GPUs in 54 days), `launch_us` the time from one kernel to the next,
-    `latency_us` that of a collective's start; `disk_gbps` is what one rank reads from or writes to a disk.
-    `crowded` is the share of its speed that a core keeps when
-    other cores compute too, `threaded` the share of that when they are threads of one rank, which wait for
-    each other.
+    `latency_us` that of a collective's start; `disk_gbps` is what one rank reads from or writes to a disk,
+    `host_gbps` what its host's memory sends to an accelerator's. `crowded` is the share of its speed that
+    a core keeps when other cores compute too, `threaded` the share of that when they are threads of one rank,
+    which wait for each other.
     """
 
     peak_tflops: float
@@ -33,6 +33,7 @@ class Device:
     launch_us: float = 4
     latency_us: float = 10
     disk_gbps: float = 1
+    host_gbps: float = 16
     crowded: float = 1
     threaded: float = 1
     stack: str = "atelier"
@@ -43,23 +44,28 @@ DEVICES = {
     # of PTD-P (2104.04473), which ran on such machines
     "a100-80g": Device(
         peak_tflops=312, memory_gb=80, memory_gbps=2039, node_gbps=300, network_gbps=200, per_node=8,
-        stack="ptdp",
+        host_gbps=32, stack="ptdp",
     ),
     "a100-40g": Device(
-        peak_tflops=312, memory_gb=40, memory_gbps=1555, node_gbps=300, network_gbps=200, per_node=8
+        peak_tflops=312, memory_gb=40, memory_gbps=1555, node_gbps=300, network_gbps=200, per_node=8,
+        host_gbps=32
     ),
     "h100": Device(
-        peak_tflops=989, memory_gb=80, memory_gbps=3350, node_gbps=450, network_gbps=400, per_node=8
+        peak_tflops=989, memory_gb=80, memory_gbps=3350, node_gbps=450, network_gbps=400, per_node=8,
+        host_gbps=64
     ),
     "h200": Device(
-        peak_tflops=989, memory_gb=141, memory_gbps=4800, node_gbps=450, network_gbps=400, per_node=8
+        peak_tflops=989, memory_gb=141, memory_gbps=4800, node_gbps=450, network_gbps=400, per_node=8,
+        host_gbps=64
     ),
     # one of the two dies of a module, as Frontier counts them
     "mi250x": Device(
-        peak_tflops=191.5, memory_gb=64, memory_gbps=1638, node_gbps=50, network_gbps=100, per_node=8
+        peak_tflops=191.5, memory_gb=64, memory_gbps=1638, node_gbps=50, network_gbps=100, per_node=8,
+        host_gbps=36
     ),
     "v100": Device(
-        peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8
+        peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8,
+        host_gbps=16
     ),
     # one core and its share of the memory bandwidth; memory and bandwidth between processes are the host's
     CPU: Device(

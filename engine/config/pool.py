@@ -16,10 +16,13 @@ Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 FACTS = (
     "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack",
-    "launch_us", "latency_us", "crowded", "threaded", "disk_gbps",
+    "launch_us", "latency_us", "crowded", "threaded", "disk_gbps", "host_gbps",
 )  # fmt: skip
 # facts that have a default for any device
-LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded", "threaded", "disk_gbps")
+LEFT = (
+    "matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded", "threaded", "disk_gbps",
+    "host_gbps",
+)  # fmt: skip
 
 
 class Pool(Spec):
@@ -77,6 +80,9 @@ class Pool(Spec):
     latency_us: Fact = Field(default="auto", description="time until a collective has begun, microseconds")
     disk_gbps: Fact = Field(
         default="auto", description="what one rank reads from or writes to its scratch disk, GB/s"
+    )
+    host_gbps: Fact = Field(
+        default="auto", description="from the host's memory to a device's, each way, GB/s (cpu: unused)"
     )
     crowded: Share = Field(
         default="auto", description="cpu: share of its speed that a core keeps while other cores compute"

@@ -22,8 +22,8 @@ class HeldOut:
     """The first rows of each held-out split, in the shares of the streams (at least one row each), sharded
     over the ranks.
 
-    Every role is evaluated on `windows`, which come from `sources` (fingerprints of tokens artifacts); rows
-    of other kinds only for roles with an objective that reads them.
+    Every role is evaluated on `windows`, which come from `sources` (name -> fingerprint of a tokens artifact,
+    in order); rows of other kinds only for roles with an objective that reads them.
     """
 
     def __init__(
@@ -31,14 +31,18 @@ class HeldOut:
         windows: Streams,
         rows: Mapping[str, Streams],
         *,
-        sources: Sequence[str],
+        sources: Mapping[str, str],
         num_windows: int,
         micro_batch: int,
         gang: Gang,
     ) -> None:
         self._micro_batch, self._gang, self._sources = micro_batch, gang, sources
         self._windows = windows
-        self._places = {"": _first(windows, num_windows)}
+        self._text = _first(windows, num_windows)
+        self._places = {
+            f"/{name}": [place for place in self._text if place[0] is stream]
+            for name, (stream, _) in zip(sources, windows, strict=True)
+        }
         self._places |= {kind: _first(streams, num_windows) for kind, streams in rows.items()}
         self._batches: dict[tuple[str, int, int], list[Batch]] = {}
         datasets = [dataset for streams in rows.values() for dataset, _ in streams]
@@ -46,33 +50,42 @@ class HeldOut:
 
     @property
     def is_empty(self) -> bool:
-        return not any(self._places.values())
+        return not any(self._places.values())  # of text, or of other rows
 
     @property
     def name(self) -> str:
         """The name of these windows: losses under equal names are comparable."""
-        places = self._places[""]
-        counts = Counter(id(stream) for stream, _ in places)
-        pairs = zip(self._sources, self._windows, strict=True)
-        length = max((stream.length for stream, _ in places), default=0)
+        counts = Counter(id(stream) for stream, _ in self._text)
+        pairs = zip(self._sources.values(), self._windows, strict=True)
+        length = max((stream.length for stream, _ in self._text), default=0)
         return held_out_name({source: counts[id(stream)] for source, (stream, _) in pairs}, length)
 
     def means(self, member: RoleState) -> dict[str, float]:
-        """Held-out means by metric name: the next-token loss on windows and each objective's mean on its
-        rows, in nats; for classes also the accuracy.
+        """Held-out means by metric name: the next-token loss on windows, of several sources also each one's,
+        and each objective's mean on its rows, in nats; for classes also the accuracy.
         """
-        found = {"eval/loss": self._mean(member, "", member.text)[0]} if self._places[""] else {}
+        found = self._of_text(member)
         for name, spec in member.role.objective.items():
             kind = type(spec).reads
             if type(spec).needs_teacher or not self._places.get(kind):
                 continue
-            mean, right = self._mean(member, kind, name)
-            found[f"eval/objective/{name}"] = mean
+            loss, right, number = self._sums(member, kind, name)
+            found[f"eval/objective/{name}"] = loss / number
             if name + RIGHT in logged(name, spec):
-                found[f"eval/objective/accuracy/{name}"] = right
+                found[f"eval/objective/accuracy/{name}"] = right / number
         return found
 
-    def _mean(self, member: RoleState, kind: str, name: str) -> tuple[float, float]:
+    def _of_text(self, member: RoleState) -> dict[str, float]:
+        read = [name for name in self._sources if self._places[f"/{name}"]]
+        if not read:
+            return {}
+        sums = {name: self._sums(member, f"/{name}", member.text) for name in read}
+        whole = sum(loss for loss, _, _ in sums.values()) / sum(number for _, _, number in sums.values())
+        several = {f"eval/source/{name}": loss / number for name, (loss, _, number) in sums.items()}
+        return {"eval/loss": whole} | (several if len(self._sources) > 1 else {})
+
+    def _sums(self, member: RoleState, kind: str, name: str) -> tuple[float, float, float]:
+        """The loss and the right rows of all ranks, and of how many tokens or rows."""
         key = (kind, member.grid.data_index, member.grid.axes.data)
         if key not in self._batches:
             self._batches[key] = self._read(*key, next(iter(member.parts_of(kind)), -1))
@@ -81,9 +94,9 @@ class HeldOut:
         total[:2] = member.evaluate(batches, name)
         if speaks(member.grid):
             counts: Counts = count(batches, len(member.parts))
-            total[2] = counts.of(member.reads(name) if kind else None)
+            total[2] = counts.of(None if kind.startswith("/") else member.reads(name))
         loss, right, number = self._gang.sum(total).tolist()
-        return loss / number, right / number
+        return loss, right, number
 
     def _read(self, kind: str, index: int, parts: int, part: int) -> list[Batch]:
         """Shard `index` of `parts`; all have equal shapes and batch counts, as a sharded forward is

@@ -34,9 +34,9 @@ class Samples:
         streams = self._training.streams
         return Blend([(self._open(each, TRAIN, sequence), each.weight) for each in streams], self._seed)
 
-    def held_out(self) -> tuple[Streams, Mapping[str, Streams], list[str]]:
+    def held_out(self) -> tuple[Streams, Mapping[str, Streams], dict[str, str]]:
         """Windows of all token sources, whatever the training reads, or where there are none conversations;
-        the rows of each kind; the fingerprints of the sources.
+        the rows of each kind; the sources' names and fingerprints, in the windows' order.
         """
         sequence = self._training.train.sequence
         shares: dict[str, float] = {}
@@ -55,7 +55,8 @@ class Samples:
         ]
         if not windows and (windows := rows.pop(CHAT, [])):
             shares = {stream.input: stream.weight for stream in self._training.streams if stream.kind == CHAT}
-        return windows, rows, [self._input(source).record.fingerprint for source in shares]
+        names = {source: source.partition(".")[2] or source for source in shares}
+        return windows, rows, {names[each]: self._input(each).record.fingerprint for each in shares}
 
     def _input(self, key: str) -> ArtifactInput:
         if key not in self._inputs:

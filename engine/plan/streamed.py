@@ -2,14 +2,92 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from math import prod
+from typing import NamedTuple
 
+from atelier.engine.config.device import Device
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 
 STREAM = 2  # buffers that a stream needs: one computes, one is read
+SCORED = 4  # bytes of a number of models that are scored
 LINE = 64  # bytes; products may differ in their last bits by where in a line of the cache a weight begins
+TOGETHER = 256e6  # bytes of batches that go through the blocks together: residual streams and masks
 BLOCK = re.compile(r"(.*?\bblocks\.\d+\.)(.*)")
+
+
+class Shares(NamedTuple):
+    """How memory is divided: bytes of what is always there, how many of the first blocks stay, buffers for
+    the other blocks and for experts.
+    """
+
+    resident: int
+    stay: int
+    blocks: int
+    experts: int
+
+
+def divided(memory: int, rest: int, blocks: Sequence[int], expert: int, num_experts: int) -> Shares | None:
+    """Bytes of memory, of what is outside the blocks, of each block without its experts and of the largest
+    expert; None where they are too few. Blocks come before experts: every token needs them.
+    """
+    left = memory - least_of(rest, blocks, expert)
+    if left < 0:
+        return None
+    largest, total, stay = max(blocks, default=0), sum(blocks), len(blocks)
+    if total <= left + STREAM * largest:  # all blocks stay
+        left += STREAM * largest - total
+    else:
+        stay = 0
+        while blocks[stay] <= left:
+            left -= blocks[stay]
+            stay += 1
+    more = left // expert if expert else 0
+    buffers = min(num_experts, STREAM + more) if num_experts else 0
+    return Shares(rest, stay, STREAM if stay < len(blocks) else 0, buffers)
+
+
+def least_of(rest: int, blocks: Sequence[int], expert: int) -> int:
+    return rest + STREAM * (max(blocks, default=0) + expert)
+
+
+class StreamedPass(NamedTuple):
+    """A pass of batches through a model that is larger than its memory. `expert`: bytes of one; `read`: bytes
+    from its files when every expert has tokens; `tokens`: as many as go through together.
+    """
+
+    expert: int
+    num_experts: int
+    in_memory: int
+    read: int
+    tokens: int
+    read_s: float
+    compute_s: float
+
+
+def streamed_pass(
+    model: ModelSpec, gb: float, itemsize: int, sequence: int, device: Device, *, is_cpu: bool
+) -> StreamedPass | None:
+    """What it takes at the pace of the slower of disk and link to the device; None of a model that fits into
+    `gb` of memory.
+    """
+    rest, blocks, experts, number = _parts(model, itemsize, line=1)
+    largest = max(experts.values(), default=0)
+    if not gb or gb * 1e9 >= model.num_params() * itemsize:
+        return None
+    shares = divided(int(gb * 1e9), rest, list(blocks.values()), largest, number)
+    if shares is None:
+        return None
+    every = sum(size * number // len(experts) for size in experts.values())
+    read = sum(list(blocks.values())[shares.stay :]) + (every if shares.experts < number else 0)
+    pace = device.disk_gbps if is_cpu else min(device.disk_gbps, device.host_gbps)
+    tokens = int(TOGETHER / (model.hidden * itemsize + sequence))
+    flops = tokens * model.flops_per_token(sequence) / 3
+    return StreamedPass(
+        largest, number, shares.experts, read, tokens, read / (pace * 1e9),
+        flops / (device.peak_tflops * device.matmul * 1e12),
+    )  # fmt: skip
 
 
 def check_streamed(place: str, gb: float, name: str, model: ModelSpec, itemsize: int) -> None:
@@ -34,17 +112,26 @@ def least_bytes(model: ModelSpec, itemsize: int, *, line: int = LINE) -> int:
     """Of what is outside the blocks, two blocks without their experts, and two experts, the largest; every
     weight with the lines in memory that it may begin and end in.
     """
+    rest, blocks, experts, _ = _parts(model, itemsize, line)
+    return least_of(rest, list(blocks.values()), max(experts.values(), default=0))
+
+
+def _parts(model: ModelSpec, itemsize: int, line: int) -> tuple[int, Counter[str], Counter[str], int]:
+    """Bytes outside the blocks, of each block without its experts, of one expert of each mixture; how many
+    experts there are in all.
+    """
 
     def room(*shape: int) -> int:
         return (-(-prod(shape) * itemsize // line) + (line > 1)) * line
 
-    rest, blocks, experts = 0, Counter[str](), Counter[str]()
+    rest, blocks, experts, number = 0, Counter[str](), Counter[str](), dict[str, int]()
     for weight, shape in model.shapes().items():
         found = BLOCK.match(weight)
         if found is None:
             rest += room(*shape)
         elif ".experts." in f".{found[2]}" and len(shape) == 3:
             experts[found[1]] += room(*shape[1:])
+            number[found[1]] = shape[0]
         else:
             blocks[found[1]] += room(*shape)
-    return rest + STREAM * (max(blocks.values(), default=0) + max(experts.values(), default=0))
+    return rest, blocks, experts, sum(number.values())

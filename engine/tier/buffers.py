@@ -67,6 +67,7 @@ class Buffers:
     asked for, or is in use, keeps its buffer; of the others `policy` says which one leaves, and it is written
     back if it has changed: once units leave, before its turn comes, so that nobody waits for that.
     `renew` is called with a unit and its numbers whenever it is taken, and says whether it changed them.
+    `most`: units that were in buffers at once; `waited_s`: until what was taken had been read.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class Buffers:
         self._writes: list[Future[None]] = []  # whose end nobody has looked at
         self._emptied: dict[int, Future[None]] = {}  # by buffer: its last write
         self._stored: dict[int, Future[None]] = {}  # by unit: its last write
-        self.hits = self.misses = self.evictions = 0
+        self.hits = self.misses = self.evictions = self.most = 0
+        self.waited_s = 0.0
 
     def __contains__(self, unit: int) -> bool:
         """Whether it has a buffer, read or being read."""
@@ -112,6 +114,7 @@ class Buffers:
                 return False
             self.misses += 1
             place = self._place[unit] = self._free.pop()
+            self.most = max(self.most, len(self._place))
             self._ready[unit] = self._fill(unit, place, is_new=is_new)
         elif unit not in self._awaited:
             self.hits += 1
@@ -139,8 +142,10 @@ class Buffers:
         self._awaited.discard(unit)
         self._used[unit] = self._used.get(unit, 0) + 1
         self.policy.used(unit)
+        began = time.perf_counter()
         try:
             self._ready[unit].result()
+            self.waited_s += time.perf_counter() - began
             self._check_writes(wait=False)
         except BaseException:
             self.give(unit)

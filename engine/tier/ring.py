@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Carried, Model, Output, Relations, blocks_of, stored
@@ -22,12 +23,11 @@ from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import local
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.plan.streamed import LINE, STREAM, too_little
+from atelier.engine.plan.streamed import LINE, TOGETHER, Shares, divided, least_of, too_little
 from atelier.engine.tier.buffers import Buffers, TransferThreads
 from atelier.engine.tier.pieces import FileSpan, StoredUnits
 from atelier.engine.tier.policy import LeastRecentlyUsed
 
-TOGETHER = 256e6  # bytes of batches that go through the blocks together: residual streams and masks
 RING = "ring"  # attribute of a model that is streamed
 
 
@@ -53,17 +53,6 @@ class Unit(NamedTuple):
     def install(self, buffer: Tensor) -> None:
         for piece in self.pieces:
             put(piece.owner, piece.leaf, piece.of(buffer))
-
-
-class Shares(NamedTuple):
-    """How memory is divided: bytes of what is always there, how many of the first blocks stay, buffers for
-    the other blocks and for experts.
-    """
-
-    resident: int
-    stay: int
-    blocks: int
-    experts: int
 
 
 def read_model_within(
@@ -156,6 +145,7 @@ class Ring:
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
         self.after = {number: number + 1 for number in range(self.shares.stay, len(blocks) - 1)}
         self.last = len(blocks) - 1
+        self.num_met = 0  # experts that had tokens, over all passes of their mixtures
         self._inside: set[int] = set()  # blocks that compute
         self.after[self.last] = self.shares.stay
         for number, block in enumerate(blocks[self.shares.stay :], self.shares.stay):
@@ -210,30 +200,15 @@ class Ring:
         return LINE // self.dtype.itemsize
 
     def _divided(self, memory: int, rest: Unit) -> Shares:
-        """Blocks come before experts: every token needs them. Raises ConfigError for too little memory."""
+        """Raises ConfigError for too little memory."""
         size = self.dtype.itemsize
-        block, expert = (
-            max((unit.floats for unit in units), default=0) for units in (self.blocks, self.experts)
-        )
-        least = size * (rest.floats + STREAM * block + STREAM * expert)
-        if memory < least:
+        blocks = [unit.floats * size for unit in self.blocks]
+        expert = max((unit.floats for unit in self.experts), default=0) * size
+        shares = divided(memory, rest.floats * size, blocks, expert, len(self.experts))
+        if shares is None:
+            least = least_of(rest.floats * size, blocks, expert)
             raise too_little(self.place, memory / 1e9, "the model", least)
-        left = memory - least
-        total = sum(unit.floats for unit in self.blocks) * size
-        if total <= left + STREAM * block * size:  # all blocks stay
-            stay, left = len(self.blocks), left + STREAM * block * size - total
-        else:
-            stay = 0
-            while self.blocks[stay].floats * size <= left:
-                left -= self.blocks[stay].floats * size
-                stay += 1
-        more = left // (expert * size) if expert else 0
-        return Shares(
-            rest.floats * size,
-            stay,
-            STREAM if stay < len(self.blocks) else 0,
-            min(len(self.experts), STREAM + more) if self.experts else 0,
-        )
+        return shares
 
     def _stay(self, units: Sequence[Unit]) -> None:
         """Bring units to memory for good."""
@@ -259,6 +234,20 @@ class Ring:
         """By the buffers, since the beginning."""
         found = (buffers.backing for buffers in (self.block_buffers, self.expert_buffers))
         return sum(one.bytes_read for one in found if isinstance(one, StoredUnits))
+
+    def counts(self) -> dict[str, Json]:
+        """What was in memory at most, and what came and went."""
+        blocks, experts = self.block_buffers, self.expert_buffers
+        return {
+            "blocks": len(self.blocks),
+            "blocks_in_memory": self.shares.stay + blocks.most,
+            "experts": len(self.experts),
+            "experts_in_memory": experts.most,
+            "experts_met": self.num_met,
+            "experts_read": experts.misses,
+            "read_bytes": self.bytes_read,
+            "waited_s": round(blocks.waited_s + experts.waited_s, 3),
+        }
 
     def read_all(self) -> None:
         """Read every block and expert that does not stay, once, as a pass does that computes nothing."""
@@ -308,6 +297,7 @@ class Ring:
         """`ExpertWeights.compute` of the mixture whose first expert is unit `first`."""
         buffers, found = self.expert_buffers, list(x_PD.to(dtype_of(x_PD)).split(counts_X))
         met = [expert for expert, count in enumerate(counts_X) if count]
+        self.num_met += len(met)
         met.sort(key=lambda expert: (first + expert not in buffers, -counts_X[expert], expert))
         asked = 0
         for done, expert in enumerate(met):

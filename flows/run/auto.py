@@ -23,11 +23,10 @@ from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.engine.plan.search import LayoutOption, search
-from atelier.engine.plan.streamed import check_streamed
+from atelier.engine.plan.streamed import SCORED, check_streamed
 from atelier.flows.run.memory_fit import TRAINED, limit_gb
 from atelier.infra.dag import Node
 
-SCORED = 4  # bytes of a number of models that are scored
 AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 

@@ -1,12 +1,18 @@
-"""What a plan says of experts on disk: bytes of each tier, what a step moves, and when that is hidden."""
+"""What a plan says of weights on disk: of experts in training, bytes of each tier, what a step moves, and
+when that is hidden; of models that are scored in less memory than they take, what a pass reads.
+"""
 
+from atelier.engine.config.base import Spec
+from atelier.engine.config.data import Score
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.step_time import micro_batch
+from atelier.engine.plan.streamed import SCORED, StreamedPass, streamed_pass
 from atelier.engine.plan.tiers import tier_cost
+from atelier.flows.run.auto import trained
 from atelier.flows.run.memory_fit import limit_gb
 from atelier.infra.dag import Node
 
@@ -35,6 +41,34 @@ def tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
                 said += f": the disk sets the pace; {_hidden_from(role, config.train, layout, pool, vocab)}"
             notes.append(said)
     return notes
+
+
+def score_notes(arguments: Spec, pool: Pool, vocab: int) -> list[str]:
+    """A line for every model of the run that is scored within `score.memory_gb` and takes more."""
+    score, train = getattr(arguments, "score", None), getattr(arguments, "train", None)
+    if not isinstance(score, Score) or not isinstance(train, Train) or not score.memory_gb or not vocab:
+        return []
+    notes = []
+    for name, role in trained(arguments).items():
+        model = role.model if role.model.vocab != "auto" else role.model.resolved(vocab)
+        passed = streamed_pass(
+            model, score.memory_gb, SCORED, train.sequence, pool.device, is_cpu=pool.is_cpu
+        )
+        if passed is not None:
+            notes.append(_read_again(name or "the model", passed, score.memory_gb, pool))
+    return notes
+
+
+def _read_again(name: str, passed: StreamedPass, gb: float, pool: Pool) -> str:
+    device = pool.device
+    pace = device.disk_gbps if pool.is_cpu else min(device.disk_gbps, device.host_gbps)
+    said = f"score.memory_gb: {name} is read from its files, {_gb(passed.read)} a pass"
+    if passed.num_experts:
+        said += (
+            f", {passed.in_memory} of {passed.num_experts} experts of {_gb(passed.expert)} in the {gb:g} GB"
+        )
+    said += f"; {passed.read_s:.2g} s at {pace:g} GB/s, while {passed.tokens} tokens compute "
+    return said + f"{passed.compute_s:.2g} s; half of it all after convert=cast"
 
 
 def _hidden_from(role: Role, train: Train, layout: Parallel, pool: Pool, vocab: int) -> str:

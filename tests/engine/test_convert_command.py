@@ -20,6 +20,7 @@ from atelier.engine.config.conversions import ANCESTRY, ConversionSpec
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import Sampling
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.conversion.measure import old_in_new
 from atelier.engine.conversion.vocabulary import spelling
 from atelier.engine.convert import convert
@@ -41,7 +42,20 @@ class Trained(Study):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        source = self.model(hidden=32, num_layers=2)
+        self.trained = self.learned("trained", self.model(hidden=32, num_layers=2))
+        code = corpus(folder, "code", CODE)
+        self.longer = self._made(
+            "longer",
+            lambda output: learn_tokenizer(
+                Tokenizer(vocab=380), [code], [], output, self.scratch, self.progress, extends=self.tokenizer
+            ),
+        )
+        vocabulary = Vocabulary.of(self.longer, self.scratch)
+        self.code = self._made(
+            "codetokens", lambda output: encode(code, vocabulary, output, self.scratch, self.progress)
+        )
+
+    def learned(self, name: str, source: ArtifactInput) -> ArtifactInput:
         model, spec = read_model(source, self.scratch)
         windows = Windows(self.tokens, self.scratch, "train", 32)
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -55,18 +69,7 @@ class Trained(Study):
             optim.step()
         files = model_files(dict(stored(model)), spec)
         files["tokenizer.json"] = self.file(self.tokenizer, "tokenizer.json").read_bytes()
-        self.trained = open_input(artifact(folder / "trained", "model", files))
-        code = corpus(folder, "code", CODE)
-        self.longer = self._made(
-            "longer",
-            lambda output: learn_tokenizer(
-                Tokenizer(vocab=380), [code], [], output, self.scratch, self.progress, extends=self.tokenizer
-            ),
-        )
-        vocabulary = Vocabulary.of(self.longer, self.scratch)
-        self.code = self._made(
-            "codetokens", lambda output: encode(code, vocabulary, output, self.scratch, self.progress)
-        )
+        return open_input(artifact(self.folder / name, "model", files))
 
     def converted(self, rule: ConversionSpec, **more: ArtifactInput) -> tuple[ArtifactInput, dict[str, Any]]:
         inputs = {"model": self.trained, "tokens": self.tokens, **more}
@@ -125,6 +128,20 @@ def test_a_longer_vocabulary_costs_old_text_little(
     old, _ = read_model(study.trained, study.scratch)
     assert torch.equal(dict(stored(model))["embed.weight"][:300], dict(stored(old))["embed.weight"])
     assert Vocabulary.of(made, study.scratch).size == 380
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_with_an_encoder_gets_a_longer_vocabulary_too(study: Trained, tied: bool) -> None:
+    spec = EncDec(num_layers=2, hidden=32, num_heads=2, vocab=study.vocabulary.size, tied=tied)
+    model = study.learned(f"learned-{tied}", study.model_of(spec, f"encdec-{tied}"))
+    more = {"model": model, "tokenizer": study.longer, "tokens.main": study.code}
+    made, summary = study.converted(ToVocabulary(tokens=512), **more)
+    assert read_model(made, study.scratch)[1].tokens == 380
+    assert 0.5 < summary["loss_before"] < 4.5
+    assert abs(summary["loss_after"] - summary["loss_before"]) < 0.01
+    name = "embed.weight" if tied else "head.weight"
+    [(source, share, _), *others] = made.json(ANCESTRY, study.scratch)[name]
+    assert source and share == pytest.approx(300 / 380) and len(others) == 1
 
 
 def test_without_lowering_new_tokens_take_more_from_old_ones(study: Trained) -> None:

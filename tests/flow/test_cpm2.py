@@ -55,12 +55,22 @@ def test_the_prompt_is_an_adapter_of_kilobytes_and_its_base_has_not_moved(
     assert all(base[name].equal(tuned[name]) for name in base) and set(tuned) - set(base) == {"soft.weight"}
 
 
+def test_scores_of_the_mixture_were_computed_with_a_part_of_its_experts_in_memory(atelier: Atelier) -> None:
+    found = [record["summary"]["streamed"] for record in atelier.records("scores", "experts")]
+    assert found
+    for counts in found:
+        assert 0 < counts["experts_in_memory"] < counts["experts"] == 4 * counts["blocks"]
+        assert counts["experts_read"] >= counts["experts"] and counts["experts_met"] >= counts["experts_read"]
+
+
 def test_shares_of_the_weights_lead_to_whom_they_began_in(atelier: Atelier) -> None:
     rows = json.loads(atelier("lineage", "experts/pretrained-0", "--weights", "--json").out)
     assert sum(row["share"] for row in rows) == pytest.approx(1.0)
     assert {row["name"] for row in rows} == {"first", "both-upcycled", "experts/pretrained-0"}
     assert rows[0]["name"] == "first" and rows[0]["share"] > 0.9
     assert "rows of new tokens" in atelier("lineage", "both", "--weights").out
+    page = atelier("lineage", "both", "--weights", "--html", "weights.html")
+    assert page.code == 2 and page.err.startswith("--html: is a page of the lineage")
     above = atelier("lineage", "experts").out
     for name in ("first", "first-grown", "both", "both-upcycled"):
         assert name in above

@@ -36,7 +36,11 @@ def run(options: Namespace) -> int:
 
 
 def _weights(options: Namespace) -> int:
-    """Print the share of a model's parameters that began in each of its ancestors."""
+    """Print the share of a model's parameters that began in each of its ancestors. Raises ConfigError where a
+    page is asked for.
+    """
+    if options.html:
+        raise ConfigError("--html", "is a page of the lineage, not of --weights", "leave one of them out")
     rows = weight_shares(open_store(), options.what)
     if options.json:
         found = [{**row.origin._asdict(), "share": row.share, "parameters": row.parameters} for row in rows]

@@ -30,7 +30,7 @@ from atelier.engine.loop.counts import count
 from atelier.engine.loop.samples import Samples
 from atelier.engine.plan.checks import check_readers, check_teaching
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
-from tests.engine.trainings import TrainingSetup, role, train
+from tests.engine.trainings import TrainingSetup, role, tokens, train
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +238,25 @@ def test_the_loss_is_of_all_tokens_whatever_an_objective_is_called(
         found[name] = [(line["loss"], line["grad_norm"], line.get("eval/loss")) for line in lines]
     assert found["lm"] == found["text"]
     assert all(0 < loss < 6.1 for loss, _, _ in found["lm"]) and found["lm"][-1][2] > 0
+
+
+def test_each_source_of_text_has_its_own_held_out_loss(tmp_path: Path) -> None:
+    """And the loss of all is their mean, weighted by tokens; of one source alone there is one loss."""
+    inputs = {f"tokens.{name}": tokens(tmp_path / name, seed=seed) for seed, name in enumerate(("a", "b"))}
+    setup = TrainingSetup(tmp_path, inputs)
+    found = {}
+    for name, weights in (("both", {"a": 1.0, "b": 3.0}), ("a", {"a": 1.0})):
+        training = Training(
+            members={name: setup.member(name, role(lr=1e-2), 4)},
+            streams=streams({}, weights),
+            train=train(4, eval_every=4, eval_sequences=8, precision="fp64"),
+        )
+        setup.train(training)
+        found[name] = setup.curve(name)[-1]["values"]
+    both = found["both"]
+    a, b = both["eval/source/a"], both["eval/source/b"]
+    assert (both["eval/loss"] - b) / (a - b) == pytest.approx(2 / 8, abs=0.02)  # of 8 rows, unequally scored
+    assert [name for name in found["a"] if name.startswith("eval/")] == ["eval/loss"]
 
 
 def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(

@@ -1,11 +1,13 @@
 """Plans of models with an encoder, and what they refuse."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from atelier.engine.config.device import DEVICES
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.objective.attention import Attention
@@ -18,6 +20,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.plan.checks import check_layout, check_readers, check_teaching
 from atelier.engine.plan.layout_checks import check_encoders
 from atelier.engine.plan.model_shape import model_shape_of
+from atelier.engine.plan.streamed import streamed_pass
 from tests.engine.trainings import train
 from tests.parity.cases import layout
 
@@ -41,6 +44,13 @@ def test_cpm_2_is_planned_with_its_published_number_of_parameters() -> None:
         outside = 2 * vocab * 4096 + 4096 + 2 * 32 * 64
         assert shape.block_params * 48 == pytest.approx(shape.params - outside, rel=1e-6)
         assert (shape.num_layers, shape.num_heads, len(shape.flops)) == (48, 64, 48)
+    device = replace(DEVICES["a100-80g"], disk_gbps=12)
+    passed = streamed_pass(spec, 20, 2, 512, device, is_cpu=False)
+    assert passed is not None and passed.num_experts == 48 * 32
+    assert round(passed.expert / 1e6) == 252 and passed.read_s == pytest.approx(32.2, abs=0.1)
+    slow = streamed_pass(spec, 20, 2, 512, replace(device, host_gbps=6), is_cpu=False)
+    assert slow is not None and slow.read_s == pytest.approx(2 * passed.read_s)
+    assert streamed_pass(spec, 400, 2, 512, device, is_cpu=False) is None  # all of it fits
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,16 @@ def test_students_wait_for_what_they_start_from_and_for_the_finished_teacher(tmp
         assert segment["init"] == start
 
 
+def test_a_model_scored_in_less_memory_than_it_takes_says_what_a_pass_reads(tmp_path: Path) -> None:
+    words = ["experiment=cpm2_198b", "pool=a100_80g", "pool.gpus=128", "pool.disk_gbps=12", "tracker=none"]
+    [note] = [
+        one for one in make_plan(compose("pretrain", words), Store(str(tmp_path))).notes if "score" in one
+    ]
+    assert "of 1536 experts of 0.503 GB in the 60 GB; 64 s at 12 GB/s" in note
+    plan = make_plan(compose("pretrain", [*words, "score.memory_gb=0"]), Store(str(tmp_path)))
+    assert not any("score" in one for one in plan.notes) and not plan.refusals
+
+
 def test_a_student_of_another_shape_starts_from_its_seed(tmp_path: Path) -> None:
     found = nodes(tmp_path, "roles.student_dense.model.hidden=64", "roles.student_few.model.num_layers=2")
     assert not any(name.startswith("convert") for name in found)

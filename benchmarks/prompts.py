@@ -1,0 +1,156 @@
+"""Tuning a soft prompt (CPM-2's study, 2106.10715): one factor at a time, over tasks and draws, beside the
+model as it is, asked by the likelihood of the labels, and beside tuning all of it.
+
+python benchmarks/prompts.py [--draws 5] [--store DIR] [--tiny]      finished runs are reused
+
+  length  1, 5, 20, 100 vectors     place  front, middle, back
+  first   rows of tokens drawn from the vocabulary, of a text, of the labels; random
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
+
+from machine import keep, use_own_code
+from parts import interval, run_flow
+
+TASKS = ("keyword", "kind", "package")
+PROMPT = ("finetune.trainable.kind=prompt", "finetune.optim.lr={rate}")
+SETTINGS = {
+    "20 front vocabulary": (),
+    "length 1": ("finetune.trainable.length=1",),
+    "length 5": ("finetune.trainable.length=5",),
+    "length 100": ("finetune.trainable.length=100",),
+    "place middle": ("finetune.trainable.place=middle",),
+    "place back": ("finetune.trainable.place=back",),
+    "first random": ("finetune.trainable.first=random",),
+    "first text": (
+        "finetune.trainable.first=text",
+        "'finetune.trainable.text=The next word of this Python source is the one that fits best here: '",
+    ),
+    "first labels": ("finetune.trainable.first=labels",),
+}
+FULL = "all weights"
+
+use_own_code()
+
+
+class Study:
+    def __init__(self, store: Path, draws: int, *, tiny: bool) -> None:
+        self.store, self.draws, self.tiny = store, draws, tiny
+        size = ["experiment=tiny"] if tiny else [
+            "tokenizer.vocab=1024", "train.steps=600", "train.sequence=128", "model.hidden=128",
+            "model.num_layers=4",
+        ]  # fmt: skip
+        words = [
+            "pretrain",
+            "name=base",
+            "model=gpt_nano",
+            *size,
+            "score.max_tokens=4000",
+            "score.baselines=false",
+        ]
+        run_flow(store, words)
+        self.base = self.records("model", "base")
+        self.digests = self.files_of(self.base)
+
+    def records(self, kind: str, name: str) -> dict[str, Any]:
+        found = [json.loads(path.read_text()) for path in (self.store / kind).glob("*/record.json")]
+        return max((one for one in found if one["name"] == name), key=lambda one: one["provenance"]["ended"])
+
+    def files_of(self, record: dict[str, Any]) -> dict[str, str]:
+        folder = self.store / record["kind"] / record["fingerprint"][:16]
+        return {
+            entry["path"]: hashlib.sha256((folder / entry["path"]).read_bytes()).hexdigest()
+            for entry in record["files"]
+        }
+
+    def tuned(self, task: str, words: tuple[str, ...]) -> dict[str, Any]:
+        """Accuracies of the draws and of the model before, with their intervals' halves."""
+        number = 32 if self.tiny else 256
+        asked = [
+            "finetune", "init=base", f"finetune.labels.task={task}", f"finetune.draws={self.draws}",
+            f"finetune.num_labels={number}", "finetune.epochs=8", "finetune.sequence=128",
+            "finetune.scratch=false", *words,
+        ]  # fmt: skip
+        run_flow(self.store, asked)
+        newest = max((self.store / "runs").glob("*.json"), key=lambda path: path.stat().st_mtime)
+        rows = json.loads(newest.read_text())["tasks"]
+        by_kind: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            path = self.store / row["kind"] / row["fingerprint"][:16] / "record.json"
+            by_kind.setdefault(row["kind"], []).append(json.loads(path.read_text()))
+        accuracies = {
+            one["name"].removesuffix(" scores").partition("/")[2]: one["summary"]["accuracy"]
+            for one in by_kind["scores"]
+        }
+        adapters = [sum(file["bytes"] for file in one["files"]) for one in by_kind.get("adapter", [])]
+        return {
+            "zero_shot": accuracies.pop("zero-shot"),
+            "accuracy": [
+                value for name, value in sorted(accuracies.items()) if name.startswith("pretrained")
+            ],
+            "bytes": max(adapters, default=0),
+        }  # fmt: skip
+
+
+def told(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of one task: gains over the model as it was, and their share of what tuning all of it gains."""
+    full = statistics.mean(found[FULL]["accuracy"]) - found[FULL]["zero_shot"]
+    result: dict[str, Any] = {"zero shot": found[FULL]["zero_shot"]}
+    for name, one in found.items():
+        gains = [value - one["zero_shot"] for value in one["accuracy"]]
+        half = interval(gains)
+        result[name] = {
+            "accuracy": round(statistics.mean(one["accuracy"]), 4),
+            "gain": round(statistics.mean(gains), 4),
+            "interval": half,
+            "above zero shot": half is not None and statistics.mean(gains) > half,
+            "share of the whole gain": round(statistics.mean(gains) / full, 3) if full > 0 else None,
+            "bytes": one["bytes"],
+        }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=0.3, help="learning rate of the prompt's vectors")
+    parser.add_argument("--store", type=Path, default=Path("prompts"))
+    parser.add_argument("--tiny", action="store_true", help="minutes: tries the script, shows nothing")
+    chosen = parser.parse_args()
+    study = Study(chosen.store.resolve(), chosen.draws, tiny=chosen.tiny)
+    numbers: dict[str, Any] = {"draws": chosen.draws, "rate": chosen.rate, "tasks": {}}
+    prompt = tuple(word.format(rate=chosen.rate) for word in PROMPT)
+    for task in TASKS[:1] if chosen.tiny else TASKS:
+        found = {FULL: study.tuned(task, ())}
+        found |= {name: study.tuned(task, (*prompt, *words)) for name, words in SETTINGS.items()}
+        numbers["tasks"][task] = told(found)
+        print(task, json.dumps(numbers["tasks"][task], indent=1), flush=True)
+    prompts = [one for task in numbers["tasks"].values() for name, one in task.items() if name in SETTINGS]
+    numbers["settings above zero shot"] = (
+        f"{sum(one['above zero shot'] for one in prompts)} of {len(prompts)}"
+    )
+    numbers["largest adapter, bytes"] = max(one["bytes"] for one in prompts)
+    numbers["the base's files are as they were"] = study.files_of(study.base) == study.digests
+    numbers["share of the whole gain by setting, mean of the tasks"] = {
+        name: round(
+            statistics.mean(task[name]["share of the whole gain"] or 0 for task in numbers["tasks"].values()),
+            3,
+        )
+        for name in SETTINGS
+    }
+    keep("prompts", numbers, is_trial=chosen.tiny)
+
+
+if __name__ == "__main__":
+    main()
