@@ -163,7 +163,7 @@ def _is_alike(student: ModelSpec, teacher: ModelSpec) -> bool:
     if not isinstance(student, MixedBlocks) or not isinstance(teacher, MixedBlocks):
         return False
     one, other = (
-        spec.model_dump(exclude=FREE) | {"kv": spec.kv_heads, "gate": spec.is_gated}
+        spec.model_dump(exclude=FREE) | {"kv": spec.kv_heads, "mlp": spec.expert_mlp}
         for spec in (student, teacher)
     )
     is_mixed = bool(student.num_experts and teacher.num_experts)

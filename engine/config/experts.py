@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Count, Spec
-from atelier.engine.config.blocks import Auto, Blocks
+from atelier.engine.config.blocks import MLPS, Auto, Blocks, MLPKind
 from atelier.engine.config.registry import Limit
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.routing import Router
@@ -20,9 +20,7 @@ class Experts(Spec):
     """What a mixture's experts are and how tokens find them."""
 
     ffn: Count | Auto = Field(default="auto", description="inner width of an expert; auto = the MLP's")
-    activation: Literal["auto", "swiglu", "gelu"] = Field(
-        default="auto", description="with a gate (swiglu) or without (gelu); auto = the MLP's"
-    )
+    activation: MLPKind | Auto = Field(default="auto", description="one of mlp's kinds; auto = the MLP's")
     shared: int = Field(default=0, ge=0, description="further experts that every token passes")
     every: int = Field(
         default=1, ge=1, description="a mixture in every n-th block, the n-th, 2n-th ...; others are dense"
@@ -62,8 +60,6 @@ class MixedBlocks(Blocks):
                 "no block would have experts"
             )
         self.experts.router.check_experts(self.num_experts, self.experts_per_token)
-        if self.experts.activation == "auto" and self.mlp not in ("swiglu", "gelu"):
-            raise ValueError(f"experts are swiglu or gelu, not {self.mlp}: give experts.activation")
         if "mlp" in self.biased:
             raise ValueError("experts have no bias: leave mlp out of bias")
         return self
@@ -88,9 +84,14 @@ class MixedBlocks(Blocks):
         return self.inner if self.experts.ffn == "auto" else self.experts.ffn
 
     @property
+    def expert_mlp(self) -> MLPKind:
+        """What an expert is as an MLP."""
+        return self.mlp if self.experts.activation == "auto" else self.experts.activation
+
+    @property
     def is_gated(self) -> bool:
         """Whether an expert has a gate."""
-        return self.has_gate if self.experts.activation == "auto" else self.experts.activation == "swiglu"
+        return MLPS[self.expert_mlp][1]
 
     def mlp_shapes(self, number: int) -> dict[str, tuple[int, ...]]:
         """The weights of block `number`'s MLP or mixture."""

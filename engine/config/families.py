@@ -143,7 +143,14 @@ class Family:
         document = spec.model_dump(mode="json")
         made: dict[str, Json] = {TYPE: self.name, ARCHITECTURES: [self.architecture]}
         for key in self.keys:
-            made[key.name] = key.write(_get(document, key.field, spec))
+            value = _get(document, key.field, spec)
+            made[key.name] = key.write(value)
+            if made[key.name] == "":  # it has no word for it
+                raise ConfigError(
+                    "--family",
+                    f"{self.name} cannot say {key.field} {value}",
+                    "another family, or another model",
+                )
         made |= self.back(spec)
         again = self.spec(made, self.name)
         strange = (
@@ -200,7 +207,7 @@ def _mixtures(spec: Said) -> dict[str, Json]:
         "num_experts": spec.num_experts,
         "experts_per_token": spec.experts_per_token,
         "experts.ffn": spec.expert_inner,
-        "experts.activation": "swiglu" if spec.is_gated else "gelu",
+        "experts.activation": spec.expert_mlp,
         "experts.shared": experts.shared,
         "experts.every": experts.every,
         "experts.combine": experts.combine,
@@ -236,6 +243,7 @@ def _get(document: Mapping[str, Json], name: str, spec: Said) -> Json:
         "ffn": spec.inner,
         "head_dim": spec.head_width,
         "vocab": spec.tokens,
+        "mlp": spec.expert_mlp if spec.num_experts and spec.experts.every == 1 else spec.mlp,
         "experts.ffn": spec.expert_inner,
         "encoder_layers": getattr(spec, "num_encoding", 0),
     }

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from atelier.engine.config.blocks import Activation
 from atelier.engine.config.parallel import ExpertProducts
+from atelier.engine.model.activation import activated, activated_backward
 from atelier.engine.model.products import product, with_padding
 
 FEW_ROWS = 64  # an expert on average, up to which one product for all of them is the faster one, measured
@@ -21,12 +23,10 @@ ALIGNED = 16  # bytes that grouped_mm's rows have to be a multiple of
 VECTORS = 64  # numbers that an elementwise operation takes at once
 
 
-def mlp(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """down(silu(gate x) * up x), or without a gate down(gelu(up x))."""
+def mlp(x: Tensor, weights: tuple[Tensor, ...], activation: Activation) -> Tensor:
+    """down(f(gate x) * up x), or without a gate down(f(up x))."""
     *into, down = weights
-    if len(into) == 2:
-        return F.linear(F.silu(F.linear(x, into[0])) * F.linear(x, into[1]), down)
-    return F.linear(F.gelu(F.linear(x, into[0]), approximate="tanh"), down)
+    return F.linear(activated(activation, [F.linear(x, weight) for weight in into]), down)
 
 
 class ExpertSource(Protocol):
@@ -50,8 +50,8 @@ class ExpertPass:
     What is kept has one size whatever the choices: tensors that differ each time would fragment the heap.
     """
 
-    def __init__(self, counts_X: Sequence[int]) -> None:
-        self.counts_X = counts_X
+    def __init__(self, counts_X: Sequence[int], activation: Activation) -> None:
+        self.counts_X, self.activation = counts_X, activation
 
     @property
     def _met(self) -> list[int]:
@@ -70,7 +70,7 @@ class ExpertPass:
         for expert in self._met:
             x_QD, y_QD, *inner_QF = parts[expert]
             with source.weights(expert) as weights:
-                _through(x_QD, weights, inner_QF, y_QD)
+                _through(x_QD, weights, self.activation, inner_QF, y_QD)
         return found
 
     def backward(
@@ -93,10 +93,11 @@ class ExpertPass:
             gradient_QD, x_QD, *inner_QF = map(with_padding, others)
             with source.weights(expert) as weights:
                 *into, down = _as(x_PD.dtype, weights)
-                changes = _activation_backward(torch.mm(gradient_QD, down), inner_QF)
+                change_QF = torch.mm(gradient_QD, down)
+                changes = activated_backward(self.activation, change_QF, inner_QF)
                 if for_weights:
                     with source.gradients(expert) as found:
-                        product(gradient_QD.T, _activated(inner_QF), found[-1])
+                        product(gradient_QD.T, activated(self.activation, inner_QF), found[-1])
                         for change, gradient in zip(changes, found[:-1], strict=True):
                             product(change.T, x_QD, gradient)
                 for number, (change, weight) in enumerate(zip(changes, into, strict=True)):
@@ -109,39 +110,31 @@ class ExpertPass:
         return result
 
 
-def one_expert(x_QD: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def one_expert(x_QD: Tensor, weights: Sequence[Tensor], activation: Activation) -> Tensor:
     """`mlp` with the bits of `ExpertPass.forward`."""
     inner_QF = [x_QD.new_empty(len(x_QD), len(weight)) for weight in weights[:-1]]
     y_QD = torch.empty_like(x_QD)
-    _through(x_QD, weights, inner_QF, y_QD)
+    _through(x_QD, weights, activation, inner_QF, y_QD)
     return y_QD
 
 
-def _through(x_QD: Tensor, weights: Sequence[Tensor], inner_QF: Sequence[Tensor], y_QD: Tensor) -> None:
+def _through(
+    x_QD: Tensor,
+    weights: Sequence[Tensor],
+    activation: Activation,
+    inner_QF: Sequence[Tensor],
+    y_QD: Tensor,
+) -> None:
     """Write an expert's results, and what is before the activation."""
     *into, down = _as(x_QD.dtype, weights)
     x_QD = with_padding(x_QD)
     for weight, out in zip(into, inner_QF, strict=True):
         product(x_QD, weight.T, out)
-    product(with_padding(_activated(inner_QF)), down.T, y_QD)
+    product(with_padding(activated(activation, inner_QF)), down.T, y_QD)
 
 
 def _as(dtype: torch.dtype, weights: Sequence[Tensor]) -> Sequence[Tensor]:
     return weights if weights[0].dtype == dtype else [weight.to(dtype) for weight in weights]
-
-
-def _activated(inner_QF: Sequence[Tensor]) -> Tensor:
-    """silu(gate) * up, or gelu(up)."""
-    if len(inner_QF) == 2:
-        return F.silu(inner_QF[0]) * inner_QF[1]
-    return F.gelu(inner_QF[0], approximate="tanh")
-
-
-def _activation_backward(gradient: Tensor, inner_QF: Sequence[Tensor]) -> list[Tensor]:
-    if len(inner_QF) == 2:
-        gate, up = inner_QF
-        return [torch.ops.aten.silu_backward(gradient * up, gate), gradient * F.silu(gate)]
-    return [torch.ops.aten.gelu_backward(gradient, inner_QF[0], approximate="tanh")]
 
 
 def dtype_of(x_PD: Tensor) -> torch.dtype:
@@ -164,11 +157,16 @@ class _InMemory:
 
 
 def experts_mlp(
-    x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor], products: ExpertProducts = "auto"
+    x_PD: Tensor,
+    counts_X: Sequence[int],
+    weights_XFD: Sequence[Tensor],
+    activation: Activation,
+    products: ExpertProducts = "auto",
 ) -> Tensor:
     """`mlp` of each expert's tokens [P, D]; an expert without tokens has gradients of 0."""
     x_PD = x_PD.to(dtype_of(x_PD))
-    return _ExpertsMLP.apply(x_PD, counts_X, is_grouped(products, x_PD, weights_XFD), *weights_XFD)
+    is_one = is_grouped(products, x_PD, weights_XFD)
+    return _ExpertsMLP.apply(x_PD, counts_X, is_one, activation, *weights_XFD)
 
 
 def is_grouped(products: ExpertProducts, x_PD: Tensor, weights_XFD: Sequence[Tensor]) -> bool:
@@ -189,8 +187,10 @@ def is_grouped(products: ExpertProducts, x_PD: Tensor, weights_XFD: Sequence[Ten
 class _Grouped:
     """`ExpertPass` with one product for all experts."""
 
-    def __init__(self, x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor]) -> None:
-        self.x_PD = x_PD
+    def __init__(
+        self, x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor], activation: Activation
+    ) -> None:
+        self.x_PD, self.activation = x_PD, activation
         self.ends_X = torch.tensor(counts_X, device=x_PD.device).cumsum(0, dtype=torch.int32)
         *self.into, self.down = (weight.to(x_PD.dtype) for weight in weights_XFD)
 
@@ -199,35 +199,40 @@ class _Grouped:
 
     def forward(self) -> list[Tensor]:
         inner_PF = [self._product(self.x_PD, weight.mT) for weight in self.into]
-        return [self._product(_activated(inner_PF), self.down.mT), *inner_PF]
+        return [self._product(activated(self.activation, inner_PF), self.down.mT), *inner_PF]
 
     def backward(
         self, gradient_PD: Tensor, inner_PF: Sequence[Tensor], *, for_tokens: bool, for_weights: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
         """The gradient of the tokens, and of the weights, where they are asked for."""
-        changes = _activation_backward(self._product(gradient_PD, self.down), inner_PF)
+        changes = activated_backward(self.activation, self._product(gradient_PD, self.down), inner_PF)
         found = [self._product(change.T, self.x_PD) for change in changes] if for_weights else []
-        found += [self._product(gradient_PD.T, _activated(inner_PF))] if for_weights else []
+        if for_weights:
+            found.append(self._product(gradient_PD.T, activated(self.activation, inner_PF)))
         if not for_tokens:
             return None, found
         parts = (self._product(*each) for each in zip(changes, self.into, strict=True))
         return functools.reduce(torch.Tensor.add_, parts), found
 
 
-def _forward(x_PD: Tensor, weights_XFD: list[Tensor], counts_X: list[int], grouped: bool) -> list[Tensor]:
+def _forward(
+    x_PD: Tensor, weights_XFD: list[Tensor], counts_X: list[int], grouped: bool, activation: Activation
+) -> list[Tensor]:
     if grouped:
-        return _Grouped(x_PD, counts_X, weights_XFD).forward()
-    return ExpertPass(counts_X).forward(x_PD, _InMemory(weights_XFD))
+        return _Grouped(x_PD, counts_X, weights_XFD, activation).forward()
+    return ExpertPass(counts_X, activation).forward(x_PD, _InMemory(weights_XFD))
 
 
-def _shapes(x_PD: Tensor, weights_XFD: list[Tensor], _counts_X: list[int], _grouped: bool) -> list[Tensor]:
+def _shapes(
+    x_PD: Tensor, weights_XFD: list[Tensor], _counts_X: list[int], _grouped: bool, _activation: Activation
+) -> list[Tensor]:
     inner = _InMemory(weights_XFD).inner
     return [torch.empty_like(x_PD), *(x_PD.new_empty(len(x_PD), width) for width in inner)]
 
 
 # one operation, whose results selective recomputation keeps as it keeps those of other products
 _LIBRARY = torch.library.Library("atelier", "DEF")
-_LIBRARY.define("experts(Tensor x, Tensor[] weights, int[] counts, bool grouped) -> Tensor[]")
+_LIBRARY.define("experts(Tensor x, Tensor[] weights, int[] counts, bool grouped, str activation) -> Tensor[]")
 _LIBRARY.impl("experts", _forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("experts", _shapes, "Meta")
 EXPERTS = torch.ops.atelier.experts.default
@@ -236,6 +241,7 @@ EXPERTS = torch.ops.atelier.experts.default
 class _ExpertsContext(FunctionCtx):
     counts_X: Sequence[int]
     grouped: bool
+    activation: Activation
     number: int  # of weights
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
@@ -244,10 +250,16 @@ class _ExpertsContext(FunctionCtx):
 class _ExpertsMLP(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _ExpertsContext, x_PD: Tensor, counts_X: Sequence[int], grouped: bool, *weights_XFD: Tensor
+        ctx: _ExpertsContext,
+        x_PD: Tensor,
+        counts_X: Sequence[int],
+        grouped: bool,
+        activation: Activation,
+        *weights_XFD: Tensor,
     ) -> Tensor:
         ctx.counts_X, ctx.grouped, ctx.number = counts_X, grouped, len(weights_XFD)
-        y_PD, *inner_PF = EXPERTS(x_PD, weights_XFD, counts_X, grouped)
+        ctx.activation = activation
+        y_PD, *inner_PF = EXPERTS(x_PD, weights_XFD, counts_X, grouped, activation)
         ctx.save_for_backward(x_PD, *weights_XFD, *inner_PF)
         return y_PD
 
@@ -255,22 +267,22 @@ class _ExpertsMLP(torch.autograd.Function):
     def backward(ctx: _ExpertsContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_PD, *rest = ctx.saved_tensors
         weights_XFD, inner_PF = rest[: ctx.number], rest[ctx.number :]
-        for_tokens, _, _, *for_weights = ctx.needs_input_grad
+        for_tokens, _, _, _, *for_weights = ctx.needs_input_grad
         gradient_PD = gradients[0].contiguous()
         if ctx.grouped:
-            result_PD, made = _Grouped(x_PD, ctx.counts_X, weights_XFD).backward(
+            result_PD, made = _Grouped(x_PD, ctx.counts_X, weights_XFD, ctx.activation).backward(
                 gradient_PD, inner_PF, for_tokens=for_tokens, for_weights=any(for_weights)
             )
             made = [one.to(weight.dtype) for one, weight in zip(made, weights_XFD, strict=False)]
             _without_tokens(made, ctx.counts_X)
-            return result_PD, None, None, *(made or [None] * ctx.number)
+            return result_PD, None, None, None, *(made or [None] * ctx.number)
         found = [torch.empty_like(weight) for weight in weights_XFD] if any(for_weights) else []
-        x_PD = ExpertPass(ctx.counts_X).backward(
+        x_PD = ExpertPass(ctx.counts_X, ctx.activation).backward(
             gradient_PD, x_PD, inner_PF, _InMemory(weights_XFD, found),
             for_tokens=for_tokens, for_weights=bool(found),
         )  # fmt: skip
         _without_tokens(found, ctx.counts_X)
-        return x_PD if for_tokens else None, None, None, *(found or [None] * ctx.number)
+        return x_PD if for_tokens else None, None, None, None, *(found or [None] * ctx.number)
 
 
 def _without_tokens(gradients_XFD: Sequence[Tensor], counts_X: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.blocks import MLPS, MLPKind
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model.dispatch import Dispatch, collect, dispatched
@@ -19,15 +20,16 @@ from atelier.engine.model.routing import Routing, TokenRows, make_router
 
 
 class ExpertWeights(nn.Module):
-    """X MLPs, with a gate (SwiGLU, 2002.05202) or without (gelu).
+    """X MLPs, with a gate (2002.05202) or without.
 
     forward: tokens [N, D], the experts of each [N, K] (-1 = none) and their weights -> the weighted sums of
     what they compute [N, D], with what `beside` makes of the tokens, and how many tokens each expert has [X].
     """
 
-    def __init__(self, num_experts: int, hidden: int, inner: int, *, is_gated: bool = True) -> None:
+    def __init__(self, num_experts: int, hidden: int, inner: int, *, kind: MLPKind = "swiglu") -> None:
         super().__init__()
-        if is_gated:
+        self.activation, has_gate = MLPS[kind]
+        if has_gate:
             self.gate = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.up = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.down = nn.Parameter(torch.empty(num_experts, hidden, inner))
@@ -66,21 +68,23 @@ class ExpertWeights(nn.Module):
 
     def compute(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
         """Of tokens [P, D] for the experts that are here, sorted by expert."""
-        return experts_mlp(x_PD, counts_X, [local(weight) for weight in self.weights()], self.products)
+        weights = [local(weight) for weight in self.weights()]
+        return experts_mlp(x_PD, counts_X, weights, self.activation, self.products)
 
 
 class SharedExperts(nn.Module):
     """Experts that every token passes: one MLP as wide as all of them."""
 
-    def __init__(self, hidden: int, inner: int, *, is_gated: bool) -> None:
+    def __init__(self, hidden: int, inner: int, *, kind: MLPKind = "swiglu") -> None:
         super().__init__()
-        if is_gated:
+        self.activation, has_gate = MLPS[kind]
+        if has_gate:
             self.gate = nn.Parameter(torch.empty(inner, hidden))
         self.up = nn.Parameter(torch.empty(inner, hidden))
         self.down = nn.Parameter(torch.empty(hidden, inner))
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        return mlp(x_ND, tuple(self.parameters(recurse=False)))
+        return mlp(x_ND, tuple(self.parameters(recurse=False)), self.activation)
 
 
 class Mixed(NamedTuple):
@@ -103,10 +107,10 @@ class MoE(nn.Module):
         super().__init__()
         self.num_experts = spec.num_experts
         self.router = make_router(spec, number)
-        self.experts = ExpertWeights(spec.num_experts, spec.hidden, spec.expert_inner, is_gated=spec.is_gated)
+        self.experts = ExpertWeights(spec.num_experts, spec.hidden, spec.expert_inner, kind=spec.expert_mlp)
         if spec.experts.shared:
             wide = spec.experts.shared * spec.expert_inner
-            self.shared = SharedExperts(spec.hidden, wide, is_gated=spec.is_gated)
+            self.shared = SharedExperts(spec.hidden, wide, kind=spec.expert_mlp)
 
     def forward(self, x_BTD: Tensor, tokens_BT: Tensor | None = None) -> Mixed:
         """`tokens_BT`: numbers in the vocabulary, -1 = padding; None = text, whatever it is."""

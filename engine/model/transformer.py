@@ -4,17 +4,15 @@ blocks; and dropout whose mask is a pure function of (seed, sample, position, la
 B rows, T tokens, D hidden
 """
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atelier.engine.config.blocks import MLPS, Activation, Blocks
+from atelier.engine.config.blocks import MLPS, Blocks
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.model.activation import ACTIVATIONS
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
 from atelier.engine.model.hashing import A, C, mixed
@@ -92,15 +90,6 @@ class SelfAttention(nn.Module):
         if seen is not None:
             key, value = seen.extend(key, value)
         return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2)), relations
-
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),  # 2109.08668
-}
 
 
 class MLP(nn.Module):

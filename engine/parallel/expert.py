@@ -64,7 +64,7 @@ def _split(shared: SharedExperts, grid: Grid, x_ND: Tensor) -> Tensor:
     columns = grid.group("tensor")
     assert columns is not None  # only split where there are several ranks
     weights = tuple(local(weight) for weight in shared.parameters(recurse=False))
-    return leave_split(mlp(enter_split(x_ND, columns), weights), columns)
+    return leave_split(mlp(enter_split(x_ND, columns), weights, shared.activation), columns)
 
 
 def _start(

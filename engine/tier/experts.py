@@ -49,8 +49,8 @@ class Applied(NamedTuple):
 
 
 class TieredExperts:
-    """The experts of all mixtures of one role on this rank, of equal shapes. A slot is one expert of one
-    mixture.
+    """The experts of all mixtures of one role on this rank, of equal shapes and activations. A slot is one
+    expert of one mixture.
 
     The optimiser's step of an expert is taken when its weights are needed next: they have to be read then
     anyway, and the gradient waits. So weights, gradient and moments have buffers of their own, and in the
@@ -71,6 +71,7 @@ class TieredExperts:
         first = {name: local(weight) for name, weight in next(iter(mixtures.values())).named_parameters()}
         shapes = {name: cast(tuple[int, int], tuple(weight.shape[1:])) for name, weight in first.items()}
         self.number = len(next(iter(first.values())))  # X
+        self.activation = next(iter(mixtures.values())).activation
         self.inner = [shapes[name][0] for name in ("gate", "up") if name in shapes]  # F
         dtype = next(iter(first.values())).dtype
         self.inside: list[Leaf] = []
@@ -331,7 +332,7 @@ class _TieredMLP(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _TierContext, x_PD: Tensor, counts_X: Sequence[int], mixture: _Mixture) -> Tensor:
-        ctx.each, ctx.mixture = ExpertPass(counts_X), mixture
+        ctx.each, ctx.mixture = ExpertPass(counts_X, mixture.tier.activation), mixture
         y_PD, *inner_PF = ctx.each.forward(x_PD, mixture)
         ctx.save_for_backward(x_PD, *inner_PF)
         return y_PD

@@ -152,7 +152,7 @@ class Ring:
             block.register_forward_pre_hook(partial(self._enter, number))
             block.register_forward_hook(partial(self._leave, number), always_call=True)
         for mixture in mixtures:
-            mixture.compute = partial(self._mixture, numbers.index((mixture, 0)))
+            mixture.compute = partial(self._mixture, mixture, numbers.index((mixture, 0)))
 
     def _unit(self, modules: Iterable[nn.Module]) -> Unit:
         """The weights that these modules hold themselves."""
@@ -293,8 +293,8 @@ class Ring:
             self._inside.discard(number)
             self.block_buffers.give(number)
 
-    def _mixture(self, first: int, x_PD: Tensor, counts_X: list[int]) -> Tensor:
-        """`ExpertWeights.compute` of the mixture whose first expert is unit `first`."""
+    def _mixture(self, mixture: ExpertWeights, first: int, x_PD: Tensor, counts_X: list[int]) -> Tensor:
+        """`ExpertWeights.compute` of a mixture whose first expert is unit `first`."""
         buffers, found = self.expert_buffers, list(x_PD.to(dtype_of(x_PD)).split(counts_X))
         met = [expert for expert, count in enumerate(counts_X) if count]
         self.num_met += len(met)
@@ -305,7 +305,7 @@ class Ring:
             asked += buffers.ask_all(first + other for other in met[asked:])
             with buffers.held(first + expert) as buffer:
                 weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
-                found[expert] = one_expert(found[expert], weights)
+                found[expert] = one_expert(found[expert], weights, mixture.activation)
         return torch.cat(found)
 
 

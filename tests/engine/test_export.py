@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"bias": ("qkv",), "num_kv_heads": 1},
     "qwen3": {"qk_norm": True, "head_dim": 24},
     "mixtral": {"num_experts": 4, "experts": Experts(ffn=48)},
+    "mixtral ": {"num_experts": 4, "experts": Experts(ffn=48, activation="geglu_exact")},
     "gpt2": {
         "bias": ("qkv", "out", "mlp"), "mlp": "gelu", "norm": "layer", "positions": "learned",
         "max_positions": 256,
@@ -61,7 +62,7 @@ def test_transformers_reads_what_was_written_and_writes_the_same_text(
 ) -> None:
     source = model_of(study, family, MODELS[family])
     done = exporting.export(run_file(source, tmp_path, card="# a card\n", most=20_000))
-    assert done["family"] == family and done["apart"] == 0.0
+    assert done["family"] == family.strip() and done["apart"] == 0.0
     folder = tmp_path / "exported"
     assert (folder / "README.md").read_text() == "# a card\n"
     assert len([*folder.glob("model-*.safetensors")]) > 1
@@ -96,6 +97,13 @@ def test_what_cannot_be_said_is_refused_with_the_reason(study: Study, tmp_path: 
         exporting.export(run_file(model_of(study, "biased", biased), tmp_path))
     with pytest.raises(ConfigError, match="qwen3 cannot say qk_norm False"):
         exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path, family="qwen3"))
+    for activation in ("relu", "gelu_exact"):
+        alone = {"num_experts": 4, "experts": Experts(activation=activation)}
+        with pytest.raises(ConfigError, match=f"mixtral cannot say mlp {activation}"):
+            exporting.export(run_file(model_of(study, activation, alone), tmp_path, family="mixtral"))
+    some = {"num_experts": 4, "experts": Experts(activation="reglu", every=2), "qk_norm": True, "tied": False}
+    with pytest.raises(ConfigError, match=r"qwen3_moe cannot say experts.activation reglu"):
+        exporting.export(run_file(model_of(study, "some", some), tmp_path, family="qwen3_moe"))
     with pytest.raises(ConfigError, match="'lama' is not known"):
         exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path, family="lama"))
     nets = Ernie(**{"vocab": study.vocabulary.size} | SHAPE)

@@ -237,10 +237,10 @@ def mixed(draw: Draw, num_layers: int) -> dict[str, Any]:
     router = draw.choice(routers)
     experts = Experts(
         ffn=draw.choice(("auto", 32)),
-        activation=draw.choice(("auto", "swiglu", "gelu")),
+        activation=draw.choice(("auto", *MLPS)),
         shared=draw.choice((0, 0, 1)),
         every=draw.choice((1, min(2, num_layers))),
-        combine=draw.choice(("softmax_chosen", "softmax_all")),
+        combine=draw.choice(("softmax_chosen", "softmax_all", "sum")),
         router=router,
     )
     per_token = 1 if router.kind == "base" else draw.choice((1, 2))
@@ -283,7 +283,7 @@ def gpt(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: i
         num_layers=num_layers,
         vocab=vocab,
         num_experts=num_experts,
-        mlp=draw.choice(("swiglu", "gelu") if is_mixed else tuple(MLPS)),
+        mlp=draw.choice(tuple(MLPS)),
         **mixture,
         **(fields if draw.random() < 0.6 else {}),
         positions=positions,
@@ -311,8 +311,6 @@ def ernie(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers:
 
 def encdec(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> EncDec:
     mixture = mixed(draw, num_layers) | {"num_experts": 4} if draw.random() < 0.3 else {}
-    if mixture:
-        mixture["experts"] = mixture["experts"].model_copy(update={"activation": "swiglu"})
     return EncDec(
         num_layers=num_layers,
         encoder_layers=draw.choice((1, 2, 3)),

@@ -45,7 +45,7 @@ QUICK = ("tensor", "shard", "pipeline")
 EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "experts_per_token": 1,
-    "experts": {"activation": "swiglu", "every": 2},
+    "experts": {"every": 2},
 }
 
 

@@ -66,7 +66,7 @@ class MergeExperts(ConversionSpec):
                 f"random reads no text, and what experts weigh together ({how}) is measured on some",
                 "by=load",
             )
-        if spec.experts.every > 1 and spec.mlp != ("swiglu" if spec.is_gated else "gelu"):
+        if spec.experts.every > 1 and spec.mlp != spec.expert_mlp:
             raise ConfigError(
                 "convert.num_experts",
                 f"0, but experts are {spec.experts.activation} and the dense blocks {spec.mlp}",
@@ -86,5 +86,5 @@ class MergeExperts(ConversionSpec):
             "num_experts": 0,
             "experts_per_token": 2,
             "ffn": spec.expert_inner,
-            "mlp": "swiglu" if spec.is_gated else "gelu",
+            "mlp": spec.expert_mlp,
         }

@@ -15,7 +15,7 @@ SMALL: dict[str, Any] = {
     "num_layers": 2, "encoder_layers": 3, "hidden": 32, "num_heads": 4, "head_dim": 12, "ffn": 48, "vocab": V,
     "buckets": 8, "max_distance": 20,
 }  # fmt: skip
-EXPERTS: dict[str, Any] = {"num_experts": 4, "experts_per_token": 1, "experts": {"activation": "swiglu"}}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "experts_per_token": 1, "experts": {"every": 2}}
 
 
 def model_of(**fields: Any) -> EncoderDecoder:
@@ -139,7 +139,7 @@ def test_what_is_decoded_token_by_token_is_what_is_computed_at_once() -> None:
 
 def test_the_counts_are_those_of_cpm_2() -> None:
     large: dict[str, Any] = {"num_layers": 24, "hidden": 4096, "num_heads": 64, "head_dim": 64, "ffn": 10240}
-    experts = EXPERTS | {"num_experts": 32, "experts": {"activation": "swiglu", "router": {"kind": "base"}}}
+    experts = EXPERTS | {"num_experts": 32, "experts": {"router": {"kind": "base"}}}
     found = [
         EncDec(**(large | more)).num_params() / 1e9
         for more in ({"vocab": 26240}, {"vocab": 51967}, {"vocab": 51967} | experts)

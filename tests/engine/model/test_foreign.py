@@ -70,6 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "use_sliding_window": True, "sliding_window": 40, "layer_types": KINDS},
     ),
     "mixtral": ("Mixtral", SMALL | {"num_local_experts": 4, "sliding_window": 50}),
+    "mixtral gelu": ("Mixtral", SMALL | {"num_local_experts": 4, "hidden_act": "gelu"}),
     "qwen3 experts": ("Qwen3Moe", SMALL | EXPERTS | {"norm_topk_prob": True}),
     "qwen3 experts, not normed": ("Qwen3Moe", SMALL | EXPERTS | {"decoder_sparse_step": 2}),
     "gpt2": ("GPT2", GPT2),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from atelier.engine.config.base import parse
+from atelier.engine.config.blocks import MLPS, MLPKind
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import ExpertProducts
@@ -20,6 +21,7 @@ from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.router.base import assigned
 from atelier.engine.model.router.hash import HashRouter
 from atelier.engine.model.routing import TokenRows
+from atelier.engine.model.transformer import MLP
 from tests.engine.product_shapes import ProductShapes
 
 ROWS, TOKENS, EXPERTS = 4, 16, 4
@@ -270,7 +272,7 @@ def test_one_product_for_all_experts_has_the_bits_of_one_for_each(
         draw.randint(1, 12),
         draw.choice((8 * draw.randint(1, 9), draw.randint(1, 40))),
         64 * draw.randint(1, 3),
-        is_gated=draw.random() < 0.7,
+        kind=draw.choice(tuple(MLPS)),
     )
     for weight in experts.parameters():
         torch.nn.init.normal_(weight)
@@ -292,6 +294,37 @@ def test_one_product_for_all_experts_has_the_bits_of_one_for_each(
             assert (one - other).norm() <= 1e-2 * other.norm()
 
 
+@pytest.mark.parametrize("products", ["loop", "grouped"])
+@pytest.mark.parametrize("kind", MLPS)
+def test_experts_have_the_bits_of_mlps_and_of_their_gradients(
+    kind: MLPKind, products: ExpertProducts, one_thread: None
+) -> None:
+    """Of each expert's tokens, in each kind of MLP: values and gradients are those of autograd."""
+    counts, dtypes = [5, 0, 64, 17], (torch.float32, torch.float64)
+    for dtype in dtypes if products == "loop" else dtypes[:1]:
+        experts = ExpertWeights(len(counts), 32, 64, kind=kind).to(dtype)
+        experts.products = products
+        for weight in experts.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+        x_PD = torch.randn(sum(counts), 32, dtype=dtype, requires_grad=True)
+        y_PD = experts.compute(x_PD, counts)
+        found = torch.autograd.grad(y_PD.pow(3).sum(), [x_PD, *experts.weights()])
+        spec = GPT(num_layers=1, hidden=32, num_heads=2, ffn=64, mlp=kind, vocab=64)
+        rows = x_PD.detach().split(counts)
+        for number, (x_QD, count) in enumerate(zip(rows, counts, strict=True)):
+            dense = MLP(spec).to(dtype)
+            state = {f"{name}.weight": weight[number] for name, weight in experts.named_parameters()}
+            dense.load_state_dict(state)
+            x_QD = x_QD.requires_grad_()
+            wanted_QD = dense(x_QD)
+            wanted = torch.autograd.grad(wanted_QD.pow(3).sum(), [x_QD, *dense.parameters()])
+            first = sum(counts[:number])
+            assert torch.equal(y_PD[first : first + count], wanted_QD)
+            assert torch.equal(found[0][first : first + count], wanted[0])
+            for one, other in zip(found[1:], wanted[1:], strict=True):
+                assert torch.equal(one[number], other)
+
+
 def test_products_of_low_precision_on_cpus_have_few_shapes() -> None:
     """A shape that oneDNN has not met costs it 20 times the product."""
     experts = ExpertWeights(3, 8, 16)
@@ -308,7 +341,9 @@ def test_products_of_low_precision_on_cpus_have_few_shapes() -> None:
                 found_PD = experts.compute(x_PD, counts)
                 found = torch.autograd.grad(found_PD.float().pow(2).sum(), [x_PD, *weights])
             alone = [
-                expert_mlp.mlp(rows_QD.to(dtype), tuple(weight[expert].to(dtype) for weight in weights))
+                expert_mlp.mlp(
+                    rows_QD.to(dtype), tuple(weight[expert].to(dtype) for weight in weights), "silu"
+                )
                 for expert, rows_QD in enumerate(x_PD.split(counts))
             ]
             wanted = torch.autograd.grad(torch.cat(alone).float().pow(2).sum(), [x_PD, *weights])

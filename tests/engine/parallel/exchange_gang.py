@@ -24,7 +24,7 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.experts = ExpertWeights(X, D, F)
-        self.shared = SharedExperts(D, F, is_gated=True)
+        self.shared = SharedExperts(D, F)
         generator = torch.Generator().manual_seed(7)
         for weight in self.parameters():
             weight.data.copy_(torch.randn(weight.shape, generator=generator))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atelier.engine.config.blocks import MLPS
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.generation import Sampling
@@ -49,7 +50,7 @@ def drawn_spec(draw: random.Random, vocab: int) -> ModelSpec:
         "num_heads": 2,
         "vocab": vocab,
         "init_std": 0.3,
-        "mlp": draw.choice(["swiglu", "gelu"]),
+        "mlp": draw.choice(tuple(MLPS)),
         "tied": draw.random() < 0.5,
         "norm": draw.choice(["rms", "layer"]),
     }

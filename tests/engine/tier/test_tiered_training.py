@@ -36,7 +36,7 @@ def tiered(room: int, policy: Policy = "lfu") -> dict[str, Parallel]:
 
 def training(setup: TrainingSetup, steps: int = STEPS, **more: object) -> Training:
     """A teacher of which only some experts see a token in a step, and a student of it."""
-    experts = Experts(ffn=32, router=TopK(balance="bias"))
+    experts = Experts(ffn=32, activation="geglu_exact", router=TopK(balance="bias"))
     shape = model(32, num_experts=EXPERTS, experts_per_token=1, experts=experts)
     how = {"global_batch": 2, "micro_batch": 1, "sequence": 8} | more
     return setup.training({"teacher": role(shape=shape, lr=1e-2), "pupil": student()}, train(steps, **how))

@@ -1,0 +1,212 @@
+"""Dense models whose MLPs are divided into experts (MoEfication): what of their held-out loss is lost, and of
+the MLPs' time won, when each token meets a part of the experts. Clusters of neurons that are active together
+or have like weights beside any neurons; the learned router beside the best choice.
+
+python benchmarks/moefy.py [--seeds 1 2 3] [--steps 300] [--store DIR] [--tiny]     finished parts are reused
+
+Goals, with ReLU and a quarter of the experts: the loss rises by at most 0.1 nat, CPU seconds a token of the
+MLPs fall by 1.5 times; with SwiGLU whatever comes. One seed of the other activations.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from machine import keep
+from parts import Parts, interval, options
+from torch import Tensor
+
+from atelier.engine.config.blocks import MLPKind
+from atelier.engine.config.conversion.moefy import Moefy
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.conversion.measure import held_out, mean_loss
+from atelier.engine.convert import convert
+from atelier.engine.io.artifact import ArtifactInput, open_input
+from atelier.engine.model.activation import activated
+from atelier.engine.model.contract import Model
+from atelier.engine.model.load import build, read_model
+from atelier.engine.model.moe import MoE
+from atelier.engine.model.routing import Routed, TokenRows
+from atelier.engine.parallel.gang import keep_freed_memory
+from tests.engine.trainings import artifact
+
+HIDDEN, FFN, SHARES = 512, 3072, (0.125, 0.25, 0.5, 1.0)
+HELD_OUT, ROWS, ROUNDS = 16384, 16, 15
+WAYS = (("coactivation", 32), ("weights", 32), ("random", 32), ("coactivation", 16))  # and experts of a block
+BEST = WAYS[0]
+CPU = torch.device("cpu")
+
+
+class Divided(Parts):
+    """Dense models, and what they are as mixtures."""
+
+    def __init__(self, chosen: Any) -> None:
+        super().__init__(chosen, sequence=128)
+        self.batch = 4 if self.tiny else 16
+        self.scratch = self.store / "scratch"
+        self.tokens = open_input(self.inputs["tokens"])
+        count = 1024 if self.tiny else HELD_OUT
+        self.rows, self.text = held_out(self.tokens, self.scratch, self.sequence, count)
+
+    def dense(self, seed: int, mlp: MLPKind) -> tuple[ArtifactInput, dict[str, Any]]:
+        hidden, ffn = (64, 384) if self.tiny else (HIDDEN, FFN)
+        model = GPT(num_layers=2, hidden=hidden, num_heads=8, ffn=ffn, mlp=mlp, vocab=self.vocab)
+        schedule = {"kind": "wsd", "warmup": 20, "decay": 0.25}
+        optim = {"kind": "adamw", "lr": 1.5e-3, "schedule": schedule}
+        part = self.part(
+            mlp, seed, {"dense": self.role(model, "dense", optim=optim)}, precision="bf16", eval_sequences=64
+        )
+        return self._published(self.store / f"seed-{seed}" / mlp, "dense"), part
+
+    def _published(self, place: Path, output: str) -> ArtifactInput:
+        folder = place / "published" / output
+        if not (folder / "record.json").exists():
+            made = [path for path in (place / output).iterdir() if path.name != "body.json"]
+            artifact(folder, "model", {path.name: path.read_bytes() for path in made})
+        return open_input(str(folder))
+
+    def mixture(
+        self, seed: int, mlp: MLPKind, by: str, number: int, source: ArtifactInput
+    ) -> tuple[Model, dict[str, Any]]:
+        """A model as a mixture, and what the record of its conversion says."""
+        place = self.store / f"seed-{seed}" / mlp
+        name = f"{by}-{number}"
+        told = place / f"{name}.json"
+        rule = Moefy(num_experts=number, experts_per_token=number // 4, by=cast(Any, by))
+        if not told.exists():
+            inputs = {"model": source.url, "tokens": self.inputs["tokens"]}
+            run = RunFile(
+                schema=1, task="convert", version=1, config={"rule": rule.model_dump(mode="json")},
+                inputs=inputs, outputs={"model": str(place / name)}, scratch=str(self.scratch),
+                layout=Parallel(shard=1, threads=self.threads, device="cpu"),
+            )  # fmt: skip
+            began = time.process_time()
+            summary = convert(run)
+            told.write_text(json.dumps(summary | {"cpu_s": round(time.process_time() - began, 1)}))
+        model, _ = read_model(self._published(place, name), self.scratch, dtype=torch.float32)
+        return model.eval(), json.loads(told.read_text())
+
+    def measured(self, seed: int, mlp: MLPKind) -> dict[str, Any]:
+        """Of one dense model: losses, and seconds of its MLPs."""
+        source, part = self.dense(seed, mlp)
+        place = self.store / f"seed-{seed}" / mlp / "measured.json"
+        if place.exists():
+            return json.loads(place.read_text())
+        dense = read_model(source, self.scratch, dtype=torch.float32)[0].eval()
+        loss = mean_loss(dense, self.rows, CPU)
+        found: dict[str, Any] = {"dense_loss": loss, "training_cpu_s": round(part["cpu_s"], 1), "rise": {}}
+        found["mlp"] = {}
+        for by, number in WAYS:
+            model, told = self.mixture(seed, mlp, by, number, source)
+            way = f"{by}, {number} experts"
+            for share in SHARES:
+                for who in ("router", "best"):
+                    asked = with_share(model, share)
+                    if who == "best":
+                        choose_best(asked)
+                    rise = mean_loss(asked, self.rows, CPU) - loss
+                    found["rise"][f"{way}, {who}, {share:g}"] = round(rise, 5)
+            held = list(told["held"].values())
+            found |= {f"held, {way}": {key: mean([each[key] for each in held]) for key in ("chosen", "best")}}
+            found |= {"active": mean([each["active"] for each in held])}
+            found[f"conversion_cpu_s, {way}"] = told["cpu_s"]
+            for rows in (ROWS, 1) if by == BEST[0] else ():
+                found["mlp"][f"{number} experts, {rows} rows"] = self.timed(dense, model, rows)
+        place.write_text(json.dumps(found, indent=1))
+        print(seed, mlp, json.dumps(found), flush=True)
+        return found
+
+    def timed(self, dense: Model, mixture: Model, rows: int) -> dict[str, Any]:
+        """CPU microseconds a token of all MLPs, on what the dense model's read of held-out text."""
+        batch = {name: torch.from_numpy(values[:rows]) for name, values in self.rows[0].items()}
+        read: list[Tensor] = []
+        for block in dense.blocks:
+            block.mlp.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+        with torch.inference_mode():
+            dense(batch)
+        shown = read[: len(dense.blocks)]
+        ways: dict[str, list[Callable[[Tensor], object]]] = {"dense": [block.mlp for block in dense.blocks]}
+        for share in SHARES:
+            ways[f"{share:g}"] = [block.mlp for block in with_share(mixture, share).blocks]
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        order = list(ways)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            for number in range(2 + ROUNDS * (ROWS // rows)):
+                for name in order:
+                    began = time.process_time()
+                    for mlp, x_BTD in zip(ways[name], shown, strict=True):
+                        mlp(x_BTD)
+                    if number >= 2:
+                        seconds[name].append(time.process_time() - began)
+                order = order[1:] + order[:1]
+        torch.set_num_threads(before)
+        count = batch["tokens_BT"].numel()
+        found = {name: round(1e6 * statistics.median(each) / count, 3) for name, each in seconds.items()}
+        times = {f"dense / {name}": round(found["dense"] / found[name], 3) for name in list(ways)[1:]}
+        return {"us_a_token": found, **times}
+
+
+def with_share(model: Model, share: float) -> Model:
+    """The same weights, a share of the experts for each token."""
+    spec = cast(MixedBlocks, model.spec)
+    other = build(spec.model_copy(update={"experts_per_token": round(share * spec.num_experts)}))
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def choose_best(model: Model) -> None:
+    """Have each token meet the experts that hold most of its activations, which takes computing all."""
+    for module in model.modules():
+        if isinstance(module, MoE):
+            per_token = cast(int, module.router.per_token)
+            module.router.route = best_of(module, per_token)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def best_of(mixture: MoE, per_token: int) -> Callable[[Tensor, TokenRows], Routed]:
+    *into, down_XDE = mixture.experts.weights()
+
+    def route(x_ND: Tensor, rows: TokenRows) -> Routed:
+        h_NF = activated(mixture.experts.activation, [x_ND @ weight.flatten(0, 1).T for weight in into])
+        h_NXE = h_NF.abs().unflatten(1, (mixture.num_experts, -1))
+        mass_NX = (h_NXE * down_XDE.norm(dim=1) if len(into) == 2 else h_NXE).sum(-1)
+        chosen_NK = mass_NX.topk(per_token).indices
+        return Routed(chosen_NK, torch.ones_like(chosen_NK, dtype=x_ND.dtype), None, {})
+
+    return route
+
+
+def mean(values: list[float]) -> float:
+    return round(statistics.mean(values), 4)
+
+
+def main() -> None:
+    chosen = options(__doc__ or "", steps=300, store="moefy")
+    bench = Divided(chosen)
+    torch.set_num_threads(chosen.threads)
+    keep_freed_memory()  # as in training: for all ways alike
+    by_seed = {seed: {"relu": bench.measured(seed, "relu")} for seed in chosen.seeds}
+    by_seed[chosen.seeds[0]]["swiglu"] = bench.measured(chosen.seeds[0], "swiglu")
+    relu = [each["relu"] for each in by_seed.values()]
+    rises = [each["rise"][f"{BEST[0]}, {BEST[1]} experts, router, 0.25"] for each in relu]
+    times = [each["mlp"][f"{BEST[1]} experts, {ROWS} rows"]["dense / 0.25"] for each in relu]
+    numbers = {
+        "steps": bench.steps, "hidden": HIDDEN, "ffn": FFN, "experts": BEST[1],
+        "held_out": bench.text, "seeds": chosen.seeds,
+        "relu, 0.25: rise in nats": {"mean": mean(rises), "interval": interval(rises), "goal": 0.1},
+        "relu, 0.25: dense / mixture, MLPs' CPU seconds": {"median": statistics.median(times), "goal": 1.5},
+        "by_seed": by_seed,
+    }  # fmt: skip
+    keep("moefy", numbers, is_trial=bench.tiny or len(chosen.seeds) < 3, made_by=bench.made_by)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A mixture of experts that are parts of a dense model's MLPs: neurons that are active together are one
+expert, and a router that is learned on activations finds the experts that matter for a token (MoEfication,
+2110.01786).
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import Json, parse
+from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.divisors import divisors
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.registry import ModelSpec
+
+
+class Moefy(ConversionSpec):
+    kind: Literal["moefy"] = "moefy"
+    num_experts: int = Field(
+        default=32, ge=2, description="experts of a block: equal parts of its MLP's neurons"
+    )
+    experts_per_token: int = Field(
+        default=8, ge=1, description="experts that compute each token; all of them = the dense model"
+    )
+    by: Literal["weights", "coactivation", "random"] = Field(
+        default="coactivation",
+        description="neurons of an expert: those whose input weights are alike, those that are active on the "
+        "same tokens, or any",
+    )
+    tokens: int = Field(
+        default=32768, ge=256, description="training tokens that routers, and what is active together, are of"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the first neurons of the clusters")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not isinstance(spec, MixedBlocks):
+            raise ConfigError("convert", f"divides the MLPs of blocks, and kind {spec.kind} has no mixtures")
+        if spec.num_experts:
+            raise ConfigError(
+                "convert",
+                f"divides MLPs, and the model has {spec.num_experts} experts already",
+                "a dense model",
+            )
+        if "mlp" in spec.biased:
+            raise ConfigError(
+                "convert",
+                "divides MLPs without biases, and the model's have some",
+                "a model without mlp in bias",
+            )
+        if self.experts_per_token > self.num_experts:
+            raise ConfigError(
+                "convert.experts_per_token",
+                f"{self.experts_per_token} of {self.num_experts} experts",
+                f"{self.num_experts} or less",
+            )
+        if spec.inner % self.num_experts:
+            near = min(
+                divisors(spec.inner, spec.inner)[1:] or [1], key=lambda each: abs(each - self.num_experts)
+            )
+            raise ConfigError(
+                "convert.num_experts",
+                f"{self.num_experts} does not divide the MLP's width {spec.inner}",
+                f"num_experts={near}",
+            )
+        experts: dict[str, Json] = {"ffn": spec.inner // self.num_experts, "combine": "sum"}
+        fields = {
+            "num_experts": self.num_experts,
+            "experts_per_token": self.experts_per_token,
+            "experts": experts,
+        }
+        return parse(type(spec), spec.model_dump(mode="json") | fields, "convert")
