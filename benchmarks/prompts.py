@@ -33,7 +33,7 @@ SETTINGS = {
     "first random": ("finetune.trainable.first=random",),
     "first text": (
         "finetune.trainable.first=text",
-        "'finetune.trainable.text=The next word of this Python source is the one that fits best here: '",
+        "finetune.trainable.text='The next word of this Python source is the one that fits best here: '",
     ),
     "first labels": ("finetune.trainable.first=labels",),
 }

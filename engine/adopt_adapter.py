@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from atelier.engine.config.adapters import CONFIG, INNER, OUTER, WEIGHTS, Scaled, names_of, scaled, split
+from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.families import fitting
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
@@ -26,6 +24,7 @@ from atelier.engine.io.origin import origin
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.load import read_weights, write_model
+from atelier.engine.model.lora import Addition, of_base, with_addition
 from atelier.engine.model.weights import StoredWeights, Weight
 
 
@@ -71,7 +70,7 @@ def merge(
     source: ArtifactInput,
     stored: StoredWeights,
     spec: GPT,
-    additions: Mapping[str, tuple[Tensor, Tensor, float]],  # A, B and the factor of their product
+    additions: Mapping[str, Addition],
     where: str,
 ) -> None:
     """Write the base with its additions."""
@@ -80,7 +79,7 @@ def merge(
     weights = stored.weights()
     for name, addition in additions.items():
         plain = weights[name]
-        weights[name] = plain._replace(gather=partial(_merged, plain, *addition))
+        weights[name] = plain._replace(gather=partial(_merged, plain, addition))
     counted = {name: weight._replace(gather=_counted(weight, progress)) for name, weight in weights.items()}
     write_model(counted, spec, output.add_parts, most=FILE_BYTES)
     copy_tokenizer(source, output, scratch)
@@ -88,47 +87,10 @@ def merge(
     output.close({"params": spec.num_params(), "adapter": where})
 
 
-def of_base(
-    stored: StoredWeights, spec: GPT, how: Scaled, place: str
-) -> tuple[str, Mapping[str, tuple[Tensor, Tensor, float]]]:
-    """The family under whose names the adapter is, and for each of our weights its A [r, in], its B [out, r]
-    and the factor of their product.
-    Raises DataError for weights that are none of the base's, of another shape, missing, or no numbers.
-    """
-    modules = {split(name)[0] for name in stored}
-    if "" in modules or not modules:
-        strange = next((name for name in stored if not split(name)[0]), "nothing")
-        raise DataError(f"{place}: {strange}: only additions to matrices are read")
-    families = {family.name: names_of(family, spec).ours for family in fitting(spec)}
-    family = next((name for name, ours in families.items() if modules <= ours.keys()), "")
-    if not family:
-        known = next(iter(families.values()), {})
-        raise DataError(f"{place}: the base has no {min(modules - known.keys())}; was it tuned on another?")
-    shapes, found = spec.shapes(), dict[str, tuple[Tensor, Tensor, float]]()
-    for module in sorted(modules):
-        ours = f"{families[family][module]}.weight"
-        outputs, inputs = shapes[ours]
-        pair = []
-        for leaf, wanted in ((INNER, (how.rank, inputs)), (OUTER, (outputs, how.rank))):
-            name = f"base_model.model.{module}{leaf}"
-            if name not in stored:
-                raise DataError(f"{place}: {name} is missing")
-            weight = stored[name]
-            if tuple(weight.shape) != wanted:
-                raise DataError(f"{place}: {name} is {tuple(weight.shape)}, and should be {wanted}")
-            if not weight.isfinite().all():
-                raise DataError(f"{place}: {name} has numbers that are none")
-            pair.append(weight)
-        found[ours] = (pair[0], pair[1], how.scale)
-    return family, found
-
-
-def _merged(plain: Weight, inner: Tensor, outer: Tensor, scale: float) -> Tensor:
-    """W + scale B A, added in float32 at least."""
+def _merged(plain: Weight, addition: Addition) -> Tensor:
     weight = plain.gather()
     assert weight is not None  # there is one rank
-    exact = torch.promote_types(weight.dtype, torch.float32)
-    return (weight.to(exact) + (outer.to(exact) @ inner.to(exact)).mul_(scale)).to(weight.dtype)
+    return with_addition(weight, *addition)
 
 
 def _counted(weight: Weight, progress: Progress) -> Callable[[], Tensor | None]:

@@ -1,8 +1,9 @@
 """Make a finished model into one of another shape: python -m atelier.engine.convert run.json
 
 run.json: config is {"rule": a Conversion, "measured": tokens}, inputs {"model"}, {"tokens"} of its training
-text, for a rule to another tokenizer {"tokenizer", "tokens.main"}; output "model": a model artifact with its
-parent's tokenizer, or the other one, and `ancestry.json`: where each weight's numbers come from.
+text, for a rule to another tokenizer {"tokenizer", "tokens.main"}, and the rule's further parents by role;
+output "model": a model artifact with its parent's tokenizer, or the other one, and `ancestry.json`: where
+each weight's numbers come from.
 """
 
 import importlib
@@ -54,14 +55,16 @@ def convert(run: RunFile) -> dict[str, Json]:
     old = new = Vocabulary.of(source, scratch)
     if rule.needs_tokenizer:
         new = Vocabulary.of(input_of(run, "tokenizer"), scratch)
-    parent = Parent(weights, spec, model, _text(run, rule, spec, gang.device), old, new)
+    text = _text(run, rule, spec, gang.device)
+    others = {role: input_of(run, role) for role in rule.others}
+    parent = Parent(weights, spec, model, text, old, new, others, scratch)
     made = rule.converted(spec)
     made = made.resolved(new.size) if made.vocab == "auto" else made
     module = importlib.import_module(f"atelier.engine.conversion.{rule.kind}")
     found: Converted = module.convert(rule, parent, made)
     output = output_of(run, "model")
     write_model(found.weights, made, output.add_parts, most=FILE_BYTES)
-    pieces = {name: [list(piece) for piece in each] for name, each in found.ancestry.items()}
+    pieces = {name: [piece.plain() for piece in each] for name, each in found.ancestry.items()}
     output.add_bytes(ANCESTRY, canonical(pieces))
     copy_tokenizer(input_of(run, "tokenizer") if rule.needs_tokenizer else source, output, scratch)
     copy_carried(source, output, scratch)
@@ -75,7 +78,9 @@ def convert(run: RunFile) -> dict[str, Json]:
 def _measured(
     run: RunFile, tokens: int, parent: Parent, found: Converted, made: ModelSpec, device: torch.device
 ) -> dict[str, Json]:
-    """The loss before and after on the same held-out tokens, nats a token, and their name."""
+    """The loss before and after on the same held-out tokens, nats a token, and their name; of several models
+    before is that of the first, and each has its own.
+    """
     scratch, sequence = Path(run.scratch), min(SEQUENCE, num_positions(parent.spec) or SEQUENCE)
     rows, name = held_out(input_of(run, "tokens"), scratch, sequence, tokens)
     ids = None
@@ -85,6 +90,11 @@ def _measured(
     if not rows:  # no row of which the new tokenizer has every token
         return {}
     result: dict[str, Json] = {"held_out": name, "loss_before": mean_loss(parent.model(), rows, device)}
+    others = [other for other in parent.others.values() if other.record.kind == "model"]
+    if others:
+        models = (read_model(other, scratch, device=device)[0].eval() for other in others)
+        losses = [mean_loss(model, rows, device) for model in models]
+        result["losses"] = [result["loss_before"], *losses]
     with blank():
         model = build(made)
     whole = {weight: one.gather() for weight, one in found.weights.items()}

@@ -2,6 +2,8 @@
 numbers of another type.
 """
 
+from collections.abc import Mapping
+
 from atelier.engine.config.conversions import Conversion
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
@@ -24,16 +26,20 @@ def convert(
     name: str,
     tokenizer: Reference | None = None,
     text: Reference | None = None,
+    others: Mapping[str, Reference] | None = None,
     node: str = "convert",
     beside: int = 1,
 ) -> tuple[Reference, ModelSpec]:
     """The converted model, called `name`, and its spec. `tokens`: its text, for rules that have it read
     some, and to measure its loss before and after; `tokenizer` and `text`: another tokenizer, for rules that
-    ask for one, and tokens of it; `beside`: how many conversions share the cores. Raises ConfigError for a
-    model that the rule is not for.
+    ask for one, and tokens of it; `others`: the rule's further parents by role; `beside`: how many
+    conversions share the cores. Raises ConfigError for a model that the rule is not for.
     """
     made = rule.converted(spec)
-    parents = {"model": model}
+    parents = {"model": model, **(others or {})}
+    for role, which in rule.others.items():
+        if role not in parents:
+            raise ConfigError(which.place, f"{which.name} is not given to the rule {rule.kind} here")
     if rule.num_tokens:
         if tokens is None:
             raise ConfigError(

@@ -3,15 +3,27 @@ merge_experts` of group `conversion` is engine/config/conversion/merge_experts.p
 """
 
 from abc import ABC, abstractmethod
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, SerializeAsAny
 
 from atelier.engine.config.base import Kind
 from atelier.engine.config.registry import KindChooser, ModelSpec
 
-ANCESTRY = "ancestry.json"  # file of a converted model: weight -> its pieces, [source, share, how] each
+# file of a converted model: weight -> its pieces, [source, share, how] each, and the parent where it is
+# another than the first
+ANCESTRY = "ancestry.json"
+FIRST = "model"  # the role of the parent that a rule is of
 COPIED = "copied"  # how, of numbers that are the parent's as they are
+
+
+class Other(NamedTuple):
+    """A further parent of a rule: the kind of its artifact, its name, and the key that names it."""
+
+    kind: str
+    name: str
+    place: str
 
 
 class ConversionSpec(Kind, ABC):
@@ -28,6 +40,14 @@ class ConversionSpec(Kind, ABC):
     def needs_tokenizer(self) -> bool:
         """Whether it is to another tokenizer."""
         return False
+
+    @property
+    def others(self) -> Mapping[str, Other]:
+        """The further parents that it is made from, by role."""
+        return {}
+
+    def check_other(self, spec: ModelSpec, other: ModelSpec, which: Other) -> None:
+        """Raise ConfigError when a further model does not go with the first."""
 
     @abstractmethod
     def converted(self, spec: ModelSpec) -> ModelSpec:

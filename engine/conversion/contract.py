@@ -7,33 +7,41 @@ where `made` is the spec of the new model. Weights are read and made one by one,
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.conversions import COPIED
+from atelier.engine.config.conversions import COPIED, FIRST
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model
 from atelier.engine.model.weights import Weight
 
 
 class WeightPiece(NamedTuple):
-    """Where some numbers of a new weight come from: a weight of the parent ('' = none), their share of the
-    new weight's numbers, and what the rule did.
+    """Where some numbers of a new weight come from: a weight of a parent ('' = none), their share of the new
+    weight's numbers, what the rule did, and the parent's role.
     """
 
     source: str
     share: float
     how: str
+    parent: str = FIRST
+
+    def plain(self) -> list[Json]:
+        """As ANCESTRY has it."""
+        return [*self[:3], *([] if self.parent == FIRST else [self.parent])]
 
 
 @dataclass(frozen=True)
 class Parent:
     """A finished model. `model` reads it whole; `text`: batches of training text, for rules that read some;
-    `old` and `new`: its tokenizer and the one that the rule asks for.
+    `old` and `new`: its tokenizer and the one that the rule asks for; `others`: its further parents by role,
+    read with `scratch`.
     """
 
     weights: Mapping[str, Tensor]
@@ -42,6 +50,8 @@ class Parent:
     text: Iterable[Mapping[str, Tensor]] = ()
     old: Vocabulary | None = None
     new: Vocabulary | None = None
+    others: Mapping[str, ArtifactInput] = field(default_factory=dict)
+    scratch: Path = Path()
 
 
 @dataclass

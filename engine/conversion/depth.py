@@ -20,6 +20,7 @@ OUTPUTS = (
     "mlp.down.bias",
     "experts.down",
     "shared.down",
+    "memory.values",
 )
 
 

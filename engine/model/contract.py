@@ -52,8 +52,11 @@ _pytree.register_dataclass(Output)
 # "inside"      a module whose matrices are "out" and "in": its input is whole inside
 # "across"      the same, for a module with two inputs (of two lengths, perhaps)
 # "mixture"     a module that sends tokens to experts: its input and (first) output are whole
+# "memory"      a product-key memory: its value rows are split by columns, its input is whole
 # "whole"       not split
-Split = Literal["vocabulary", "out", "in", "tokens", "inside", "across", "mixture", "whole", "heads"]
+Split = Literal[
+    "vocabulary", "out", "in", "tokens", "inside", "across", "mixture", "memory", "whole", "heads"
+]
 
 
 class Sum(NamedTuple):

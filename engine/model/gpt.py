@@ -14,7 +14,7 @@ from atelier.engine.model.mixtures import MixtureModel
 from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
-RESIDUAL = ("experts.down", "shared.down")
+RESIDUAL = ("experts.down", "shared.down", "memory.values")
 
 
 class Decoder(MixtureModel[Shared]):
@@ -47,6 +47,8 @@ class Decoder(MixtureModel[Shared]):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
         if leaf == "bias" or (owner.endswith("router") and leaf != "weight"):
             return "zeros", 0.0
+        if name.endswith("memory.keys"):  # scores of one spread, whatever the width
+            return "normal", (self.spec.memory.width / 2) ** -0.5
         is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith(RESIDUAL)
         return "normal", self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
 
@@ -191,6 +193,8 @@ def block_splits(spec: GPT) -> dict[str, Split]:
         else:
             found[mlp], found[f"{mlp}.down"] = "inside", "in"
             found[f"{mlp}.gate"] = found[f"{mlp}.up"] = "out"
+        if spec.has_memory(number):
+            found[f"blocks.{number}.memory"] = "memory"
     return found
 
 

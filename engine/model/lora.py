@@ -14,8 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atelier.engine.config.adapters import MATRIX, Scaled, names_of, split
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError, nearest
+from atelier.engine.config.families import fitting
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.artifact import ArtifactInput
@@ -26,6 +30,7 @@ from atelier.engine.model.weights import Sink, StoredWeights, Weight, entries_of
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."  # peft's name for the model that it wraps
 INNER, OUTER = ".lora_A.weight", ".lora_B.weight"
+Addition = tuple[Tensor, Tensor, float]  # A [r, in], B [out, r] and the factor of B A
 
 
 class LowRank(nn.Module):
@@ -228,3 +233,47 @@ def attach(model: nn.Module, weights: Mapping[str, Tensor], trainable: Trainable
     with torch.no_grad():
         for name, weight in wanted.items():
             weight.copy_(weights[name])
+
+
+def of_base(
+    stored: StoredWeights, spec: ModelSpec, how: Scaled, place: str
+) -> tuple[str, Mapping[str, Addition]]:
+    """The family under whose names the adapter is ('' = under ours), and the additions by our weights' names.
+    Raises DataError for weights that are none of the base's, of another shape, missing, or no numbers.
+    """
+    modules = {split(name)[0] for name in stored}
+    if "" in modules or not modules:
+        strange = next((name for name in stored if not split(name)[0]), "nothing")
+        raise DataError(f"{place}: {strange}: only additions to matrices are read")
+    shapes, found = spec.shapes(), dict[str, Addition]()
+    families: dict[str, Mapping[str, str]] = {}
+    if isinstance(spec, GPT):
+        families = {family.name: names_of(family, spec).ours for family in fitting(spec)}
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2 and name.endswith(MATRIX)]
+    families[""] = {name.removesuffix(MATRIX): name.removesuffix(MATRIX) for name in matrices}
+    family = next((name for name, ours in families.items() if modules <= ours.keys()), None)
+    if family is None:
+        known = next(iter(families.values()))
+        raise DataError(f"{place}: the base has no {min(modules - known.keys())}; was it tuned on another?")
+    for module in sorted(modules):
+        ours = f"{families[family][module]}{MATRIX}"
+        outputs, inputs = shapes[ours]
+        pair = []
+        for leaf, wanted in ((INNER, (how.rank, inputs)), (OUTER, (outputs, how.rank))):
+            name = f"{PREFIX}{module}{leaf}"
+            if name not in stored:
+                raise DataError(f"{place}: {name} is missing")
+            weight = stored[name]
+            if tuple(weight.shape) != wanted:
+                raise DataError(f"{place}: {name} is {tuple(weight.shape)}, and should be {wanted}")
+            if not weight.isfinite().all():
+                raise DataError(f"{place}: {name} has numbers that are none")
+            pair.append(weight)
+        found[ours] = (pair[0], pair[1], how.scale)
+    return family, found
+
+
+def with_addition(weight: Tensor, inner: Tensor, outer: Tensor, scale: float) -> Tensor:
+    """W + scale B A, added in float32 at least."""
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.to(exact) + (outer.to(exact) @ inner.to(exact)).mul_(scale)).to(weight.dtype)

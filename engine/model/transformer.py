@@ -18,6 +18,7 @@ from atelier.engine.model.contract import Carried, Relations, rounded
 from atelier.engine.model.hashing import A, C, mixed
 from atelier.engine.model.mixtures import mixture_sums
 from atelier.engine.model.moe import Mixed, MoE
+from atelier.engine.model.product_keys import ProductKeys
 
 _LAYER = 0x2545F4914F6CDD1D
 _BITS = 31
@@ -30,13 +31,18 @@ def noise_keys(seed: int, samples_B: Tensor, places_T: Tensor) -> Tensor:
 
 def layer_keys(noise_BT: Tensor, layer: int) -> Tensor:
     """The dropout keys of one layer."""
-    return noise_BT + ((layer * _LAYER + 2**63) % 2**64 - 2**63)  # wrapped around: from 7 on it is too large
+    return noise_BT + _wrapped(layer * _LAYER)
+
+
+def _wrapped(number: int) -> int:
+    """As 64 bits hold it: products from a few layers or branches on are too large."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def dropout(x_BTD: Tensor, probability: float, noise_BT: Tensor, branch: int) -> Tensor:
     """x with each number zeroed with `probability`, the rest scaled up; `branch`: which use in the layer."""
     features_D = torch.arange(x_BTD.shape[-1], device=x_BTD.device)
-    bits_BTD = mixed(noise_BT[..., None] + branch * C + features_D * A) & (2**_BITS - 1)
+    bits_BTD = mixed(noise_BT[..., None] + _wrapped(branch * C) + features_D * A) & (2**_BITS - 1)
     keep_BTD = bits_BTD >= int(probability * 2**_BITS)
     return x_BTD * keep_BTD.to(x_BTD.dtype) * (1.0 / (1.0 - probability))
 
@@ -134,9 +140,9 @@ class BlockOutput(NamedTuple):
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded on its own: tensors
-    in, tensors out. The attention's relations are returned detached, unless `is_taught`: then an objective's
-    gradient flows into them.
+    """x + attention(norm x), then that + mlp(norm of that), and where there is one + memory(the same norm).
+    Can be compiled and sharded on its own: tensors in, tensors out. The attention's relations are returned
+    detached, unless `is_taught`: then an objective's gradient flows into them.
     """
 
     def __init__(self, spec: GPT, number: int = 0, *, is_causal: bool = True) -> None:
@@ -151,6 +157,9 @@ class Block(nn.Module):
         self.num_mixtures = len(spec.mixtures)
         self.has_window = spec.has_window(number)
         self.share = spec.multipliers.residual
+        self.has_memory = spec.has_memory(number)
+        if self.has_memory:
+            self.memory = ProductKeys(spec.memory, spec.hidden, spec.norm_eps)
 
     def forward(
         self,
@@ -166,6 +175,8 @@ class Block(nn.Module):
         read_BTD = rounded(self.norm2(x_BTD))
         added_BTD, sums = through_mlp(self.mlp, read_BTD, tokens_BT, self.place, self.num_mixtures)
         x_BTD = x_BTD + self._drop(added_BTD, noise_BT, 1)
+        if self.has_memory:
+            x_BTD = x_BTD + self._drop(self.memory(read_BTD), noise_BT, 2)
         return BlockOutput(x_BTD, relations if self.is_taught else relations.detached(), sums)
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Muon: the momentum of a matrix, orthogonalised by a Newton-Schulz iteration, is its update (2502.16982).
-Of a mixture every matrix of every expert is one; its router is left to AdamW.
+Of a mixture every matrix of every expert is one; its router is left to AdamW, as are the keys and values of a
+product-key memory.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,8 +38,10 @@ def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
 
 
 def is_moved(name: str, weight: Tensor) -> bool:
-    """Whether a weight inside blocks is a matrix between hidden states, or experts' matrices [X, M, N]."""
-    return weight.dim() in (2, 3) and not name.endswith("router.weight")
+    """Whether a weight inside blocks is a matrix between hidden states, or experts' matrices [X, M, N]; a
+    memory's value rows are looked up, like an embedding's.
+    """
+    return weight.dim() in (2, 3) and not name.endswith(("router.weight", "memory.values"))
 
 
 def orthogonal_each(update: Tensor, weight: Tensor, iterations: int) -> Tensor:

@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 from atelier.engine.config.batch import TENSORS
 from atelier.engine.model.auxiliary import SPLITS
 from atelier.engine.model.contract import Model
+from atelier.engine.model.product_keys import VALUES
 from atelier.engine.parallel.grid import Grid
 
 TOKENS, HEADS = 1, 2  # dims of [B, T, H, E]; sequence parallelism splits tokens, an attention has its heads
@@ -67,6 +68,8 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
         return SequenceParallel(sequence_dim=HEADS, use_local_output=True)
     if kind == "mixture" and sequence_parallel:
         return _Mixture(between)
+    if kind == "memory":
+        return _Columns(between)
     return None
 
 
@@ -137,6 +140,38 @@ class _FirstOutput(PrepareModuleOutput):
         first = super()._prepare_out_fn(outputs[:1], device_mesh)
         assert isinstance(first, Tensor)  # of one output torch makes no tuple
         return (first, *outputs[1:])
+
+
+class _Columns(ParallelStyle):
+    """A product-key memory: every rank chooses pairs for all tokens and sums its columns of their values.
+    The gradients of the choice and of the input that come from some columns are parts of sums.
+    """
+
+    def __init__(self, between: Placement) -> None:
+        self.between = between
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for path, weight in list(module.named_parameters()):
+            placement = Shard(1) if path == VALUES else Replicate()
+            _place(module, path, weight, device_mesh, placement)
+        module.read = _read_columns  # type: ignore[assignment]
+        # torch annotates both functions without a result, but uses what they return
+        return distribute_module(module, device_mesh, None, self._enter, self._leave)  # type: ignore[arg-type]
+
+    def _enter(self, module: nn.Module, inputs: tuple[Tensor], device_mesh: DeviceMesh) -> tuple[Tensor]:
+        placed = DTensor.from_local(inputs[0], device_mesh, [self.between], run_check=False)
+        return (placed.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()]),)
+
+    def _leave(self, module: nn.Module, output: Tensor, device_mesh: DeviceMesh) -> Tensor:
+        placed = DTensor.from_local(output, device_mesh, [Shard(-1)], run_check=False)
+        return placed.redistribute(placements=[self.between]).to_local()
+
+
+def _read_columns(weight: Tensor) -> Tensor:
+    if not isinstance(weight, DTensor):
+        return weight
+    mine = [place if place.is_shard() else Partial() for place in weight.placements]
+    return weight.to_local(grad_placements=mine)
 
 
 class _Whole(ParallelStyle):

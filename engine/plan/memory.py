@@ -202,6 +202,8 @@ class _Rank:
         found += routed * model_shape.routed_width / t
         if model_shape.num_experts:
             found += costs.kept_routed * model_shape.met * model_shape.hidden
+        if model_shape.memory.kept:  # numbers of 32 bits at least; every rank of the axis tensor has all
+            found += max(4, self.machine.width) * model_shape.memory.kept / scale
         if recompute == "none":
             found += costs.kept_scores * costs.keys(model_shape.sequence) * model_shape.num_heads / t
         return self.tokens * found * scale

@@ -5,6 +5,8 @@ from math import prod
 
 from atelier.engine.config.blocks import Blocks
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.memory import NO_MEMORY, MemoryShape
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 
 
@@ -15,7 +17,8 @@ class ModelShape:
     `matrices` of a block are (number of them, out, in). `width` is the inner width of all MLPs that a token
     goes through (`met` experts, or one MLP), `routed_width` that of experts that a router chose, `inner` that
     of all with gated MLPs counted 1.5 times. `flops` are the forward and backward FLOPs of one token in each
-    block, `after` those behind the blocks. A model that is not made of equal transformer blocks has no
+    block, `after` those behind the blocks. `memory` is what a token asks of product-key memories, the mean of
+    all blocks; their weights are no `matrices`. A model that is not made of equal transformer blocks has no
     `matrices`: only its FLOPs are known.
     """
 
@@ -38,6 +41,7 @@ class ModelShape:
     met: int
     flops: tuple[float, ...]
     after: float
+    memory: MemoryShape = NO_MEMORY
 
     @property
     def flops_per_token(self) -> float:
@@ -57,12 +61,14 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
         if name.startswith("blocks."):
             _, number, rest = name.split(".", 2)
             blocks.setdefault(number, {})[rest] = shape
-    first = blocks.get("0", {})
-    is_alike = all(block == first for block in blocks.values())
+    params = [sum(prod(shape) for shape in block.values()) for block in blocks.values()]
+    memory = model.memory if isinstance(model, GPT) and model.memory.blocks else None
+    plain = {number: _without_memory(block) for number, block in blocks.items()}
+    first = plain.get("0", {})
+    is_alike = all(block == first for block in plain.values())
     # of an encoder and a decoder widths are known, and blocks are taken to be as large as they are on average
     is_known = is_alike or model.reads_encoder
     known = model if isinstance(model, Blocks) and is_known else None
-    params = [sum(prod(shape) for shape in block.values()) for block in blocks.values()]
     mixed = known if isinstance(known, MixedBlocks) and known.num_experts else None
     met = mixed.experts_per_token if mixed else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
@@ -78,7 +84,7 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
         num_layers=model.num_blocks,
         hidden=model.hidden,
         vocab=model.tokens,
-        block_params=sum(params) // len(params) if model.reads_encoder else sum(params[:1]),
+        block_params=sum(params) // len(params) if model.reads_encoder or memory else sum(params[:1]),
         matrices=tuple(matrices) if known and is_alike else (),
         num_heads=known.num_heads if known else 0,
         kv_heads=known.kv_heads if known else 0,
@@ -92,4 +98,9 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
         met=met,
         flops=tuple(flops),
         after=after,
+        memory=MemoryShape.of(memory, model.hidden, model.num_layers) if memory else NO_MEMORY,
     )
+
+
+def _without_memory(block: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in block.items() if not name.startswith("memory.")}

@@ -14,6 +14,8 @@ FUSED_FORWARD = 0.75  # of the FLOP/s of products: one causal kernel (FlashAtten
 FUSED_BACKWARD = 0.65
 FUSED_BACKWARD_FLOPS = 2.5  # times the forward pass: scores are recomputed
 KERNELS = 12  # of a block's forward pass, between its products
+SCORE_BYTES = 40  # of a score of a memory's keys: made, copied, sorted with its 64-bit place
+ROW_BYTES = 4  # of a number of a value row
 MEMORY_REACHED = 0.8  # of the memory's bandwidth
 
 
@@ -64,10 +66,11 @@ def block_time(
     inner = tokens * model_shape.inner / axes.tensor * scale
     between = machine.pass_s(costs.hidden_forward * hidden + costs.inner_forward * inner)
     between_back = machine.pass_s(costs.hidden_backward * hidden + costs.inner_backward * inner)
+    looked_up = _memory_s(model_shape, tokens, axes, machine)
     launches = KERNELS * machine.launch_s
     return BlockTime(
-        forward_s=products + core_forward + between + launches,
-        backward_s=2 * products + core_backward + between_back + 1.5 * launches,
+        forward_s=products + core_forward + between + looked_up + launches,
+        backward_s=2 * products + core_backward + between_back + 2 * looked_up + 1.5 * launches,
         core_s=between if costs.is_fused else core_forward,
     )
 
@@ -83,6 +86,17 @@ def _products_s(model_shape: ModelShape, tokens: float, axes: Axes, machine: Mac
         split = (out / axes.tensor, inner) if out >= inner else (out, inner / axes.tensor)
         total += machine.product_s(rows, *split, count)
     return total
+
+
+def _memory_s(model_shape: ModelShape, tokens: float, axes: Axes, machine: Machine) -> float:
+    """Forward seconds of a product-key memory: its products, the value rows that are read, the sorted scores.
+    A rank of the axis tensor chooses for all tokens and reads its columns.
+    """
+    memory = model_shape.memory
+    rows = memory.read / axes.tensor
+    flops = 2 * (memory.products - memory.read + rows)
+    moved = SCORE_BYTES * memory.scores + ROW_BYTES * rows
+    return tokens * (flops / machine.flops + machine.pass_s(moved))
 
 
 def _attention_s(model_shape: ModelShape, rows: float, axes: Axes, machine: Machine) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from atelier.engine.config.base import Spec, parse
-from atelier.engine.config.conversions import ANCESTRY, COPIED
+from atelier.engine.config.conversions import ANCESTRY, COPIED, FIRST
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import Record
@@ -39,9 +39,9 @@ class WeightShare(NamedTuple):
 
 
 class WeightPieces(Spec):
-    """Of one weight: source, share, how."""
+    """Of one weight: source, share, how, and the parent's role where it is not the first."""
 
-    pieces: tuple[tuple[str, float, str], ...]
+    pieces: tuple[tuple[str, float, str] | tuple[str, float, str, str], ...]
 
 
 Shares = Mapping[Origin, float]  # of one weight; they sum to 1
@@ -70,27 +70,27 @@ class _Ancestry:
         """By weight."""
         parents = record.parents
         if "model" in parents:
-            return self._converted(record, self._before(record, "model"))
+            roles = [role for role in parents if role == FIRST or role.startswith(f"{FIRST}.")]
+            return self._converted(record, {role: self._before(record, role) for role in roles})
         if "init" in parents:
             before = self.of(self._before(record, "init"))
             return {name: before.get(name, _all(record, TUNED)) for name in self.sizes(record)}
         how = ADOPTED if record.summary.get("source") else SEED
         return dict.fromkeys(self.sizes(record), _all(record, how))
 
-    def _converted(self, record: Record, parent: Record) -> dict[str, Shares]:
-        source, known = self._open(record), self.of(parent)
+    def _converted(self, record: Record, parents: Mapping[str, Record]) -> dict[str, Shares]:
+        source, known = self._open(record), {role: self.of(parent) for role, parent in parents.items()}
         if ANCESTRY not in source.names():  # an adapter that was merged: every matrix stays its base's
-            return {name: known.get(name, _all(record, TUNED)) for name in self.sizes(record)}
+            return {name: known[FIRST].get(name, _all(record, TUNED)) for name in self.sizes(record)}
         found: dict[str, Shares] = {}
         for name, pieces in source.json(ANCESTRY, self.scratch).items():
             shares: dict[Origin, float] = defaultdict(float)
-            for weight, share, how in parse(
-                WeightPieces, {"pieces": pieces}, f"{source.url}/{ANCESTRY}"
-            ).pieces:
+            place = f"{source.url}/{ANCESTRY}"
+            for weight, share, how, *role in parse(WeightPieces, {"pieces": pieces}, place).pieces:
                 if not weight:
                     shares[Origin(record.fingerprint, record.name, how)] += share
                     continue
-                for origin, part in known[weight].items():
+                for origin, part in known[role[0] if role else FIRST][weight].items():
                     via = origin if how == COPIED else origin._replace(how=f"{origin.how}, {how}")
                     shares[via] += share * part
             found[name] = dict(shares)

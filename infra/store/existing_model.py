@@ -159,6 +159,51 @@ def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
     return spec
 
 
+def check_ids(one: Existing, other: Existing, place: str) -> None:
+    """Raise ConfigError at `place` when two models' tokenizers differ, with the first id that does."""
+    if not _have_the_same_ids(one.tokenizer, other.tokenizer):
+        raise ConfigError(
+            place,
+            f"the tokenizer of {other.reference.name} is {other.tokenizer.fingerprint[:8]}, that of "
+            f"{one.reference.name} {one.tokenizer.fingerprint[:8]}{_apart(other.tokenizer, one.tokenizer)}",
+            f"convert=vocabulary convert.tokenizer={one.reference.name} takes it there",
+        )
+
+
+def adapter_of(base: Existing, word: str, place: str) -> Reference:
+    """The low-rank adapter `word` of a model. Raises ConfigError at `place` when there is none, when it is a
+    soft prompt, and when it was tuned on other weights: their digests are compared.
+    """
+    store = _store.get()
+    try:
+        record = store.resolve(word, "adapter")
+    except AtelierError as error:
+        raise ConfigError(place, str(error)) from None
+    if "rank" not in record.summary:
+        raise ConfigError(
+            place,
+            f"{record.name} is a soft prompt, which is no part of a matrix",
+            "an adapter of trainable.kind=lora",
+        )
+    tuned = record.parents.get("base", "")
+    if tuned != base.reference.fingerprint:
+        mine, theirs = (_weight_digests(store, each) for each in (base.reference.fingerprint, tuned))
+        if not mine or mine != theirs:
+            known = store.find("model", tuned)
+            raise ConfigError(
+                place,
+                f"{record.name} is of {known.name if known else 'a model'} {tuned[:8]}, not of "
+                f"{base.reference.name} {base.reference.fingerprint[:8]}: other weights",
+                f"init={tuned[:8]}" if known else "its own base",
+            )
+    return _reference(record)
+
+
+def _weight_digests(store: Store, fingerprint: str) -> list[str]:
+    record = store.find("model", fingerprint)
+    return [entry.sha256 for entry in record.files if entry.path.endswith(".safetensors")] if record else []
+
+
 def _have_the_same_ids(one: Reference, other: Reference) -> bool:
     """Whether two tokenizers are one, or at least of the same files: texts begin and end alike too."""
     if one.fingerprint == other.fingerprint:

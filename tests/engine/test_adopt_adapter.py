@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atelier.engine.adopt_adapter import of_base
 from atelier.engine.config.adapters import Scaled, scaled
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.model.lora import of_base
 from atelier.engine.model.weights import StoredWeights
 
 BASE = GPT(num_layers=2, hidden=32, num_heads=2, num_kv_heads=1, vocab=64, qk_norm=True, head_dim=24)

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from atelier.engine.config.conversion.cast import Cast
 from atelier.engine.config.conversion.depth import Depth
 from atelier.engine.config.conversion.moefy import Moefy
+from atelier.engine.config.conversion.product_keys import AddProductKeys
 from atelier.engine.config.conversion.upcycle import Upcycle
 from atelier.engine.config.conversion.vocabulary import ToVocabulary
 from atelier.engine.config.conversion.width import Width
@@ -98,6 +99,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         Upcycle(num_experts=4, experts_per_token=1, router="orthogonal"),
         Moefy(num_experts=8, experts_per_token=8, tokens=512),
         Cast(dtype="float32"),
+        AddProductKeys(keys=8, per_token=4, width=8),
     ],
     ids=lambda rule: f"{rule.kind}-{getattr(rule, 'finer', '')}{getattr(rule, 'router', '')}",
 )

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from atelier.engine.config.blocks import MLPS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
+from atelier.engine.config.memory import ProductKeyMemory
 from atelier.engine.config.mixture import row_specs
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.ernie import Ernie, Net
@@ -88,7 +89,10 @@ def product(name: str) -> Product | None:
     try:
         train = training(draw, reads_library)
         drawn = cast(draw, train, LIBRARY_VOCAB if reads_library else VOCAB, reads_library)
-        roles = resolve_starts(padded(random.Random(f"{name}/padding"), drawn), train)
+        drawn = padded(random.Random(f"{name}/padding"), drawn)
+        if train.precision == "fp64":  # of rounded scores another pair may be the best
+            drawn = remembering(random.Random(f"{name}/memory"), drawn)
+        roles = resolve_starts(drawn, train)
         check_teaching(roles)
         check_schedules(roles, train)
         check_readers(roles, row_specs(roles).values(), train.sequence)
@@ -117,6 +121,19 @@ def padded(draw: Draw, roles: dict[str, Role]) -> dict[str, Role]:
         if isinstance(model, GPT):
             model = model.model_copy(update={"vocab_padding": padding})
         found[name] = role.model_copy(update={"model": model})
+    return found
+
+
+def remembering(draw: Draw, roles: dict[str, Role]) -> dict[str, Role]:
+    """A third of the decoders have product-key memories. Its draws move no other."""
+    found = dict(roles)
+    for name, role in roles.items():
+        blocks = tuple(n for n in range(role.model.num_layers) if draw.random() < 0.5)
+        keys, heads, per_token = draw.choice((3, 6)), draw.choice((1, 2)), draw.choice((1, 4, 9))
+        sizes = {"blocks": blocks, "keys": keys, "heads": heads, "per_token": per_token, "width": 8}
+        if blocks and isinstance(role.model, GPT) and draw.random() < 0.33:
+            model = role.model.model_copy(update={"memory": ProductKeyMemory.model_validate(sizes)})
+            found[name] = role.model_copy(update={"model": model})
     return found
 
 
@@ -209,7 +226,9 @@ OPTIMISERS: Mapping[str, Callable[[Draw, Schedule], OptimSpec]] = {
 
 def trainable(draw: Draw) -> Trainable:
     kind = draw.choice(("full", "full", "full", "full", "lora", "parts"))
-    return Trainable(kind=kind, rank=4, parts=(draw.choice(("nlu", "nlg", "blocks", "norm", "embed")),))
+    part = draw.choice(("nlu", "nlg", "blocks", "norm", "embed"))
+    given: Mapping[str, Any] = {"lora": {"rank": 4}, "parts": {"parts": (part,)}}.get(kind, {})
+    return Trainable(kind=kind, **given)
 
 
 def widths(draw: Draw) -> dict[str, Any]:

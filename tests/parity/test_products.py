@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import kinds
 from tests.parity.objectives import OWN, TAUGHT
 from tests.parity.products import MODELS, OPTIMISERS, Product, products, regathers
@@ -23,6 +24,11 @@ def has_other_rows(one: Product) -> bool:
     return any(axes(name).data > axes(role.teacher).data for name, role in one.roles.items() if role.teacher)
 
 
+def has_memories(one: Product) -> bool:
+    models = [role.model for role in one.roles.values()]
+    return any(isinstance(model, GPT) and bool(model.memory.blocks) for model in models)
+
+
 @pytest.mark.parametrize(
     ("group", "drawn"),
     [("model", {*MODELS}), ("objective", {*OWN, *TAUGHT}), ("optim", {*OPTIMISERS})],
@@ -31,10 +37,11 @@ def test_every_kind_takes_part_in_the_products(group: str, drawn: set[str]) -> N
     assert drawn == set(kinds(group))
 
 
-def test_padding_of_the_vocabulary_takes_part_in_the_products() -> None:
-    drawn = list(islice(products(1, 4), 40))
+def test_padding_of_the_vocabulary_and_memories_take_part_in_the_products() -> None:
+    drawn = list(islice(products(1, 4), 60))
     padded = [one for one in drawn if any(getattr(r.model, "vocab_padding", 0) for r in one.roles.values())]
-    assert len(padded) > 8 and any(one.layout.tensor > 1 for one in padded)
+    for some in (padded, [one for one in drawn if has_memories(one)]):
+        assert len(some) > 5 and any(one.layout.tensor > 1 for one in some)
 
 
 @pytest.mark.slow

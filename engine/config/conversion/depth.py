@@ -44,8 +44,11 @@ class Depth(ConversionSpec):
                 "convert=upcycle after it",
             )
         changed: dict[str, Json] = {"num_layers": number}
+        sources = self.sources(spec.num_layers)
+        if spec.memory.blocks:
+            blocks = [n for n, s in enumerate(sources) if s in spec.memory.blocks]
+            changed["memory"] = {**spec.memory.model_dump(mode="json"), "blocks": blocks}
         if spec.window_blocks != "all":
-            sources = self.sources(spec.num_layers)
             changed["window_blocks"] = [n for n, s in enumerate(sources) if s in spec.window_blocks]
         return parse(type(spec), {**spec.model_dump(mode="json"), **changed}, "convert")
 

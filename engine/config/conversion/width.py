@@ -48,6 +48,12 @@ class Width(ConversionSpec):
                 "widens no mixtures: widen the dense model first",
                 "convert=upcycle after it",
             )
+        if spec.memory.blocks:
+            raise ConfigError(
+                "convert.hidden",
+                "widens no product-key memories: widen the model before it has them",
+                "convert=product_keys after it",
+            )
         factor = hidden // spec.hidden
         changed = {
             "hidden": hidden,

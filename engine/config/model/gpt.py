@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.blocks import Auto
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.memory import ProductKeyMemory
 from atelier.engine.config.registry import Limit
 from atelier.engine.config.rope import Rope
 from atelier.engine.config.soft_prompt import SoftPrompt
@@ -50,6 +51,9 @@ class GPT(MixedBlocks):
     soft_prompt: SoftPrompt = Field(
         default=SoftPrompt(), description="vectors in the place of tokens, learned by trainable.kind=prompt"
     )
+    memory: ProductKeyMemory = Field(
+        default=ProductKeyMemory(), description="product-key memories beside the MLPs of some blocks"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -59,6 +63,7 @@ class GPT(MixedBlocks):
             raise ValueError("bias names a matrix twice")
         if self.rope != Rope() and not self.is_rotary:
             raise ValueError("rope is given, but positions are learned")
+        self.memory.check_blocks(self.num_layers)
         if self.window_blocks != "all":
             if not self.window:
                 raise ValueError("window_blocks is given, but window is 0")
@@ -101,6 +106,10 @@ class GPT(MixedBlocks):
         """Whether the attention of block `number` sees `window` tokens only."""
         return bool(self.window) and (self.window_blocks == "all" or number in self.window_blocks)
 
+    def has_memory(self, number: int) -> bool:
+        """Whether block `number` has a product-key memory."""
+        return number in self.memory.blocks
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight by its name in the plain module, with its shape. The head is `head.weight` unless
         tied.
@@ -129,6 +138,8 @@ class GPT(MixedBlocks):
             for name in norm:
                 result[f"{block}norm2.{name}"] = (D,)
             result |= {f"{block}mlp.{name}": shape for name, shape in self.mlp_shapes(i).items()}
+            if self.has_memory(i):
+                result |= {f"{block}memory.{name}": shape for name, shape in self.memory.shapes(D).items()}
         for name in norm:
             result[f"norm.{name}"] = (D,)
         if not self.tied:
@@ -141,6 +152,8 @@ class GPT(MixedBlocks):
         attention = D * E * (2 * self.num_heads + 2 * self.kv_heads)
         rest = 6.0 * attention + 12.0 * self.num_heads * E * sequence
         blocks = [6.0 * self.mlp_products(number) + rest for number in range(self.num_layers)]
+        for number in self.memory.blocks:
+            blocks[number] += 6.0 * self.memory.products(D)
         return [*blocks, 6.0 * self.tokens * D]
 
     def limits(self) -> list[Limit]:
@@ -154,5 +167,6 @@ class GPT(MixedBlocks):
             Limit("tensor", "ffn", self.inner),
             *vocab,
             *self.expert_limits(),
+            *self.memory.limits(self.hidden),
             Limit("stage", "num_layers", self.num_layers),
         ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atelier.engine.config.base import parse
+from atelier.engine.config.memory import ProductKeyMemory
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -63,6 +64,9 @@ def memory(spec: GPT, train: Train, pool: Pool, **layout: Any) -> Memory:
     return peak_memory(setting.model_shape, train, parallel, machine)
 
 
+MEMORIES = {"memory": ProductKeyMemory(blocks=(0, 1, 2, 3), keys=50, heads=4, per_token=30, width=48)}
+
+
 @pytest.mark.parametrize(
     ("more", "sequence"),
     [
@@ -72,6 +76,7 @@ def memory(spec: GPT, train: Train, pool: Pool, **layout: Any) -> Memory:
         ({"num_experts": 4, "experts_per_token": 2, "ffn": 128}, 128),
         ({}, 512),
         ({}, 1024),
+        (MEMORIES, 128),
     ],
 )
 def test_plans_know_what_a_block_keeps(more: dict[str, Any], sequence: int) -> None:
@@ -95,3 +100,15 @@ def test_a_checkpoint_on_the_way_is_a_copy_of_the_states_where_training_has_them
     here = memory(spec, train, Pool())
     assert here.checkpoint == copies * here.states == copies * 12 * spec.num_params()
     assert memory(spec, train, Pool(gpu="h100")).checkpoint == 0
+
+
+@pytest.mark.parametrize("blocks", [(0,), (1, 3), (0, 1, 2, 3)])
+def test_states_have_every_memory_once_wherever_it_is(blocks: tuple[int, ...]) -> None:
+    """Of value rows a rank of the axis tensor has its columns."""
+    sizes = MEMORIES["memory"].model_copy(update={"blocks": blocks})
+    spec = GPT(num_layers=4, hidden=128, num_heads=4, vocab=256, memory=sizes)
+    train = Train(steps=1, global_batch=ROWS, sequence=128)
+    whole = memory(spec, train, Pool())
+    assert whole.states == pytest.approx(12 * spec.num_params())
+    split = memory(spec, train, Pool(), tensor=2)
+    assert split.states == pytest.approx(whole.states / 2)

@@ -1,0 +1,61 @@
+"""The mean of several finished models of one shape and tokenizer: seeds, or checkpoints of one run (model
+soups, 2203.05482; stochastic weight averaging, 1803.05407).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from atelier.engine.config.base import flatten
+from atelier.engine.config.conversions import ConversionSpec, Other
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec
+
+FREE = ("dropout", "init_std")  # of these a finished model computes nothing
+
+
+class Average(ConversionSpec):
+    kind: Literal["average"] = "average"
+    models: tuple[str, ...] = Field(
+        default=(),
+        description="finished models that are averaged with the first",
+        json_schema_extra={"layout": True},  # they are parents
+    )
+    weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(), description="of the first and of `models`, in any unit; empty = all alike"
+    )
+
+    @model_validator(mode="after")
+    def _are_as_many(self) -> Self:
+        if self.weights and len(self.weights) != 1 + len(self.models):
+            raise ValueError(f"weights has {len(self.weights)} numbers for {1 + len(self.models)} models")
+        return self
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of each model, the first included; they sum to 1."""
+        weights = self.weights or (1.0,) * (1 + len(self.models))
+        return tuple(weight / sum(weights) for weight in weights)
+
+    @property
+    def others(self) -> Mapping[str, Other]:
+        return {
+            f"model.{number}": Other("model", name, "convert.models")
+            for number, name in enumerate(self.models, start=1)
+        }
+
+    def check_other(self, spec: ModelSpec, other: ModelSpec, which: Other) -> None:
+        mine, theirs = (flatten(each.model_dump(mode="json", exclude=set(FREE))) for each in (spec, other))
+        for name in {**mine, **theirs}:
+            if mine.get(name) != theirs.get(name):
+                raise ConfigError(
+                    which.place,
+                    f"{which.name} has {name} {theirs.get(name)}, and the first model {mine.get(name)}",
+                    "models of one shape have a mean",
+                )
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not self.models:
+            raise ConfigError("convert.models", "is empty", "convert.models=[<model>,...] beside the first")
+        return spec

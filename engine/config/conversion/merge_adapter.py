@@ -1,0 +1,30 @@
+"""A model with the low-rank additions of an adapter added to its matrices: W + alpha / rank B A (LoRA,
+2106.09685). The merged model is a plain one.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.conversions import ConversionSpec, Other
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec
+
+
+class MergeAdapter(ConversionSpec):
+    kind: Literal["merge_adapter"] = "merge_adapter"
+    adapter: str = Field(
+        default="",
+        description="an adapter of the model: its name, or digits of its fingerprint",
+        json_schema_extra={"layout": True},  # it is a parent
+    )
+
+    @property
+    def others(self) -> Mapping[str, Other]:
+        return {"adapter": Other("adapter", self.adapter, "convert.adapter")}
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not self.adapter:
+            raise ConfigError("convert.adapter", "is empty", "an adapter of the model, as in `atelier list`")
+        return spec

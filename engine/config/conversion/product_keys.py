@@ -1,0 +1,43 @@
+"""Product-key memories beside the MLPs of a finished model (residual memories: Kim et al., 2010.03881). Their
+value rows begin at zero, so that the model computes what it did.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.memory import MemorySizes
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
+
+
+class AddProductKeys(ConversionSpec, MemorySizes):
+    kind: Literal["product_keys"] = "product_keys"
+    blocks: tuple[int, ...] = Field(
+        default=(), description="numbers of the blocks that get a memory; empty = the middle one"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of queries and keys")
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not isinstance(spec, GPT):
+            raise ConfigError("convert", f"adds memories to a model of kind gpt, not {spec.kind}")
+        if spec.memory.blocks:
+            raise ConfigError(
+                "convert",
+                f"adds memories, and blocks {list(spec.memory.blocks)} of the model have some already",
+                "a model without",
+            )
+        blocks = self.blocks or (spec.num_layers // 2,)
+        for number in blocks:
+            if not 0 <= number < spec.num_layers:
+                raise ConfigError(
+                    "convert.blocks",
+                    f"has {number}, but the model has blocks 0 to {spec.num_layers - 1}",
+                    "numbers of these",
+                )
+        sizes = {name: getattr(self, name) for name in MemorySizes.model_fields}
+        changed = {"memory": {"blocks": blocks, **sizes}}
+        return parse(type(spec), spec.model_dump(mode="json") | changed, "convert")

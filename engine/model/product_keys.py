@@ -1,0 +1,87 @@
+"""A product-key memory (Lample et al., 1907.05242): sparse look-ups in n * n value rows for the price of 2 n
+scores.
+
+N tokens, H heads, E query width, h = E / 2, n keys a half, K pairs a token and head, D hidden
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atelier.engine.config.memory import ProductKeyMemory
+
+VALUES = "values"  # the weight with a row for every pair of keys
+
+
+class ProductKeys(nn.Module):
+    """sum over heads and their K best pairs (i, j) of softmax_K(q1 . k1_i + q2 . k2_j) value_{i n + j}, where
+    q1 and q2 are the halves of a head's query. forward: [..., D] -> [..., D].
+
+    `read`: how a weight is used; tensor parallelism, where `values` are some columns, says it.
+    """
+
+    def __init__(self, spec: ProductKeyMemory, hidden: int, norm_eps: float) -> None:
+        super().__init__()
+        self.heads, self.width, self.per_token = spec.heads, spec.width, spec.per_token
+        shapes = spec.shapes(hidden)
+        self.queries = nn.Parameter(torch.empty(shapes["queries"]))
+        self.has_norm = spec.query_norm
+        if spec.query_norm:
+            self.norm = nn.RMSNorm(spec.width, eps=norm_eps)
+        self.keys = nn.Parameter(torch.empty(shapes["keys"]))
+        self.values = nn.Parameter(torch.empty(shapes["values"]))
+        self.read: Callable[[Tensor], Tensor] = _as_it_is
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        values = self.read(self.values)
+        query_NHE = F.linear(x_BTD.flatten(0, -2), self.read(self.queries)).unflatten(-1, (self.heads, -1))
+        with torch.autocast(query_NHE.device.type, enabled=False):
+            exact = torch.promote_types(query_NHE.dtype, torch.float32)  # scores of 16 bits often tie
+            query_NHE = query_NHE.to(exact)
+            if self.has_norm:
+                weight_E = self.read(self.norm.weight).to(exact)
+                query_NHE = F.rms_norm(query_NHE, (self.width,), weight_E, self.norm.eps)
+            scores_NHK, pairs_NHK = best_pairs(query_NHE, self.read(self.keys).to(exact), self.per_token)
+            share_NHK = scores_NHK.softmax(-1).to(values.dtype)
+            y_ND = F.embedding_bag(
+                pairs_NHK.flatten(1), values, per_sample_weights=share_NHK.flatten(1), mode="sum"
+            )
+        return y_ND.unflatten(0, x_BTD.shape[:-1])
+
+
+def best_pairs(query_NHE: Tensor, keys_2HnK: Tensor, per_token: int) -> tuple[Tensor, Tensor]:
+    """The K best of the n * n sums of a score of each half, best first, and their numbers i n + j.
+
+    A pair of the K best is one of two of the K best of the halves. Of equal sums the one whose first key
+    scores more comes first, then the one of the smaller i, then likewise j.
+    """
+    number = keys_2HnK.shape[2]
+    of_half = min(per_token, number)
+    found = [
+        _best(torch.einsum("nhe,hke->nhk", part_NHh, keys_HnK), of_half)
+        for part_NHh, keys_HnK in zip(query_NHE.chunk(2, dim=-1), keys_2HnK, strict=True)
+    ]
+    (first_NHK, i_NHK), (second_NHK, j_NHK) = found
+    with torch.no_grad():  # the K * K sums are not kept for the backward pass
+        sums_NHC = (first_NHK[..., :, None] + second_NHK[..., None, :]).flatten(-2)
+        chosen_NHK = _places(sums_NHC, per_token)
+    one_NHK, two_NHK = chosen_NHK // of_half, chosen_NHK % of_half
+    scores_NHK = first_NHK.gather(-1, one_NHK) + second_NHK.gather(-1, two_NHK)
+    return scores_NHK, i_NHK.gather(-1, one_NHK) * number + j_NHK.gather(-1, two_NHK)
+
+
+def _best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The largest numbers of the last dim, largest first, and their places; of equal ones the first."""
+    places = _places(scores.detach(), number)
+    return scores.gather(-1, places), places
+
+
+def _places(scores: Tensor, number: int) -> Tensor:
+    places = scores.sort(dim=-1, descending=True, stable=True).indices
+    return places[..., :number].contiguous()  # a view would keep all of them
+
+
+def _as_it_is(weight: Tensor) -> Tensor:
+    return weight

@@ -1,0 +1,89 @@
+"""Models with product-key memories in layouts of two and four, beside one process: dropout, Muon, low-rank
+additions beside frozen memories, experts in the same block, a student.
+"""
+
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.memory import ProductKeyMemory
+from atelier.engine.config.model.gpt import Multipliers
+from atelier.engine.config.optim.muon import Muon
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Trainable
+from atelier.engine.config.run_file import Training
+from tests.engine.trainings import TrainingSetup, role, student, train
+from tests.parity import cases
+from tests.parity.cases import HOW, Parity, apart, layout, net
+
+STEPS = 6
+ROLES = ("adamw", "muon", "lora", "pupil")
+TWO: dict[str, Parallel] = {
+    "tensor": layout(tensor=2),
+    "shard": layout(shard=2),
+    "pipeline": layout(pipeline=2),
+    "replicate": layout(replicate=2),
+    "context": layout(context=2),
+    "shard, zero 1": layout(shard=2, zero=1),
+    "tensor, whole sequences": layout(tensor=2, sequence_parallel=False),
+    "pipeline, interleaved": layout(pipeline=2, schedule="interleaved"),
+    "pipeline, zero-bubble": layout(pipeline=2, schedule="zb"),
+    "recompute full": layout(shard=2, recompute="full"),
+    "recompute selective": layout(tensor=2, recompute="selective", recompute_every=2),
+    "expert": layout(expert=2),
+}
+FOUR: dict[str, Parallel] = {
+    "shard x tensor": layout(shard=2, tensor=2),
+    "pipeline x tensor": layout(pipeline=2, tensor=2),
+    "context x tensor": layout(context=2, tensor=2),
+}
+QUICK = ("tensor", "shard", "pipeline")
+
+
+def keys(*blocks: int, **more: Any) -> ProductKeyMemory:
+    sizes: dict[str, Any] = {"keys": 6, "heads": 2, "per_token": 4, "width": 8}
+    return ProductKeyMemory(blocks=blocks, **(sizes | more))
+
+
+def remembering(training_setup: TrainingSetup) -> Training:
+    half = Multipliers(residual=0.5)
+    mixed = net(num_experts=4, memory=keys(0, 3, query_norm=False), multipliers=half)
+    roles = {
+        "adamw": role(shape=net(dropout=0.1, memory=keys(1, 3)), lr=1e-2),
+        "muon": role(shape=mixed).model_copy(update={"optim": Muon(lr=1e-3, matrix_lr=1e-2)}),
+        "lora": role(shape=net(memory=keys(2)), lr=1e-2, trainable=Trainable(kind="lora", rank=4)),
+        "pupil": student(shape=net(2, 16, memory=keys(0)), teacher="adamw"),
+    }
+    return training_setup.training(roles, train(STEPS, **HOW))
+
+
+@pytest.fixture(scope="module")
+def gangs(tmp_path_factory: pytest.TempPathFactory) -> Parity:
+    return Parity(tmp_path_factory.mktemp("memories"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cases.TRAININGS, "remembering", remembering)
+        yield
+
+
+def runs(gangs: Parity, name: str) -> TrainingSetup:
+    """The setup of a layout; all quick ones, or all of a size, are run in one gang."""
+    if name not in gangs.setups:
+        together = next(some for some in ({each: TWO[each] for each in QUICK}, TWO, FOUR) if name in some)
+        wanted = {each: where for each, where in together.items() if each not in gangs.setups}
+        gangs.run({each: (where, "remembering") for each, where in wanted.items()})
+    return gangs.setups[name]
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*TWO, *FOUR) if name not in QUICK]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_every_layout_trains_as_one_process_does(gangs: Parity, name: str) -> None:
+    alone = gangs.beside("remembering")
+    for role_name in ROLES:
+        curve, weights = apart(alone, runs(gangs, name), role_name)
+        assert curve < 1e-10 and weights < 1e-8, role_name
