@@ -189,7 +189,7 @@ def _meaning(spec: Said) -> dict[str, Json]:
     found |= {"vocab": spec.tokens, "num_kv_heads": spec.kv_heads, "head_dim": spec.head_width}
     found |= {f"rope.{name}": value for name, value in document["rope"].items()}
     found |= {f"multipliers.{name}": value for name, value in document["multipliers"].items()}
-    found["multipliers.scores"] = spec.score_scale
+    found |= {"multipliers.scores": spec.score_scale, "multipliers.logits": spec.logit_scale}
     found["bias"] = sorted(spec.bias)
     found["window_blocks"] = [number for number in range(spec.num_layers) if spec.has_window(number)]
     if spec.positions == "learned":
@@ -218,7 +218,7 @@ def _mixtures(spec: Said) -> dict[str, Json]:
 # fields that change nothing that a finished model computes, and those that are compared part by part
 FREE = {"dropout", "init_std", "vocab_padding"}
 EXPERTS = {"experts", "experts_per_token", "num_experts"}
-PARTS = EXPERTS | {"ffn", "max_positions", "mlp", "multipliers", "rope", "window_blocks"}
+PARTS = EXPERTS | {"base_width", "ffn", "max_positions", "mlp", "multipliers", "rope", "window_blocks"}
 
 
 def flag(value: Json) -> Json:

@@ -53,6 +53,7 @@ ABSENT: dict[str, dict[str, Json]] = {
         "vocab_padding": 0,
         "soft_prompt": {},
         "memory": {},
+        "base_width": 0,
     },
     "ProductKeyMemory": {"blocks": []},
     "MemorySizes": {
@@ -141,7 +142,7 @@ ABSENT: dict[str, dict[str, Json]] = {
         "weight_decay": 0.1,
         "clip": 1.0,
     },
-    "Schedule": {"warmup": 0, "floor": 0.0},
+    "Schedule": {"warmup": 0, "floor": 0.0, "shape": "linear", "half_life": 0.2},
     "ObjectiveSpec": {"schedule": {}},
     "OwnRows": {"sequence": 0},
     "WeightSchedule": {"kind": "constant", "nats": 0.0, "first": 1.0, "last": 0.0, "begin": 0, "end": 0},

@@ -91,6 +91,10 @@ class ModelSpec(Kind, ABC):
         """
         return [self.flops_per_token(sequence) / self.num_blocks] * self.num_blocks + [0.0]
 
+    def lr_factors(self) -> dict[str, float]:
+        """Factors of the learning rate by weight, of the weights that have one (muP)."""
+        return {}
+
     def arguments(self) -> dict[str, Json]:
         """Plain JSON for a model's config.json, with the version of the kind where it is not 1."""
         return self.model_dump(mode="json") | ({} if self.version == 1 else {"version": self.version})

@@ -25,11 +25,26 @@ class Schedule(Kind):
         default=0.2, gt=0, le=1, description="wsd: the share of all steps spent in the final decay"
     )
     floor: float = Field(default=0.0, ge=0, le=1, description="lr at the end, as a share of the peak")
+    shape: Literal["linear", "exponential"] = Field(
+        default="linear", description="wsd: how lr falls in the decay, linear or exponential"
+    )
+    half_life: Step = Field(
+        default=0.2,
+        gt=0,
+        description="wsd, exponential: steps in which lr halves, or a share of the decay's steps below 1",
+    )
 
     @model_validator(mode="after")
-    def _floor(self) -> "Schedule":
+    def _fits_its_kind(self) -> "Schedule":
         if self.is_endless and self.floor:
             raise ValueError(f"a {self.kind} schedule has no floor")
+        fields = type(self).model_fields
+        if self.shape == "linear" and self.half_life != fields["half_life"].default:
+            raise ValueError("a linear decay has no half_life; shape=exponential has")
+        if self.shape == "exponential" and self.kind != "wsd":
+            raise ValueError(f"a {self.kind} schedule has no shape; kind=wsd has")
+        if self.shape == "exponential" and self.floor:
+            raise ValueError("an exponential decay has no floor: it ends where half_life says")
         return self
 
     @property
@@ -51,8 +66,9 @@ class Schedule(Kind):
         return 2 if self.floor else self.VERSION
 
     def factor(self, step: int, start: int, end: int) -> float:
-        """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2404.06395 section
-        4; 2405.18392). The last step is at the floor; without a floor it ends one step above 0, where nothing
+        """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2405.18392), or by
+        half in every `half_life` (MiniCPM, 2404.06395, section 4.2: 0.5^((s - S) / T), S the last stable
+        step). The last step is at the floor; without a floor a line ends one step above 0, where nothing
         would be learned. Noam (1706.03762, equation 3) has its peak at the last step of warm-up.
         """
         done, short = step - start, 0 if self.floor else 1
@@ -63,12 +79,19 @@ class Schedule(Kind):
             return warm * min(1.0, (self.warmup + 1) / (done + 1)) ** 0.5
         if self.kind == "wsd":
             first = self.branch_step(start, end)
+            if self.shape == "exponential":
+                halves = (step - first + 1) / self._half_life(end - first)
+                return warm * (1.0 if step < first else 0.5**halves)
             left = 1.0 if step < first else (end - 1 + short - step) / (end - first + short)
             return warm * (self.floor + (1 - self.floor) * left)
         past, falling = done - self.warmup, end - start - self.warmup - 1 + short
         share = 0.0 if past < 0 else min(1.0, past / falling) if falling > 0 else 1.0
         fall = 1.0 - share if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * share))
         return warm * (self.floor + (1 - self.floor) * fall)
+
+    def _half_life(self, decay: int) -> float:
+        """Steps in which lr halves, in a decay of so many."""
+        return self.half_life if self.half_life >= 1 else self.half_life * decay
 
     def misfit(self, start: int, end: int) -> tuple[str, str]:
         """The problem and its remedy when the warm-up does not fit in the steps before lr falls, so that the

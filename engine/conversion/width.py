@@ -3,7 +3,7 @@
 The hidden state h becomes [h, .., h]: what writes it has its rows repeated, what reads it shares its columns
 out among the copies, W h = sum_c (s_c W) h with sum_c s_c = 1. So have heads, and the MLP's inner units.
 Norms see the same mean and variance; the final one's weights are divided by c where the head is tied, whose
-rows are repeated.
+rows are repeated, and multiplied by c where the model has a base width, which divides logits by c.
 
 D hidden, c copies
 """
@@ -27,23 +27,24 @@ def convert(rule: Width, parent: Parent, made: ModelSpec) -> Converted:
     if not isinstance(spec, GPT):
         raise ConfigError("convert", "widens a model of kind gpt")
     found, factor = Converted(), rule.factor(spec)
+    scale = (factor if spec.tied else 1) / (factor if spec.base_width else 1)
     for name, shape in made.shapes().items():
         weight = parent.weights[name]
-        make = partial(_widened, rule, parent, name, factor, is_tied=spec.tied)
+        make = partial(_widened, rule, parent, name, factor, scale=scale)
         found.add(name, shape, weight.dtype, make, WeightPiece(name, 1.0, f"repeated {factor} times"))
     is_wide = all(weight.dtype.itemsize >= 4 for weight in parent.weights.values())
     found.about = {"factor": factor, "is_exact": is_wide}  # shares of narrower numbers are rounded
     return found
 
 
-def _widened(rule: Width, parent: Parent, name: str, factor: int, *, is_tied: bool) -> Tensor:
+def _widened(rule: Width, parent: Parent, name: str, factor: int, *, scale: float) -> Tensor:
     weight, leaf = parent.weights[name], name.rsplit(".", 2)[-2]
     if leaf in ("embed", "positions", "soft"):  # [V, D]
         return weight.repeat(1, factor)
     if leaf in ("query_norm", "key_norm"):  # of a head, which stays as wide
         return weight
     if name.startswith("norm."):  # the head reads all copies
-        return weight.repeat(factor) / (factor if is_tied else 1)
+        return weight.repeat(factor) / scale
     if weight.dim() == 1:
         return weight.repeat(factor)
     rows = 1 if name == "head.weight" else factor

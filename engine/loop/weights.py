@@ -57,7 +57,7 @@ class RoleWeights:
         if optim is not None and not moving:
             raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
         if optim is not None and self.trainable():
-            self.optimizer = build_optimizer(optim, self.trainable().items())
+            self.optimizer = build_optimizer(optim, self.trainable().items(), plain.spec.lr_factors())
             self._prime(self.optimizer)
 
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -41,7 +41,9 @@ class Decoder(MixtureModel[Shared]):
         return self.embed.weight if self.spec.tied else self.head.weight
 
     def initial(self, name: str) -> tuple[str, float]:
-        """Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2."""
+        """Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2; with a base width matrices
+        in blocks start 1/sqrt(m) smaller (muP).
+        """
         owner, leaf = name.rsplit(".", 1)
         if owner.rsplit(".", 1)[-1].startswith("norm") or owner.endswith(("query_norm", "key_norm")):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
@@ -50,7 +52,8 @@ class Decoder(MixtureModel[Shared]):
         if name.endswith("memory.keys"):  # scores of one spread, whatever the width
             return "normal", (self.spec.memory.width / 2) ** -0.5
         is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith(RESIDUAL)
-        return "normal", self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
+        std = self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
+        return "normal", std * (self.spec.width_ratio**-0.5 if name.startswith("blocks.") else 1.0)
 
     def _depth(self, name: str) -> int:
         """Number of blocks that add to the residual stream that a weight belongs to."""
@@ -134,7 +137,7 @@ class Decoder(MixtureModel[Shared]):
     ) -> Output:
         x_BTD = carried["hidden_BTD"]
         relations = self._compared(x_BTD, shared, relations)
-        hidden_BTD, scale = self.norm(x_BTD), self.spec.multipliers.logits
+        hidden_BTD, scale = self.norm(x_BTD), self.spec.logit_scale
         hidden_BTD = hidden_BTD if scale == 1.0 else hidden_BTD * scale
         is_near = shared.near is not None and self.spec.has_window(self.spec.num_layers - 1)
         mask = shared.near if is_near else shared.mask

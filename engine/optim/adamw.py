@@ -1,12 +1,14 @@
 """AdamW (1711.05101): decoupled weight decay on matrices, none on norms and biases."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.model.placement import by_mesh
+
+ParameterGroup = dict[str, list[Tensor] | bool | float]  # as torch takes it
 
 
 class PlainAdamW(torch.optim.AdamW):
@@ -18,16 +20,21 @@ class PlainAdamW(torch.optim.AdamW):
         return getattr(step, "__wrapped__", step)(self, closure)
 
 
-def build(spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+def build(
+    spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]], lr_factors: Mapping[str, float]
+) -> torch.optim.Optimizer:
     """AdamW with two groups, matrices with decay and the rest without, each in the order given; frozen
-    weights are left out.
+    weights are left out. Matrices whose learning rate has a factor are groups of their own.
     """
-    chosen = list({id(p): p for _, p in named_parameters if p.requires_grad}.values())
-    groups = [
-        {"params": alike, "weight_decay": decay}
+    chosen = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}
+    named = [(lr_factors.get(name, 1.0), p) for name, p in chosen.values()]
+    groups: list[ParameterGroup] = [
+        # what decay takes in a step, lr times weight_decay, stays (as in MuAdamW, muP's reference)
+        {"params": alike, "scale": factor, "weight_decay": decay / factor}
+        for factor in sorted({factor for factor, _ in named}, reverse=True)
         for decay, members in (
-            (spec.weight_decay, [p for p in chosen if p.dim() >= 2]),
-            (0.0, [p for p in chosen if p.dim() < 2]),
+            (spec.weight_decay, [p for own, p in named if p.dim() >= 2 and own == factor]),
+            (0.0, [p for own, p in named if p.dim() < 2 and own == factor]),
         )
         for alike in by_mesh(members)
     ]

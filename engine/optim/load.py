@@ -1,7 +1,7 @@
 """Optimisers by kind: an optimiser of kind `adamw` is engine/optim/adamw.py."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,13 +21,22 @@ def leave_compiler_out() -> None:
             asked.__dynamo_disable = asked
 
 
-def build(spec: OptimSpec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """The optimiser of `spec` over the trainable parameters. Raises ConfigError when there are none."""
+Factors = Mapping[str, float]  # of the learning rate, by weight; 1 where a weight has none
+
+
+def build(
+    spec: OptimSpec,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    lr_factors: Factors = {},  # noqa: B006 - read only
+) -> torch.optim.Optimizer:
+    """The optimiser of `spec` over the trainable parameters. `lr_factors`: the model's (muP). Raises
+    ConfigError when there are none to train.
+    """
     parameters = [(name, p) for name, p in named_parameters if p.requires_grad]
     if not parameters:
         raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
     leave_compiler_out()
-    return importlib.import_module(f"atelier.engine.optim.{spec.kind}").build(spec, parameters)
+    return importlib.import_module(f"atelier.engine.optim.{spec.kind}").build(spec, parameters, lr_factors)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -3,7 +3,7 @@ Of a mixture every matrix of every expert is one; its router is left to AdamW, a
 product-key memory.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,27 +11,34 @@ from torch.optim.adamw import adamw
 
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.model.placement import back_from, by_mesh, has_half, like, local, together, whole
+from atelier.engine.optim.adamw import ParameterGroup
 
 INSIDE = ("blocks.", ".enter.", ".leave.")  # in the names of matrices between hidden states
-ParameterGroup = dict[str, list[Tensor] | bool | float]  # as torch takes it
 
 # Quintic coefficients of K. Jordan's Muon: steep at zero, singular values end between about 0.7 and 1.2.
 A, B, C = 3.4445, -4.7750, 2.0315
 
 
-def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+def build(
+    spec: Muon, named_parameters: Iterable[tuple[str, Tensor]], lr_factors: Mapping[str, float]
+) -> torch.optim.Optimizer:
     """Muon for matrices in blocks, experts' too, and around task nets, AdamW with decay for other matrices,
-    AdamW without decay for vectors.
+    AdamW without decay for vectors. `lr_factors` are AdamW's: an orthogonalised update has the same size at
+    any width.
     """
     chosen = list({id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values())
     inside = [p for name, p in chosen if any(word in name for word in INSIDE) and is_moved(name, p)]
     taken = {id(p) for p in inside}
-    outside = [p for _, p in chosen if p.dim() >= 2 and id(p) not in taken]
+    outside = [(lr_factors.get(name, 1.0), p) for name, p in chosen if p.dim() >= 2 and id(p) not in taken]
     vectors = [p for _, p in chosen if p.dim() < 2]
     scale = spec.matrix_lr / spec.lr
     groups: list[ParameterGroup] = [
         {"params": inside, "is_muon": True, "scale": scale, "weight_decay": spec.weight_decay},
-        {"params": outside, "is_muon": False, "scale": 1.0, "weight_decay": spec.weight_decay},
+        *(
+            {"params": [p for own, p in outside if own == each], "is_muon": False}
+            | {"scale": each, "weight_decay": spec.weight_decay / each}
+            for each in sorted({factor for factor, _ in outside}, reverse=True)
+        ),
         {"params": vectors, "is_muon": False, "scale": 1.0, "weight_decay": 0.0},
     ]
     return MuonWithAdamW([group for group in groups if group["params"]], spec)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.optim.adamw import adamw
 from torch.utils._python_dispatch import _disable_current_modes
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Tiers
+from atelier.engine.model.contract import Model
 from atelier.engine.model.expert_mlp import ExpertPass, dtype_of
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import as_placed, local
@@ -62,9 +63,16 @@ class TieredExperts:
     """
 
     def __init__(
-        self, mixtures: dict[str, ExpertWeights], spec: AdamW, folder: Path, *, host_bytes: int, policy: str
+        self,
+        mixtures: dict[str, ExpertWeights],
+        spec: AdamW,
+        folder: Path,
+        *,
+        host_bytes: int,
+        policy: str,
+        lr_factor: float = 1.0,
     ) -> None:
-        self.spec = spec
+        self.spec, self.lr_factor = spec, lr_factor
         self.placed = {
             f"{path}.{name}": w for path, one in mixtures.items() for name, w in one.named_parameters()
         }
@@ -215,8 +223,8 @@ class TieredExperts:
         adamw(
             [weights[: self.floats]], [gradient[: self.floats]], [mean], [square], [], [before],
             fused=True, amsgrad=False, beta1=self.spec.beta1, beta2=self.spec.beta2,
-            lr=self.applied[number].rate, weight_decay=self.spec.weight_decay, eps=self.spec.eps,
-            maximize=False,
+            lr=self.applied[number].rate * self.lr_factor, eps=self.spec.eps,
+            weight_decay=self.spec.weight_decay / self.lr_factor, maximize=False,
         )  # fmt: skip
 
     # all of it
@@ -272,10 +280,19 @@ class TieredExperts:
         return found
 
 
-def put_on_disk(model: nn.Module, optim: AdamW, folder: Path, tiers: Tiers) -> TieredExperts:
+def put_on_disk(model: Model, optim: AdamW, folder: Path, tiers: Tiers) -> TieredExperts:
     """Take the experts of all mixtures of a model, which is on the meta device, out of it."""
     mixtures = {path: each for path, each in model.named_modules() if isinstance(each, ExpertWeights)}
-    return TieredExperts(mixtures, optim, folder, host_bytes=int(tiers.host_gb * 1e9), policy=tiers.policy)
+    factors = model.spec.lr_factors()  # one for all matrices of experts
+    path, some = next(iter(mixtures.items()))
+    return TieredExperts(
+        mixtures,
+        optim,
+        folder,
+        host_bytes=int(tiers.host_gb * 1e9),
+        policy=tiers.policy,
+        lr_factor=factors.get(f"{path}.{next(name for name, _ in some.named_parameters())}", 1.0),
+    )
 
 
 def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:

@@ -23,7 +23,7 @@ from atelier.flows.run.compose import Frozen
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.registry import body
-from atelier.flows.run.tier_notes import score_notes, tier_notes
+from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.flows.run.written import written_row
 from atelier.infra.calibration.history import factor
@@ -219,7 +219,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
             refusals.append(refusal)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
-    notes = _notes(frozen, outdated, short_of(nodes)) + tier_notes(running, frozen.pool, vocab)
+    notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool, vocab)
     refusals += too_little_disk(running, store)
     return Plan(

@@ -37,7 +37,7 @@ class PointEntry:
     runs: list[str] = field(default_factory=list)
     companions: dict[str, Json] = field(default_factory=dict)  # roles as they are configured
     made: list[dict[str, str]] = field(default_factory=list)  # as in a run's manifest, once it is done
-    facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared: params, tokens
+    facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared
     metric: str = ""  # what `value` is
     looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep polls it
     started: float = 0.0

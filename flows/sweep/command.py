@@ -161,8 +161,8 @@ def _finish(session: Session) -> int:
     _print(entries, session)
     failed = [entry for entry in ours if entry.state == FAILED]
     best = session.best()
-    for place in show(session, is_failed=bool(failed)):
-        print(f"report   {place}")
+    for line in show(session, is_failed=bool(failed)):
+        print(line)
     for note in session.notes:
         print(note)
     if problem := session.unranked():

@@ -9,17 +9,19 @@ from pathlib import Path
 
 from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.sweep.session import Session
-from atelier.infra.report.scaling_law import Trained, laws, lowest
+from atelier.infra.report.scaling_law import Trained, batch_law, laws, lowest, optima
 from atelier.infra.report.sweep_report import (
     SweepContent,
     SweepRow,
     importances,
+    said_of_laws,
     to_markdown,
     write_sweep_report,
 )
 from atelier.infra.store.run_manifest import measured
 
 FOLDER = "report"
+BUDGETS = (1, 10, 100)  # times the FLOPs of the largest training, for which the best model is said
 
 
 def content_of(session: Session) -> SweepContent:
@@ -36,6 +38,10 @@ def content_of(session: Session) -> SweepContent:
     metric = session.metric_of(some) if some is not None else session.metric
     is_ranked = not session.unranked()
     trained = trainings(rows) if is_ranked and metric.endswith("eval_loss") else []
+    found = laws(trained)
+    largest = max((one.flops for one in trained), default=0.0)
+    budgets = [times * largest for times in BUDGETS]
+    is_joint = len(found) == 1 and found[0].params is None
     return SweepContent(
         title=f"sweep {session.ledger.id}",
         command=session.command,
@@ -46,25 +52,33 @@ def content_of(session: Session) -> SweepContent:
         best_command=f"atelier {session.flow} {shlex.join(best.words)}" if best is not None else "",
         importance=importances(rows, session.direction) if is_ranked else {},
         notes=[*session.notes, *filter(None, [session.unranked()])],
-        trained=trained,
-        laws=laws(trained),
+        trained=lowest(trained),
+        laws=found,
+        optima=optima(trained, found[0], budgets) if is_joint else [],
+        batch_law=batch_law(trained),
     )
 
 
 def trainings(rows: list[SweepRow]) -> list[Trained]:
-    """The points as (parameters, tokens, loss), the best one of each size and length, for scaling laws."""
-    known = [row for row in rows if row.value is not None and {"params", "tokens"} <= row.facts.keys()]
-    return lowest([Trained(int(r.facts["params"]), int(r.facts["tokens"]), r.value or 0.0) for r in known])
+    """The points for scaling laws; of older ones the batch is not known."""
+    found = []
+    for row in rows:
+        params, tokens = (int(row.facts.get(name, 0)) for name in ("params", "tokens"))
+        steps = row.facts.get("step", 0.0) - row.facts.get("started_at", 0.0)
+        if row.value is not None and params and tokens:
+            found.append(Trained(params, tokens, row.value, round(tokens / steps) if steps > 0 else 0))
+    return found
 
 
 def show(session: Session, *, is_failed: bool) -> list[str]:
-    """Write the report, show it in MLflow and on the Prefect page, and return its addresses. An unavailable
-    server costs only its page.
+    """Write the report, show it in MLflow and on the Prefect page, and return lines that say its laws and
+    its addresses. An unavailable server costs only its page.
     """
     content, best = content_of(session), session.best()
     folder = _folder(session)
     paths = write_sweep_report(folder, content)
-    places = [str(folder / "report.html")]
+    places = [f"law      {said}" for said in said_of_laws(content)]
+    places.append(f"report   {folder / 'report.html'}")
     some = next(iter(session.points.values()), None)
     if some is None:
         return places
@@ -85,7 +99,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 numbers={f"best/{content.metric}": best.value} if best and best.value is not None else {},
                 is_failed=is_failed,
             )
-            places += [page] if page else []
+            places += [f"report   {page}"] if page else []
     if pool.is_served:
         from atelier.infra.stack.prefect_api import put_markdown  # Prefect
 
@@ -94,7 +108,8 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 data = base64.b64encode(picture.read_bytes()).decode()
                 text = text.replace(f"({picture.name})", f"(data:image/png;base64,{data})")
         with suppress(Exception):  # as above
-            places.append(put_markdown(f"sweep-{session.ledger.id}", text, content.title))
+            page = put_markdown(f"sweep-{session.ledger.id}", text, content.title)
+            places.append(f"report   {page}")
     return places
 
 

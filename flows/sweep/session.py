@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 DIRECTIONS = ("minimize", "maximize")
-FACTS = ("params", "tokens")
+FACTS = ("params", "tokens", "step", "started_at")
 ARRAY = "slurm"  # the launcher whose points are elements of a job array
 MADE = ("key", "name", "model", "kind", "fingerprint")  # of a row of a manifest
 POOL_WHEN_BLANK = {"prefect": "pool=local", "slurm": "pool=slurm"}

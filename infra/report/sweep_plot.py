@@ -12,18 +12,66 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from atelier.infra.report.scaling_law import Law, Trained
+from atelier.infra.report.scaling_law import PER_TOKEN, BatchLaw, Law, Optimum, Trained
 from atelier.infra.report.sweep_report import SweepContent, SweepRow, number
 
 FURTHER = 4.0  # curves are extrapolated to this multiple of the longest training
 LAW_DPI = 150
 
 
-def law_png(points: Sequence[Trained], laws: Sequence[Law]) -> bytes:
-    """The scaling law as PNG: points as measured, solid lines over their range, dashed beyond it."""
-    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
+def law_png(content: SweepContent) -> bytes:
+    """The scaling laws as PNG: loss over tokens; beside it, where they are known, the loss of a budget over
+    the size of its model, and the critical batch over the loss.
+    """
+    columns = 1 + bool(content.optima) + (content.batch_law is not None)
+    figure = Figure(figsize=(7.5 + 4 * (columns - 1), 4.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    first, *others = figure.subplots(1, columns, squeeze=False, width_ratios=[1.6, 1, 1][:columns])[0]
+    _over_tokens(first, content.trained, content.laws)
+    if content.optima:
+        _over_sizes(others.pop(0), content.laws[0], content.optima)
+    if content.batch_law is not None:
+        _over_losses(others.pop(0), content.batch_law, content.trained)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=LAW_DPI)
+    return file.getvalue()
+
+
+def _over_sizes(axes: Axes, law: Law, optima: Sequence[Optimum]) -> None:
+    """The predicted loss of each budget over the model's size, its lowest point with the interval."""
+    colours = mpl.colormaps["plasma"](np.linspace(0.1, 0.7, len(optima)))
+    for one, colour in zip(optima, colours, strict=True):
+        params = np.geomspace(one.params / 10, one.params * 10, 60)
+        losses = [law(size, one.flops / PER_TOKEN / size) for size in params]
+        axes.plot(params, losses, color=colour, linewidth=1.2, label=f"{one.flops:.2g} FLOPs")
+        axes.plot(one.params_range, [one.loss] * 2, color=colour, linewidth=3, solid_capstyle="butt")
+        axes.plot([one.params], [one.loss], "o", color=colour)
+    axes.set_xscale("log")
+    axes.set_xlabel("N, parameters of the model")
+    axes.set_title("the best model of a budget", fontsize=10, loc="left")
+    _finish(axes)
+
+
+def _over_losses(axes: Axes, law: BatchLaw, points: Sequence[Trained]) -> None:
+    """The critical batch over the losses that were seen, with its interval at the lowest."""
+    losses = np.linspace(law.at, max(one.loss for one in points if one.params == law.params), 60)
+    axes.plot(losses, [law(loss) for loss in losses], color="#3f7fa6", label="critical batch")
+    axes.plot([law.at] * 2, law.interval, color="#3f7fa6", linewidth=3, solid_capstyle="butt")
+    axes.set_yscale("log")
+    axes.set_xlabel("held-out loss, nats a token")
+    axes.set_ylabel("tokens a step")
+    axes.set_title(f"B = {law.scale:.3g} / L^{law.power:.2f}", fontsize=10, loc="left")
+    _finish(axes)
+
+
+def _finish(axes: Axes) -> None:
+    axes.legend(fontsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _over_tokens(axes: Axes, points: Sequence[Trained], laws: Sequence[Law]) -> None:
+    """Points as measured, solid lines over their range, dashed beyond it."""
     sizes = sorted({one.params for one in points})
     colours = mpl.colormaps["viridis"](np.linspace(0.1, 0.8, len(sizes)))
     for size, colour in zip(sizes, colours, strict=True):
@@ -45,12 +93,7 @@ def law_png(points: Sequence[Trained], laws: Sequence[Law]) -> bytes:
     axes.set_xlabel("D, tokens seen")
     axes.set_ylabel("held-out loss, nats a token")
     axes.set_title("\n".join(map(str, laws)), fontsize=10, loc="left")
-    axes.legend(fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=LAW_DPI)
-    return file.getvalue()
+    _finish(axes)
 
 
 WIDTH, HEIGHT, DPI = 9.0, 4.2, 150

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from atelier.infra.report.render import META, STYLE, Table, digits, html_table, markdown_table
-from atelier.infra.report.scaling_law import Law, Trained
+from atelier.infra.report.scaling_law import BatchLaw, Law, Optimum, Range, Trained
 
 PICTURES = {"parallel.png": "Parallel coordinates", "law.png": "Scaling law"}
 FILES = ("report.md", "report.html", *PICTURES, "points.json")
@@ -44,6 +44,8 @@ class SweepContent:
     notes: list[str] = field(default_factory=list)
     trained: list[Trained] = field(default_factory=list)
     laws: list[Law] = field(default_factory=list)
+    optima: list[Optimum] = field(default_factory=list)
+    batch_law: BatchLaw | None = None
     links: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -108,10 +110,10 @@ def write_sweep_report(folder: Path, content: SweepContent) -> list[Path]:
         from atelier.infra.report.sweep_plot import parallel_png  # imports matplotlib: 0.5 s
 
         written["parallel.png"] = parallel_png(content)
-    if content.laws:
+    if content.laws or content.batch_law is not None:
         from atelier.infra.report.sweep_plot import law_png  # likewise
 
-        written["law.png"] = law_png(content.trained, content.laws)
+        written["law.png"] = law_png(content)
     document = asdict(content) | {"keys": content.keys}
     written["points.json"] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
     written["report.md"] = to_markdown(content).encode()
@@ -152,9 +154,32 @@ def _said(content: SweepContent) -> list[str]:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in content.importance.items())
         told.append(f"what explains the spread of {content.metric} (functional ANOVA): {shares}")
     told += content.notes
-    for law in content.laws:
-        told.append(_law(law))
+    return told + said_of_laws(content)
+
+
+def said_of_laws(content: SweepContent) -> list[str]:
+    """The scaling laws, the best models of budgets and the critical batch, a line each."""
+    told = [_law(law) for law in content.laws]
+    for one in content.optima:
+        told.append(
+            f"the best model for {one.flops:.2g} FLOPs (6 N D): {_sure(one.params, one.params_range)} "
+            f"parameters on {_sure(one.tokens, one.tokens_range)} tokens, "
+            f"{_sure(one.tokens / one.params, one.ratio_range)} a parameter; "
+            f"loss {_sure(one.loss, one.loss_range)}"
+        )
+    if (batch := content.batch_law) is not None:
+        told.append(
+            f"critical batch of {batch.params / 1e6:.3g} M parameters: {batch.scale:.3g} / "
+            f"L^{batch.power:.2f} tokens a step; at loss {batch.at:.2f} "
+            f"{_sure(batch(batch.at), batch.interval)}, where that loss takes "
+            f"twice the fewest tokens and twice the fewest steps; tokens off by {batch.error:.1%} on average"
+        )
     return told
+
+
+def _sure(value: float, interval: Range) -> str:
+    """A number with its interval of 95 %."""
+    return f"{value:.3g} ({interval[0]:.3g} to {interval[1]:.3g})"
 
 
 def _law(law: Law) -> str:
@@ -175,7 +200,7 @@ def to_markdown(content: SweepContent) -> str:
     parts.append(markdown_table(table_of(content)))
     if len(content.valued) > 1 and content.keys:
         parts.append("## Parallel coordinates\n\n![parallel coordinates](parallel.png)")
-    if content.laws:
+    if content.laws or content.batch_law is not None:
         parts.append("## Scaling law\n\n![scaling law](law.png)")
     if content.links:
         parts.append("\n".join(f"- [{text}]({url})" for text, url in content.links.items()))

@@ -112,6 +112,8 @@ SHAPES: list[dict[str, Any]] = [
     {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": ("qkv", "out", "mlp")},
     {"qk_norm": True, "head_dim": 12, "window": 4, "window_blocks": (1,)},
     {"multipliers": {"embedding": 3.0, "residual": 0.5, "logits": 0.7}},
+    {"base_width": 16},
+    {"base_width": 16, "tied": False},
 ]
 
 

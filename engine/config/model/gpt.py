@@ -54,6 +54,11 @@ class GPT(MixedBlocks):
     memory: ProductKeyMemory = Field(
         default=ProductKeyMemory(), description="product-key memories beside the MLPs of some blocks"
     )
+    base_width: int = Field(
+        default=0,
+        ge=0,
+        description="muP: the width at which lr and init_std are as given; others scale them; 0 = none do",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -101,6 +106,26 @@ class GPT(MixedBlocks):
         """Factor of queries times keys."""
         scale = self.multipliers.scores
         return self.head_width**-0.5 if scale == "auto" else scale
+
+    @property
+    def width_ratio(self) -> float:
+        """m = hidden / base_width (MiniCPM, 2404.06395, appendix A); 1 without a base."""
+        return self.hidden / self.base_width if self.base_width else 1.0
+
+    @property
+    def logit_scale(self) -> float:
+        """Factor of the logits; muP divides them by m."""
+        return self.multipliers.logits / self.width_ratio
+
+    def lr_factors(self) -> dict[str, float]:
+        """muP for Adam (2203.03466, table 8): the learning rate of the matrices inside blocks is divided by
+        m; those of embedding, head and vectors stay.
+        """
+        if self.width_ratio == 1.0:
+            return {}
+        found = self.shapes().items()
+        inside = [name for name, shape in found if name.startswith("blocks.") and len(shape) > 1]
+        return dict.fromkeys(inside, 1 / self.width_ratio)
 
     def has_window(self, number: int) -> bool:
         """Whether the attention of block `number` sees `window` tokens only."""

@@ -162,6 +162,18 @@ def test_a_stable_phase_is_shared_by_longer_runs_and_a_cosine_is_not() -> None:
     assert parts("cosine", 100) != parts("cosine", 200)
 
 
+def test_decays_of_both_shapes_share_a_stable_phase() -> None:
+    def parts(**decay: object) -> list[str]:
+        schedule = {"kind": "wsd", "decay": 0.25} | decay
+        return fingerprints({"m": role(optim={"kind": "adamw", "lr": 1e-3, "schedule": schedule})}, train())[
+            "m"
+        ]
+
+    line, curve = parts(), parts(shape="exponential")
+    assert line[0] == curve[0] == parts(shape="exponential", half_life=7)[0]
+    assert len({line[1], curve[1], parts(shape="exponential", half_life=7)[1]}) == 3
+
+
 def test_a_root_that_may_roll_back_shares_no_trunk_and_its_students_do() -> None:
     constant = {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}}
 

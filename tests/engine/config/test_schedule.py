@@ -80,6 +80,42 @@ def test_a_warm_up_that_does_not_end_before_lr_falls_is_refused(schedule: Schedu
     Schedule(kind="constant", warmup=1000).check(10, 50, "optim.schedule")
 
 
+@pytest.mark.parametrize("half_life", [0.1, 0.25, 3, 40])
+def test_an_exponential_decay_halves_lr_in_every_half_life_from_the_step_where_a_line_falls(
+    half_life: float,
+) -> None:
+    for seed in range(100):
+        line, start, end = drawn("wsd", 0.0, seed)
+        curve = Schedule.model_validate(line.model_dump() | {"shape": "exponential", "half_life": half_life})
+        first = line.branch_step(start, end)
+        assert curve.branch_step(start, end) == first and curve.trunk() == line.trunk()
+        steps = half_life if half_life >= 1 else half_life * (end - first)
+        for step in range(start, end):
+            before = line.factor(step, start, end) if step < first else 0.5 ** ((step - first + 1) / steps)
+            assert curve.factor(step, start, end) == pytest.approx(before, rel=1e-12)
+
+
+def test_a_linear_decay_is_identified_as_it_was_before_there_was_another_shape() -> None:
+    assert Schedule(shape="linear", half_life=0.2).as_identity() == {"kind": "wsd", "decay": 0.2}
+    curve = Schedule(shape="exponential", half_life=0.1).as_identity()
+    assert curve == {"kind": "wsd", "decay": 0.2, "shape": "exponential", "half_life": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"half_life": 0.1}, "a linear decay has no half_life"),
+        ({"kind": "cosine", "shape": "exponential"}, "a cosine schedule has no shape; kind=wsd has"),
+        ({"shape": "exponential", "floor": 0.1}, "an exponential decay has no floor"),
+        ({"shape": "exponential", "half_life": 0}, "greater than 0"),
+        ({"shape": "exponential", "half_life": 2.5}, "steps from 1 on are whole"),
+    ],
+)
+def test_a_shape_that_its_schedule_has_not_is_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Schedule.model_validate(given)
+
+
 def test_a_weight_is_where_its_schedule_says_before_between_and_after() -> None:
     for seed in range(300):
         draw = random.Random(f"weight {seed}")

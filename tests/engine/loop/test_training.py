@@ -158,6 +158,23 @@ def test_a_longer_training_goes_on_from_the_trunk_of_a_shorter_one(
     )
 
 
+def test_decays_of_both_shapes_go_on_from_one_trunk_and_end_apart(
+    training_setup: TrainingSetup, other: TrainingSetup, capsys
+) -> None:
+    curve, how = WSD.model_copy(update={"shape": "exponential", "half_life": 2}), train(16)
+    for schedule, name in ((WSD, "line"), (curve, "curve")):
+        member = cut(training_setup, role(schedule=schedule), how, 12, 16, names=("trunk", name))
+        training_setup.train(training_setup.training({"model": member}, how))
+    assert [line["resumed"] for line in said(capsys) if "resumed" in line] == [0, 12]
+    other.train(other.training({"model": role(schedule=curve)}, how))
+    assert training_setup.weights("model") == other.weights("model")
+    rates = {
+        name: [line["values"]["lr"] for line in training_setup.curve(name)] for name in ("line", "curve")
+    }
+    assert rates["curve"] == pytest.approx([3e-3 * 0.5 ** (n / 2) for n in range(1, 5)])
+    assert rates["line"] == pytest.approx([3e-3 * n / 5 for n in range(4, 0, -1)])
+
+
 def said(capsys) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

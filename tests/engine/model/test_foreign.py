@@ -342,3 +342,6 @@ def test_a_model_that_no_family_can_say_has_none() -> None:
     with pytest.raises(ConfigError, match=r"--family: llama cannot say bias \['qkv'\]"):
         family_of({"model_type": "llama"}, "").config(GPT(**shape, bias=("qkv",)))
     assert family.name == "qwen2"
+    with pytest.raises(ConfigError, match=r"--family: llama cannot say multipliers.logits 0.5"):
+        family_of({"model_type": "llama"}, "").config(GPT(**shape, base_width=8))
+    assert family_of({"model_type": "llama"}, "").config(GPT(**shape, base_width=16))

@@ -37,7 +37,8 @@ def tiered(room: int, policy: Policy = "lfu") -> dict[str, Parallel]:
 def training(setup: TrainingSetup, steps: int = STEPS, **more: object) -> Training:
     """A teacher of which only some experts see a token in a step, and a student of it."""
     experts = Experts(ffn=32, activation="geglu_exact", router=TopK(balance="bias"))
-    shape = model(32, num_experts=EXPERTS, experts_per_token=1, experts=experts)
+    base = int(str(more.pop("base_width", 0)))
+    shape = model(32, num_experts=EXPERTS, experts_per_token=1, experts=experts, base_width=base)
     how = {"global_batch": 2, "micro_batch": 1, "sequence": 8} | more
     return setup.training({"teacher": role(shape=shape, lr=1e-2), "pupil": student()}, train(steps, **how))
 
@@ -89,11 +90,14 @@ def test_a_training_that_is_stopped_goes_on_to_the_same_bits_on_disk_or_in_memor
     assert setup.curve("teacher") == in_memory.curve("teacher")
 
 
-def test_products_in_bf16_have_the_same_bits_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{"precision": "bf16"}, {"base_width": 16}])
+def test_products_in_bf16_and_scaled_rates_have_the_same_bits_too(
+    tmp_path: Path, more: dict[str, object]
+) -> None:
     setups = {}
     for where, layout in (("memory", {}), ("disk", tiered(3))):
         setups[where] = TrainingSetup(tmp_path / where)
-        setups[where].train(training(setups[where], precision="bf16"), **layout)
+        setups[where].train(training(setups[where], **more), **layout)
     assert setups["disk"].weights("teacher") == setups["memory"].weights("teacher")
     assert setups["disk"].curve("teacher") == setups["memory"].curve("teacher")
 

@@ -103,3 +103,14 @@ def test_a_run_shorter_than_its_configuration_says_that_the_peak_is_never_reache
     assert any("peak learning rate is never reached: train.model (20 steps" in note for note in notes), notes
     notes = make_plan(compose("pretrain", ["experiment=tiny", "train.steps=200"]), store).notes
     assert not any("peak" in note for note in notes)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("adamw", "lr times 0.5"), ("muon", "lr is the same")])
+def test_a_plan_says_what_a_base_width_scales(store: Store, kind: str, said: str) -> None:
+    given = ["experiment=tiny", f"optim={kind}", "model.hidden=64", "model.base_width=32"]
+    [note] = [note for note in make_plan(compose("pretrain", given), store).notes if "base_width" in note]
+    assert note == (
+        "train: model is 2 times as wide as model.base_width 32: of matrices in blocks "
+        f"{said}, init_std times 0.707; logits times 0.5"
+    )
+    assert not any("base_width" in note for note in make_plan(compose("pretrain", given[:-1]), store).notes)

@@ -1,9 +1,11 @@
-"""What a plan says of weights on disk: of experts in training, bytes of each tier, what a step moves, and
-when that is hidden; of models that are scored in less memory than they take, what a pass reads.
+"""What a plan says of single roles: of experts on disk, bytes of each tier, what a step moves, and when that
+is hidden; of models that are scored in less memory than they take, what a pass reads; what a base width
+scales.
 """
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Score
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role, without_pipeline
@@ -19,7 +21,29 @@ from atelier.infra.dag import Node
 MOST_DOUBLINGS = 12  # of a batch that are tried
 
 
-def tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
+def role_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
+    """Lines about the roles that these nodes train."""
+    return _width_notes(nodes) + _tier_notes(nodes, pool, vocab)
+
+
+def _width_notes(nodes: list[Node]) -> list[str]:
+    """A line for every role whose model has a base width (muP)."""
+    notes = []
+    for node in nodes:
+        for name, role in node.training.roles.items() if node.task == "train" else ():
+            model = role.model
+            if isinstance(model, GPT) and model.base_width and role.moves:
+                ratio, by_muon = model.width_ratio, role.optim.kind == "muon"
+                rates = "lr is the same" if by_muon else f"lr times {1 / ratio:.3g}"
+                notes.append(
+                    f"{node.name}: {name} is {ratio:.3g} times as wide as model.base_width "
+                    f"{model.base_width}: of matrices in blocks {rates}, init_std times {ratio**-0.5:.3g}; "
+                    f"logits times {model.logit_scale:.3g}"
+                )
+    return notes
+
+
+def _tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
     """A line for every role of these nodes' trainings whose experts are on disk."""
     notes = []
     for node in nodes if vocab else ():
