@@ -44,7 +44,7 @@ mutants: setup  ## break a promise on purpose, one at a time: each must turn its
 	$(BIN)/python tests/mutants/run.py
 
 bench: setup  ## timings and long comparisons; results in benchmarks/results
-	for script in anchors goodput planner peers rows overhead orchestration checkpoint model_memory products seeds online_distillation lesson_cost scarce_data objectives ernie_kind chain progressive uneven_pipeline sweeps submission ring tiers merged elastic embedding adopt serve; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in anchors goodput planner peers rows overhead orchestration checkpoint model_memory products seeds online_distillation lesson_cost scarce_data objectives ernie_kind chain progressive uneven_pipeline sweeps submission ring tiers merged elastic embedding adopt serve moefy wind_tunnel inheritance prompts; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	ATELIER_STORM=60/30 $(BIN)/python -m pytest tests/faults/test_storm.py -rP
 
 .PHONY: help setup demo up secrets test check verify mutants bench

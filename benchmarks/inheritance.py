@@ -36,6 +36,7 @@ from atelier.engine.config.conversion.vocabulary import ToVocabulary
 from atelier.engine.config.conversion.width import Width
 from atelier.engine.config.conversions import ConversionSpec
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.conversion.measure import held_out, mean_loss
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
@@ -115,8 +116,7 @@ class Inheritance(Parts):
     ) -> tuple[str, GPT, dict[str, Any]]:
         """The converted model's folder, spec and record's summary."""
         place = self.store / f"seed-{seed}" / name
-        made = rule.converted(model)
-        assert isinstance(made, GPT)
+        made = gpt(rule.converted(model))
         if made.vocab == "auto":
             made = made.resolved(int(open_input(inputs["tokens.main"]).record.summary["vocab"]))
         if not (place / "model" / "record.json").exists():
@@ -143,7 +143,7 @@ class Inheritance(Parts):
             artifact(
                 place / "model", "model", {path.name: path.read_bytes() for path in kept}, **body["summary"]
             )
-        return str(place / "model"), made, open_input(str(place / "model")).record.summary
+        return str(place / "model"), made, dict(open_input(str(place / "model")).record.summary)
 
     def bits(self, seed: int, part: str, text: Mapping[str, str]) -> dict[str, float]:
         """Bits a byte of each language's held-out text."""
@@ -246,14 +246,14 @@ class Inheritance(Parts):
         """A dense model, then a mixture of eight experts."""
         learned = Upcycle(num_experts=8, experts_per_token=2, seed=seed)
         drawn = Upcycle(num_experts=8, experts_per_token=1, router="orthogonal", seed=seed)
-        made = learned.converted(self.large)
+        made = gpt(learned.converted(self.large))
         scratch = self.way("experts-scratch", seed, made, lengths=(1.0,))[1.0]
         parent, ways, about = self.finished(seed, "scratch"), {}, {}
         for how, rule in (("learned", learned), ("orthogonal", drawn)):
             folder, made, about[how] = self.converted(seed, f"upcycle-{how}", rule, self.large, parent)
             ways[how] = self.way(f"experts-{how}", seed, made, init=folder)
         ways["dense_continued"] = self.way("dense-continued", seed, self.large, init=parent)
-        made = learned.converted(self.large)
+        made = gpt(learned.converted(self.large))
         return self.told(made, scratch, ways, parent=(self.large, dense)) | {"step 0": about}
 
     def taught(
@@ -295,6 +295,11 @@ class Inheritance(Parts):
                 "flops_with_parent": each * tokens / (each * needed + spent) if needed else None,
             }
         return found
+
+
+def gpt(spec: ModelSpec) -> GPT:
+    assert isinstance(spec, GPT)
+    return spec
 
 
 def tokens_to(aim: float, way: Way) -> float | None:

@@ -11,14 +11,14 @@ MLPs fall by 1.5 times; with SwiGLU whatever comes. One seed of the other activa
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from machine import keep
 from parts import Parts, interval, options
-from torch import Tensor
+from torch import Tensor, nn
 
 from atelier.engine.config.blocks import MLPKind
 from atelier.engine.config.conversion.moefy import Moefy
@@ -40,7 +40,7 @@ from tests.engine.trainings import artifact
 HIDDEN, FFN, SHARES = 512, 3072, (0.125, 0.25, 0.5, 1.0)
 HELD_OUT, ROWS, ROUNDS = 16384, 16, 15
 WAYS = (("coactivation", 32), ("weights", 32), ("random", 32), ("coactivation", 16))  # and experts of a block
-BEST = WAYS[0]
+BEST, FEW = WAYS[0], (WAYS[0], WAYS[2])  # FEW: of further models
 CPU = torch.device("cpu")
 
 
@@ -93,8 +93,8 @@ class Divided(Parts):
         model, _ = read_model(self._published(place, name), self.scratch, dtype=torch.float32)
         return model.eval(), json.loads(told.read_text())
 
-    def measured(self, seed: int, mlp: MLPKind) -> dict[str, Any]:
-        """Of one dense model: losses, and seconds of its MLPs."""
+    def measured(self, seed: int, mlp: MLPKind, ways: Sequence[tuple[str, int]] = FEW) -> dict[str, Any]:
+        """Of one dense model: losses before and after."""
         source, part = self.dense(seed, mlp)
         place = self.store / f"seed-{seed}" / mlp / "measured.json"
         if place.exists():
@@ -102,8 +102,7 @@ class Divided(Parts):
         dense = read_model(source, self.scratch, dtype=torch.float32)[0].eval()
         loss = mean_loss(dense, self.rows, CPU)
         found: dict[str, Any] = {"dense_loss": loss, "training_cpu_s": round(part["cpu_s"], 1), "rise": {}}
-        found["mlp"] = {}
-        for by, number in WAYS:
+        for by, number in ways:
             model, told = self.mixture(seed, mlp, by, number, source)
             way = f"{by}, {number} experts"
             for share in SHARES:
@@ -117,24 +116,39 @@ class Divided(Parts):
             found |= {f"held, {way}": {key: mean([each[key] for each in held]) for key in ("chosen", "best")}}
             found |= {"active": mean([each["active"] for each in held])}
             found[f"conversion_cpu_s, {way}"] = told["cpu_s"]
-            for rows in (ROWS, 1) if by == BEST[0] else ():
-                found["mlp"][f"{number} experts, {rows} rows"] = self.timed(dense, model, rows)
         place.write_text(json.dumps(found, indent=1))
         print(seed, mlp, json.dumps(found), flush=True)
+        return found
+
+    def seconds(self, seed: int, mlp: MLPKind, ways: Sequence[tuple[str, int]] = FEW) -> dict[str, Any]:
+        """Of one dense model: those of its MLPs, and of its mixtures of neurons that are active together."""
+        source, _ = self.dense(seed, mlp)
+        place = self.store / f"seed-{seed}" / mlp / "seconds.json"
+        if place.exists():
+            return json.loads(place.read_text())
+        dense, found = read_model(source, self.scratch, dtype=torch.float32)[0].eval(), {}
+        for by, number in ways:
+            if by == BEST[0]:
+                model, _ = self.mixture(seed, mlp, by, number, source)
+                for rows in (ROWS, 1):
+                    found[f"{number} experts, {rows} rows"] = self.timed(dense, model, rows)
+        place.write_text(json.dumps(found, indent=1))
         return found
 
     def timed(self, dense: Model, mixture: Model, rows: int) -> dict[str, Any]:
         """CPU microseconds a token of all MLPs, on what the dense model's read of held-out text."""
         batch = {name: torch.from_numpy(values[:rows]) for name, values in self.rows[0].items()}
         read: list[Tensor] = []
-        for block in dense.blocks:
-            block.mlp.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+        mlps = [cast(nn.Module, block.mlp) for block in dense.blocks]
+        handles = [mlp.register_forward_pre_hook(lambda _, given: read.append(given[0])) for mlp in mlps]
         with torch.inference_mode():
             dense(batch)
-        shown = read[: len(dense.blocks)]
-        ways: dict[str, list[Callable[[Tensor], object]]] = {"dense": [block.mlp for block in dense.blocks]}
+        for handle in handles:
+            handle.remove()
+        ways: dict[str, list[Callable[[Tensor], object]]] = {"dense": [*mlps]}
         for share in SHARES:
-            ways[f"{share:g}"] = [block.mlp for block in with_share(mixture, share).blocks]
+            blocks = with_share(mixture, share).blocks
+            ways[f"{share:g}"] = [cast(nn.Module, block.mlp) for block in blocks]
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         order = list(ways)
         before = torch.get_num_threads()
@@ -143,7 +157,7 @@ class Divided(Parts):
             for number in range(2 + ROUNDS * (ROWS // rows)):
                 for name in order:
                     began = time.process_time()
-                    for mlp, x_BTD in zip(ways[name], shown, strict=True):
+                    for mlp, x_BTD in zip(ways[name], read, strict=True):
                         mlp(x_BTD)
                     if number >= 2:
                         seconds[name].append(time.process_time() - began)
@@ -168,7 +182,7 @@ def choose_best(model: Model) -> None:
     for module in model.modules():
         if isinstance(module, MoE):
             per_token = cast(int, module.router.per_token)
-            module.router.route = best_of(module, per_token)  # pyright: ignore[reportAttributeAccessIssue]
+            module.router.__dict__["route"] = best_of(module, per_token)
 
 
 def best_of(mixture: MoE, per_token: int) -> Callable[[Tensor, TokenRows], Routed]:
@@ -193,8 +207,14 @@ def main() -> None:
     bench = Divided(chosen)
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()  # as in training: for all ways alike
-    by_seed = {seed: {"relu": bench.measured(seed, "relu")} for seed in chosen.seeds}
-    by_seed[chosen.seeds[0]]["swiglu"] = bench.measured(chosen.seeds[0], "swiglu")
+    first = chosen.seeds[0]
+    models: list[tuple[int, MLPKind]] = [(seed, "relu") for seed in chosen.seeds]
+    models.append((first, "swiglu"))
+    by_seed: dict[int, dict[str, Any]] = {seed: {} for seed in chosen.seeds}
+    for seed, mlp in models:
+        by_seed[seed][mlp] = bench.measured(seed, mlp, WAYS if (seed, mlp) == models[0] else FEW)
+    for seed, mlp in models:  # all of them on the machine as it is now
+        by_seed[seed][mlp]["mlp"] = bench.seconds(seed, mlp, WAYS if (seed, mlp) == models[0] else FEW)
     relu = [each["relu"] for each in by_seed.values()]
     rises = [each["rise"][f"{BEST[0]}, {BEST[1]} experts, router, 0.25"] for each in relu]
     times = [each["mlp"][f"{BEST[1]} experts, {ROWS} rows"]["dense / 0.25"] for each in relu]

@@ -1,6 +1,6 @@
 """cpm2: a model that grows (CPM-2, 2106.10715): it learns one language, then a second with a longer
-vocabulary, becomes a mixture of experts, and a soft prompt of it is tuned; scored within less memory than it
-takes.
+vocabulary, becomes a mixture of experts, and a soft prompt of it is tuned; with `score.memory_gb` it is
+scored within less memory than it takes.
 
 atelier cpm2 experiment=tiny
 """

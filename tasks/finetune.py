@@ -8,6 +8,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
@@ -91,7 +92,7 @@ def _role(key: str, spec: ModelSpec, settings: Finetune) -> Role:
     is_scratch = key.startswith("scratch")
     tuned = settings.trainable.soft_prompt
     if tuned.length and not is_scratch:
-        if not isinstance(spec, GPT):
+        if not isinstance(spec, GPT | EncDec):
             raise ConfigError(
                 "finetune.trainable.kind", f"prompt, and models of kind {spec.kind} have none", "kind=lora"
             )

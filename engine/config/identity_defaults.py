@@ -105,6 +105,7 @@ ABSENT: dict[str, dict[str, Json]] = {
         "head_dim": "auto",
         "tied": False,
         "vocab_padding": 0,
+        "soft_prompt": {},
         "buckets": 32,
         "max_distance": 128,
     },

@@ -67,6 +67,11 @@ class Axes(Spec):
         """Data-parallel size: ranks, or groups of ranks, that have samples of their own."""
         return self.replicate * self.shard * self.expert
 
+    @property
+    def row_unit(self) -> int:
+        """What the tokens of a row have to be a multiple of."""
+        return self.tensor * (2 * self.context if self.context > 1 else 1)
+
 
 class Parallel(Spec):
     replicate: int = Field(default=1, ge=1, description="axis: whole copies of the (sharded) model")

@@ -43,10 +43,10 @@ class Blend:
     Every block of 4096 samples holds each set exactly in its share (largest remainder; at least once), in an
     order keyed by the block. Within a set, each epoch visits every sample once, in an order keyed by the
     epoch. Sample i costs the same whatever i is. Raises ConfigError for empty sets and weights that are not
-    above 0.
+    above 0. `unit`: rows are padded to a multiple of so many tokens.
     """
 
-    def __init__(self, streams: Sequence[tuple[Dataset, float]], seed: int) -> None:
+    def __init__(self, streams: Sequence[tuple[Dataset, float]], seed: int, *, unit: int = 1) -> None:
         if not 0 < len(streams) <= BLOCK or any(
             len(dataset) < 1 or weight <= 0 for dataset, weight in streams
         ):
@@ -59,9 +59,9 @@ class Blend:
         self._seed = seed
         self._shares = shares([weight for _, weight in streams])
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.length = max(dataset.length for dataset in self._datasets)
+        self.length = unit * -(-max(dataset.length for dataset in self._datasets) // unit)
         encoder_length = max(getattr(dataset, "encoder_length", 0) for dataset in self._datasets)
-        self._lengths = {"T": self.length, "U": encoder_length}
+        self._lengths = {"T": self.length, "U": unit * -(-encoder_length // unit)}
         self._extras = sorted({name for dataset in self._datasets for name in getattr(dataset, "extras", ())})
         self._parts = [getattr(dataset, "part", None) for dataset in self._datasets]
 

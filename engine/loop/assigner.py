@@ -19,8 +19,7 @@ class Assigner:
 
     def __init__(self, grid: Grid, pace: Pace, cost_of: Callable[[int], float]) -> None:
         self._grid, self._pace, self._cost_of = grid, pace, cost_of
-        axes = grid.axes
-        self._unit = UNIT * axes.tensor * (2 * axes.context if axes.context > 1 else 1)
+        self._unit = UNIT * grid.axes.row_unit
         self._blend: tuple[Blend, int] | None = None
         self._workloads: list[Workload] = []
         self._kinds = np.array([], dtype=np.int64)  # the workload of each data set

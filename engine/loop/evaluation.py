@@ -50,7 +50,7 @@ class HeldOut:
 
     @property
     def is_empty(self) -> bool:
-        return not any(self._places.values())  # of text, or of other rows
+        return not any(self._places.values())
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.chat import Chat
 from atelier.engine.config.record import FileEntry
@@ -31,7 +32,7 @@ def write_files(member: RoleState, sink: Sink | None, *, most: int) -> None:
     write_model(merged(own, trainable), member.role.model, sink, most=most)
     if trainable.kind == "lora":
         write_adapter(own, trainable, sink, base=member.role.init)
-    if trainable.kind == "prompt" and isinstance(member.role.model, GPT):
+    if trainable.kind == "prompt" and isinstance(member.role.model, GPT | EncDec):
         write_prompt(own, member.role.model, sink, base=member.role.init)
 
 

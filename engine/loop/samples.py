@@ -23,16 +23,19 @@ class _Labelled(Dataset, Protocol):
 
 
 class Samples:
-    """The streams of a training over its inputs."""
+    """The streams of a training over its inputs. `unit`: what the tokens of a row are a multiple of."""
 
-    def __init__(self, training: Training, inputs: Mapping[str, ArtifactInput], scratch: Path) -> None:
-        self._training, self._inputs, self._scratch = training, inputs, scratch
+    def __init__(
+        self, training: Training, inputs: Mapping[str, ArtifactInput], scratch: Path, *, unit: int = 1
+    ) -> None:
+        self._training, self._inputs, self._scratch, self._unit = training, inputs, scratch, unit
         self._seed = training.train.seed
 
     def blend(self, sequence: int) -> Blend:
         """The training blend, in rows of `sequence` tokens."""
         streams = self._training.streams
-        return Blend([(self._open(each, TRAIN, sequence), each.weight) for each in streams], self._seed)
+        opened = [(self._open(each, TRAIN, sequence), each.weight) for each in streams]
+        return Blend(opened, self._seed, unit=self._unit)
 
     def held_out(self) -> tuple[Streams, Mapping[str, Streams], dict[str, str]]:
         """Windows of all token sources, whatever the training reads, or where there are none conversations;

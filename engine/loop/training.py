@@ -130,7 +130,8 @@ class Loop:
             auto_micro_batch, layout=layout, device=device, together=rows_together(layout, models)
         )
         self.micro_batch = resolve(self.train)
-        samples = Samples(self.training, context.inputs, context.scratch)
+        unit = math.lcm(layout.axes.row_unit, *(layout.axes_of(name).row_unit for name in models))
+        samples = Samples(self.training, context.inputs, context.scratch, unit=unit)
         grid = context.grid("", is_student=False)
         self.pace = Pace(layout.speed_log, layout.axes.data, is_measured=layout.assignment == "measured")
         self.assigner = None

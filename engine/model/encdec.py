@@ -14,6 +14,7 @@ from atelier.engine.config.model.encdec import SIDES, EncDec
 from atelier.engine.model.attention import Attend, Cache, Seen, attention_mask
 from atelier.engine.model.contract import Carried, Output, Relations, Split, rounded
 from atelier.engine.model.mixtures import MixtureModel
+from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
 from atelier.engine.model.transformer import dropout, layer_keys, make_mlp, make_norm, through_mlp
 
 NO_ENCODER = 1  # tokens of padding that the encoder reads in a batch without any
@@ -177,6 +178,8 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         super().__init__()
         self.spec = spec
         self.embed = nn.Embedding(spec.tokens, spec.hidden)
+        if spec.soft_prompt.length:
+            self.soft = SoftTable(spec.soft_prompt.length, spec.hidden)
         # of the unit vector of a bucket: the biases of all heads
         self.bias = nn.ModuleDict(
             {side: nn.Linear(spec.buckets, spec.num_heads, bias=False) for side in SIDES}
@@ -199,7 +202,8 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         if leaf == "bias" or (owner.endswith("router") and leaf != "weight"):
             return "zeros", 0.0
         wide = spec.num_heads * spec.head_width
-        inputs = {"embed": 1, "query": spec.hidden * spec.head_width, "out": wide}.get(last, spec.hidden)
+        known = {"embed": 1, SOFT: 1, "query": spec.hidden * spec.head_width, "out": wide}
+        inputs = known.get(last, spec.hidden)
         if last == "down" or leaf == "down":
             inputs = spec.expert_inner if leaf == "down" else spec.inner
         return "normal", spec.init_std * inputs**-0.5
@@ -251,10 +255,15 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         encoder_BU = batch.get("encoder_tokens_BU")
         if encoder_BU is None:
             encoder_BU = tokens_BT.new_zeros(len(tokens_BT), NO_ENCODER)
-        hidden_BTD = self.embed(tokens_BT)
+        hidden_BTD = self._embedded(tokens_BT)
         units_RR = torch.eye(self.spec.buckets, dtype=hidden_BTD.dtype, device=hidden_BTD.device)
         bias_2RH = torch.stack([self.bias[side](units_RR) for side in SIDES]).to(hidden_BTD.dtype)
-        return {"hidden_BTD": hidden_BTD, "memory_BUD": self.embed(encoder_BU), "bias_2RH": bias_2RH}
+        return {"hidden_BTD": hidden_BTD, "memory_BUD": self._embedded(encoder_BU), "bias_2RH": bias_2RH}
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        if self.spec.soft_prompt.length:
+            return embedded(tokens_BT, self.embed, self.soft, self.spec.tokens)
+        return self.embed(tokens_BT)
 
     def through(
         self, carried: Carried, shared: EncDecShared, cache: Cache | None = None
@@ -332,7 +341,8 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
                 block.dropout = block.most_dropout * share
 
     def parts(self) -> dict[str, list[str]]:
-        return {"enter": ["embed", "bias"], "leave": ["norm", "embed" if self.spec.tied else "head"]}
+        soft = [SOFT] if self.spec.soft_prompt.length else []
+        return {"enter": ["embed", *soft, "bias"], "leave": ["norm", "embed" if self.spec.tied else "head"]}
 
     def splits(self) -> dict[str, Split]:
         found: dict[str, Split] = {"embed": "vocabulary", "norm": "tokens", "bias.*": "out"}
@@ -347,6 +357,8 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
                 found[mlp] = "mixture"
             else:
                 found |= {mlp: "inside", f"{mlp}.down": "in", f"{mlp}.gate": "out", f"{mlp}.up": "out"}
+        if self.spec.soft_prompt.length:
+            found[SOFT] = "whole"
         if not self.spec.tied:
             found["head"] = "vocabulary"
         return found

@@ -51,7 +51,8 @@ class ExpertPass:
     """
 
     def __init__(self, counts_X: Sequence[int], activation: Activation) -> None:
-        self.counts_X, self.activation = counts_X, activation
+        self.counts_X = counts_X
+        self.activation: Activation = activation
 
     @property
     def _met(self) -> list[int]:
@@ -190,7 +191,8 @@ class _Grouped:
     def __init__(
         self, x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor], activation: Activation
     ) -> None:
-        self.x_PD, self.activation = x_PD, activation
+        self.x_PD = x_PD
+        self.activation: Activation = activation
         self.ends_X = torch.tensor(counts_X, device=x_PD.device).cumsum(0, dtype=torch.int32)
         *self.into, self.down = (weight.to(x_PD.dtype) for weight in weights_XFD)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.blocks import MLPS, MLPKind
+from atelier.engine.config.blocks import MLPS, Activation, MLPKind
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model.dispatch import Dispatch, collect, dispatched
@@ -28,7 +28,8 @@ class ExpertWeights(nn.Module):
 
     def __init__(self, num_experts: int, hidden: int, inner: int, *, kind: MLPKind = "swiglu") -> None:
         super().__init__()
-        self.activation, has_gate = MLPS[kind]
+        activation, has_gate = MLPS[kind]
+        self.activation: Activation = activation
         if has_gate:
             self.gate = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.up = nn.Parameter(torch.empty(num_experts, inner, hidden))
@@ -77,7 +78,8 @@ class SharedExperts(nn.Module):
 
     def __init__(self, hidden: int, inner: int, *, kind: MLPKind = "swiglu") -> None:
         super().__init__()
-        self.activation, has_gate = MLPS[kind]
+        activation, has_gate = MLPS[kind]
+        self.activation: Activation = activation
         if has_gate:
             self.gate = nn.Parameter(torch.empty(inner, hidden))
         self.up = nn.Parameter(torch.empty(inner, hidden))

@@ -54,8 +54,9 @@ class ProductKeys(nn.Module):
 def best_pairs(query_NHE: Tensor, keys_2HnK: Tensor, per_token: int) -> tuple[Tensor, Tensor]:
     """The K best of the n * n sums of a score of each half, best first, and their numbers i n + j.
 
-    A pair of the K best is one of two of the K best of the halves. Of equal sums the one whose first key
-    scores more comes first, then the one of the smaller i, then likewise j.
+    A pair of the K best is one of two of the K best of the halves. Where these come a-th and b-th, the a b
+    pairs of no later ones are no worse: with a b <= K about K log K pairs are left to compare. Of equal sums
+    the one whose first key scores more comes first, then the one of the smaller i, then likewise j.
     """
     number = keys_2HnK.shape[2]
     of_half = min(per_token, number)
@@ -64,12 +65,23 @@ def best_pairs(query_NHE: Tensor, keys_2HnK: Tensor, per_token: int) -> tuple[Te
         for part_NHh, keys_HnK in zip(query_NHE.chunk(2, dim=-1), keys_2HnK, strict=True)
     ]
     (first_NHK, i_NHK), (second_NHK, j_NHK) = found
-    with torch.no_grad():  # the K * K sums are not kept for the backward pass
-        sums_NHC = (first_NHK[..., :, None] + second_NHK[..., None, :]).flatten(-2)
-        chosen_NHK = _places(sums_NHC, per_token)
-    one_NHK, two_NHK = chosen_NHK // of_half, chosen_NHK % of_half
+    with torch.no_grad():  # the sums of all candidates are not kept for the backward pass
+        one_C, two_C = _candidates(of_half, per_token, query_NHE.device)
+        chosen_NHK = _places(first_NHK[..., one_C] + second_NHK[..., two_C], per_token)
+        one_NHK, two_NHK = one_C[chosen_NHK], two_C[chosen_NHK]
     scores_NHK = first_NHK.gather(-1, one_NHK) + second_NHK.gather(-1, two_NHK)
     return scores_NHK, i_NHK.gather(-1, one_NHK) * number + j_NHK.gather(-1, two_NHK)
+
+
+def _candidates(of_half: int, per_token: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The places in both halves of the pairs that may be among the best, in order of the first, then of the
+    second.
+    """
+    place = torch.arange(1, of_half + 1, device=device)
+    is_one = (place[:, None] * place <= per_token).flatten()
+    count = sum(min(of_half, per_token // number) for number in range(1, of_half + 1))
+    pairs_C = (~is_one).to(torch.int8).argsort(stable=True)[:count]  # of known length, unlike nonzero's
+    return pairs_C // of_half, pairs_C % of_half
 
 
 def _best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.error import DataError
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
@@ -67,7 +68,7 @@ def first_prompt(
     return embed_VD[[ids[n % len(ids)] for n in range(length)]].float().clone()
 
 
-def write_prompt(weights: Mapping[str, Weight], spec: GPT, sink: Sink | None, *, base: str) -> None:
+def write_prompt(weights: Mapping[str, Weight], spec: GPT | EncDec, sink: Sink | None, *, base: str) -> None:
     """Give the table alone to `sink` as peft's two files. A collective."""
     chosen = {VIRTUAL: weights[TABLE]}
     write_files({WEIGHTS: in_file_order(entries_of(chosen))}, chosen, sink)
@@ -75,7 +76,7 @@ def write_prompt(weights: Mapping[str, Weight], spec: GPT, sink: Sink | None, *,
         sink(CONFIG, [(json.dumps(config_of(spec, base), indent=1, sort_keys=True) + "\n").encode()])
 
 
-def config_of(spec: GPT, base: str) -> dict[str, object]:
+def config_of(spec: GPT | EncDec, base: str) -> dict[str, object]:
     """peft's config. It puts the vectors in front of all text; another place is in `atelier_place`."""
     place = spec.soft_prompt.place
     return {
@@ -83,11 +84,12 @@ def config_of(spec: GPT, base: str) -> dict[str, object]:
         "inference_mode": True,
         "num_attention_heads": spec.num_heads,
         "num_layers": spec.num_layers,
+        # an encoder alone has the vectors
         "num_transformer_submodules": 1,
         "num_virtual_tokens": spec.soft_prompt.length,
         "peft_type": "PROMPT_TUNING",
         "prompt_tuning_init": "RANDOM",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_2_SEQ_LM" if isinstance(spec, EncDec) else "CAUSAL_LM",
         "token_dim": spec.hidden,
         **({} if place == "front" else {"atelier_place": place}),
     }

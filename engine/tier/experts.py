@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx
 from torch.optim.adamw import adamw
 from torch.utils._python_dispatch import _disable_current_modes
 
+from atelier.engine.config.blocks import Activation
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Tiers
@@ -79,7 +80,7 @@ class TieredExperts:
         first = {name: local(weight) for name, weight in next(iter(mixtures.values())).named_parameters()}
         shapes = {name: cast(tuple[int, int], tuple(weight.shape[1:])) for name, weight in first.items()}
         self.number = len(next(iter(first.values())))  # X
-        self.activation = next(iter(mixtures.values())).activation
+        self.activation: Activation = next(iter(mixtures.values())).activation
         self.inner = [shapes[name][0] for name in ("gate", "up") if name in shapes]  # F
         dtype = next(iter(first.values())).dtype
         self.inside: list[Leaf] = []

@@ -92,7 +92,7 @@ def _read_again(name: str, passed: StreamedPass, gb: float, pool: Pool) -> str:
             f", {passed.in_memory} of {passed.num_experts} experts of {_gb(passed.expert)} in the {gb:g} GB"
         )
     said += f"; {passed.read_s:.2g} s at {pace:g} GB/s, while {passed.tokens} tokens compute "
-    return said + f"{passed.compute_s:.2g} s; half of it all after convert=cast"
+    return said + f"{passed.compute_s:.2g} s; convert=cast halves what is read"
 
 
 def _hidden_from(role: Role, train: Train, layout: Parallel, pool: Pool, vocab: int) -> str:

@@ -166,7 +166,7 @@ def batch_law(points: Sequence[Trained], seed: int = 0) -> BatchLaw | None:
         for critical in (log_B.mean(), log_B.max())
     ]
 
-    def fit(targets: np.ndarray, begun: Sequence[Sequence[float]]) -> np.ndarray:
+    def fit(targets: np.ndarray, begun: Sequence[Sequence[float] | np.ndarray]) -> np.ndarray:
         solved = [least_squares(lambda x: fitted(x) - targets, x0, bounds=bounds) for x0 in begun]
         return min(solved, key=lambda one: one.cost).x
 

@@ -62,6 +62,7 @@ class Browser:
     def open_form(self, flow: str) -> None:
         """Open the form of a flow's custom run, as a user does."""
         self.page.goto(f"{self.served.prefect}/v2/deployments")
+        self.page.get_by_placeholder("Search deployments", exact=True).fill(flow)  # there are ten on a page
         row = self.page.get_by_role("row").filter(has=self.page.get_by_role("link", name=flow, exact=True))
         row.get_by_role("link", name="atelier", exact=True).click()
         self.page.get_by_role("button", name="Run").click()

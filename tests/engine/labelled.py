@@ -5,10 +5,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from atelier.engine.config.mixture import Stream
+from atelier.engine.config.registry import ModelSpec
 from tests.engine.trainings import VOCAB, TrainingSetup, artifact, role, train
 
 
-def labelled_setup(folder: Path) -> TrainingSetup:
+def labelled_setup(folder: Path, shape: ModelSpec | None = None) -> TrainingSetup:
     """A folder with a finished model, a tokenizer of 64 tokens and 24 labelled examples."""
     setup = TrainingSetup(folder)
     letters = [chr(97 + i) for i in range(26)]
@@ -26,6 +28,11 @@ def labelled_setup(folder: Path) -> TrainingSetup:
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     setup.inputs["labels"] = artifact(folder / "labels", "labels", {"train.jsonl": text, "test.jsonl": text})
-    setup.train(setup.training({"base": role()}, train(4)))
+    training = setup.training({"base": role(shape=shape)}, train(4))
+    if shape is not None and shape.reads_encoder:  # windows have nothing for an encoder: a step of examples
+        examples = Stream(input="labels", kind="examples", num_examples=16)
+        training = setup.training({"base": role(shape=shape)}, train(1, sequence=32))
+        training = training.model_copy(update={"streams": (examples,)})
+    setup.train(training)
     setup.inputs["base"] = setup.as_input("base")
     return setup

@@ -20,6 +20,7 @@ from atelier.engine.model.contract import stored
 from atelier.engine.model.load import read_model
 from atelier.engine.model.weights import in_memory
 from tests.engine.scored_models import Study
+from tests.engine.test_convert import batch
 from tests.engine.trainings import artifact
 
 SEEDS = ("one", "two", "three")
@@ -139,6 +140,9 @@ def test_a_merged_adapter_computes_what_the_model_with_it_does(study: Study) -> 
     one = open_input(str(study.folder / "one"))
     source, model = adapter(study, one)
     made, summary = converted(study, MergeAdapter(adapter="tuned"), one, adapter=source)
+    given = batch()
+    merged, _ = read_model(made, study.scratch)
+    assert torch.allclose(merged(given).hidden, model(given).hidden, atol=1e-5)
     lora.merge(model)
     expected = dict(stored(model))
     for name, weight in weights(made, study).items():

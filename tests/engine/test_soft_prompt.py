@@ -12,6 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import Target
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.mixture import Stream
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
@@ -29,7 +30,8 @@ from tests.engine.labelled import labelled_setup
 from tests.engine.trainings import ONE, VOCAB, TrainingSetup, model, role, train
 
 PLACES = ("front", "middle", "back")
-LENGTH = 5
+LENGTH = 4  # so that rows of examples are odd: ranks that share tokens have them padded
+ENCODER = EncDec(num_layers=2, hidden=32, num_heads=2, vocab=VOCAB)
 
 
 @pytest.fixture
@@ -41,7 +43,10 @@ def tuning(
     setup: TrainingSetup, steps: int = 12, name: str = "tuned", *, lr: float = 0.3, **how: Any
 ) -> Training:
     trainable = Trainable(kind="prompt", **({"length": LENGTH} | how))
-    shape = model().model_copy(update={"soft_prompt": trainable.soft_prompt})
+    base = open_input(setup.inputs["base"])
+    shape = read_model(base, setup.folder / "scratch")[1].model_copy(
+        update={"soft_prompt": trainable.soft_prompt}
+    )
     spec = role(shape=shape, lr=lr, init="base", trainable=trainable, seed_name="tuned")
     settings = train(steps, keep=0, checkpoint_every=4, sequence=32, precision="fp32")
     members = {name: setup.member(name, spec, steps, init="base")}
@@ -54,7 +59,9 @@ def losses(setup: TrainingSetup, name: str = "tuned") -> list[float]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_only_the_prompt_moves_and_the_loss_falls(training_setup: TrainingSetup, place: Any) -> None:
+@pytest.mark.parametrize("shape", [None, ENCODER], ids=["gpt", "encdec"])
+def test_only_the_prompt_moves_and_the_loss_falls(tmp_path: Path, shape: Any, place: Any) -> None:
+    training_setup = labelled_setup(tmp_path, shape)
     training_setup.train(tuning(training_setup, place=place, first="random"))
     base, tuned = load(training_setup.weights("base")), load(training_setup.weights("tuned"))
     assert tuned.keys() - base.keys() == {"soft.weight"}
@@ -65,12 +72,13 @@ def test_only_the_prompt_moves_and_the_loss_falls(training_setup: TrainingSetup,
     assert (training_setup.output("tuned") / "adapter_model.safetensors").stat().st_size < 20_000
     config = json.loads((training_setup.output("tuned") / "adapter_config.json").read_text())
     assert config["peft_type"] == "PROMPT_TUNING"
+    assert config["task_type"] == ("SEQ_2_SEQ_LM" if shape else "CAUSAL_LM")
     assert (config["num_virtual_tokens"], config["token_dim"]) == (LENGTH, 32)
 
 
 def test_rows_of_tokens_begin_a_prompt(training_setup: TrainingSetup) -> None:
     base = load(training_setup.weights("base"))["embed.weight"]
-    for number, (how, ids) in enumerate({"vocabulary": None, "text": [2, 3, 2, 3, 2]}.items()):
+    for number, (how, ids) in enumerate({"vocabulary": None, "text": [2, 3, 2, 3, 2][:LENGTH]}.items()):
         name = f"begun-{number}"
         more = {"text": "ab"} if how == "text" else {}
         training_setup.train(tuning(training_setup, steps=1, name=name, lr=1e-9, first=how, **more))
@@ -143,6 +151,21 @@ def test_generation_with_a_cache_is_that_without(training_setup: TrainingSetup, 
         ids.append(token)
 
 
+def test_an_encoder_reads_the_prompt_when_a_text_is_generated(tmp_path: Path) -> None:
+    setup = labelled_setup(tmp_path, ENCODER)
+    setup.train(tuning(setup, place="middle"))
+    generator = read_generator(open_input(setup.as_input("tuned")), tmp_path, torch.device("cpu"))
+    before = generator.before("abcab", Sampling(max_tokens=6))
+    assert before.encoder is not None
+    assert [token for token in before.encoder if token >= VOCAB] == list(range(VOCAB, VOCAB + LENGTH))
+    assert before.encoder[2 : 2 + LENGTH] == list(range(VOCAB, VOCAB + LENGTH))
+    whole = generator.text("abcab", Sampling(max_tokens=6, temperature=0.0))
+    table = cast(Any, generator.model).soft.weight
+    with torch.no_grad():
+        table.mul_(-1)
+    assert generator.text("abcab", Sampling(max_tokens=6, temperature=0.0)) != whole
+
+
 def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:
     says = r"trainable.length: 40 vectors leave no room for a prompt: rows have room for 32 tokens; fewer"
     with pytest.raises(ConfigError, match=says):
@@ -158,10 +181,15 @@ def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:
         {"tensor": 2, "sequence_parallel": True},
         {"tensor": 2, "sequence_parallel": False},
         {"pipeline": 2},
+        {"context": 2},
     ],
-    ids=["shard", "tensor", "tensor alone", "pipeline"],
+    ids=["shard", "tensor", "tensor alone", "pipeline", "context"],
 )
-def test_layouts_agree(training_setup: TrainingSetup, layout: dict[str, Any]) -> None:
+@pytest.mark.parametrize("shape", [None, ENCODER], ids=["gpt", "encdec"])
+def test_layouts_agree(tmp_path: Path, shape: Any, layout: dict[str, Any]) -> None:
+    if shape is not None and "context" in layout:
+        pytest.skip("rows of models with an encoder are not split")
+    training_setup = labelled_setup(tmp_path, shape)
     exact = {"precision": "fp64"}
     one, two = (tuning(training_setup, name=name) for name in ("one", "two"))
     training_setup.train(one.model_copy(update={"train": one.train.model_copy(update=exact)}))

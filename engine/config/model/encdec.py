@@ -14,6 +14,7 @@ from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.blocks import Auto, MLPKind
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import Limit
+from atelier.engine.config.soft_prompt import SoftPrompt
 
 SIDES = ("encoder", "decoder")
 
@@ -40,6 +41,9 @@ class EncDec(MixedBlocks):
     )
     vocab_padding: int = Field(
         default=0, ge=0, description="rows of embedding and head beyond the tokenizer's tokens"
+    )
+    soft_prompt: SoftPrompt = Field(
+        default=SoftPrompt(), description="vectors in the place of tokens, learned by trainable.kind=prompt"
     )
     buckets: int = Field(
         default=32,
@@ -97,6 +101,8 @@ class EncDec(MixedBlocks):
         """
         D, wide = self.hidden, self.num_heads * self.head_width
         result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
+        if self.soft_prompt.length:
+            result["soft.weight"] = (self.soft_prompt.length, D)
         result |= {f"bias.{side}.weight": (self.num_heads, self.buckets) for side in SIDES}
         leaves = ("weight",) if self.norm == "rms" else ("weight", "bias")
         for i in range(self.num_blocks):

@@ -108,3 +108,15 @@ def test_a_teacher_that_does_not_train_costs_its_forward_passes_and_no_optimiser
         student.device_hours + teacher.device_hours * more / teacher.step_s
     )
     assert both.tokens_per_s * both.step_s == pytest.approx(student.tokens_per_s * student.step_s)
+
+
+def test_a_memory_costs_the_products_and_rows_of_its_block_in_time_and_flops() -> None:
+    sizes = {"keys": 64, "heads": 8, "per_token": 4, "width": 1024}
+    keyed = SMALL | {"memory": {"blocks": [3, 7], **sizes}}
+    plain, more = (planned(model, {"tensor": 8}, batch=4) for model in (SMALL, keyed))
+    products = 8 * (1024 * 6144 + 64 * 1024 + 4 * 6144)
+    assert more.flops - plain.flops == pytest.approx(6 * 2 * products * 4 * 2048, rel=1e-6)
+    assert more.params - plain.params == 2 * (8 * 1024 * 6144 + 1024 + 2 * 8 * 64 * 512 + 64**2 * 6144)
+    slower = more.seconds.compute - plain.seconds.compute
+    least = 6 * 2 * products * 4 * 2048 / 312e12
+    assert least < slower < 3 * least
