@@ -7,9 +7,7 @@ python benchmarks/merged.py [--seeds 1 2 3] [--store DIR] [--steps 240]     fini
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 import torch
 from machine import keep, use_own_code
-from parts import interval
+from parts import interval, run_flow
 
 from atelier.engine.data.tokens import Windows
 from atelier.engine.io.artifact import ArtifactInput, open_input
@@ -37,14 +35,13 @@ use_own_code()
 
 def run(store: Path, seed: int, steps: int, words: tuple[str, ...]) -> None:
     shared = [
-        "semoe", "tracker=none", "~roles.student_dense", "data.held_out=0.2", "tokenizer.vocab=1024",
+        "semoe", "~roles.student_dense", "data.held_out=0.2", "tokenizer.vocab=1024",
         "roles.teacher.model.num_experts=32", "roles.teacher.model.experts.ffn=128",
         "roles.student_few.model.experts.ffn=128", f"train.seed={seed}", f"train.steps={steps}",
         "train.checkpoint_every=80", "train.eval_sequences=16", "parallel.tiers.experts=device",
         "score.max_tokens=50000", *words,
     ]  # fmt: skip
-    env = os.environ | {"ATELIER_ROOT": str(store)}
-    subprocess.run([sys.executable, "-m", "atelier", *shared], env=env, cwd=PROJECT, check=True)
+    run_flow(store, shared)
 
 
 def newest(store: Path, kind: str, name: str) -> ArtifactInput:

@@ -8,9 +8,7 @@ store of its own; finished seeds are reused, with the minutes that they took onc
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,17 +18,15 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep, use_own_code
-from parts import interval
+from parts import interval, run_flow
 
 use_own_code()
 
 
 def table(root: Path, seed: int) -> list[dict[str, Any]]:
     """Rows of the report of one seed's run."""
-    command = ["titan", "experiment=laptop", "tracker=none", f"train.seed={seed}"]
-    env = os.environ | {"ATELIER_ROOT": str(root)}
     before = {path.name for path in (root / "runs").glob("*.json")} if root.exists() else set()
-    subprocess.run([sys.executable, "-m", "atelier", *command], env=env, cwd=PROJECT, check=True)
+    run_flow(root, ["titan", "experiment=laptop", f"train.seed={seed}"])
     [path] = [path for path in (root / "runs").glob("*.json") if path.name not in before]
     [report] = [task for task in json.loads(path.read_text())["tasks"] if task["kind"] == "report"]
     record = json.loads((root / "report" / report["fingerprint"][:16] / "record.json").read_text())

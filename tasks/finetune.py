@@ -8,13 +8,12 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
-from atelier.engine.config.model.encdec import EncDec
-from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
+from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, segments_of
 from atelier.engine.plan.checks import check_trainable
@@ -92,7 +91,7 @@ def _role(key: str, spec: ModelSpec, settings: Finetune) -> Role:
     is_scratch = key.startswith("scratch")
     tuned = settings.trainable.soft_prompt
     if tuned.length and not is_scratch:
-        if not isinstance(spec, GPT | EncDec):
+        if not isinstance(spec, TextBlocks):
             raise ConfigError(
                 "finetune.trainable.kind", f"prompt, and models of kind {spec.kind} have none", "kind=lora"
             )

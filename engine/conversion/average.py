@@ -6,14 +6,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from atelier.engine.config.conversion.average import Average
+from atelier.engine.config.conversion.average import AverageModels
 from atelier.engine.config.conversions import FIRST
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.conversion.contract import Converted, Parent, WeightPiece
 from atelier.engine.model.load import read_weights
 
 
-def convert(rule: Average, parent: Parent, made: ModelSpec) -> Converted:
+def convert(rule: AverageModels, parent: Parent, made: ModelSpec) -> Converted:
     """The mean, in the first model's numbers. Raises ConfigError for a model of another shape."""
     models = [parent.weights]
     for role, which in rule.others.items():

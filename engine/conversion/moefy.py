@@ -43,13 +43,13 @@ def convert(rule: Moefy, parent: Parent, made: ModelSpec) -> Converted:
         raise ConfigError("convert.tokens", "reads no text", "a model whose training text is here")
     model = parent.model()
     told = max(1, len(batches) // MEASURED)
-    text = Text(model, batches[:-told] or batches, paths)
+    text = ReadMLPs(model, batches[:-told] or batches, paths)
     order_XE = {path: order for path, order in zip(paths, _divided(rule, parent, paths, text), strict=True)}
     routers = {path: Regression(model, path, order) for path, order in order_XE.items()}
     text.read(lambda path, x_ND, h_NF: routers[path].see(x_ND, h_NF))
     rows_XD = {path: router.solved() for path, router in routers.items()}
-    shares = {path: Shares(routers[path], rows_XD[path], rule.experts_per_token) for path in paths}
-    Text(model, batches[-told:], paths).read(lambda path, x_ND, h_NF: shares[path].see(x_ND, h_NF))
+    shares = {path: HeldShares(routers[path], rows_XD[path], rule.experts_per_token) for path in paths}
+    ReadMLPs(model, batches[-told:], paths).read(lambda path, x_ND, h_NF: shares[path].see(x_ND, h_NF))
     found, dtype = Converted(), next(iter(parent.weights.values())).dtype
     for name, shape in made.shapes().items():
         if name in parent.weights:
@@ -77,7 +77,7 @@ def _experts(parent: Parent, source: str, order_XE: Tensor, *, is_down: bool) ->
     return weight[:, order_XE].transpose(0, 1) if is_down else weight[order_XE]
 
 
-class Text:
+class ReadMLPs:
     """Batches of text that a model reads, and what its MLPs at some paths make of them."""
 
     def __init__(self, model: Model, batches: Sequence[Batch], paths: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class Text:
         return found | {f"encoder_{name}_BU": batch[f"{name}_BT"][:, :half] for name in names}
 
 
-def _divided(rule: Moefy, parent: Parent, paths: Sequence[str], text: Text) -> list[Tensor]:
+def _divided(rule: Moefy, parent: Parent, paths: Sequence[str], text: ReadMLPs) -> list[Tensor]:
     """[X, E] of each MLP: the neurons of each expert."""
     together: dict[str, Tensor] = {}
     if rule.by == "coactivation":
@@ -211,7 +211,7 @@ class Regression:
         return rows_XD.float().cpu()
 
 
-class Shares:
+class HeldShares:
     """Which share of an MLP's activations, as a router's regression weighs them, the K experts of each token
     hold: those of the router, and the best.
     """

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.model.encdec import EncDec
-from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.chat import Chat
 from atelier.engine.config.record import FileEntry
+from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.data.vocabulary import CHAT_TEMPLATE, copy_carried, copy_tokenizer
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.storage import hashed
@@ -32,7 +31,7 @@ def write_files(member: RoleState, sink: Sink | None, *, most: int) -> None:
     write_model(merged(own, trainable), member.role.model, sink, most=most)
     if trainable.kind == "lora":
         write_adapter(own, trainable, sink, base=member.role.init)
-    if trainable.kind == "prompt" and isinstance(member.role.model, GPT | EncDec):
+    if trainable.kind == "prompt" and isinstance(member.role.model, TextBlocks):
         write_prompt(own, member.role.model, sink, base=member.role.init)
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from atelier.engine.config.error import DataError
 from atelier.engine.config.model.encdec import EncDec
-from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
+from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.io.tensorfile import in_file_order
 from atelier.engine.model.load import draw
 from atelier.engine.model.lora import CONFIG, WEIGHTS
@@ -68,7 +68,7 @@ def first_prompt(
     return embed_VD[[ids[n % len(ids)] for n in range(length)]].float().clone()
 
 
-def write_prompt(weights: Mapping[str, Weight], spec: GPT | EncDec, sink: Sink | None, *, base: str) -> None:
+def write_prompt(weights: Mapping[str, Weight], spec: TextBlocks, sink: Sink | None, *, base: str) -> None:
     """Give the table alone to `sink` as peft's two files. A collective."""
     chosen = {VIRTUAL: weights[TABLE]}
     write_files({WEIGHTS: in_file_order(entries_of(chosen))}, chosen, sink)
@@ -76,7 +76,7 @@ def write_prompt(weights: Mapping[str, Weight], spec: GPT | EncDec, sink: Sink |
         sink(CONFIG, [(json.dumps(config_of(spec, base), indent=1, sort_keys=True) + "\n").encode()])
 
 
-def config_of(spec: GPT | EncDec, base: str) -> dict[str, object]:
+def config_of(spec: TextBlocks, base: str) -> dict[str, object]:
     """peft's config. It puts the vectors in front of all text; another place is in `atelier_place`."""
     place = spec.soft_prompt.place
     return {

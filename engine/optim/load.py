@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -22,12 +23,13 @@ def leave_compiler_out() -> None:
 
 
 Factors = Mapping[str, float]  # of the learning rate, by weight; 1 where a weight has none
+AS_GIVEN: Factors = MappingProxyType({})
 
 
 def build(
     spec: OptimSpec,
     named_parameters: Iterable[tuple[str, Tensor]],
-    lr_factors: Factors = {},  # noqa: B006 - read only
+    lr_factors: Factors = AS_GIVEN,
 ) -> torch.optim.Optimizer:
     """The optimiser of `spec` over the trainable parameters. `lr_factors`: the model's (muP). Raises
     ConfigError when there are none to train.

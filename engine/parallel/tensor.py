@@ -4,8 +4,9 @@ tokens (sequence parallelism, 2205.05198).
 Weights become DTensors; inside a block's attention and MLP each rank has its own heads and inner columns.
 """
 
+from collections.abc import Callable
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 from atelier.engine.config.batch import TENSORS
 from atelier.engine.model.auxiliary import SPLITS
 from atelier.engine.model.contract import Model
-from atelier.engine.model.product_keys import VALUES
+from atelier.engine.model.product_keys import VALUES, ProductKeys
 from atelier.engine.parallel.grid import Grid
 
 TOKENS, HEADS = 1, 2  # dims of [B, T, H, E]; sequence parallelism splits tokens, an attention has its heads
@@ -84,8 +85,7 @@ class _Matrix(ParallelStyle):
         for path, weight in list(module.named_parameters()):
             placement = Replicate() if path == whole or weight.dim() <= dim else Shard(dim)
             _place(module, path, weight, device_mesh, placement)
-        # torch annotates both functions without a result, but uses what they return
-        return distribute_module(module, device_mesh, None, self._enter, self._leave)  # type: ignore[arg-type]
+        return _between(module, device_mesh, self._enter, self._leave)
 
     def _enter(self, module: nn.Module, inputs: tuple[Tensor], device_mesh: DeviceMesh) -> tuple[DTensor]:
         (x,) = inputs
@@ -154,9 +154,8 @@ class _Columns(ParallelStyle):
         for path, weight in list(module.named_parameters()):
             placement = Shard(1) if path == VALUES else Replicate()
             _place(module, path, weight, device_mesh, placement)
-        module.read = _read_columns  # type: ignore[assignment]
-        # torch annotates both functions without a result, but uses what they return
-        return distribute_module(module, device_mesh, None, self._enter, self._leave)  # type: ignore[arg-type]
+        cast(ProductKeys, module).read = _read_columns
+        return _between(module, device_mesh, self._enter, self._leave)
 
     def _enter(self, module: nn.Module, inputs: tuple[Tensor], device_mesh: DeviceMesh) -> tuple[Tensor]:
         placed = DTensor.from_local(inputs[0], device_mesh, [self.between], run_check=False)
@@ -184,8 +183,16 @@ class _Whole(ParallelStyle):
         def leave(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
             return output.redistribute(mesh, [Shard(TOKENS)]).to_local()
 
-        # torch annotates both functions without a result, but uses what they return
-        return distribute_module(module, device_mesh, None, enter, leave)  # type: ignore[arg-type]
+        return _between(module, device_mesh, enter, leave)
+
+
+def _between(
+    module: nn.Module, mesh: DeviceMesh, enter: Callable[..., Any], leave: Callable[..., Any]
+) -> nn.Module:
+    """The module, which gets what `enter` makes of its arguments and gives what `leave` makes of its result.
+    torch annotates both functions without a result, but uses what they return.
+    """
+    return distribute_module(module, mesh, None, enter, leave)
 
 
 def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, placement: Placement) -> None:

@@ -54,7 +54,7 @@ def least_of(rest: int, blocks: Sequence[int], expert: int) -> int:
 
 class StreamedPass(NamedTuple):
     """A pass of batches through a model that is larger than its memory. `expert`: bytes of one; `read`: bytes
-    from its files when every expert has tokens; `tokens`: as many as go through together.
+    from its files when every expert has tokens; `tokens`: as many as go through together; `gbps`: the pace.
     """
 
     expert: int
@@ -62,6 +62,7 @@ class StreamedPass(NamedTuple):
     in_memory: int
     read: int
     tokens: int
+    gbps: float
     read_s: float
     compute_s: float
 
@@ -85,7 +86,7 @@ def streamed_pass(
     tokens = int(TOGETHER / (model.hidden * itemsize + sequence))
     flops = tokens * model.flops_per_token(sequence) / 3
     return StreamedPass(
-        largest, number, shares.experts, read, tokens, read / (pace * 1e9),
+        largest, number, shares.experts, read, tokens, pace, read / (pace * 1e9),
         flops / (device.peak_tflops * device.matmul * 1e12),
     )  # fmt: skip
 

@@ -79,19 +79,17 @@ def score_notes(arguments: Spec, pool: Pool, vocab: int) -> list[str]:
             model, score.memory_gb, SCORED, train.sequence, pool.device, is_cpu=pool.is_cpu
         )
         if passed is not None:
-            notes.append(_read_again(name or "the model", passed, score.memory_gb, pool))
+            notes.append(_read_again(name or "the model", passed, score.memory_gb))
     return notes
 
 
-def _read_again(name: str, passed: StreamedPass, gb: float, pool: Pool) -> str:
-    device = pool.device
-    pace = device.disk_gbps if pool.is_cpu else min(device.disk_gbps, device.host_gbps)
+def _read_again(name: str, passed: StreamedPass, gb: float) -> str:
     said = f"score.memory_gb: {name} is read from its files, {_gb(passed.read)} a pass"
     if passed.num_experts:
         said += (
             f", {passed.in_memory} of {passed.num_experts} experts of {_gb(passed.expert)} in the {gb:g} GB"
         )
-    said += f"; {passed.read_s:.2g} s at {pace:g} GB/s, while {passed.tokens} tokens compute "
+    said += f"; {passed.read_s:.2g} s at {passed.gbps:g} GB/s, while {passed.tokens} tokens compute "
     return said + f"{passed.compute_s:.2g} s; convert=cast halves what is read"
 
 

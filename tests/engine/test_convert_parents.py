@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.conversion.average import Average
+from atelier.engine.config.conversion.average import AverageModels
 from atelier.engine.config.conversion.merge_adapter import MergeAdapter
 from atelier.engine.config.conversions import ANCESTRY, ConversionSpec
 from atelier.engine.config.error import ConfigError, DataError
@@ -52,7 +52,7 @@ def converted(
 @pytest.mark.parametrize("given", [(), (1.0, 2.0, 5.0)])
 def test_a_mean_is_of_all_numbers_and_every_parent_has_its_share(study: Study, given: Any) -> None:
     one, two, three = (open_input(str(study.folder / name)) for name in SEEDS)
-    rule = Average(models=SEEDS[1:], weights=given)
+    rule = AverageModels(models=SEEDS[1:], weights=given)
     made, summary = converted(study, rule, one, **{"model.1": two, "model.2": three})
     shares = [weight / 8 for weight in given] or [1 / 3] * 3
     parents = [weights(source, study) for source in (one, two, three)]
@@ -70,7 +70,9 @@ def test_a_mean_is_of_all_numbers_and_every_parent_has_its_share(study: Study, g
 
 def test_the_mean_of_a_model_and_itself_is_the_model(study: Study) -> None:
     one = open_input(str(study.folder / "one"))
-    made, summary = converted(study, Average(models=("one",), weights=(0.3, 0.1)), one, **{"model.1": one})
+    made, summary = converted(
+        study, AverageModels(models=("one",), weights=(0.3, 0.1)), one, **{"model.1": one}
+    )
     for name, weight in weights(made, study).items():
         assert torch.equal(weight, weights(one, study)[name])
     assert summary["loss_after"] == summary["loss_before"]
@@ -89,7 +91,7 @@ def test_models_of_other_shapes_have_no_mean(study: Study, other: dict[str, Any]
     one = open_input(str(study.folder / "one"))
     strange = study.model("other", **other)
     with pytest.raises(ConfigError, match=words):
-        converted(study, Average(models=("other",)), one, **{"model.1": strange})
+        converted(study, AverageModels(models=("other",)), one, **{"model.1": strange})
 
 
 def test_models_that_differ_in_dropout_alone_have_a_mean(study: Study) -> None:
@@ -97,20 +99,23 @@ def test_models_that_differ_in_dropout_alone_have_a_mean(study: Study) -> None:
         GPT(num_layers=2, hidden=32, num_heads=2),
         GPT(num_layers=2, hidden=32, num_heads=2, dropout=0.1),
     )
-    rule = Average(models=("other",))
+    rule = AverageModels(models=("other",))
     rule.check_other(one, other, rule.others["model.1"])
 
 
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (lambda: Average().converted(GPT(num_layers=2, hidden=32, num_heads=2)), "convert.models: is empty"),
+        (
+            lambda: AverageModels().converted(GPT(num_layers=2, hidden=32, num_heads=2)),
+            "convert.models: is empty",
+        ),
         (
             lambda: MergeAdapter().converted(GPT(num_layers=2, hidden=32, num_heads=2)),
             "convert.adapter: is empty",
         ),
-        (lambda: Average(models=("a",), weights=(1.0,)), "weights has 1 numbers for 2 models"),
-        (lambda: Average(models=("a",), weights=(1.0, 0.0)), "greater than 0"),
+        (lambda: AverageModels(models=("a",), weights=(1.0,)), "weights has 1 numbers for 2 models"),
+        (lambda: AverageModels(models=("a",), weights=(1.0, 0.0)), "greater than 0"),
     ],
 )
 def test_a_rule_without_its_parents_says_what_it_lacks(rule: Any, words: str) -> None:

@@ -5,10 +5,12 @@ the layouts of one size in one gang.
 import os
 import time
 import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load
 
@@ -320,6 +322,28 @@ class Parity:
             Path(paths[-1]).write_text(run.model_dump_json(by_alias=True))
             ranks = where.ranks
         start_gang("tests.parity.gang", self.folder, ranks, *paths)
+
+    def of_layout(self, name: str, training: str, *groups: Mapping[str, Parallel]) -> TrainingSetup:
+        """The setup of a layout, in which `training` was run; all layouts of the first group that has it are
+        run in one gang.
+        """
+        if name not in self.setups:
+            together = next(group for group in groups if name in group)
+            self.run({each: (where, training) for each, where in together.items() if each not in self.setups})
+        return self.setups[name]
+
+    def check(self, name: str, training: str, roles: Iterable[str], *groups: Mapping[str, Parallel]) -> None:
+        """Check that all roles of a training have, in a layout, the curves and weights of one process."""
+        alone, other = self.beside(training), self.of_layout(name, training, *groups)
+        for role_name in roles:
+            curve, weights = apart(alone, other, role_name)
+            assert curve < 1e-10 and weights < 1e-8, role_name
+
+
+def quick_first(two: Mapping[str, Parallel], four: Mapping[str, Parallel], quick: Sequence[str]) -> list[Any]:
+    """Names of layouts as parameters of a test; all but the quick ones are slow."""
+    slow = [name for name in (*two, *four) if name not in quick]
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
 
 
 def apart(alone: TrainingSetup, other: TrainingSetup, role_name: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.run_file import Training
 from tests.engine.trainings import TrainingSetup, model, role, train
 from tests.parity import cases
-from tests.parity.cases import HOW, Parity, apart, layout
+from tests.parity.cases import HOW, Parity, layout
 
 TWO = {
     "tensor": layout(tensor=2),
@@ -33,14 +33,9 @@ def scaled(training_setup: TrainingSetup) -> Training:
 def parity(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cases.TRAININGS, "scaled", scaled)
-        made = Parity(tmp_path_factory.mktemp("scaled"))
-        made.run({name: (where, "scaled") for name, where in TWO.items()})
-        yield made
+        yield Parity(tmp_path_factory.mktemp("scaled"))
 
 
 @pytest.mark.parametrize("name", TWO)
 def test_a_base_width_means_the_same_in_every_layout(parity: Parity, name: str) -> None:
-    alone = parity.beside("scaled")
-    for role_name in ("adamw", "muon"):
-        curve, weights = apart(alone, parity.setups[name], role_name)
-        assert curve < 1e-10 and weights < 1e-8, role_name
+    parity.check(name, "scaled", ("adamw", "muon"), TWO)

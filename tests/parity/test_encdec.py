@@ -17,7 +17,7 @@ from atelier.engine.config.run_file import Training
 from tests.engine.row_inputs import VOCAB, harbour
 from tests.engine.trainings import TrainingSetup, role, train
 from tests.parity import cases
-from tests.parity.cases import HOW, ROWS, Parity, apart, layout
+from tests.parity.cases import HOW, ROWS, Parity, layout, quick_first
 
 STEPS = 6
 ROLES = ("dense", "pupil", "tied", "mixed")
@@ -88,20 +88,6 @@ def known() -> Any:
         yield
 
 
-def runs(pairs: Pairs, name: str) -> TrainingSetup:
-    """The setup of a layout; all quick ones, or all of a size, are run in one gang."""
-    if name not in pairs.setups:
-        together = next(some for some in ({each: TWO[each] for each in QUICK}, TWO, FOUR) if name in some)
-        pairs.run({each: (where, "encoded") for each, where in together.items() if each not in pairs.setups})
-    return pairs.setups[name]
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*TWO, *FOUR) if name not in QUICK]
-
-
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("name", quick_first(TWO, FOUR, QUICK))
 def test_every_layout_trains_as_one_process_does(pairs: Pairs, name: str) -> None:
-    alone = pairs.beside("encoded")
-    for role_name in ROLES:
-        curve, weights = apart(alone, runs(pairs, name), role_name)
-        assert curve < 1e-10 and weights < 1e-8, role_name
+    pairs.check(name, "encoded", ROLES, {each: TWO[each] for each in QUICK}, TWO, FOUR)

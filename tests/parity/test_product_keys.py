@@ -14,7 +14,7 @@ from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
 from tests.engine.trainings import TrainingSetup, role, student, train
 from tests.parity import cases
-from tests.parity.cases import HOW, Parity, apart, layout, net
+from tests.parity.cases import HOW, Parity, layout, net, quick_first
 
 STEPS = 6
 ROLES = ("adamw", "muon", "lora", "pupil")
@@ -69,21 +69,6 @@ def known() -> Any:
         yield
 
 
-def runs(gangs: Parity, name: str) -> TrainingSetup:
-    """The setup of a layout; all quick ones, or all of a size, are run in one gang."""
-    if name not in gangs.setups:
-        together = next(some for some in ({each: TWO[each] for each in QUICK}, TWO, FOUR) if name in some)
-        wanted = {each: where for each, where in together.items() if each not in gangs.setups}
-        gangs.run({each: (where, "remembering") for each, where in wanted.items()})
-    return gangs.setups[name]
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*TWO, *FOUR) if name not in QUICK]
-
-
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("name", quick_first(TWO, FOUR, QUICK))
 def test_every_layout_trains_as_one_process_does(gangs: Parity, name: str) -> None:
-    alone = gangs.beside("remembering")
-    for role_name in ROLES:
-        curve, weights = apart(alone, runs(gangs, name), role_name)
-        assert curve < 1e-10 and weights < 1e-8, role_name
+    gangs.check(name, "remembering", ROLES, {each: TWO[each] for each in QUICK}, TWO, FOUR)

@@ -15,7 +15,7 @@ from atelier.engine.config.registry import ModelSpec
 FREE = ("dropout", "init_std")  # of these a finished model computes nothing
 
 
-class Average(ConversionSpec):
+class AverageModels(ConversionSpec):
     kind: Literal["average"] = "average"
     models: tuple[str, ...] = Field(
         default=(),

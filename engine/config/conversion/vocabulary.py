@@ -9,9 +9,8 @@ from pydantic import Field
 from atelier.engine.config.base import parse
 from atelier.engine.config.conversions import ConversionSpec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.model.encdec import EncDec
-from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.text_blocks import TextBlocks
 
 
 class ToVocabulary(ConversionSpec):
@@ -43,7 +42,7 @@ class ToVocabulary(ConversionSpec):
         return True
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
-        if not isinstance(spec, GPT | EncDec):
+        if not isinstance(spec, TextBlocks):
             raise ConfigError("convert", f"is for models of kind gpt or encdec, not {spec.kind}")
         changed = {"vocab": "auto", "vocab_padding": 0}
         return parse(type(spec), spec.model_dump(mode="json") | changed, "convert")

@@ -12,14 +12,13 @@ from pydantic import Field, model_validator
 from atelier.engine.config.base import Count
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.blocks import Auto, MLPKind
-from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import Limit
-from atelier.engine.config.soft_prompt import SoftPrompt
+from atelier.engine.config.text_blocks import TextBlocks
 
 SIDES = ("encoder", "decoder")
 
 
-class EncDec(MixedBlocks):
+class EncDec(TextBlocks):
     inputs: ClassVar[tuple[str, ...]] = ENCODER
     refused_schedules: ClassVar[tuple[str, ...]] = ("zb",)
 
@@ -28,7 +27,6 @@ class EncDec(MixedBlocks):
     encoder_layers: Count | Auto = Field(
         default="auto", description="blocks of the encoder; auto = as many as the decoder's"
     )
-    head_dim: Count | Auto = Field(default="auto", description="width E of a head; auto = hidden / num_heads")
     mlp: MLPKind = Field(default="geglu", description="as gpt's")
     norm_eps: float = Field(default=1e-6, gt=0, description="added to the variance")
     init_std: float = Field(
@@ -38,12 +36,6 @@ class EncDec(MixedBlocks):
     )
     tied: bool = Field(
         default=False, description="output head shares the embedding, and reads the states by 1/sqrt(D)"
-    )
-    vocab_padding: int = Field(
-        default=0, ge=0, description="rows of embedding and head beyond the tokenizer's tokens"
-    )
-    soft_prompt: SoftPrompt = Field(
-        default=SoftPrompt(), description="vectors in the place of tokens, learned by trainable.kind=prompt"
     )
     buckets: int = Field(
         default=32,
@@ -69,22 +61,6 @@ class EncDec(MixedBlocks):
     @property
     def is_rotary(self) -> bool:
         return False
-
-    @property
-    def has_even_heads(self) -> bool:
-        return self.head_dim == "auto"
-
-    @property
-    def head_width(self) -> int:
-        return super().head_width if self.head_dim == "auto" else self.head_dim
-
-    @property
-    def tokens(self) -> int:
-        return super().tokens + self.vocab_padding
-
-    @property
-    def ids(self) -> int:
-        return super().tokens
 
     @property
     def num_encoding(self) -> int:

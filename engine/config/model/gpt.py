@@ -8,13 +8,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.base import Spec
 from atelier.engine.config.blocks import Auto
-from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.memory import ProductKeyMemory
 from atelier.engine.config.registry import Limit
 from atelier.engine.config.rope import Rope
-from atelier.engine.config.soft_prompt import SoftPrompt
+from atelier.engine.config.text_blocks import TextBlocks
 
 Biased = Literal["qkv", "out", "mlp"]
 
@@ -28,14 +27,13 @@ class Multipliers(Spec):
     logits: float = Field(default=1.0, gt=0, description="of the logits")
 
 
-class GPT(MixedBlocks):
+class GPT(TextBlocks):
     kind: Literal["gpt"] = "gpt"
     positions: Literal["rope", "learned"] = Field(default="rope", description="rope or learned")
     max_positions: int = Field(
         default=2048, ge=1, description="longest sequence of learned positions, tokens (unused by rope)"
     )
     tied: bool = Field(default=True, description="output head shares the embedding")
-    head_dim: Count | Auto = Field(default="auto", description="width E of a head; auto = hidden / num_heads")
     bias: tuple[Biased, ...] = Field(default=(), description="matrices with a bias: qkv, out, mlp")
     qk_norm: bool = Field(default=False, description="RMSNorm of each head's queries and keys (2302.05442)")
     rope: Rope = Field(default=Rope(), description="frequencies of rotary positions (unused without)")
@@ -44,13 +42,7 @@ class GPT(MixedBlocks):
         default="all", description="numbers of the blocks whose attention has the window"
     )
     multipliers: Multipliers = Field(default=Multipliers(), description="constants that scale parts")
-    vocab_padding: int = Field(
-        default=0, ge=0, description="rows of embedding and head beyond the tokenizer's tokens"
-    )
 
-    soft_prompt: SoftPrompt = Field(
-        default=SoftPrompt(), description="vectors in the place of tokens, learned by trainable.kind=prompt"
-    )
     memory: ProductKeyMemory = Field(
         default=ProductKeyMemory(), description="product-key memories beside the MLPs of some blocks"
     )
@@ -82,24 +74,8 @@ class GPT(MixedBlocks):
         return self.positions == "rope"
 
     @property
-    def has_even_heads(self) -> bool:
-        return self.head_dim == "auto"
-
-    @property
-    def head_width(self) -> int:
-        return super().head_width if self.head_dim == "auto" else self.head_dim
-
-    @property
     def biased(self) -> tuple[str, ...]:
         return self.bias
-
-    @property
-    def tokens(self) -> int:
-        return super().tokens + self.vocab_padding
-
-    @property
-    def ids(self) -> int:
-        return super().tokens
 
     @property
     def score_scale(self) -> float:
