@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,17 @@ def corpus(store: Path, words: Sequence[str]) -> dict[str, str]:
     for kind in ("tokens", "tokenizer"):
         [found[kind]] = map(str, (store / kind).glob("*"))
     return found
+
+
+def steps_computed(trajectories: Iterable[Path]) -> int:
+    """Steps computed in these trajectories, repeated ones counted as often as they were computed."""
+    steps = 0
+    for folder in trajectories:
+        attempts: dict[str, list[tuple[str, str]]] = {}
+        for path in sorted((folder / FOLDER).iterdir()):
+            attempts.setdefault(path.name.split("-")[1], []).append((path.name, path.read_text()))
+        steps += sum(len(merge(files)) for files in attempts.values())
+    return steps
 
 
 def _looks(trajectory: Path) -> list[float | None]:

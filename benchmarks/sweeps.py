@@ -22,8 +22,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep, use_own_code
-
-from atelier.engine.config.metric import merge
+from parts import steps_computed
 
 RATES = "1e-4,3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1"
 FIXED = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
@@ -53,21 +52,11 @@ def sweep(root: Path, *words: str) -> dict[str, Any]:
     done = [point for point in points if point["state"] == "done"]
     best = min(done, key=lambda point: point["value"])
     return {
-        "steps_trained": trained(root), "cpu_s": round(cpu_s, 1), "points_to_the_end": len(done),
+        "steps_trained": steps_computed(each.parent for each in root.glob("trajectory/*/metrics")),
+        "cpu_s": round(cpu_s, 1), "points_to_the_end": len(done),
         "best_value": best["value"],
         "best_words": best["words"],
     }  # fmt: skip
-
-
-def trained(root: Path) -> int:
-    """Steps computed in all trajectories, repeated ones counted as often as they were computed."""
-    steps = 0
-    for folder in root.glob("trajectory/*/metrics"):
-        attempts: dict[str, list[tuple[str, str]]] = {}
-        for path in sorted(folder.iterdir()):
-            attempts.setdefault(path.name.split("-")[1], []).append((path.name, path.read_text()))
-        steps += sum(len(merge(files)) for files in attempts.values())
-    return steps
 
 
 def main() -> None:

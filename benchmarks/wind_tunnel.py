@@ -9,7 +9,6 @@ python benchmarks/wind_tunnel.py [--steps 120] [--seeds 1 2 3] [--store DIR] [--
 import argparse
 import json
 import math
-import os
 import shutil
 import statistics
 import subprocess
@@ -18,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from machine import keep
-from parts import PROJECT, Parts, options
+from parts import PROJECT, Parts, options, steps_computed
 
-from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
@@ -47,20 +45,9 @@ WARMUP, GOAL_LOSS, GOAL_STEPS, GOAL_RATIO = 20, 0.01, 0.55, 2.0
 
 class Tunnel(Parts):
     def __init__(self, chosen: argparse.Namespace) -> None:
-        super().__init__(chosen)
+        super().__init__(chosen, corpus_words=() if chosen.tiny else ("tokenizer=bpe512",))
         self.sequence, self.batch = 64, 4
         self.lengths = [length // 10 for length in LENGTHS] if self.tiny else list(LENGTHS)
-
-    def _corpus(self) -> dict[str, str]:
-        """As all parts', with a small vocabulary."""
-        words = ["corpus", "experiment=tiny"] if self.tiny else ["corpus", "tokenizer=bpe512"]
-        env = os.environ | {"ATELIER_ROOT": str(self.store / "atelier")}
-        subprocess.run(
-            [sys.executable, "-m", "atelier", *words, "tracker=none"], env=env, cwd=PROJECT, check=True
-        )
-        return {
-            kind: str(next((self.store / "atelier" / kind).iterdir())) for kind in ("tokens", "tokenizer")
-        }
 
     def model(self, width: int, **more: Any) -> GPT:
         return GPT(num_layers=2, hidden=width, num_heads=width // 16, vocab=self.vocab, **more)
@@ -115,17 +102,6 @@ class Tunnel(Parts):
         return {"loss": list(made["loss"].values()), "cpu_s": made["cpu_s"]}
 
 
-def computed(folders: set[Path]) -> int:
-    """Steps computed in these trajectories, repeated ones as often as they were computed."""
-    steps = 0
-    for folder in folders:
-        attempts: dict[str, list[tuple[str, str]]] = {}
-        for path in sorted((folder / FOLDER).iterdir()):
-            attempts.setdefault(path.name.split("-")[1], []).append((path.name, path.read_text()))
-        steps += sum(len(merge(files)) for files in attempts.values())
-    return steps
-
-
 def branches(bench: Tunnel) -> dict[str, Any]:
     """Losses of all lengths, and the steps that each way of falling took."""
     found: dict[str, Any] = {"lengths": bench.lengths, "peak": PEAK, "decay": DECAY}
@@ -133,7 +109,7 @@ def branches(bench: Tunnel) -> dict[str, Any]:
     trained = {}
     for fall in FALLS:
         made = [bench.branch(fall, length) for length in bench.lengths]
-        trained[fall] = computed({folder for one in made for folder in one["folders"]})
+        trained[fall] = steps_computed({folder for one in made for folder in one["folders"]})
         found[fall] = {"loss": [round(one["loss"], 4) for one in made], "steps_trained": trained[fall]}
     at = [[bench.branch("cosine", length, peak)["loss"] for peak in PEAKS] for length in bench.lengths]
     found["cosine"] |= {

@@ -26,5 +26,7 @@ class MergeAdapter(ConversionSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not self.adapter:
-            raise ConfigError("convert.adapter", "is empty", "an adapter of the model, as in `atelier list`")
+            raise ConfigError(
+                "convert.adapter", "is empty", "an adapter of the model; `atelier lineage <model>` names them"
+            )
         return spec
