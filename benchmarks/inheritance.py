@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from machine import keep
-from parts import PROJECT, Parts, corpus, interval, options, run_flow
+from parts import PROJECT, Parts, corpus, interval, options, published, run_flow
 
 from atelier.engine.config.conversion.depth import Depth
 from atelier.engine.config.conversion.upcycle import Upcycle
@@ -40,7 +40,6 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.conversion.measure import held_out, mean_loss
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
-from tests.engine.trainings import artifact
 
 LENGTHS = (0.125, 0.25, 0.5, 1.0)  # of the scratch model's steps
 DECAY = 0.25
@@ -138,11 +137,7 @@ class Inheritance(Parts):
                 str(place / "run.json"),
             ]
             subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
-            body = json.loads((place / "output" / "body.json").read_text())
-            kept = [path for path in (place / "output").iterdir() if path.name != "body.json"]
-            artifact(
-                place / "model", "model", {path.name: path.read_bytes() for path in kept}, **body["summary"]
-            )
+            published(place / "output", place / "model")
         return str(place / "model"), made, dict(open_input(str(place / "model")).record.summary)
 
     def bits(self, seed: int, part: str, text: Mapping[str, str]) -> dict[str, float]:

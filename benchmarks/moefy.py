@@ -12,12 +12,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from machine import keep
-from parts import Parts, interval, options
+from parts import Parts, interval, options, published
 from torch import Tensor, nn
 
 from atelier.engine.config.blocks import MLPKind
@@ -35,7 +34,6 @@ from atelier.engine.model.load import build, read_model
 from atelier.engine.model.moe import MoE
 from atelier.engine.model.routing import Routed, TokenRows
 from atelier.engine.parallel.gang import keep_freed_memory
-from tests.engine.trainings import artifact
 
 HIDDEN, FFN, SHARES = 512, 3072, (0.125, 0.25, 0.5, 1.0)
 HELD_OUT, ROWS, ROUNDS = 16384, 16, 15
@@ -63,14 +61,7 @@ class Divided(Parts):
         part = self.part(
             mlp, seed, {"dense": self.role(model, "dense", optim=optim)}, precision="bf16", eval_sequences=64
         )
-        return self._published(self.store / f"seed-{seed}" / mlp, "dense"), part
-
-    def _published(self, place: Path, output: str) -> ArtifactInput:
-        folder = place / "published" / output
-        if not (folder / "record.json").exists():
-            made = [path for path in (place / output).iterdir() if path.name != "body.json"]
-            artifact(folder, "model", {path.name: path.read_bytes() for path in made})
-        return open_input(str(folder))
+        return open_input(self.publish(seed, mlp, "dense")), part
 
     def mixture(
         self, seed: int, mlp: MLPKind, by: str, number: int, source: ArtifactInput
@@ -90,7 +81,9 @@ class Divided(Parts):
             began = time.process_time()
             summary = convert(run)
             told.write_text(json.dumps(summary | {"cpu_s": round(time.process_time() - began, 1)}))
-        model, _ = read_model(self._published(place, name), self.scratch, dtype=torch.float32)
+        model, _ = read_model(
+            open_input(published(place / name, place / "published" / name)), self.scratch, dtype=torch.float32
+        )
         return model.eval(), json.loads(told.read_text())
 
     def measured(self, seed: int, mlp: MLPKind, ways: Sequence[tuple[str, int]] = FEW) -> dict[str, Any]:

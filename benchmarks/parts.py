@@ -213,12 +213,19 @@ class Parts:
     def publish(self, seed: int, part: str, role: str = "teacher") -> str:
         """The finished model of a part, as an artifact that can be read."""
         made = self.store / f"seed-{seed}" / part / role
-        folder = self.store / f"seed-{seed}" / "teacher" if role == "teacher" else made.with_name("made")
-        record = folder / "record.json"
-        if not record.exists() or record.stat().st_mtime < (made / "body.json").stat().st_mtime:
-            files = {path.name: path.read_bytes() for path in made.iterdir() if path.name != "body.json"}
-            artifact(folder, "model", files)
-        return str(folder)
+        return published(
+            made, self.store / f"seed-{seed}" / "teacher" if role == "teacher" else made.with_name("made")
+        )
+
+
+def published(made: Path, folder: Path) -> str:
+    """What a command of the engine wrote as output `made`, as an artifact that can be read: its folder."""
+    record = folder / "record.json"
+    if not record.exists() or record.stat().st_mtime < (made / "body.json").stat().st_mtime:
+        summary = json.loads((made / "body.json").read_text())["summary"]
+        files = {path.name: path.read_bytes() for path in made.iterdir() if path.name != "body.json"}
+        artifact(folder, "model", files, **summary)
+    return str(folder)
 
 
 def run_flow(store: Path, words: Sequence[str]) -> None:
