@@ -43,6 +43,7 @@ from atelier.engine.model.load import read_model
 
 LENGTHS = (0.125, 0.25, 0.5, 1.0)  # of the scratch model's steps
 DECAY = 0.25
+MEASURED = 200_000  # bytes of held-out text of a language, at most
 MIX = 3.0  # rows of the second language for each of the first
 AIMS = {"language": 1.5, "depth": 2.0, "width": 1.5, "experts": 2.0, "small_large": 1.5}
 Way = dict[float, dict[str, Any]]  # share of the steps -> its part
@@ -150,7 +151,8 @@ class Inheritance(Parts):
             found = {}
             for name in ("prose", "code"):
                 tokens = open_input(text[name])
-                rows, _ = held_out(tokens, scratch, self.sequence, 1 << 40)
+                number = round(MEASURED / bytes_per_token(tokens))  # the same text in any tokenizer
+                rows, _ = held_out(tokens, scratch, self.sequence, number)
                 loss = mean_loss(model, rows, torch.device("cpu"))
                 found[name] = loss / math.log(2) / bytes_per_token(tokens)
             kept.write_text(json.dumps(found))
