@@ -115,14 +115,14 @@ def test_one_that_comes_too_late_does_not_start(tmp_path: Path, stop: threading.
 
 def test_a_stop_while_gathering_is_told_to_those_who_came(tmp_path: Path, stop: threading.Event) -> None:
     own = threading.Event()
-    first, _ = nodes(tmp_path, own)
-    second = nodes(tmp_path, stop)[1]
+    first, *_ = nodes(tmp_path, own, "a", "b", "c")  # the third does not come
+    second = nodes(tmp_path, stop, "a", "b", "c")[1]
     first.arrive()
     follower = Following(second)
     with pytest.raises(StoppedError, match="stopped while the gang was gathering"):
         first.gather(RUN, lambda _: own.set())
     follower.join(60)
-    assert isinstance(follower.found, StoppedError) or not list(tmp_path.rglob("go.json"))
+    assert isinstance(follower.found, StoppedError) and not list(tmp_path.rglob("go.json"))
 
 
 def test_a_stop_while_following_is_told_to_the_first(tmp_path: Path, stop: threading.Event) -> None:
