@@ -4,11 +4,12 @@ which the same model, trained from nothing, ends. Each way beside its simplest r
 python benchmarks/inheritance.py [--seeds 1 2 3] [--steps 320] [--store DIR] [--tiny]    25 CPU minutes a seed
 
   language     one language, then both with a longer vocabulary | the old vocabulary kept
-  depth        blocks that add nothing at first                 | copies stacked
+  depth        blocks that add nothing at first                 | copies stacked; states grown
   width        copies that share unequally                      | copies that share equally
-  experts      copies of the MLP, a router that learns          | routers that stay as drawn (CPM-2's)
+  experts      copies of the MLP, a router that learns          | routers as drawn (CPM-2's); states grown
   small_large  a smaller teacher whose weight falls to nothing  | its weight stays
 
+`states grown`: as the first way, with the parent's optimiser states too (convert.optimizer=grown).
 A way is trained for 1/8, 1/4, 1/2 and the whole of the steps, each with its own decay of the learning rate
 after a common trunk; between two lengths the loss is taken along a line over the logarithm of the tokens. CPU
 seconds are those tokens times the seconds a token, one thread. Parts that are done are reused.
@@ -30,6 +31,7 @@ import torch
 from machine import keep
 from parts import PROJECT, Parts, corpus, interval, options, published, run_flow
 
+from atelier.engine.checkpoint.folder import address
 from atelier.engine.config.conversion.depth import Depth
 from atelier.engine.config.conversion.upcycle import Upcycle
 from atelier.engine.config.conversion.vocabulary import ToVocabulary
@@ -39,6 +41,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.conversion.measure import held_out, mean_loss
 from atelier.engine.io.artifact import open_input
+from atelier.engine.loop.resume import CHECKPOINTS
 from atelier.engine.model.load import read_model
 
 LENGTHS = (0.125, 0.25, 0.5, 1.0)  # of the scratch model's steps
@@ -104,6 +107,11 @@ class Inheritance(Parts):
         """The model of a way's whole length."""
         return self.publish(seed, f"{name}-1.0", "model")
 
+    def last_checkpoint(self, seed: int, name: str) -> str:
+        """That of a way's whole length, with the optimiser's states."""
+        place = self.store / f"seed-{seed}" / f"{name}-1.0" / "trajectory" / "model" / CHECKPOINTS
+        return address(str(place), self.steps)
+
     def converted(
         self,
         seed: int,
@@ -112,9 +120,12 @@ class Inheritance(Parts):
         model: GPT,
         source: str,
         tokens: str = "",
+        states: str = "",
         **inputs: str,
     ) -> tuple[str, GPT, dict[str, Any]]:
-        """The converted model's folder, spec and record's summary."""
+        """The converted model's folder, spec and record's summary. `states`: the checkpoint whose optimiser's
+        states are grown, too.
+        """
         place = self.store / f"seed-{seed}" / name
         made = gpt(rule.converted(model))
         if made.vocab == "auto":
@@ -123,7 +134,7 @@ class Inheritance(Parts):
             inputs |= {"model": source, "tokens": tokens or self.inputs["tokens"]}
             run = {
                 "schema": 1, "task": "convert", "version": 1, "inputs": inputs,
-                "config": {"rule": rule.model_dump(mode="json"), "measured": 16384},
+                "config": {"rule": rule.model_dump(mode="json"), "measured": 16384, "states": states},
                 "outputs": {"model": str(place / "output")}, "scratch": str(place / "scratch"),
                 "layout": {"shard": 1, "threads": 1, "device": "cpu"},
             }  # fmt: skip
@@ -160,15 +171,19 @@ class Inheritance(Parts):
 
     def seed(self, seed: int) -> dict[str, Any]:
         found = {"language": self.language(seed)}
-        scratch = self.way("scratch", seed, self.large)
+        scratch = self.way("scratch", seed, self.large, keep=1)
         whole = scratch[1.0]
 
         shallow = self.large.model_copy(update={"num_layers": 2})
-        small = self.way("shallow", seed, shallow, lengths=(1.0,))
+        small = self.way("shallow", seed, shallow, lengths=(1.0,), keep=1)
         parent = self.finished(seed, "shallow")
         ways, about = {}, {}
-        for how in ("zero", "stacked"):
-            folder, made, about[how] = self.converted(seed, f"depth-{how}", Depth(how=how), shallow, parent)
+        rules = {"zero": Depth(), "stacked": Depth(how="stacked"), "zero_states": Depth(optimizer="grown")}
+        for how, rule in rules.items():
+            states = self.last_checkpoint(seed, "shallow") if rule.optimizer == "grown" else ""
+            folder, made, about[how] = self.converted(
+                seed, f"depth-{how}", rule, shallow, parent, states=states
+            )
             ways[how] = self.way(f"deep-{how}", seed, made, init=folder)
         found["depth"] = self.told(self.large, whole, ways, parent=(shallow, small[1.0])) | {"steps 0": about}
 
@@ -246,8 +261,12 @@ class Inheritance(Parts):
         made = gpt(learned.converted(self.large))
         scratch = self.way("experts-scratch", seed, made, lengths=(1.0,))[1.0]
         parent, ways, about = self.finished(seed, "scratch"), {}, {}
-        for how, rule in (("learned", learned), ("orthogonal", drawn)):
-            folder, made, about[how] = self.converted(seed, f"upcycle-{how}", rule, self.large, parent)
+        grown = learned.model_copy(update={"optimizer": "grown"})
+        for how, rule in (("learned", learned), ("orthogonal", drawn), ("learned_states", grown)):
+            states = self.last_checkpoint(seed, "scratch") if rule is grown else ""
+            folder, made, about[how] = self.converted(
+                seed, f"upcycle-{how}", rule, self.large, parent, states=states
+            )
             ways[how] = self.way(f"experts-{how}", seed, made, init=folder)
         ways["dense_continued"] = self.way("dense-continued", seed, self.large, init=parent)
         made = gpt(learned.converted(self.large))

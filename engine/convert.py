@@ -1,6 +1,7 @@
 """Make a finished model into one of another shape: python -m atelier.engine.convert run.json
 
-run.json: config is {"rule": a Conversion, "measured": tokens}, inputs {"model"}, {"tokens"} of its training
+run.json: config is {"rule": a Conversion, "measured": tokens, "states": a checkpoint}, inputs {"model"},
+{"tokens"} of its training
 text, for a rule to another tokenizer {"tokenizer", "tokens.main"}, and the rule's further parents by role;
 output "model": a model artifact with its parent's tokenizer, or the other one, and `ancestry.json`: where
 each weight's numbers come from.
@@ -8,15 +9,27 @@ each weight's numbers come from.
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atelier.engine.config.base import Json, Spec, canonical, parse
-from atelier.engine.config.conversions import ANCESTRY, Conversion, ConversionSpec
+from atelier.engine.checkpoint.reader import load_full
+from atelier.engine.config.base import Json, JsonObject, Spec, canonical, parse
+from atelier.engine.config.conversions import (
+    ANCESTRY,
+    OPTIMIZER,
+    OPTIMIZER_KIND,
+    Conversion,
+    ConversionSpec,
+    GrowingSpec,
+    keeps_states,
+)
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
@@ -29,17 +42,24 @@ from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, read_model, read_weights, write_model
+from atelier.engine.model.weights import Weight, entries_of, write_files
 from atelier.engine.parallel.gang import start_gang
 
 SEQUENCE = 128  # tokens of a row that the model reads
 ROWS = 16
+OPTIMIZERS = "optimizer."  # what names of an optimiser's states begin with in a checkpoint
 
 
 class Converting(Spec):
-    """The config of this command. `measured`: held-out tokens on which both models' losses are measured."""
+    """The config of this command. `measured`: held-out tokens on which both models' losses are measured;
+    `states`: URL of the parent's last checkpoint, for rules that grow its optimiser's states; `optim`: the
+    identity of that optimiser.
+    """
 
     rule: Conversion
     measured: int = 0
+    states: str = ""
+    optim: JsonObject = {}
 
 
 def convert(run: RunFile) -> dict[str, Json]:
@@ -60,10 +80,17 @@ def convert(run: RunFile) -> dict[str, Json]:
     parent = Parent(weights, spec, model, text, old, new, others, scratch)
     made = rule.converted(spec)
     made = made.resolved(new.size) if made.vocab == "auto" else made
-    module = importlib.import_module(f"atelier.engine.conversion.{rule.kind}")
-    found: Converted = module.convert(rule, parent, made)
+    found = _converted(rule, parent, made)
     output = output_of(run, "model")
     write_model(found.weights, made, output.add_parts, most=FILE_BYTES)
+    if asked.states:
+        states = _states(load_full(asked.states, OPTIMIZERS), rule, parent, made)
+        if not states:
+            problem = "grown, and the parent's last checkpoint has none of its weights': an adapter's"
+            raise ConfigError("convert.optimizer", problem, "optimizer=dropped")
+        write_files({OPTIMIZER: entries_of(states)}, states, output.add_parts)
+        output.add_json(OPTIMIZER_KIND, keeps_states(asked.optim))
+        found.about["states"] = len(states)
     pieces = {name: [piece.plain() for piece in each] for name, each in found.ancestry.items()}
     output.add_bytes(ANCESTRY, canonical(pieces))
     copy_tokenizer(input_of(run, "tokenizer") if rule.needs_tokenizer else source, output, scratch)
@@ -73,6 +100,37 @@ def convert(run: RunFile) -> dict[str, Json]:
         summary |= _measured(run, asked.measured, parent, found, made, gang.device)
     output.close(summary)
     return summary
+
+
+def _converted(rule: ConversionSpec, parent: Parent, made: ModelSpec) -> Converted:
+    return importlib.import_module(f"atelier.engine.conversion.{rule.kind}").convert(rule, parent, made)
+
+
+def _states(
+    saved: Mapping[str, Tensor], rule: ConversionSpec, parent: Parent, made: ModelSpec
+) -> dict[str, Weight]:
+    """The states of a checkpoint's optimiser, `optimizer.<weight>.<state>`, as the rule makes them of those
+    of the parent's weights; of new weights none. A state that is one number is that of the weight's first
+    source.
+    """
+    assert isinstance(rule, GrowingSpec)  # others have no `optimizer`
+    own = {
+        name.removeprefix(OPTIMIZERS): state for name, state in saved.items() if name.startswith(OPTIMIZERS)
+    }
+    result: dict[str, Weight] = {}
+    for state in sorted({name.rpartition(".")[2] for name in own}):
+        of_weights = {
+            name: own.get(f"{name}.{state}", torch.zeros_like(weight))
+            for name, weight in parent.weights.items()
+        }
+        found = _converted(rule.of_states(state), replace(parent, weights=of_weights), made)
+        for name, weight in found.weights.items():
+            source = next((piece.source for piece in found.ancestry[name] if piece.source), "")
+            if (one := own.get(f"{source}.{state}")) is not None:
+                result[f"{name}.{state}"] = (
+                    weight if one.dim() else Weight((), one.dtype, partial(torch.clone, one))
+                )
+    return result
 
 
 def _measured(

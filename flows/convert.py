@@ -12,6 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import Existing, adapter_of, check_ids, existing_model
 from atelier.tasks.convert import convert as convert_model
+from atelier.tasks.convert import grows_states
 from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
@@ -25,6 +26,8 @@ def convert(init: ModelName, convert: Conversion, score: Score, name: Name = "co
             "name", f"is {name}, as the model's own", f"name={name}-{convert.kind.replace('_', '-')}"
         )
     convert.converted(parent.spec)
+    if grows_states(convert):
+        parent.check_states()
     other, others = _other_tokenizer(convert), _others(convert, parent)
     made, _ = convert_model(
         parent.reference,

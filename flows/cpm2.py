@@ -14,6 +14,7 @@ from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.infra.dag import Reference
+from atelier.tasks.convert import check_kept
 from atelier.tasks.convert import convert as convert_model
 from atelier.tasks.curate import curate
 from atelier.tasks.encode import encode
@@ -50,6 +51,8 @@ def cpm2(
             "is given, and here both tokenizers are learned",
             "atelier convert convert=vocabulary takes a model to any tokenizer",
         )
+    check_kept(grow.vocabulary, train, "grow.vocabulary")
+    check_kept(upcycle, train, "upcycle")
     if grow.vocab <= tokenizer.vocab:
         raise ConfigError(
             "grow.vocab",

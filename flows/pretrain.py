@@ -42,6 +42,7 @@ def pretrain(
         settings=train,
         tokens=text.tokens,
         weights=text.weights,
+        phases=text.phases,
         tokenizer=text.tokenizer,
         parallel=parallel,
         extras=extras(text, {"model": role}),

@@ -17,6 +17,7 @@ from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import Text, corpus, extras
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import ANY_VOCAB, beginnings
+from atelier.tasks.convert import check_kept
 from atelier.tasks.convert import convert as convert_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.register import register
@@ -41,8 +42,10 @@ def semoe(
     companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
 ) -> None:
     check_students({**roles, **companions})
+    check_kept(convert, train, "convert")
     text = corpus(data, tokenizer)
     feed = {"settings": train, "tokens": text.tokens, "weights": text.weights, "tokenizer": text.tokenizer}
+    feed |= {"phases": text.phases}
     begun = beginnings({**roles, **companions}, text.tokenizer)
     teachers = {name: role for name, role in roles.items() if not role.teacher}
     first = train_roles(

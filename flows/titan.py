@@ -64,7 +64,7 @@ def titan(
             name: imitate_text(name, imitate, model=generator(first), tokens=tokens, tokenizer=text.tokenizer)
             for name, tokens in text.tokens.items()
         }
-    feed |= {"settings": train, "extras": more}
+    feed |= {"settings": train, "extras": more, "phases": text.phases}
     models = train_roles(roles, **feed, companions=companions, inits=begun | first)
     extract_adapters(models, low_rank(roles, begun))
     students = {name: role for name, role in roles.items() if role.teacher and score.controls}

@@ -4,14 +4,19 @@ numbers of another type.
 
 from collections.abc import Mapping
 
-from atelier.engine.config.conversions import Conversion
+from pydantic import TypeAdapter
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.conversions import Conversion, ConversionSpec, GrowingSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.train import Train
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.store.trajectory import last_checkpoint, read_trajectory
 
 VERSION = 1
 MEASURED = 16384  # held-out tokens of which the loss is measured before and after
@@ -75,12 +80,31 @@ def convert(
     return declare(asked, list(inputs.values()))["model"], made
 
 
+def check_kept(rule: Conversion, train: Train, place: str) -> None:
+    """Raise ConfigError for a rule that grows the states of a training that keeps none. `place`: the rule's
+    configuration key.
+    """
+    if grows_states(rule) and not train.keep:
+        raise ConfigError(f"{place}.optimizer", "grown, and train.keep=0 keeps no states", "train.keep=1")
+
+
+def grows_states(rule: Conversion) -> bool:
+    """Whether the model is also to have its parent's optimiser states, grown."""
+    return isinstance(rule, GrowingSpec) and rule.optimizer == "grown"
+
+
 def run(node: Node, context: RunContext) -> None:
+    rule = TypeAdapter[ConversionSpec](Conversion).validate_python(node.config["rule"])
+    states: dict[str, Json] = {}
+    if grows_states(rule):
+        parent = context.record(*node.inputs["model"])
+        states["states"] = last_checkpoint(context.store, parent, f"{node.name}.optimizer")
+        states["optim"] = read_trajectory(context.store, parent.parents["trajectory"]).identity["optim"]
     context.gang(
         GangRequest(
             node=node,
             module="atelier.engine.convert",
-            config=lambda fences: node.config,
+            config=lambda fences: {**node.config, **states},
             outputs=context.missing(node),
             threads=node.threads,
             layout=node.layout,

@@ -3,10 +3,20 @@ pass.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import check_sources, identity_of, row_specs, sources, streams
+from atelier.engine.config.mixture import (
+    Phase,
+    check_sources,
+    identity_of,
+    read_in,
+    resolve_phases,
+    row_specs,
+    sources,
+    streams,
+)
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
@@ -32,6 +42,7 @@ def train(
     settings: Train,
     tokens: Mapping[str, Reference],
     weights: Mapping[str, float],
+    phases: Mapping[str, Phase] | None = None,
     tokenizer: Reference,
     parallel: Parallel,
     name: str = "train",
@@ -43,7 +54,8 @@ def train(
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
     """Declare a training; the model of each role, those that were finished before included. `extras` are
-    inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main": ...}}. `labels`
+    inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main": ...}}. `phases`
+    have other weights of the sources from a step on. `labels`
     gives the models other names than their roles'; `prefix` is where the configuration has the roles ('' for
     a flow with one model); `companions` are roles of other sweep points that learn from the same teacher;
     `finished` are the models of roles that an earlier node trains with the same settings, and whose students
@@ -70,6 +82,7 @@ def train(
         if role.init and key not in (inits or {}):
             raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
     check_sources(everybody, weights, prefix)
+    later = resolve_phases(weights, phases or {}, settings.num_steps)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     for source in sorted(sources(everybody)):
         given = (extras or {}).get(source, {})
@@ -88,6 +101,7 @@ def train(
         **({"finished": list(finished)} if finished else {}),
         "train": settings.model_dump(mode="json"),
         "weights": dict(weights),
+        **({"later": [shares.model_dump(mode="json") for shares in later]} if later else {}),
     }
     node = Node(name=name, task="train", products={}, inputs=inputs, config=config)
     node = node.model_copy(update={"layout": parallel.model_dump(mode="json"), "ranks": parallel.ranks})
@@ -117,7 +131,16 @@ def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
     """Identity of what the node's training reads: tokens, tokenizer, and how samples are drawn from them."""
     others = ("init.", "frozen.")
     parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith(others)}
-    return Feed(parents=parents, identity=identity_of(row_specs(roles), node.training.weights))
+    kinds, training = row_specs(roles), node.training
+
+    def until(number: int) -> Feed:
+        weights, later = training.weights, training.later[:number]
+        unread = training.weights.keys() - read_in(weights, later)
+        own = {role: fp for role, fp in parents.items() if role.partition(".")[2] not in unread}
+        return Feed(parents=own, identity=identity_of(kinds, weights, later))
+
+    found = {shares.begin: until(number) for number, shares in enumerate(training.later, 1)}
+    return replace(until(0), later=found)
 
 
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]]:
@@ -157,8 +180,8 @@ def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -
         name=name,
         version=VERSION,
         identity={"step": last.end},
-        parents={"trajectory": last.fingerprint, **feed.parents, **kept},
-        origin=origins(prefix) | {"step": "train.steps", "weights": "data"},
+        parents={"trajectory": last.fingerprint, **feed.at(last.end - 1).parents, **kept},
+        origin=origins(prefix) | {"step": "train.steps", "weights": "data", "phases": "data.phases"},
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
         trajectories=tuple(segment.fingerprint for segment in segments),
@@ -226,7 +249,8 @@ def run(node: Node, context: RunContext) -> None:
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
-            streams=streams(row_specs(roles), node.training.weights),
+            streams=streams(row_specs(roles), node.training.weights, node.training.later),
+            phases=tuple(shares.begin for shares in node.training.later),
             train=settings,
         )
         return {"trainings": [training.model_dump(mode="json")], "peak_tflops": context.peak_tflops(node)}

@@ -37,14 +37,17 @@ def load(url: str, state: State, *, step: int, trajectory: str, gang: RankGroup)
     return nested(reading.manifest.values)
 
 
-def load_full(url: str) -> dict[str, torch.Tensor]:
-    """All tensors of the checkpoint at `url` on the CPU, whole, by dotted name. Raises DamageError naming the
+def load_full(url: str, prefix: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of the checkpoint at `url` whose names begin with `prefix` on the CPU, whole, by dotted
+    name. Raises DamageError naming the
     file that is damaged.
     """
     manifest = read_manifest(url, step=step_of(url))
     pieces: defaultdict[int, list[tuple[str, Chunk]]] = defaultdict(list)
     result: dict[str, torch.Tensor] = {}
     for name, stored in manifest.tensors.items():
+        if not name.startswith(prefix):
+            continue
         result[name] = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
         for chunk in stored.chunks:
             pieces[chunk.file].append((name, chunk))

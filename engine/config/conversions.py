@@ -4,16 +4,18 @@ merge_experts` of group `conversion` is engine/config/conversion/merge_experts.p
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from atelier.engine.config.base import Kind
+from atelier.engine.config.base import Json, Kind
 from atelier.engine.config.registry import KindChooser, ModelSpec
 
 # file of a converted model: weight -> its pieces, [source, share, how] each, and the parent where it is
 # another than the first
 ANCESTRY = "ancestry.json"
+# files of a converted model: <weight>.<state> of its parent's optimiser, and which optimiser that was
+OPTIMIZER, OPTIMIZER_KIND = "optimizer.safetensors", "optimizer.json"
 FIRST = "model"  # the role of the parent that a rule is of
 COPIED = "copied"  # how, of numbers that are the parent's as they are
 
@@ -52,6 +54,27 @@ class ConversionSpec(Kind, ABC):
     @abstractmethod
     def converted(self, spec: ModelSpec) -> ModelSpec:
         """The spec that it makes of `spec`. Raises ConfigError for one that it is not for."""
+
+
+class GrowingSpec(ConversionSpec, ABC):
+    """A rule that copies weights, whole or in part, and adds new ones: states of the parent's optimiser can
+    be grown by it, too.
+    """
+
+    optimizer: Literal["dropped", "grown"] = Field(
+        default="dropped",
+        description="the parent's last optimiser states: dropped, or grown as the weights are, for a training"
+        " that goes on; new weights have none",
+    )
+
+    def of_states(self, state: str) -> Self:
+        """The rule for a state of the optimiser (`exp_avg` ...); what is new has zeros."""
+        return self
+
+
+def keeps_states(optim: Mapping[str, Json]) -> dict[str, Json]:
+    """The part of an optimiser's identity that its states depend on."""
+    return {name: optim[name] for name in ("kind", "beta1", "beta2", "momentum") if name in optim}
 
 
 Conversion = Annotated[SerializeAsAny[ConversionSpec], BeforeValidator(KindChooser("conversion"))]

@@ -6,8 +6,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Count, Spec
-from atelier.engine.config.error import printable
+from atelier.engine.config.error import nearest, printable
 from atelier.engine.config.generation import Written
+from atelier.engine.config.mixture import Phase
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 
@@ -37,18 +38,24 @@ class Source(Spec):
         min_length=1,
         description=(
             "stdlib (this interpreter's standard library; stdlib-prose: its docstrings, stdlib-code: its"
-            " code), or a path or fsspec glob of .txt, .jsonl, .parquet or .tar files"
+            " code), or a path or fsspec glob of .txt, .jsonl, .parquet, .tar or .mo files"
         ),
     )
     field: str = Field(
         default="text",
         min_length=1,
-        description="the field of a .jsonl line, or column of a .parquet, that holds the text",
+        description="the field of a .jsonl line, or column of a .parquet, that holds the text; msgid or"
+        " msgstr of a .mo",
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop", description="at a broken line: stop, or skip and count it"
     )
-    weight: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+    weight: float = Field(
+        default=1.0,
+        ge=0,
+        description="share of the training samples; 0 = none, or only in data.phases. Tokenizers are learned"
+        " on all sources",
+    )
 
     @property
     def title(self) -> str:
@@ -67,6 +74,9 @@ class Data(Source):
         default=0.05, gt=0, lt=0.5, description="share of documents held out, chosen by their hash"
     )
     blend: dict[str, Source] = Field(default={}, description="more sources by name, each with its weight")
+    phases: dict[str, Phase] = Field(
+        default={}, description="other weights of the sources from a step on, by name of the phase"
+    )
     written: Written = Field(default=Written(), description="text that a finished model writes instead")
 
     def sources(self) -> dict[str, Source]:
@@ -78,6 +88,22 @@ class Data(Source):
     def _no_second_main(self) -> "Data":
         if "main" in self.blend:
             raise ValueError("blend.main: data.source is called main; give this source another name")
+        return self
+
+    @model_validator(mode="after")
+    def _phases_have_sources(self) -> "Data":
+        weights = {name: source.weight for name, source in self.sources().items()}
+        for phase, source in (
+            (name, source) for name, each in self.phases.items() for source in each.weights
+        ):
+            if source not in weights:
+                near = nearest(source, weights)
+                way_out = f"did you mean {near}?" if near else f"there are: {', '.join(weights)}"
+                raise ValueError(f"phases.{phase}.weights.{source}: there is no source {source!r}; {way_out}")
+        if not self.weight:
+            raise ValueError(
+                "weight is 0, and data.source is read from the first step on; name another source so"
+            )
         return self
 
 

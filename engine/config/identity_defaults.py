@@ -8,6 +8,7 @@ later change of a default changes no existing fingerprint: the table keeps the o
 from atelier.engine.config.base import Json
 
 ABSENT: dict[str, dict[str, Json]] = {
+    "GrowingSpec": {"optimizer": "dropped"},
     "MixedBlocks": {"num_experts": 0, "experts_per_token": 2, "experts": {}},
     "Experts": {
         "ffn": "auto",

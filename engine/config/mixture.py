@@ -3,15 +3,65 @@ ordered input streams. Torch-free.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
 
 from pydantic import Field
 
-from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.base import Json, Spec, Step
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
+
+
+class Phase(Spec):
+    """Other shares of the sources from a step on: better text while the learning rate decays (MiniCPM,
+    2404.06395, section 5).
+    """
+
+    begin: Step = Field(gt=0, description="the steps before it, or a share of all steps below 1")
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="of sources by name, the others keep those before; 0 = not read"
+    )
+
+
+class Shares(Spec):
+    """The weights of every source from step `begin` on."""
+
+    begin: int
+    weights: dict[str, float]
+
+
+def resolve_phases(
+    weights: Mapping[str, float], phases: Mapping[str, Phase], num_steps: int, place: str = "data"
+) -> tuple[Shares, ...]:
+    """The phases after the first in their order, every one with all weights; those that change no share are
+    left out. Raises ConfigError for one that
+    begins outside the training or with another, or leaves no source.
+    """
+    found: list[tuple[int, str]] = []
+    for name, phase in phases.items():
+        begin = round(phase.begin * num_steps) if phase.begin < 1 else int(phase.begin)
+        where = f"{place}.phases.{name}"
+        if not 0 < begin < num_steps:
+            raise ConfigError(
+                f"{where}.begin",
+                f"step {begin} is not within {num_steps} steps",
+                f"a step from 1 to {num_steps - 1}, or a share below 1",
+            )
+        if same := [other for step, other in found if step == begin]:
+            raise ConfigError(f"{where}.begin", f"step {begin}, as {same[0]}", "one phase begins at a step")
+        found.append((begin, name))
+    result: list[Shares] = []
+    now = dict(weights)
+    for begin, name in sorted(found):
+        now |= phases[name].weights
+        if not any(now.values()):
+            raise ConfigError(f"{place}.phases.{name}.weights", "no source is left", "a weight above 0")
+        if _normed(now) != _normed(result[-1].weights if result else weights):
+            result.append(Shares(begin=begin, weights=dict(now)))
+    return tuple(result)
 
 
 class Stream(Spec):
@@ -20,7 +70,8 @@ class Stream(Spec):
     """
 
     input: str = Field(description="key in `inputs`")
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, ge=0)
+    later: tuple[float, ...] = Field(default=(), description="its weight in each later phase")
     kind: str = "windows"
     rows: Objective | None = Field(default=None, description="the objective whose fields define the rows")
     num_examples: int = Field(default=0, description="examples: how many are drawn; 0 = all")
@@ -31,10 +82,18 @@ class Stream(Spec):
         """The source of text that its rows are from."""
         return self.input.partition(".")[2]
 
+    @property
+    def phase(self) -> int:
+        """The number of the first phase that reads it."""
+        every = (self.weight, *self.later)
+        return next((n for n, weight in enumerate(every) if weight), len(every))
+
 
 def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
-    """Streams sorted by kind of rows and input: what is drawn from a stream depends on its index."""
-    return tuple(sorted(streams, key=lambda stream: (stream.kind, stream.input, stream.draw)))
+    """Streams sorted by their first phase, kind of rows and input: what is drawn from a stream depends on its
+    index, and that not on later phases.
+    """
+    return tuple(sorted(streams, key=lambda each: (each.phase, each.kind, each.input, each.draw)))
 
 
 WINDOWS, EXAMPLES, CHAT = "windows", "examples", "chat"
@@ -104,17 +163,26 @@ def check_sources(roles: Mapping[str, Role], known: Iterable[str], prefix: str =
                     )
 
 
-def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) -> tuple[Stream, ...]:
+def streams(
+    specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float], later: Sequence[Shares] = ()
+) -> tuple[Stream, ...]:
     """Every source in every kind of rows, weighted by the product of their shares. `weights`: of the
-    sources.
+    sources; `later`: of the phases after the first.
     """
+    read = read_in(weights, later)
+    weights = {source: weight for source, weight in weights.items() if source in read}
+    after = {source: [shares.weights[source] for shares in later] for source in weights}
     if set(specs) <= {WINDOWS}:
-        return in_order(Stream(input=f"tokens.{source}", weight=weight) for source, weight in weights.items())
+        return in_order(
+            Stream(input=f"tokens.{source}", weight=weight, later=tuple(after[source]))
+            for source, weight in weights.items()
+        )
     return in_order(
         Stream(
             input=f"{type(spec).source}.{source}",
             kind=kind,
             weight=weight * share_of(spec),
+            later=tuple(each * share_of(spec) for each in after[source]),
             rows=None
             if kind == WINDOWS
             else spec.model_copy(update={"weight": 1.0, "schedule": WeightSchedule()}),
@@ -124,19 +192,33 @@ def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) ->
     )
 
 
-def identity_of(kinds: Iterable[str], weights: Mapping[str, float]) -> dict[str, Json]:
-    """The part of the samples' identity that is not in the objectives and parents: the shares of the sources,
-    and the versions of the mixture and of the kinds of rows. Empty when one stream of the first version is
-    read.
+def read_in(weights: Mapping[str, float], later: Iterable[Shares] = ()) -> set[str]:
+    """The sources that these phases read."""
+    every = (weights, *(shares.weights for shares in later))
+    return {source for each in every for source, weight in each.items() if weight}
+
+
+def identity_of(
+    kinds: Iterable[str], weights: Mapping[str, float], later: Sequence[Shares] = ()
+) -> dict[str, Json]:
+    """The part of the samples' identity that is not in the objectives and parents: the shares of the sources
+    in the first and in `later` phases, and the versions of the mixture and of the kinds of rows. Empty when
+    one stream of the first version is read.
     """
     kinds, found = sorted(set(kinds)), dict[str, Json]()
-    if len(weights) > 1:
-        total = math.fsum(weights.values())
-        found["weights"] = {source: weight / total for source, weight in weights.items()}
-    if len(kinds) * len(weights) > 1:
+    if len(read_in(weights)) > 1 or later:  # which parents are read first is not known from them alone
+        found["weights"] = _normed(weights)
+    if later:
+        found["phases"] = [[shares.begin, _normed(shares.weights)] for shares in later]
+    if len(kinds) * len(read_in(weights, later)) > 1:
         found["mixture"] = {"version": MIXTURE}
     versions = {kind: ROWS[kind] for kind in kinds if ROWS.get(kind, 1) != 1}
     return found | ({"rows": versions} if versions else {})
+
+
+def _normed(weights: Mapping[str, float]) -> dict[str, float]:
+    total = math.fsum(weights.values())
+    return {source: weight / total for source, weight in weights.items() if weight}
 
 
 def share_of(spec: ObjectiveSpec) -> float:

@@ -112,6 +112,7 @@ class Training(Spec):
 
     members: dict[str, Member]
     streams: tuple[Stream, ...]
+    phases: tuple[int, ...] = Field(default=(), description="the first step of each phase after the first")
     train: Train
 
     @field_validator("streams")
@@ -144,6 +145,14 @@ class Training(Spec):
     def part_of(self, stream: Stream) -> int:
         """The number of the part that a stream is of; -1 where there are none."""
         return next((n for n, part in enumerate(self.parts) if part.has(stream)), -1)
+
+    @model_validator(mode="after")
+    def _in_phases(self) -> "Training":
+        if list(self.phases) != sorted(set(self.phases)) or min(self.phases, default=1) < 1:
+            raise ValueError(f"phases: {self.phases} do not follow each other")
+        if any(len(stream.later) != len(self.phases) for stream in self.streams):
+            raise ValueError(f"phases: begin at {self.phases}, and not every stream has a weight in each")
+        return self
 
     @model_validator(mode="after")
     def _judge(self) -> "Training":

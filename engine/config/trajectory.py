@@ -1,11 +1,12 @@
 """The trajectories of a training and their identities. Pure arithmetic on specs; torch-free.
 
 A role's training is cut into segments where it starts to depend on where training ends: at its own schedule's
-branch step and at its teacher's. The steps before a cut are a trunk that longer runs and other decays share.
-A rollback passes over steps before the bad one, so a root that may roll back has no trunk: later steps change
-earlier ones.
+branch step and at its teacher's; and where the shares of its data change. The steps before a cut are a trunk
+that longer runs, other decays and other shares have in common. A rollback passes over steps before the bad
+one, so a root that may roll back has no trunk: later steps change earlier ones.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,11 +37,17 @@ class Segment:
 @dataclass(frozen=True)
 class Feed:
     """The data of a training: its parents by role (`tokens.main`, `tokenizer` ...) and the part of it that is
-    identity (weights, the draw).
+    identity (weights, the draw). `later`: what it is from a step on, where its shares change.
     """
 
     parents: dict[str, str]
     identity: dict[str, Json]
+    later: Mapping[int, "Feed"] = dataclasses.field(default_factory=dict)
+
+    def at(self, step: int) -> "Feed":
+        """The data up to and with the step after `step`."""
+        begun = max((begin for begin in self.later if begin <= step), default=None)
+        return self if begun is None else self.later[begun]
 
 
 def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[str]:
@@ -128,27 +135,35 @@ def segments_of(
         teaching = result.get(role.teacher, [])
         model = inits.get(role.teacher, "") if role.teacher and not teaching else ""
         others = {f"teacher.{key}": inits[other] for key, other in role.other_teachers.items()}
-        own = Feed({**feed.parents, **others}, feed.identity)
-        result[name] = _segments(name, role, train, own, inits.get(name, ""), teaching, model)
+        result[name] = _segments(name, role, train, feed, others, inits.get(name, ""), teaching, model)
     return result
 
 
 def _segments(
-    name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Segment], model: str
+    name: str,
+    role: Role,
+    train: Train,
+    feed: Feed,
+    others: Mapping[str, str],
+    init: str,
+    teaching: list[Segment],
+    model: str,
 ) -> list[Segment]:
-    """`model`: its teacher's fingerprint, where that is a finished one."""
+    """`others`: the finished teachers besides its own; `model`: its own, where that is a finished one."""
     start, end = int(role.start), role.last(train.num_steps)
     is_whole = train.health.rolls_back and not role.teacher
     own = start if is_whole else _branch_step(role, start, end)
     frozen = role.attach == "frozen"
     cuts = {own} | (set() if frozen else {segment.end for segment in teaching})
+    cuts |= set() if is_whole else set(feed.later)
     ends = sorted({cut for cut in cuts if start < cut < end} | {end})
     segments: list[Segment] = []
     for stop in ends:
         begin = segments[-1].end if segments else start
         knows_end = begin >= own
-        identity = _identity(name, role, train, knows_end=knows_end) | feed.identity
-        parents = dict(feed.parents)
+        data = feed.at(end - 1 if is_whole else begin)
+        identity = _identity(name, role, train, knows_end=knows_end) | data.identity
+        parents = {**data.parents, **others}
         if init and not segments:
             parents["init"] = init
         if teaching:

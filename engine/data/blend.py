@@ -1,8 +1,9 @@
-"""Data sets blended in fixed shares: sample i is a pure function of (seed, i), so the stream is the same for
-any number of ranks and after any restart.
+"""Data sets blended in shares that are fixed, or change at given samples: sample i is a pure function of
+(seed, i), so the stream is the same for any number of ranks and after any restart.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -37,28 +38,57 @@ class Dataset(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Phase:
+    """Samples in the same shares: the samples of a block by set, the first sample, and how often each set was
+    drawn before it.
+    """
+
+    number: int
+    shares: np.ndarray
+    first: int
+    drawn: np.ndarray
+
+
 class Blend:
     """Endless samples of weighted data sets.
 
     Every block of 4096 samples holds each set exactly in its share (largest remainder; at least once), in an
     order keyed by the block. Within a set, each epoch visits every sample once, in an order keyed by the
-    epoch. Sample i costs the same whatever i is. Raises ConfigError for empty sets and weights that are not
-    above 0. `unit`: rows are padded to a multiple of so many tokens.
+    epoch. Sample i costs the same whatever i is. `later`: samples in their order and the weights from each of
+    them on; blocks begin again there, epochs go on. Raises ConfigError for empty sets and for those whose
+    weight is never above 0. `unit`: rows are padded to a multiple of so many tokens.
     """
 
-    def __init__(self, streams: Sequence[tuple[Dataset, float]], seed: int, *, unit: int = 1) -> None:
-        if not 0 < len(streams) <= BLOCK or any(
-            len(dataset) < 1 or weight <= 0 for dataset, weight in streams
+    def __init__(
+        self,
+        streams: Sequence[tuple[Dataset, float]],
+        seed: int,
+        *,
+        unit: int = 1,
+        later: Sequence[tuple[int, Sequence[float]]] = (),
+    ) -> None:
+        every = [[weight for _, weight in streams], *(weights for _, weights in later)]
+        read = [max(weights) for weights in zip(*every, strict=True)]
+        if (
+            not 0 < len(streams) <= BLOCK
+            or not all(map(any, every))
+            or min(read) <= 0
+            or min(map(min, every)) < 0
+            or any(len(dataset) < 1 for dataset, _ in streams)
         ):
             raise ConfigError(
                 "streams",
-                f"{len(streams)} of {[len(d) for d, _ in streams]} rows, weights {[w for _, w in streams]}",
-                f"1 to {BLOCK} streams, each with a sample or more and a weight above 0",
+                f"{len(streams)} of {[len(d) for d, _ in streams]} rows, weights by phase {every}",
+                f"1 to {BLOCK} streams with a sample or more, each with a weight above 0 in a phase",
             )
         self._datasets = [dataset for dataset, _ in streams]
         self._seed = seed
-        self._shares = shares([weight for _, weight in streams])
-        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._phases = [_Phase(0, np.array(shares(every[0])), 0, np.zeros(len(streams), dtype=np.int64))]
+        self._blocks: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        for number, (first, weights) in enumerate(later, 1):
+            drawn = self._drawn_before(first)
+            self._phases.append(_Phase(number, np.array(shares(weights)), first, drawn))
         self.length = unit * -(-max(dataset.length for dataset in self._datasets) // unit)
         encoder_length = max(getattr(dataset, "encoder_length", 0) for dataset in self._datasets)
         self._lengths = {"T": self.length, "U": unit * -(-encoder_length // unit)}
@@ -96,9 +126,13 @@ class Blend:
     def _chosen(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each sample: which set, which of its samples, and in which of its epochs."""
         sets, drawn = np.empty_like(places), np.empty_like(places)
-        for block in np.unique(places // BLOCK).tolist():
-            mine = places // BLOCK == block
-            sets[mine], drawn[mine] = (values[places[mine] % BLOCK] for values in self._block(block))
+        firsts = np.array([phase.first for phase in self._phases])
+        phases = np.searchsorted(firsts, places, side="right") - 1
+        inside = places - firsts[phases]
+        for number, block in np.unique(np.stack([phases, inside // BLOCK]), axis=1).T.tolist():
+            mine = (phases == number) & (inside // BLOCK == block)
+            found = self._block(self._phases[number], block)
+            sets[mine], drawn[mine] = (values[inside[mine] % BLOCK] for values in found)
         result, epochs = np.empty_like(places), np.empty_like(places)
         for n, dataset in enumerate(self._datasets):
             for epoch in np.unique(drawn[sets == n] // len(dataset)).tolist():
@@ -107,16 +141,25 @@ class Blend:
                 result[mine], epochs[mine] = order(drawn[mine] % len(dataset)), epoch
         return sets, result, epochs
 
-    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each place of a block: its set, and how often that set was drawn before."""
-        if block not in self._blocks:
-            ranks = Permutation(BLOCK, self._seed, "block", block)(np.arange(BLOCK))
-            sets = np.searchsorted(np.cumsum(self._shares), ranks, side="right")
+    def _block(self, phase: _Phase, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each place of a block of a phase: its set, and how often that set was drawn before."""
+        key = (phase.number, block)
+        if key not in self._blocks:
+            name = ("phase", phase.number, "block", block) if phase.number else ("block", block)
+            ranks = Permutation(BLOCK, self._seed, *name)(np.arange(BLOCK))
+            sets = np.searchsorted(np.cumsum(phase.shares), ranks, side="right")
             drawn = np.empty_like(sets)
-            for n, share in enumerate(self._shares):
-                drawn[sets == n] = block * share + np.arange(share)
-            self._blocks = {block: (sets, drawn)}  # the stream is read in order: only the current one is kept
-        return self._blocks[block]
+            for n, share in enumerate(phase.shares.tolist()):
+                drawn[sets == n] = phase.drawn[n] + block * share + np.arange(share)
+            self._blocks = {key: (sets, drawn)}  # the stream is read in order: only the current one is kept
+        return self._blocks[key]
+
+    def _drawn_before(self, place: int) -> np.ndarray:
+        """How often each set was drawn before this sample, by the last of the phases so far."""
+        phase = self._phases[-1]
+        blocks, rest = divmod(place - phase.first, BLOCK)
+        sets, _ = self._block(phase, blocks)
+        return phase.drawn + blocks * phase.shares + np.bincount(sets[:rest], minlength=len(phase.shares))
 
     def batch(self, first: int, count: int) -> dict[str, np.ndarray]:
         """Samples first .. first + count - 1 as one batch."""
@@ -177,12 +220,14 @@ def _longest(documents: np.ndarray) -> int:
 
 
 def shares(weights: Sequence[float]) -> list[int]:
-    """Samples per block of each weight: largest remainder, ties to the first, at least one each."""
+    """Samples per block of each weight: largest remainder, ties to the first, at least one of each above
+    0.
+    """
     exact = np.array(weights, dtype=np.float64) / sum(weights) * BLOCK
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts), kind="stable")
     counts[order[: BLOCK - counts.sum()]] += 1
-    while (counts == 0).any():
-        counts[np.argmin(counts)] += 1
+    for n in np.flatnonzero((counts == 0) & (exact > 0)):
+        counts[n] += 1
         counts[np.argmax(counts)] -= 1
     return counts.tolist()

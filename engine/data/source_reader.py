@@ -16,13 +16,13 @@ from typing_extensions import Buffer
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError, printable
-from atelier.engine.data import tar
+from atelier.engine.data import catalogue, tar
 from atelier.engine.data.parquet import ParquetReader
 from atelier.engine.data.row import Column, kind_of
 from atelier.engine.data.zst import Unpacked
 from atelier.engine.io.process import Progress
 from atelier.engine.io.remote import open_system
-from atelier.engine.io.source_files import BLOCK, PARQUET, TAR, check_package, content_id, reading
+from atelier.engine.io.source_files import BLOCK, CATALOGUE, PARQUET, TAR, check_package, content_id, reading
 from atelier.engine.io.storage import is_local, local_path
 
 MOST_TEXT = 1 << 30  # bytes of a line, and of what a packed file of one text holds
@@ -140,6 +140,11 @@ class SourceReader:
         elif path.endswith(TAR):
             with self.opened(path, expected) as file:
                 yield from self._of_samples(tar.samples(file, path, self.broken), path, columns[0].names[-1])
+        elif path.endswith(CATALOGUE):
+            with self.opened(path, expected) as file:
+                raw = file.read(catalogue.MOST + 1)
+            for number, row in catalogue.messages(raw, path, self.broken):
+                yield number, f"{path}: message {number}", dict(row)
         else:
             yield from self._of_lines(path, expected)
 

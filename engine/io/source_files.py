@@ -22,8 +22,9 @@ from atelier.engine.io.hub import commit_of, pinned
 
 PACKING = ("", ".gz", ".zst")
 TEXT, LINES, TAR = (tuple(kind + packed for packed in PACKING) for kind in (".txt", ".jsonl", ".tar"))
-PARQUET = (".parquet",)
+PARQUET, CATALOGUE = (".parquet",), (".mo",)
 ROWS = LINES + PARQUET + TAR
+MESSAGE = ("msgid", "msgstr")  # fields of a catalogue
 NEEDED = {".zst": ("zstandard", "zstd"), ".parquet": ("pyarrow", "parquet")}  # ending -> package, extra
 TOPICS = "pydoc_data/topics.py"
 BLOCK = 1 << 20
@@ -76,6 +77,8 @@ def files_of(source: Source | Labels | Chats) -> list[str]:
         return stdlib_files(source.source.partition(":")[2])
     name = {Labels: "labels", Chats: "chats"}.get(type(source), "data")
     place, endings = f"{name}.source", TEXT + ROWS if name == "data" else ROWS
+    if name == "data" and (source.source.endswith(CATALOGUE) or getattr(source, "field", "") in MESSAGE):
+        endings += CATALOGUE  # only where they are asked for: many folders have some beside their text
     check_no_password(source.source, place)
     system, path = _filesystem(pinned(source.source, place), place)
     with reading(source.source, place):
@@ -313,4 +316,4 @@ def _nearest_in(system: remote.FileSystem, path: str) -> str:
         if near and near != parts[depth]:
             return f"did you mean {printable(folder.rstrip('/') + '/' + near)}?"
         break
-    return "give a path or glob of .txt, .jsonl, .parquet or .tar files, or stdlib"
+    return "give a path or glob of .txt, .jsonl, .parquet, .tar or .mo files, or stdlib"

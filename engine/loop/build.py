@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.conversions import OPTIMIZER, OPTIMIZER_KIND, keeps_states
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import OptimSpec
 from atelier.engine.config.role import Trainable, without_pipeline
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
@@ -114,12 +116,17 @@ def build_member(
         )
         body.set_training(spec.mode != "frozen")
     optim = None if spec.mode == "frozen" else spec.role.optim
-    return RoleState(
+    weights = RoleWeights(bare, body, grid, optim)
+    goes_on = optim is not None and spec.init and _has_states_of(optim, spec.init, build_context)
+    if goes_on:
+        file = build_context.inputs[spec.init].file(OPTIMIZER, build_context.scratch)
+        weights.take(StoredWeights(file), f"roles.{name}.init")
+    state = RoleState(
         name,
         spec,
         grid=grid,
         body=body,
-        weights=RoleWeights(bare, body, grid, optim),
+        weights=weights,
         plain=bare,
         precision=train.precision,
         seed=train.seed,
@@ -128,6 +135,16 @@ def build_member(
         progressive=train.progressive,
         settled=training.settled(name),
     )
+    state.begins_with_states = bool(goes_on)
+    return state
+
+
+def _has_states_of(optim: OptimSpec, init: str, build_context: BuildContext) -> bool:
+    """Whether the model that a role begins from has states of an optimiser like the role's."""
+    begun = build_context.inputs[init]
+    if OPTIMIZER not in begun.names():
+        return False
+    return begun.json(OPTIMIZER_KIND, build_context.scratch) == keeps_states(optim.as_identity())
 
 
 def _body(

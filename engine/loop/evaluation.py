@@ -20,7 +20,7 @@ Streams = Sequence[tuple[Dataset, float]]
 
 class HeldOut:
     """The first rows of each held-out split, in the shares of the streams (at least one row each), sharded
-    over the ranks.
+    over the ranks. A stream with share 0 is no part of `eval/loss` and has a loss of its own.
 
     Every role is evaluated on `windows`, which come from `sources` (name -> fingerprint of a tokens artifact,
     in order); rows of other kinds only for roles with an objective that reads them.
@@ -38,10 +38,13 @@ class HeldOut:
     ) -> None:
         self._micro_batch, self._gang, self._sources = micro_batch, gang, sources
         self._windows = windows
-        self._text = _first(windows, num_windows)
+        self._text = _first([each for each in windows if each[1]], num_windows)
+        alone = max(1, num_windows // max(1, len(windows)))
         self._places = {
             f"/{name}": [place for place in self._text if place[0] is stream]
-            for name, (stream, _) in zip(sources, windows, strict=True)
+            if share
+            else _first([(stream, 1.0)], alone)
+            for name, (stream, share) in zip(sources, windows, strict=True)
         }
         self._places |= {kind: _first(streams, num_windows) for kind, streams in rows.items()}
         self._batches: dict[tuple[str, int, int], list[Batch]] = {}
@@ -58,7 +61,8 @@ class HeldOut:
         counts = Counter(id(stream) for stream, _ in self._text)
         pairs = zip(self._sources.values(), self._windows, strict=True)
         length = max((stream.length for stream, _ in self._text), default=0)
-        return held_out_name({source: counts[id(stream)] for source, (stream, _) in pairs}, length)
+        rows = {source: counts[id(stream)] for source, (stream, share) in pairs if share}
+        return held_out_name(rows, length)
 
     def means(self, member: RoleState) -> dict[str, float]:
         """Held-out means by metric name: the next-token loss on windows, of several sources also each one's,
@@ -80,9 +84,16 @@ class HeldOut:
         if not read:
             return {}
         sums = {name: self._sums(member, f"/{name}", member.text) for name in read}
-        whole = sum(loss for loss, _, _ in sums.values()) / sum(number for _, _, number in sums.values())
         several = {f"eval/source/{name}": loss / number for name, (loss, _, number) in sums.items()}
-        return {"eval/loss": whole} | (several if len(self._sources) > 1 else {})
+        found = several if len(self._sources) > 1 else {}
+        shares = [share for _, share in self._windows]
+        mixed = [
+            sums[name] for name, share in zip(self._sources, shares, strict=True) if share and name in sums
+        ]
+        if not mixed:
+            return found
+        whole = sum(loss for loss, _, _ in mixed) / sum(number for _, _, number in mixed)
+        return {"eval/loss": whole} | found
 
     def _sums(self, member: RoleState, kind: str, name: str) -> tuple[float, float, float]:
         """The loss and the right rows of all ranks, and of how many tokens or rows."""

@@ -107,6 +107,8 @@ def summary(member: RoleState) -> dict[str, Json]:
         result["teacher_forwards"] = member.teacher_forwards
         result["left_at"] = member.end
         result["period"] = member.role.period
+    if member.begins_with_states:
+        result["began_with_states"] = True  # of the optimiser of the model that it began from
     if member.pace is not None:
         result["speed_log"] = member.pace.state()
     return result | member.health.summary()

@@ -64,6 +64,7 @@ class RoleState:
         self.progressive = progressive
         self.parts = tuple(parts)
         self.health = health
+        self.begins_with_states = False  # of the optimiser of the model that it begins from
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start

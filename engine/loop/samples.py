@@ -33,13 +33,21 @@ class Samples:
 
     def blend(self, sequence: int) -> Blend:
         """The training blend, in rows of `sequence` tokens."""
-        streams = self._training.streams
+        streams, train = self._training.streams, self._training.train
         opened = [(self._open(each, TRAIN, sequence), each.weight) for each in streams]
-        return Blend(opened, self._seed, unit=self._unit)
+        later = [
+            (
+                train.progressive.samples_before(step, train.global_batch),
+                [stream.later[number] for stream in streams],
+            )
+            for number, step in enumerate(self._training.phases)
+        ]
+        return Blend(opened, self._seed, unit=self._unit, later=later)
 
     def held_out(self) -> tuple[Streams, Mapping[str, Streams], dict[str, str]]:
         """Windows of all token sources, whatever the training reads, or where there are none conversations;
-        the rows of each kind; the sources' names and fingerprints, in the windows' order.
+        the rows of each kind; the sources' names and fingerprints, in the windows' order. Shares are those of
+        the first phase; 0 of sources that are read later.
         """
         sequence = self._training.train.sequence
         shares: dict[str, float] = {}
@@ -49,7 +57,7 @@ class Samples:
                 continue
             if stream.input.startswith("tokens"):
                 shares[stream.input] = shares.get(stream.input, 0.0) + stream.weight
-            if stream.rows is not None:
+            if stream.rows is not None and stream.weight:
                 opened = self._open(stream, HELD_OUT, sequence)
                 rows.setdefault(stream.kind, []).append((opened, stream.weight))
         windows: list[tuple[Dataset, float]] = [
@@ -57,7 +65,11 @@ class Samples:
             for source, share in shares.items()
         ]
         if not windows and (windows := rows.pop(CHAT, [])):
-            shares = {stream.input: stream.weight for stream in self._training.streams if stream.kind == CHAT}
+            shares = {
+                stream.input: stream.weight
+                for stream in self._training.streams
+                if stream.kind == CHAT and stream.weight
+            }
         names = {source: source.partition(".")[2] or source for source in shares}
         return windows, rows, {names[each]: self._input(each).record.fingerprint for each in shares}
 

@@ -42,6 +42,12 @@ def _squared(grads: Iterable[Tensor]) -> Tensor:
     return torch.stack(norms).double().square() if norms else torch.zeros(0, dtype=torch.float64)
 
 
+def _same_shape(whole: Tensor, state: Tensor, name: str) -> Tensor:
+    if whole.shape != state.shape:
+        raise ConfigError(name, f"is {tuple(whole.shape)}, the optimiser's has {tuple(state.shape)}")
+    return whole
+
+
 class RoleWeights:
     """Weights by their names in the plain model: parameters, of which some are trained, and buffers. `body`
     is None on ranks that hold no part of the role; `plain`: the model on the meta device. Raises ConfigError
@@ -95,6 +101,28 @@ class RoleWeights:
         for state in optimizer.state.values():
             for value in state.values():
                 value.zero_()
+
+    def take(self, states: Mapping[str, Tensor], place: str) -> None:
+        """Begin with an optimiser's states, `<weight>.<state>`; those that are not there stay zero.
+
+        Raises ConfigError at `place` for states of another shape, and where only some of the experts on disk
+        have states: they have one number of steps.
+        """
+        tiered = self._tiered()
+        without = [name for name in tiered if f"{name}.step" not in states]
+        if 0 < len(without) < len(tiered):
+            raise ConfigError(
+                place,
+                f"has states of the optimiser for some experts, none for {without[0]}, and they are on disk",
+                "parallel.tiers.experts=device",
+            )
+        optimizer = self.optimizer.state if self.optimizer is not None else {}
+        found = {name: dict(optimizer.get(weight, {})) for name, weight in self.trainable().items()}
+        for name, each in (found | tiered).items():
+            for key, value in each.items():
+                if (whole := states.get(f"{name}.{key}")) is not None and key != "weight":
+                    fill(value, partial(_same_shape, whole, value, f"{name}.{key}"))
+        self.restored()
 
     def squares(self) -> Tensor:
         """This rank's contribution to each trained weight's squared gradient norm, float64: summed over all

@@ -13,16 +13,17 @@ from atelier.engine.config.base import Spec
 
 # keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
 _OF_LABELS = ("score.max_examples", "score.shots")
+_SHARES = ("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*")
 _OF_TITAN = ("score.controls", "score.rows")
 IDLE: dict[str, tuple[str, ...]] = {
-    "corpus": ("data.weight", "data.blend.*.weight"),
+    "corpus": _SHARES,
     "pretrain": (*_OF_LABELS, *_OF_TITAN),
     "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
     "convert": (*_OF_LABELS, *_OF_TITAN),
     "instruct": ("tokenizer", "tokenizer.*"),
     "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts"),
-    "cpm2": ("data.weight", "data.blend.*.weight", "score.controls", "score.rows", "score.shots"),
+    "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots"),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
         *("score.max_tokens", "score.sequence", "score.sample", "score.baselines"),

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import cast
 
+from atelier.engine.config.conversions import OPTIMIZER
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import FileEntry, Record
@@ -15,7 +16,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.io.storage import join, read_object
 from atelier.infra.dag import Reference
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import read_trajectory
+from atelier.infra.store.trajectory import last_checkpoint, read_trajectory
 
 ANY_VOCAB = 2  # the tokenizer is the same, so shapes are compared without its size
 
@@ -58,6 +59,12 @@ class Existing:
         """Of its files."""
         record = _store.get().find(self.reference.kind, self.reference.fingerprint)
         return sum(entry.bytes for entry in record.files) if record else 0
+
+    def check_states(self) -> None:
+        """Raise ConfigError unless its training's last checkpoint is there, with the optimiser's states."""
+        record = _store.get().find(self.reference.kind, self.reference.fingerprint)
+        if record is not None:
+            last_checkpoint(_store.get(), record, "convert.optimizer")
 
     @property
     def _known(self) -> tuple[Reference, int]:
@@ -201,7 +208,8 @@ def adapter_of(base: Existing, word: str, place: str) -> Reference:
 
 def _weight_digests(store: Store, fingerprint: str) -> list[str]:
     record = store.find("model", fingerprint)
-    return [entry.sha256 for entry in record.files if entry.path.endswith(".safetensors")] if record else []
+    files = [entry for entry in record.files if entry.path.endswith(".safetensors")] if record else []
+    return [entry.sha256 for entry in files if not entry.path.endswith(OPTIMIZER)]
 
 
 def _have_the_same_ids(one: Reference, other: Reference) -> bool:

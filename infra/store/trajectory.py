@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from atelier.engine.config.document import MOST_BYTES, check_as, parse_object, section_of, without_digest
-from atelier.engine.config.error import DamageError
+from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.record import FileEntry, Provenance, Record
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.trajectory import VERSION, Segment
@@ -61,6 +61,22 @@ def checkpoint_damage(address: str, step: int) -> str:
     except OSError as error:
         return f"{folder}: cannot be read ({error.strerror or error})"
     return ""
+
+
+def last_checkpoint(store: Store, model: Record, place: str) -> str:
+    """The URL of the checkpoint with which a model's training ended. Raises ConfigError at `place` when it
+    has none.
+    """
+    trained, step = model.parents.get("trajectory"), model.identity.get("step")
+    if trained and isinstance(step, int):
+        address = store.address("trajectory", trained)
+        if step in checkpoint_steps(address):
+            return join(address, "checkpoints", f"step-{step:08d}")
+    raise ConfigError(
+        place,
+        f"grown, and {model.name} has no checkpoint of a training's end, where an optimiser's states are",
+        "optimizer=dropped; what was trained with train.keep above 0 has one, what was converted has none",
+    )
 
 
 @dataclass(frozen=True)

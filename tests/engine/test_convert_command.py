@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models
 from torch.nn.functional import cross_entropy
 
+from atelier.engine.checkpoint.collective_call import SingleRank
+from atelier.engine.checkpoint.folder import address
+from atelier.engine.checkpoint.writer import save_async
 from atelier.engine.config.conversion.cast import Cast
 from atelier.engine.config.conversion.depth import Depth
 from atelier.engine.config.conversion.moefy import Moefy
@@ -18,7 +22,7 @@ from atelier.engine.config.conversion.product_keys import AddProductKeys
 from atelier.engine.config.conversion.upcycle import Upcycle
 from atelier.engine.config.conversion.vocabulary import ToVocabulary
 from atelier.engine.config.conversion.width import Width
-from atelier.engine.config.conversions import ANCESTRY, ConversionSpec
+from atelier.engine.config.conversions import ANCESTRY, OPTIMIZER, OPTIMIZER_KIND, ConversionSpec
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import Sampling
@@ -73,9 +77,25 @@ class Trained(Study):
         files["tokenizer.json"] = self.file(self.tokenizer, "tokenizer.json").read_bytes()
         return open_input(artifact(self.folder / name, "model", files))
 
-    def converted(self, rule: ConversionSpec, **more: ArtifactInput) -> tuple[ArtifactInput, dict[str, Any]]:
+    def checkpoint(self, weights: dict[str, Any], name: str = "checkpoints") -> str:
+        """One in which every first moment is twice the weight."""
+        url = address(str(self.folder / name), 80)
+        if not Path(url).exists():
+            state = {"step": torch.tensor(80.0)}
+            states = {
+                name: {"exp_avg": 2 * one.detach(), "exp_avg_sq": one.detach().square(), **state}
+                for name, one in weights.items()
+            }
+            saved = {"weights": weights, "optimizer": states}
+            save_async(url, saved, step=80, trajectory="a" * 64, gang=SingleRank()).wait()
+        return url
+
+    def converted(
+        self, rule: ConversionSpec, states: str = "", **more: ArtifactInput
+    ) -> tuple[ArtifactInput, dict[str, Any]]:
         inputs = {"model": self.trained, "tokens": self.tokens, **more}
-        config = {"rule": rule.model_dump(mode="json"), "measured": 2000}
+        config = {"rule": rule.model_dump(mode="json"), "measured": 2000, "states": states}
+        config["optim"] = {"kind": "adamw", "beta1": 0.9, "lr": 0.1} if states else {}
         run = self.run_file("convert", config, inputs, "model")
         summary = convert(run)
         files = {path.name: path.read_bytes() for path in Path(run.outputs["model"]).iterdir()}
@@ -114,6 +134,41 @@ def test_the_loss_is_the_same_before_and_after(study: Trained, rule: ConversionS
     for pieces in ancestry.values():
         assert sum(share for _, share, _ in pieces) == pytest.approx(1.0)
     assert read_generator(made, study.scratch, torch.device("cpu")).text("Poem", Sampling(max_tokens=3))
+
+
+@pytest.mark.parametrize(
+    "rule", [Depth(num_layers=3), Depth(how="stacked"), Upcycle(num_experts=4), ToVocabulary(tokens=256)]
+)
+def test_states_of_the_optimiser_grow_with_the_weights(study: Trained, rule: ConversionSpec) -> None:
+    """Those of a copy are its original's, of what is new none; and the weights are what they are without."""
+    more = {"tokenizer": study.longer, "tokens.main": study.code} if rule.needs_tokenizer else {}
+    weights = dict(stored(read_model(study.trained, study.scratch)[0]))
+    url = study.checkpoint(weights)
+    plain, _ = study.converted(rule, **more)
+    made, summary = study.converted(rule.model_copy(update={"optimizer": "grown"}), states=url, **more)
+    states = load(study.file(made, OPTIMIZER).read_bytes())
+    pieces = made.json(ANCESTRY, study.scratch)
+    grown = dict(stored(read_model(made, study.scratch)[0]))
+    assert all(torch.equal(grown[name], one) for name, one in stored(read_model(plain, study.scratch)[0]))
+    assert summary["states"] == len(states) > 30
+    for name, weight in grown.items():
+        source = next((piece[0] for piece in pieces[name] if piece[0]), "")
+        assert (f"{name}.step" in states) == bool(source), name
+        if not source:
+            continue
+        assert states[f"{name}.step"] == 80 and states[f"{name}.exp_avg"].shape == weight.shape
+        if len(pieces[name]) == 1:  # all of it is copied
+            assert torch.equal(states[f"{name}.exp_avg"], 2 * weight.detach())
+            continue
+        assert torch.equal(states[f"{name}.exp_avg"][:300], 2 * weights[name].detach())
+        assert not states[f"{name}.exp_avg"][300:].any() and (states[f"{name}.exp_avg_sq"][300:] > 0).all()
+    assert made.json(OPTIMIZER_KIND, study.scratch) == {"kind": "adamw", "beta1": 0.9}
+
+
+def test_states_of_an_adapter_are_not_grown(study: Trained) -> None:
+    weights = {"blocks.0.attention.query.lora_A.weight": torch.ones(2, 3)}
+    with pytest.raises(ConfigError, match=r"convert.optimizer: grown, and .* an adapter"):
+        study.converted(Depth(optimizer="grown"), states=study.checkpoint(weights, "adapter"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ of it is tuned; killed without warning it ends with the same bits.
 """
 
 import json
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,31 @@ def test_what_does_not_fit_is_refused_by_the_plan(
 ) -> None:
     said = atelier("plan", *ARGUMENTS, *words)
     assert said.code == 2 and says in said.err and len(said.err.strip().splitlines()) == 1
+
+
+def test_a_training_goes_on_with_its_parents_optimiser_states(atelier: Atelier) -> None:
+    """Of a model that was trained; what was only converted has none, which is said before anything runs."""
+    grow = ("convert", "experiment=tiny", "tracker=none", "convert.optimizer=grown")
+    assert atelier(*grow, "init=first", "convert=depth", "name=deep").code == 0
+    [deep] = atelier.records("model", "deep")
+    assert {"optimizer.safetensors", "optimizer.json"} <= {
+        file["path"].split("/")[-1] for file in deep["files"]
+    }
+    words = ("pretrain", "experiment=tiny", "tracker=none", "tokenizer.model=first", "model=auto")
+    assert atelier(*words, "init=deep", "name=on").code == 0
+    assert atelier.records("model", "on")[0]["summary"]["began_with_states"] is True
+    again = atelier(*grow, "init=deep", "convert=upcycle", "name=wide")
+    assert again.code == 2 and "convert.optimizer: grown, and deep has no checkpoint" in again.err
+    short = atelier(*ARGUMENTS, "train.keep=0", "grow.vocabulary.optimizer=grown")
+    assert short.code == 2 and "grow.vocabulary.optimizer: grown, and train.keep=0" in short.err
+
+
+CATALOGUES = "/usr/share/locale/de/LC_MESSAGES/*.mo"
+
+
+@pytest.mark.skipif(len(glob(CATALOGUES)) < 5, reason="this machine has no German catalogues")
+def test_two_languages_of_catalogues(atelier: Atelier) -> None:
+    said = atelier(*ARGUMENTS, "data=catalogues")
+    assert said.code == 0, said.err
+    sizes = [record["summary"]["documents"] for record in atelier.records("corpus", "second")]
+    assert max(sizes) > 1000

@@ -261,7 +261,7 @@ def post(served: Served, path: str, body: Any, method: str = "POST") -> tuple[in
         ("train_steps", -5, "less than the minimum of 0"),
         ("train_steps", "many", "not valid"),
         ("optim_lr", 7, "greater than the maximum of 1"),
-        ("model", "gpt_nan", "is not one of ['ernie_"),
+        ("model", "gpt_nan", "is not one of ['auto'"),
         ("pool", "here", "is not one of"),
         ("overrides", [3], "is not of type 'string'"),
         ("code", "HEAD", "does not match"),

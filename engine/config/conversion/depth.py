@@ -8,13 +8,13 @@ from typing import Literal
 from pydantic import Field
 
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.conversions import GrowingSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 
 
-class Depth(ConversionSpec):
+class Depth(GrowingSpec):
     kind: Literal["depth"] = "depth"
     num_layers: int = Field(default=0, ge=0, description="blocks of the new model; 0 = twice as many")
     how: Literal["zero", "stacked", "interleaved"] = Field(

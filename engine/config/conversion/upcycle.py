@@ -8,13 +8,13 @@ from typing import Literal
 from pydantic import Field
 
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.conversions import GrowingSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import ModelSpec
 
 
-class Upcycle(ConversionSpec):
+class Upcycle(GrowingSpec):
     kind: Literal["upcycle"] = "upcycle"
     num_experts: int = Field(default=8, ge=2, description="experts of a block")
     experts_per_token: int = Field(default=2, ge=1, description="experts that compute each token")
@@ -50,6 +50,12 @@ class Upcycle(ConversionSpec):
         return parse(type(spec), spec.model_dump(mode="json") | fields, "convert")
 
     def _check_parts(self, spec: MixedBlocks) -> None:
+        if self.finer > 1 and self.optimizer == "grown":
+            raise ConfigError(
+                "convert.optimizer",
+                "grown, and parts of an MLP are weighted otherwise than it: their states would not fit",
+                "optimizer=dropped, or finer=1",
+            )
         if self.router == "orthogonal":
             if self.experts_per_token != 1 or self.finer > 1:
                 raise ConfigError(

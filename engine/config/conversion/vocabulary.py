@@ -2,18 +2,18 @@
 spell it.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.conversions import GrowingSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.text_blocks import TextBlocks
 
 
-class ToVocabulary(ConversionSpec):
+class ToVocabulary(GrowingSpec):
     kind: Literal["vocabulary"] = "vocabulary"
     rows: Literal["pieces", "mean", "zeros"] = Field(
         default="pieces",
@@ -40,6 +40,11 @@ class ToVocabulary(ConversionSpec):
     @property
     def needs_tokenizer(self) -> bool:
         return True
+
+    def of_states(self, state: str) -> Self:
+        # rows share the number of steps: without a second moment new ones would jump
+        rows = "mean" if state == "exp_avg_sq" else "zeros"
+        return self.model_copy(update={"rows": rows, "against": 0.0})
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, TextBlocks):

@@ -1,5 +1,6 @@
 """Identity: what changes the result is in it, what moves bits is not, and what exists stays valid."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,28 @@ def fingerprints(roles: dict[str, Role], settings: Train) -> dict[str, list[str]
         name: [part.fingerprint for part in parts]
         for name, parts in segments_of(roles, settings, FEED, {}).items()
     }
+
+
+def test_a_phase_of_the_data_cuts_trajectories_and_their_trunk_is_that_of_runs_without_it() -> None:
+    """Of a teacher and its student; of other phases too. A root that may roll back has no trunk."""
+    more = Feed(parents={**FEED.parents, "tokens.more": "c" * 64}, identity={"phases": [[60, {"more": 1.0}]]})
+    other = Feed(parents=more.parents, identity={"phases": [[60, {"more": 2.0}]]})
+    roles = {"teacher": role(), "student": role(**STUDENT, start=40)}
+
+    def parts(feed: Feed, **changes: object) -> dict[str, list[tuple[int, str, bool]]]:
+        found = segments_of(roles, train(**changes), feed, {})
+        return {
+            name: [(each.end, each.fingerprint, "tokens.more" in each.parents) for each in every]
+            for name, every in found.items()
+        }
+
+    plain, one, two = parts(FEED), *(parts(replace(FEED, later={60: each})) for each in (more, other))
+    for name in roles:
+        assert [end for end, _, reads in one[name] if not reads] == [60] and one[name][1][0] == 80
+        assert one[name][0] == two[name][0] and one[name][1] != two[name][1]
+        assert plain[name][0][:2] == (80, one[name][0][1])
+    rolling = parts(replace(FEED, later={60: more}), health={"nan": "rollback"})
+    assert [(end, reads) for end, _, reads in rolling["teacher"]] == [(100, True)]
 
 
 def test_what_exists_keeps_its_identity() -> None:

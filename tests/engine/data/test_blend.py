@@ -113,6 +113,37 @@ def test_every_block_holds_exactly_the_shares():
         assert np.bincount(owners).tolist() == shares([0.5, 0.3, 0.2]) == [2048, 1229, 819]
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.data())
+def test_shares_that_change_leave_what_came_before_and_go_on_in_every_epoch(seed, data):
+    """Sets that nothing has read yet come last and change nothing, however often shares change."""
+    sizes = data.draw(st.lists(st.integers(1, 5000), min_size=3, max_size=3))
+    number = data.draw(st.integers(1, 3))
+    firsts = sorted(data.draw(st.sets(st.integers(1, 3 * BLOCK), min_size=number, max_size=number)))
+    drawn = [
+        data.draw(st.lists(st.sampled_from([0.0, 0.3, 1.0, 7.0]), min_size=3, max_size=3)) for _ in firsts
+    ]
+    drawn = [[*weights[:2], weights[2] or 0.5] for weights in drawn]
+    streams = [(Numbers(size), weight) for size, weight in zip(sizes, (3.0, 1.0, 0.0), strict=True)]
+    later = list(zip(firsts, drawn, strict=True))
+    whole = Blend(streams, seed, later=later)
+    assert whole.samples(0, firsts[0]) == Blend(streams[:2], seed).samples(0, firsts[0])
+    assert whole.samples(firsts[-1] - 1, 1) == Blend(
+        streams, seed, later=later[:-1] or [(10**6, (0, 0, 1))]
+    ).samples(firsts[-1] - 1, 1)
+    for n, (first, weights) in enumerate(later):
+        last = firsts[n + 1] if n + 1 < number else first + BLOCK
+        owners = [owner for owner, _ in whole.samples(first, last - first)]
+        if len(owners) >= BLOCK:
+            assert np.bincount(owners[:BLOCK], minlength=3).tolist() == shares(weights)
+        assert set(owners) <= {n for n, weight in enumerate(weights) if weight}
+    every = whole.samples(0, firsts[-1] + BLOCK)
+    for n, size in enumerate(sizes):
+        mine = [sample for owner, sample in every if owner == n]
+        for epoch in range(len(mine) // size):
+            assert sorted(mine[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
 def test_another_seed_is_another_order():
     streams = [(Numbers(1000), 1.0), (Numbers(1000), 1.0)]
     one, other = Blend(streams, 1).samples(0, 1000), Blend(streams, 2).samples(0, 1000)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from atelier.engine.config.base import parse
+from atelier.engine.config.data import Data
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import ROWS, identity_of, row_specs, streams
+from atelier.engine.config.mixture import ROWS, Phase, Shares, identity_of, resolve_phases, row_specs, streams
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.control import Control
@@ -180,6 +182,16 @@ def test_a_mixture_has_a_version_and_a_single_stream_has_none() -> None:
     }  # fmt: skip
 
 
+def test_a_source_is_identity_from_the_phase_that_reads_it_on() -> None:
+    weights, later = {"main": 2.0, "more": 0.0}, [Shares(begin=5, weights={"main": 1.0, "more": 3.0})]
+    assert identity_of(["windows"], weights) == identity_of(["windows"], {"main": 1.0}) == {}
+    assert identity_of(["windows"], weights, later) == {
+        "weights": {"main": 1.0},
+        "phases": [[5, {"main": 0.25, "more": 0.75}]],
+        "mixture": {"version": 2},
+    }
+
+
 def test_a_kind_of_rows_is_identity_where_its_version_is_not_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,6 +269,66 @@ def test_each_source_of_text_has_its_own_held_out_loss(tmp_path: Path) -> None:
     a, b = both["eval/source/a"], both["eval/source/b"]
     assert (both["eval/loss"] - b) / (a - b) == pytest.approx(2 / 8, abs=0.02)  # of 8 rows, unequally scored
     assert [name for name in found["a"] if name.startswith("eval/")] == ["eval/loss"]
+
+
+def test_a_phase_changes_nothing_before_it_and_its_text_has_a_loss_of_its_own(tmp_path: Path) -> None:
+    """A run without the phase and one with it are equal to the bit until it begins; stopped or not."""
+    inputs = {f"tokens.{name}": tokens(tmp_path / name, seed=seed) for seed, name in enumerate(("a", "b"))}
+    setup = TrainingSetup(tmp_path, inputs)
+    settings = train(8, eval_every=2, eval_sequences=8, precision="fp64")
+    found, phase = {}, (Shares(begin=4, weights={"b": 0.2, "a": 0.8}),)
+    for name, weights, later in (
+        ("plain", {"b": 1.0}, ()),
+        ("whole", {"b": 1.0, "a": 0.0}, phase),
+        ("pieces", {"b": 1.0, "a": 0.0}, phase),
+    ):
+        training = Training(
+            members={name: setup.member(name, role(lr=1e-2, seed_name="m"), 8)},
+            streams=streams({}, weights, later),
+            phases=tuple(shares.begin for shares in later),
+            train=settings,
+        )
+        if name == "pieces":
+            assert setup.train_in_pieces(training, 3) == 2
+        else:
+            setup.train(training)
+        found[name] = [line["values"] for line in setup.curve(name)]
+    assert setup.weights("whole") == setup.weights("pieces")
+    names = ("loss", "grad_norm", "eval/loss")
+    plain, whole = ([[line.get(name) for name in names] for line in found[key]] for key in ("plain", "whole"))
+    assert plain[:4] == whole[:4] and plain[4][0] != whole[4][0]
+    first, last = (found["whole"][step] for step in (1, 7))
+    assert first["eval/source/b"] == first["eval/loss"] and "eval/source/b" not in found["plain"][1]
+    assert last["eval/source/a"] < first["eval/source/a"]
+
+
+def test_a_phase_is_refused_where_it_does_not_fit() -> None:
+    weights = {"main": 1.0, "good": 0.0}
+
+    def phase(begin: float, **more: float) -> Phase:
+        return Phase(begin=begin, weights=more)
+
+    found = resolve_phases(weights, {"z": phase(0.5, good=1), "a": phase(0.8, main=0)}, 10)
+    assert [(each.begin, each.weights) for each in found] == [
+        (5, {"main": 1.0, "good": 1.0}),
+        (8, {"main": 0.0, "good": 1.0}),
+    ]
+    for phases, problem in (
+        ({"d": phase(12, good=1)}, r"data\.phases\.d\.begin: step 12 is not within 10 steps"),
+        ({"d": phase(0.01, good=1)}, r"d\.begin: step 0 is not within"),
+        ({"d": phase(0.5, good=1), "e": phase(5, good=2)}, r"e\.begin: step 5, as d"),
+        ({"d": phase(0.5, main=0)}, r"d\.weights: no source is left"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            resolve_phases(weights, phases, 10)
+    assert resolve_phases(weights, {"none": phase(0.5, good=0), "same": phase(0.6, main=3)}, 10) == ()
+    blend = {"good": {"weight": 0}}
+    for problem, given in (
+        (r"d\.weights\.goood: .*; did you mean good", {"blend": blend, "phases": {"d": phase(2, goood=1)}}),
+        ("weight is 0, and data.source is read from the first step on", {"weight": 0, "blend": blend}),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            parse(Data, given, "data")
 
 
 def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(

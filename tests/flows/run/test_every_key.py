@@ -14,16 +14,17 @@ from tests.flows.run.test_order import nodes, parent
 
 __all__ = ["parent"]
 BLEND = ("data.blend.a.source=stdlib:csv", "data.blend.a.weight=0.3")
+PHASE = ("data.phases.late.begin=0.5", "data.phases.late.weights.a=2")
 FLOWS = {
     "corpus": BLEND[:1],
-    "pretrain": BLEND,
-    "distill": (*BLEND, "roles.student_a.trainable.kind=lora"),
+    "pretrain": (*BLEND, *PHASE),
+    "distill": (*BLEND, *PHASE, "roles.student_a.trainable.kind=lora"),
     "finetune": ("init=parent",),
     "instruct": ("init=parent", "chats.source=talks.jsonl", "trainable.kind=lora"),
     "score": ("models=[parent]",),
     "convert": ("init=parent", "convert=upcycle"),
-    "semoe": BLEND,
-    "titan": BLEND,
+    "semoe": (*BLEND, *PHASE),
+    "titan": (*BLEND, *PHASE),
 }
 
 

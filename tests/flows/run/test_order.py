@@ -26,9 +26,11 @@ from tests.chat_templates import write_talks
 from tests.stored_models import store_with
 
 BLEND = ("data.blend.a.source=stdlib:csv", "data.blend.z.source=stdlib:xml", "data.blend.a.weight=0.3")
+PHASES = ("data.phases.y.begin=0.5", "data.phases.y.weights={z:2,a:1}", "data.phases.b.begin=0.2")
+PHASES = (*PHASES, "data.phases.b.weights.main=0.5", "data.blend.z.weight=0")
 FLOWS = {
     "corpus": BLEND[:2],
-    "pretrain": (*BLEND, "model=ernie_tiny", "objective=ernie"),
+    "pretrain": (*BLEND, *PHASES, "model=ernie_tiny", "objective=ernie"),
     "distill": (
         *BLEND,
         "+role@roles.student_b=student_mini",
@@ -40,7 +42,7 @@ FLOWS = {
     "score": ("models=[parent]",),
     "convert": ("init=parent", "convert=upcycle"),
     "semoe": BLEND,
-    "titan": BLEND,
+    "titan": (*BLEND, *PHASES),
 }
 SHUFFLES = 5
 
@@ -78,7 +80,8 @@ def told(node: Node) -> Any:
     roles = {name: Role.model_validate(role) for name, role in node.config["roles"].items()}
     training = Training(
         members={name: Member(role=role) for name, role in roles.items()},
-        streams=streams(row_specs(roles), node.config["weights"]),
+        streams=streams(row_specs(roles), node.training.weights, node.training.later),
+        phases=tuple(shares.begin for shares in node.training.later),
         train=Train.model_validate(node.config["train"]),
     )
     sums = {name: list(role.objective) for name, role in roles.items()}
