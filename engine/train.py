@@ -101,6 +101,7 @@ def train_from(history: History, training: Training, services: TrainingServices)
             outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)
             outcomes |= step.passed_over()  # roles that rolled back and leave this step out
             loop.measure(step, outcomes)
+            loop.exchange_if_due(step, outcomes)  # with other sites, where the training has some
             loop.evaluate_if_due(outcomes)
             loop.log(step, outcomes)  # a metric line of every role
             loop.act_on_faults(step, outcomes)  # after a bad step: go on, raise RolledBack, or end

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.link import Link
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
@@ -51,6 +52,7 @@ def finetune(
             "global_batch": settings.batch,
             "micro_batch": "auto",
             "sequence": settings.sequence,
+            "link": Link(),
             "keep": 0,
             "keep_every": 0,
             "keep_best": 0,

@@ -31,7 +31,7 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import register_trajectory, repair_trajectory
+from atelier.infra.store.trajectory import claim_site, register_trajectory, repair_trajectory
 
 VERSION = 1
 
@@ -222,6 +222,9 @@ def run(node: Node, context: RunContext) -> None:
     and the errors of the gang.
     """
     roles, settings, segments = unpack(node)
+    for segment in (segment for each in segments.values() for segment in each):
+        if settings.link.is_linked:
+            claim_site(context.store, segment.fingerprint, settings.link.site)
     maps, models = maps_of(node), models_of(node)
     if node.name in context.resume.fresh:
         context.begin_again(node, {role: segments[role] for role in context.missing(node)})

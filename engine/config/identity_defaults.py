@@ -170,7 +170,8 @@ ABSENT: dict[str, dict[str, Json]] = {
         "attach": "refuse",
         "seed_name": "",
     },
-    "Train": {"precision": "bf16", "progressive": {}, "health": {}},
+    "Train": {"precision": "bf16", "progressive": {}, "health": {}, "link": {}},
+    "Link": {"rows": {}, "every": 50, "outer": {"kind": "average", "lr": 1.0, "momentum": 0.0}},
     "Progressive": {"steps": 0, "stages": 4, "sequence": 0.25, "batch": 0.25, "dropout": 0.0},
     "Health": {
         "nan": "skip",

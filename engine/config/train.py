@@ -10,6 +10,7 @@ from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.link import Link
 from atelier.engine.config.registry import Objectives, Optim
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
@@ -246,11 +247,34 @@ class Train(Spec):
         description="growth of sequences, batches, learning rates and dropout in the first steps",
     )
     health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
+    link: Link = Field(default=Link(), description="sites that train together; none by default")
 
     @model_validator(mode="after")
     def _length(self) -> "Train":
         if bool(self.steps) == bool(self.tokens):
             raise ValueError("give either steps or tokens (above 0)")
+        return self
+
+    @model_validator(mode="after")
+    def _sites(self) -> "Train":
+        rows = self.link.rows
+        if not rows:
+            return self
+        if sum(rows.values()) != self.global_batch or min(rows.values()) < 1:
+            raise ValueError(
+                f"link.rows={rows} are {sum(rows.values())} sequences a step, global_batch is"
+                f" {self.global_batch}; give each site one or more, global_batch in all"
+            )
+        if self.link.site not in rows:
+            raise ValueError(
+                f"link.site={self.link.site or None}: this run is at one of {', '.join(self.link.sites)}"
+            )
+        if not self.link.mailbox.startswith("/") and "://" not in self.link.mailbox:
+            given = self.link.mailbox or "empty"
+            raise ValueError(f"link.mailbox is {given}: give the whole path or URL of a folder for messages")
+        if self.progressive.steps or self.health.rolls_back:
+            what = "progressive growth" if self.progressive.steps else "rollback"
+            raise ValueError(f"link: {what} is not built for several sites")
         return self
 
     @model_validator(mode="after")
@@ -290,6 +314,11 @@ class Train(Spec):
             for step in range(1, grown + 1)
             if self.progressive.tokens_before(step, self.global_batch, self.sequence) >= self.tokens
         )
+
+    def here(self) -> "Train":
+        """The same settings with this site's rows as the batch."""
+        rows = self.link.rows
+        return self.model_copy(update={"global_batch": rows[self.link.site]}) if rows else self
 
     def at(self, step: int) -> "Train":
         """The same settings with the batch and the sequence of this step."""

@@ -218,7 +218,7 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
 def origins(prefix: str) -> dict[str, str]:
     """First part of an identity key -> the configuration key to change. `prefix`: 'roles.teacher.', '' ..."""
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
-    train = ("global_batch", "sequence", "precision", "seed", "progressive", "health")
+    train = ("global_batch", "sequence", "precision", "seed", "progressive", "health", "link")
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}

@@ -20,6 +20,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.decisions import HealthDetector
+from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.prompt_start import begun_from, prompt_ids
 from atelier.engine.loop.role_state import RoleState, end_of
 from atelier.engine.loop.stage import RoleModel, StageModule
@@ -136,6 +137,8 @@ def build_member(
         settled=training.settled(name),
     )
     state.begins_with_states = bool(goes_on)
+    if train.link.is_linked and optim is not None:
+        state.outer = OuterState.of(train.link, weights)
     return state
 
 

@@ -16,6 +16,7 @@ from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.placement import box, region
 from atelier.engine.model.weights import Weight
 from atelier.engine.parallel.gang import Gang
+from atelier.engine.parallel.grid import Grid
 
 About = tuple[str, tuple[int, ...], torch.dtype]
 
@@ -26,8 +27,12 @@ def live_weights(member: RoleState) -> dict[str, Weight]:
 
     Over the gang's own group, with tensors on the CPU: the second group may be writing a checkpoint.
     """
-    grid, gang = member.grid, member.gang
     held = {name: weight.detach() for name, weight in member.weights.stored().items()}
+    return gathered(held, member.grid, member.gang)
+
+
+def gathered(held: Mapping[str, Tensor], grid: Grid, gang: Gang) -> dict[str, Weight]:
+    """As `live_weights`, of any tensors that are placed as a role's weights."""
     found: dict[str, Weight] = {}
     for leader in range(0, grid.pipeline * grid.axes.ranks, grid.axes.ranks):
         is_mine = leader <= gang.rank < leader + grid.axes.ranks

@@ -78,7 +78,10 @@ class Prefetcher:
         if self._blend is None or self._blend[0] != now.sequence:
             self._blend = (now.sequence, self._open(now.sequence))
         blend, size = self._blend[1], self._micro_batch(clock)
-        before = self._train.progressive.samples_before(clock, self._train.global_batch)
+        link = self._train.link
+        every = sum(link.rows.values()) if link.is_linked else self._train.global_batch
+        before = self._train.progressive.samples_before(clock, every)
+        before += link.first_row if link.is_linked else 0
         places = np.arange(before, before + now.global_batch)
         if self._assigner is not None:
             batches = [tensors_of(batch) for batch in self._assigner.batches(blend, places, size, clock)]

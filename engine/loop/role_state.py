@@ -20,6 +20,7 @@ from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
+from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
@@ -65,10 +66,15 @@ class RoleState:
         self.parts = tuple(parts)
         self.health = health
         self.begins_with_states = False  # of the optimiser of the model that it begins from
+        self.outer: OuterState | None = None  # of several sites
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # of the newest checkpoint that this process read or began to write
+        self.durable_steps: tuple[int, int] = (
+            -1,
+            -1,
+        )  # of the two newest checkpoints that are known to be whole
         self.lead = TeacherLead(spec.role.gate, self.start, settled) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.codes: tuple[str, ...] = (
@@ -318,6 +324,7 @@ class RoleState:
             "last": dict(self.last),
             "health": self.health.state(),
             **({"pace": self.pace.state()} if self.pace is not None else {}),
+            **({"outer": self.outer.state()} if self.outer is not None else {}),
         }
 
     def restore(self, state: Nested, step: int) -> None:
@@ -329,9 +336,12 @@ class RoleState:
         self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]
         self.last = dict(state["last"])
         self.health.restore(state.get("health", {}))
+        if self.outer is not None:
+            self.outer.added = dict(state["outer"]["added"])
         if self.pace is not None:
             self.pace.restore(state.get("pace", []), step)
         self.step = self.stored_step = step
+        self.durable_steps = (-1, step)
         self.weights.restored()
 
 

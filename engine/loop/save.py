@@ -148,6 +148,7 @@ class Saver:
                 failure = error
                 self._report.say(warning=f"checkpoint {member.name} step {step} failed: {error}")
                 continue
+            member.durable_steps = (member.durable_steps[1], step)
             if self._gang.is_first:
                 self._retain(segment)
         if failure is not None and (is_last or not self._has_earlier(pending)):

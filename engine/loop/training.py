@@ -20,6 +20,7 @@ from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.evaluation import HeldOut
+from atelier.engine.loop.outer import Exchange
 from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.profile import Profiler
@@ -99,7 +100,8 @@ class Loop:
     """The steps of a training from its resume point to its end, on one gang and one clock."""
 
     def __init__(self, training: Training, members: dict[str, RoleState], services: TrainingServices) -> None:
-        self.training, self.train, self.members, self.services = training, training.train, members, services
+        self.training, self.train = training, training.train.here()
+        self.members, self.services = members, services
         self.gang, self.report = services.build_context.gang, services.report
         self.order = [members[name] for name in students_first(training.members) if name in members]
         self.begin = self.end = max(member.end for member in self.order)
@@ -119,6 +121,7 @@ class Loop:
         scratch = services.build_context.scratch
         self.profiler = Profiler(self.train.profile, self.gang, self.order, scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
+        self.exchange = Exchange(self.train.link, self.gang, services.stop, scratch)
         self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
         self._open_data()
 
@@ -278,6 +281,13 @@ class Loop:
             peak = self.services.peak_flops * self.gang.world
             timing["mfu"] = each * step.counts.tokens / step_s / peak
         return timing
+
+    def exchange_if_due(self, step: LoopStep, outcomes: Outcomes) -> None:
+        """Take the outer steps that are due, of the roles that took this step."""
+        for name in outcomes:
+            if self.exchange.is_due(self.members[name]):
+                with self.gang.regions(f"link {name}"):
+                    step.timing["link_s"] = self.exchange.take(self.members[name])
 
     def evaluate_if_due(self, outcomes: Outcomes) -> None:
         """Held-out means of the roles that are due, added to their outcomes. Never at a step due only to

@@ -35,6 +35,8 @@ def check_layout(
     """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
     configuration, '' for a flow with one model.
     """
+    check_link(roles, train, prefix=prefix)
+    train = train.here()
     _check_lengths(roles, train, prefix)
     for step in train.progressive.first_steps():
         try:
@@ -46,6 +48,19 @@ def check_layout(
             raise ConfigError(
                 error.place, f"{error.problem} {grown}{train.at(step).sequence} tokens)", error.way_out
             ) from None
+
+
+def check_link(roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
+    """Raise ConfigError for a training of several sites that would not end with an outer step."""
+    every = train.link.every
+    for name, role in roles.items() if train.link.is_linked else ():
+        steps = role.last(train.num_steps) - int(role.start)
+        if role.moves and steps % every:
+            raise ConfigError(
+                "train.link.every",
+                f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
+                f"train.steps={-(-train.num_steps // every) * every} would fit",
+            )
 
 
 def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str) -> None:

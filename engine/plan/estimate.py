@@ -143,7 +143,8 @@ class Setting:
         return Setting(role, model_shape_of(model, train.sequence), pool, pool.device)
 
     def estimate(self, train: Train, parallel: Parallel, *, steps: int) -> Estimate:
-        """The cost of `steps` steps in this layout."""
+        """The cost of `steps` steps in this layout, at this site."""
+        train = train.here()
         model_shape, device = self.model_shape, self.device
         if not has_own_head(self.role.model):
             parallel = parallel.model_copy(update={"embedding": "gathered"})

@@ -47,6 +47,9 @@ class Memory(CostTerms):
     margin: float
 
 
+OUTER = 4  # bytes of an outer weight, and of its momentum
+
+
 def peak_memory(
     model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, tier: TierCost | None = None
 ) -> Memory:
@@ -103,6 +106,8 @@ class _Rank:
             ends, self.columns = ends - embedding, embedding / (parallel.embedding_ranks * axes.replicate)
         self.ends = ends / axes.tensor
         self.own = self.block_params * self.blocks + self.ends - (tier.params if tier else 0.0)
+        kept = {"average": 1, "nesterov": 2}[train.link.outer.kind] if train.link.is_linked else 0
+        self.outer = OUTER * kept * self.own / (axes.shard * axes.context)  # of several sites
 
     def peak(self) -> Memory:
         """The larger of the peaks at the objective and at the end of the backward pass."""
@@ -127,7 +132,7 @@ class _Rank:
             "states": states,
             "gathered": self._gathered(),
             "copies": self._copies(),
-            "buffers": buffers + self._mask(),
+            "buffers": buffers + self._mask() + self.outer,
             "checkpoint": states if self.costs.copies_states and self.is_saved else 0.0,
             "tier": self.tier.host if self.tier else 0.0,
         }

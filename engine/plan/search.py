@@ -62,6 +62,7 @@ def search(
     micro-batch, schedule and recomputation; and the meshes that cannot. Threads, compilation and device are
     those of `like`.
     """
+    train = train.here()
     setting = Setting.of(role, train, pool, vocab)
     limit = pool.device.memory_gb
     found: list[LayoutOption] = []
@@ -96,6 +97,7 @@ def fastest(
     """The best micro-batch, schedule and recomputation for a given mesh; if none fits, the one that needs
     least memory.
     """
+    train = train.here()
     return _best(mesh, train, Setting.of(role, train, pool, vocab), recompute)
 
 

@@ -183,6 +183,25 @@ TABLE = (
         ),
     ),
     Command(
+        name="site",
+        about="this site's key, the sites that it trusts, and the agent that carries messages between them",
+        example="atelier site serve --mailbox /data/mail",
+        words=(
+            Word("act", "create, card, accept, peers, revoke, rotate or serve", "anything", required=True),
+            Word("what", "create: its name; accept: a file with a card; revoke: a site", "anything"),
+        ),
+        options=(
+            Option("--keys", "the folder of its key [$ATELIER_SITE, or ~/.config/atelier/site]", "FOLDER"),
+            Option(
+                "--address",
+                "create: host:port where others reach its agent; empty = it dials out",
+                "HOST:PORT",
+            ),
+            Option("--mailbox", "serve: the folder of messages, train.link.mailbox of its runs", "FOLDER"),
+            Option("--listen", "serve: where it listens [127.0.0.1 and the address's port]", "HOST:PORT"),
+        ),
+    ),
+    Command(
         name="gc",
         about="remove what nothing needs any more, after asking",
         example="atelier gc --dry-run",

@@ -26,6 +26,7 @@ IDLE: dict[str, tuple[str, ...]] = {
     "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots"),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
+        *("train.link", "train.link.*"),
         *("score.max_tokens", "score.sequence", "score.sample", "score.baselines"),
         *("score.shots", *_OF_TITAN),
     ),

@@ -20,6 +20,7 @@ from atelier.engine.io.storage import (
     names,
     read_bytes,
     read_object,
+    read_text,
     remove,
     verify,
     write_bytes,
@@ -31,6 +32,7 @@ from atelier.infra.store.store import Store
 
 BIRTH = "trajectory.json"
 MANIFEST = "manifest.json"  # of a checkpoint
+SITE = "site"  # of a training at several sites: which of them has this store
 WAY_OUT = "the command that trained it, run again, writes it anew; `atelier gc --damaged` offers to remove it"
 STEP = re.compile(r"step-(\d{8})")
 
@@ -144,6 +146,19 @@ def read_trajectory(store: Store, fingerprint: str) -> Record:
     if record.kind != "trajectory" or not record.fingerprint.startswith(fingerprint):
         raise DamageError(f"{place}: is the record of another trajectory", WAY_OUT)
     return record
+
+
+def claim_site(store: Store, fingerprint: str, site: str) -> None:
+    """Note at which of its sites a trajectory is trained into this store. Raises ConfigError when it is
+    another one: sites wait for each other, and would here for one lease.
+    """
+    place = join(store.address("trajectory", fingerprint), SITE)
+    if not create_exclusive(place, site.encode()) and (other := read_text(place)) != site:
+        raise ConfigError(
+            "train.link.site",
+            f"{site}, and this store has the training of site {other}",
+            f"a store of its own for each site: ATELIER_ROOT=<folder> of {site}",
+        )
 
 
 def register_trajectory(

@@ -32,6 +32,7 @@ STACK = (
 
 # pattern of a command -> why it is not run here, and the file that runs it, "" where none does
 ENDLESS, SLURM = "serves until it is ended", "a cluster of Slurm"
+SITE = "waits for the other site"
 INDEX, ALL = "asks pip's index", "what a developer starts; this test is a part of it"
 ELSEWHERE = {
     "atelier worker <pool>$": (ENDLESS, "tests/service/test_stack.py"),
@@ -41,6 +42,8 @@ ELSEWHERE = {
     "curl http://127.0.0.1:5001": ("asks that server", "tests/infra/tracking/test_served.py"),
     "atelier pretrain pool=slurm": (SLURM, "tests/service/test_slurm.py"),
     "atelier pretrain -m hydra/launcher=slurm": (SLURM, "tests/service/test_slurm_array.py"),
+    "ATELIER_ROOT=~/[ab] atelier pretrain .*train.link": (SITE, "tests/flow/test_sites.py"),
+    "atelier site": (SITE, "tests/infra/sites/test_agent.py"),
     "docker-compose --profile gpu": ("docker with GPUs", ""),
     "(PIP_NO_INDEX=1 )?docker-compose build": ("docker", "infra/docker/verify"),
     "docker-compose (--profile tls )?(up|ps)": ("docker", "tests/docker/claims.py"),

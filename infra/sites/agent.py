@@ -1,0 +1,261 @@
+"""The agent of a site: it alone has the port and the keys. It carries messages between this site's mailbox
+and those of its peers, over mutual TLS; a peer's certificate is looked up at every call.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.document import parse_as, parse_object
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.io.storage import local_path
+from atelier.engine.link.mailbox import BODY, Mailbox, Message
+from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.incoming import Incoming, Refused
+from atelier.infra.sites.keys import AUDIT, Keys
+
+SERVICE = "atelier.Site"
+BLOCK = 1 << 20  # bytes of a frame
+LOOK_EVERY = 0.2  # seconds
+TIMEOUT_S = 30.0  # of a call without a body
+OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
+
+
+class Part(Spec):
+    """Which bytes of a message are asked for."""
+
+    trajectory: str
+    round: int
+    offset: int
+
+
+class Agent:
+    """The agent of the site of `keys`, for the mailbox folder `mailbox`."""
+
+    def __init__(self, keys: Keys, mailbox: str) -> None:
+        self.keys, self.site, self._mailbox = keys, keys.card.site, mailbox
+        self._incoming = Incoming(mailbox, self.site)
+        self._audit = Audit(keys.folder / AUDIT)
+        self._delivered: set[tuple[str, str]] = set()  # peer, digest
+        self._said: dict[str, str] = {}  # the last problem with each peer
+        self._server: grpc.Server | None = None
+
+    # what others ask
+
+    def serve(self, address: str) -> int:
+        """Listen at `address` (host:port, port 0 = any); returns the port. Raises ConfigError when it is in
+        use.
+        """
+        methods = {
+            "Offer": grpc.unary_unary_rpc_method_handler(self._offer),
+            "Put": grpc.stream_unary_rpc_method_handler(self._put),
+            "Heads": grpc.unary_unary_rpc_method_handler(self._heads),
+            "Get": grpc.unary_stream_rpc_method_handler(self._get),
+        }
+        self._server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="agent"), options=OPTIONS)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._certificates(), self._certificates, require_client_authentication=True
+        )
+        try:
+            port = self._server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise ConfigError(
+                "site serve", f"{address} cannot be listened at", "another port, or 0"
+            ) from None
+        self._server.start()
+        return port
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(1.0).wait()
+
+    def _certificates(self) -> Any:
+        """Key, certificate and the peers' certificates as they are now, for a new connection."""
+        card = self.keys.card
+        trusted = "".join(peer.certificate for peer in self.keys.peers.values()) or card.certificate
+        return grpc.ssl_server_certificate_configuration(
+            [(self.keys.key, card.certificate.encode())], root_certificates=trusted.encode()
+        )
+
+    def _caller(self, context: grpc.ServicerContext) -> str:
+        """The trusted site that calls; ends the call of any other."""
+        shown: Any = context.auth_context().get("x509_pem_cert")  # a list of PEMs, which its types do not say
+        try:
+            peer = self.keys.peer_of(shown[0].decode()) if shown else ""
+        except AtelierError:
+            peer = ""
+        if not peer:
+            self._audit.add("refused", who=context.peer(), why="its certificate is not trusted")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
+        return peer
+
+    def _answered(
+        self, context: grpc.ServicerContext, peer: str, work: Callable[[], dict[str, Json]]
+    ) -> bytes:
+        """The result of `work` as JSON; what it refuses ends the call with the reason."""
+        try:
+            return json.dumps(work()).encode()
+        except Refused as refused:
+            if refused.when == "never":
+                self._audit.add("refused", who=peer, why=str(refused))
+            is_early = refused.when == "early"
+            code = grpc.StatusCode.UNAVAILABLE if is_early else grpc.StatusCode.FAILED_PRECONDITION
+            context.abort(code, str(refused))
+        except AtelierError as error:
+            self._audit.add("refused", who=peer, why=str(error))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise AssertionError  # abort raises
+
+    def _offer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+        return self._answered(
+            context, peer, lambda: {"offset": self._incoming.offset(head_of(request, peer), peer)}
+        )
+
+    def _put(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+
+        def work() -> dict[str, Json]:
+            about = parse_object(next(requests, b"{}"), peer, "the begin of a message")
+            offset = about.pop("offset", None)
+            head = head_of(json.dumps(about).encode(), peer)
+            if not isinstance(offset, int):
+                raise Refused("without its offset")
+            self._incoming.take(head, peer, offset, requests)
+            self._audit.add("received", who=peer, **told(head))
+            return {}
+
+        return self._answered(context, peer, work)
+
+    def _heads(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+
+        def work() -> dict[str, Json]:
+            found = [
+                head.model_dump(mode="json", by_alias=True)
+                for about in self._incoming.trainings(peer)
+                for head in Mailbox(self._mailbox, about.trajectory).sent(self.site)
+            ]
+            return {"heads": found[-1000:]}
+
+        return self._answered(context, peer, work)
+
+    def _get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        peer = self._caller(context)
+        try:
+            asked = parse_as(Part, request, peer, "a request")
+        except AtelierError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError from None  # abort raises
+        for about in self._incoming.trainings(peer):
+            if about.trajectory == asked.trajectory:
+                box = Mailbox(self._mailbox, about.trajectory)
+                if (head := box.read(asked.round, self.site)) is not None:
+                    yield from self._blocks(box, head, asked.offset)
+                    self._audit.add("fetched", who=peer, **told(head))
+                    return
+        context.abort(grpc.StatusCode.NOT_FOUND, "no such message")
+
+    def _blocks(self, box: Mailbox, head: Message, offset: int) -> Iterator[bytes]:
+        with (local_path(box.folder(head.round, head.site)) / BODY).open("rb") as file:
+            file.seek(offset)
+            yield from iter(lambda: file.read(BLOCK), b"")
+
+    # what it asks
+
+    def run(self, stop: threading.Event, say: Callable[[str], None]) -> None:
+        """Carry messages to and from the peers that have an address, until `stop` is set. What goes wrong is
+        said once and tried again.
+        """
+        while not stop.is_set():
+            for peer in self.keys.peers:
+                try:
+                    self.exchange(peer)
+                    problem = ""
+                except (grpc.RpcError, AtelierError, OSError) as error:
+                    problem = f"{peer}: {reason(error)}"
+                if problem != self._said.get(peer, ""):
+                    self._said[peer] = problem
+                    say(problem or f"{peer}: answers")
+            stop.wait(LOOK_EVERY)
+
+    def exchange(self, peer: str) -> None:
+        """Send a peer what it lacks, and where it cannot call this site fetch what it has for it; nothing
+        where the peer has no address. Raises RpcError and AtelierError.
+        """
+        card = self.keys.peers[peer]
+        if not card.address:
+            return
+        credentials = grpc.ssl_channel_credentials(
+            card.certificate.encode(), self.keys.key, self.keys.card.certificate.encode()
+        )
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", peer)]
+        with grpc.secure_channel(card.address, credentials, options) as channel:
+            for about in self._incoming.trainings(peer):
+                box = Mailbox(self._mailbox, about.trajectory)
+                for head in box.sent(self.site):
+                    if (peer, head.body.sha256) not in self._delivered:
+                        self._send(channel, peer, box, head)
+            if self.keys.card.address:
+                return  # the peer sends
+            answer = channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=TIMEOUT_S)
+            heads = parse_object(answer, peer, "the heads of messages").get("heads")
+            for found in heads if isinstance(heads, list) else ():
+                self._fetch(channel, peer, head_of(json.dumps(found).encode(), peer))
+
+    def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
+        answer = channel.unary_unary(f"/{SERVICE}/Offer")(head.text, timeout=TIMEOUT_S)
+        offset = parse_object(answer, peer, "an answer").get("offset")
+        if isinstance(offset, int):
+            about = json.dumps(json.loads(head.text) | {"offset": offset}).encode()
+
+            def parts() -> Iterator[bytes]:
+                yield about
+                yield from self._blocks(box, head, offset)
+
+            channel.stream_unary(f"/{SERVICE}/Put")(parts())
+            self._audit.add("sent", who=peer, **told(head))
+        self._delivered.add((peer, head.body.sha256))
+
+    def _fetch(self, channel: grpc.Channel, peer: str, head: Message) -> None:
+        try:
+            offset = self._incoming.offset(head, peer)
+        except Refused as refused:
+            if refused.when == "never":
+                raise
+            return
+        if offset is None:
+            return
+        asked = Part(trajectory=head.trajectory, round=head.round, offset=offset)
+        blocks = channel.unary_stream(f"/{SERVICE}/Get")(asked.model_dump_json().encode())
+        self._incoming.take(head, peer, offset, blocks)
+        self._audit.add("received", who=peer, **told(head))
+
+
+def head_of(text: bytes, peer: str) -> Message:
+    """The head of a message from `peer`. Raises DamageError for what is none."""
+    return parse_as(Message, text, peer, "the head of a message")
+
+
+def told(head: Message) -> dict[str, Json]:
+    """What the audit log says of a message."""
+    return {
+        "kind": head.kind,
+        "trajectory": head.trajectory[:16],
+        "round": head.round,
+        "bytes": head.body.bytes,
+        "sha256": head.body.sha256,
+    }
+
+
+def reason(error: Exception) -> str:
+    """One line of what went wrong."""
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name.lower()}: {' '.join(str(error.details()).split())[:300]}"
+    return str(error)

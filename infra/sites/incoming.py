@@ -1,0 +1,102 @@
+"""Messages that come from another site: judged by their head before a byte of them is taken, kept as far as
+they have come, and put into the mailbox when their digest agrees.
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from atelier.engine.config.error import AtelierError
+from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
+from atelier.engine.link.mailbox import BODY, HEAD, AboutTraining, Mailbox, Message, trainings
+
+MOST = 64 << 30  # bytes of a message
+
+
+class Refused(AtelierError):
+    """A message that is not taken, with the reason: it never will be, `early` it may be later on, `over` it
+    was needed once.
+    """
+
+    def __init__(self, problem: str, when: Literal["never", "early", "over"] = "never") -> None:
+        super().__init__(problem)
+        self.when = when
+
+
+class Incoming:
+    """What comes into the mailbox `url` of `site`."""
+
+    def __init__(self, url: str, site: str) -> None:
+        self._url, self._site = url, site
+        self._locks: dict[Path, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def trainings(self, peer: str) -> list[AboutTraining]:
+        """The trainings here that another site takes part in."""
+        return [about for about in trainings(self._url) if about.site == self._site and peer in about.sites]
+
+    def judge(self, head: Message, peer: str) -> Mailbox:
+        """The mailbox of a message. Raises Refused for one that this site does not take from `peer`."""
+        known = {about.trajectory for about in trainings(self._url) if about.site == self._site}
+        if head.trajectory not in known:
+            raise Refused(f"{head.trajectory[:16]} is not trained here", "early")
+        if head.trajectory not in {about.trajectory for about in self.trainings(peer)}:
+            raise Refused(f"{peer} takes no part in {head.trajectory[:16]}")
+        if head.site != peer:
+            raise Refused(f"the message is of {head.site}, and {peer} sends it")
+        if head.body.bytes > MOST:
+            raise Refused(f"{head.body.bytes} bytes, at most {MOST} are taken")
+        box = Mailbox(self._url, head.trajectory)
+        there = box.read(head.round, peer)
+        if there is not None and there.body != head.body:
+            raise Refused(f"another contribution of {peer} to round {head.round} is here")
+        if there is None and head.round < min(box.rounds(), default=1):
+            raise Refused(f"round {head.round} is over", "over")
+        return box
+
+    def offset(self, head: Message, peer: str) -> int | None:
+        """How many bytes of a message have come; None = all of it is here. Raises Refused as `judge`."""
+        box = self.judge(head, peer)
+        if box.read(head.round, peer) is not None:
+            return None
+        path = self._part(box, head)
+        return path.stat().st_size if path.exists() else 0
+
+    def take(self, head: Message, peer: str, offset: int, blocks: Iterable[bytes]) -> None:
+        """Take a message's bytes from `offset` on; durable when it returns. Raises Refused as `judge`, and
+        for bytes that are not those that the head announces: they are dropped.
+        """
+        box = self.judge(head, peer)
+        path = self._part(box, head)
+        with self._held(path):
+            if box.read(head.round, peer) is not None:
+                return
+            make_folder(path.parent)
+            if offset != (path.stat().st_size if path.exists() else 0):
+                raise Refused(f"begins at byte {offset}, which is not where it ended", "early")
+            with path.open("ab") as file:
+                for block in blocks:
+                    file.write(block)
+                    if file.tell() > head.body.bytes:
+                        path.unlink()
+                        raise Refused(f"has more than the {head.body.bytes} bytes that it announces")
+                file.flush()
+                os.fsync(file.fileno())
+            if path.stat().st_size < head.body.bytes:
+                raise Refused(f"ended after {path.stat().st_size} of {head.body.bytes} bytes", "early")
+            if digest_of(str(path)).sha256 != head.body.sha256:
+                path.unlink()
+                raise Refused("its content does not match its digest")
+            folder = box.folder(head.round, peer)
+            os.replace(path, local_path(folder) / BODY)
+            sync_folder(local_path(folder))
+            write_bytes(f"{folder}/{HEAD}", head.text)
+
+    def _part(self, box: Mailbox, head: Message) -> Path:
+        return local_path(box.folder(head.round, head.site)) / f"{TEMPORARY}{head.body.sha256[:16]}"
+
+    def _held(self, path: Path) -> threading.Lock:
+        with self._lock:
+            return self._locks.setdefault(path, threading.Lock())

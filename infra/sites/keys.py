@@ -1,0 +1,169 @@
+"""A site's key and certificate, and the sites that it trusts: files of a folder. The key never leaves it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from pydantic import Field
+
+from atelier.engine.config.base import Spec
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.link import SITE
+from atelier.engine.io.storage import write_bytes
+
+KEY, CARD, PEERS, AUDIT = "key.pem", "site.json", "peers", "audit.jsonl"
+DAYS = 825  # for which a certificate is valid
+MOST_CARD = 100_000  # bytes
+
+
+class Card(Spec):
+    """What a site tells others of itself: who it is, where its agent listens ('' = it only dials out), and
+    its certificate.
+    """
+
+    site: str = Field(pattern=SITE)
+    address: str = Field(default="", pattern=r"^$|^[A-Za-z0-9_.:\[\]-]+:\d+$")
+    certificate: str = Field(max_length=MOST_CARD)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the certificate, by which it is looked up at every call."""
+        return certificate_digest(self.certificate)
+
+    @property
+    def text(self) -> bytes:
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The folder of a site's keys."""
+
+    folder: Path
+
+    @staticmethod
+    def create(folder: Path, site: str, address: str = "") -> "Keys":
+        """A new key and a certificate for it. Raises ConfigError for a name that is none, or a folder that
+        has a key.
+        """
+        if not re.fullmatch(SITE, site):
+            raise ConfigError("site create", f"{site!r} is no name of a site", "small letters, digits and -")
+        keys = Keys(folder)
+        if (folder / KEY).exists():
+            raise ConfigError("site create", f"{folder} has a key already", "site rotate makes a new one")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keys._renew(site, address)
+        return keys
+
+    def rotate(self) -> None:
+        """A new key and certificate; peers have to accept the new card."""
+        card = self.card
+        self._renew(card.site, card.address)
+
+    def _renew(self, site: str, address: str) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=DAYS))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(site)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        plain = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        _write_private(self.folder / KEY, plain)
+        pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+        write_bytes(str(self.folder / CARD), Card(site=site, address=address, certificate=pem).text)
+
+    @property
+    def key(self) -> bytes:
+        try:
+            return (self.folder / KEY).read_bytes()
+        except FileNotFoundError:
+            raise _none(self.folder) from None
+
+    @property
+    def card(self) -> Card:
+        try:
+            return parse_as(Card, (self.folder / CARD).read_bytes(), str(self.folder / CARD), "a site's card")
+        except FileNotFoundError:
+            raise _none(self.folder) from None
+
+    def accept(self, card: bytes, place: str) -> Card:
+        """Trust a site, by its card. Raises ConfigError for what is none, or this site's own."""
+        try:
+            found = parse_as(Card, card[: MOST_CARD + 1], place, "a site's card")
+        except DamageError as error:
+            raise ConfigError(
+                place, str(error).removeprefix(f"{place}: "), "what `site card` printed there"
+            ) from None
+        _ = found.digest  # a certificate that can be read
+        if found.site == self.card.site:
+            raise ConfigError(
+                place, f"is of {found.site}, as this site is called", "another name for one of them"
+            )
+        write_bytes(str(self.folder / PEERS / f"{found.site}.json"), found.text)
+        return found
+
+    def revoke(self, site: str) -> None:
+        """Trust a site no longer. Raises ConfigError when it is none."""
+        path = self.folder / PEERS / f"{site}.json"
+        if not re.fullmatch(SITE, site) or not path.exists():
+            known = ", ".join(self.peers) or "none"
+            raise ConfigError("site revoke", f"{site!r} is not trusted", f"trusted: {known}")
+        path.unlink()
+
+    @property
+    def peers(self) -> dict[str, Card]:
+        """The sites that are trusted now, by name."""
+        return {card.site: card for card in self._cards()}
+
+    def _cards(self) -> Iterator[Card]:
+        for path in sorted((self.folder / PEERS).glob("*.json")):
+            yield parse_as(Card, path.read_bytes(), str(path), "a site's card")
+
+    def peer_of(self, certificate: str) -> str:
+        """The trusted site whose certificate this is; '' = none."""
+        digest = certificate_digest(certificate)
+        return next((name for name, card in self.peers.items() if card.digest == digest), "")
+
+
+def certificate_digest(pem: str) -> str:
+    """Raises ConfigError for what is no certificate."""
+    try:
+        found = x509.load_pem_x509_certificate(pem.encode())
+    except ValueError:
+        raise ConfigError(
+            "certificate", "cannot be read", "a card that `atelier site card` printed"
+        ) from None
+    return hashlib.sha256(found.public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    temporary = path.with_suffix(".new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _none(folder: Path) -> ConfigError:
+    return ConfigError("site", f"{folder} has no site", "atelier site create <name>")

@@ -1,0 +1,287 @@
+"""Trainings at several sites: outer weights are the same bits everywhere, killed or not."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import time
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import AtelierError, ConfigError, DataError, StoppedError
+from atelier.engine.config.link import Link
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Training
+from atelier.engine.config.train import Train
+from atelier.engine.io.fork_server import Process
+from atelier.engine.io.storage import names
+from atelier.engine.model.load import blank, build, first_values
+from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
+from tests.forks import start_into
+from tests.parity.cases import layout as layout_of
+from tests.parity.cases import start_gang
+
+STEPS, EVERY = 12, 4
+ALONE = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}  # a process without a gang
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {"tokens": tokens(tmp_path_factory.mktemp("text"))}
+
+
+class Sites:
+    """Sites with a folder each, and a mailbox that all of them reach."""
+
+    def __init__(self, folder: Path, text: dict[str, str], **link: Any) -> None:
+        self.folder = folder
+        self.link = {"rows": {"a": 2, "b": 2}, "every": EVERY, "mailbox": str(folder / "mail")} | link
+        self.setups = {site: TrainingSetup(folder / site, text) for site in self.link["rows"]}
+
+    def mailbox(self, site: str) -> str:
+        return str(self.link["mailbox"])
+
+    def link_of(self, site: str) -> dict[str, Any]:
+        return self.link | {"site": site, "mailbox": self.mailbox(site)}
+
+    def training(self, site: str, spec: Role, steps: int = STEPS, **more: Any) -> Training:
+        batch = sum(self.link["rows"].values())
+        sizes = {"global_batch": batch, "micro_batch": 1, "link": self.link_of(site)}
+        return self.setups[site].training({"m": spec}, train(steps, **(sizes | more)))
+
+    def write(self, site: str, spec: Role, layout: Parallel | None = None, **more: Any) -> str:
+        """The run file of a site."""
+        setup = self.setups[site]
+        run = setup.run_file(self.training(site, spec, **more), **({"layout": layout} if layout else {}))
+        setup.folder.mkdir(exist_ok=True, parents=True)
+        path = setup.folder / "run.json"
+        path.write_text(run.model_dump_json(by_alias=True))
+        return str(path)
+
+    def train(self, spec: Role, **more: Any) -> None:
+        """All sites at once, each in a thread."""
+        errors: list[BaseException] = []
+
+        def at(site: str) -> None:
+            try:
+                self.setups[site].train(self.training(site, spec, **more))
+            except BaseException as error:  # raised in the test's own thread
+                errors.append(error)
+
+        threads = [Thread(target=at, args=(site,)) for site in self.setups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def models(self) -> list[bytes]:
+        return [setup.weights("m") for setup in self.setups.values()]
+
+
+def replayed(sites: Sites, first: dict[str, torch.Tensor], rounds: int) -> dict[str, torch.Tensor]:
+    """The outer weights after so many rounds, from the messages alone."""
+    link = Link(**sites.link, site="a")
+    [trajectory] = names(sites.link["mailbox"])
+    weights, speed = dict(first), {name: torch.zeros_like(one) for name, one in first.items()}
+    for number in range(1, rounds + 1):
+        folder = Path(sites.link["mailbox"]) / trajectory / f"round-{number:06d}"
+        sent = {site: load((folder / site / "tensors.safetensors").read_bytes()) for site in link.sites}
+        for name, weight in weights.items():
+            total = torch.zeros_like(weight)
+            for site in link.sites:
+                total = total + sent[site][name] * link.share(site)
+            if link.outer.kind == "nesterov":
+                speed[name] = speed[name] * link.outer.momentum + total
+                total = (total + speed[name] * link.outer.momentum) * link.outer.lr
+            weights[name] = weight - total
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("rows", "outer"),
+    [
+        ({"a": 2, "b": 2}, {}),
+        ({"b": 3, "a": 1, "c": 2}, {}),
+        ({"a": 1, "b": 3}, {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}),
+    ],
+)
+def test_all_sites_have_the_bits_that_their_messages_say(
+    tmp_path: Path, text: dict[str, str], rows: dict[str, int], outer: dict[str, Any]
+) -> None:
+    sites = Sites(tmp_path, text, rows=rows, outer=outer)
+    sites.train(role(lr=1e-2))
+    assert len(set(sites.models())) == 1
+    spec = role().model
+    with blank():
+        network = build(spec)
+    first = {
+        name: first_values(network, name, torch.Size(size), 1, "m") for name, size in spec.shapes().items()
+    }
+    found, expected = load(sites.models()[0]), replayed(sites, first, STEPS // EVERY)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    losses = [line["values"]["loss"] for line in sites.setups["a"].curve("m")]
+    others = [line["values"]["loss"] for line in sites.setups["b"].curve("m")]
+    assert losses[-1] < losses[0] and not set(losses) & set(others)  # other rows
+
+
+def test_a_site_alone_trains_as_without_a_link(tmp_path: Path, text: dict[str, str]) -> None:
+    sites = Sites(tmp_path, text, rows={"a": 4})
+    sites.train(role(lr=1e-2), precision="fp64")
+    plain = TrainingSetup(tmp_path / "plain", text)
+    plain.train(plain.training({"m": role(lr=1e-2)}, train(STEPS, micro_batch=1, precision="fp64")))
+    mine, theirs = load(sites.models()[0]), load(plain.weights("m"))
+    assert max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [layout_of(shard=2), layout_of(tensor=2), layout_of(pipeline=2)],
+    ids=["shard", "tensor", "pipeline"],
+)
+def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], layout: Parallel) -> None:
+    """The outer weights are the same bits all the same; and they are those of one process to 1e-10."""
+    how = {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
+    alike, other = (Sites(tmp_path / name, text, rows={"a": 2, "b": 2}, outer=how) for name in ("one", "two"))
+    spec = role(lr=1e-2)
+    alike.train(spec, precision="fp64", micro_batch=1)
+    path = other.write("b", spec, layout, precision="fp64")
+    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
+    gang.start()
+    setup = other.setups["a"]
+    setup.train(other.training("a", spec, precision="fp64"))
+    gang.join()
+    assert len(set(other.models())) == len(set(alike.models())) == 1
+    mine, theirs = load(other.models()[0]), load(alike.models()[0])
+    assert 0 < max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str], seed: int) -> None:
+    """Any of them, anywhere, between rounds or in one; checkpoints are not those of the rounds."""
+    draw = random.Random(seed)
+    how = {"rows": {"a": 1, "b": 2, "c": 1}, "outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}}
+    spec, sizes = role(lr=1e-2), {"checkpoint_every": draw.choice([3, 4, 5])}
+    whole, killed = (Sites(tmp_path / name, text, **how) for name in ("whole", "killed"))
+    whole.train(spec, **sizes)
+    paths = {site: killed.write(site, spec, **sizes) for site in killed.setups}
+
+    def begin(site: str) -> Process:
+        with (tmp_path / f"{site}.log").open("a") as log:
+            told = log.fileno()
+            return start_into("atelier.engine.train", [paths[site]], os.environ | ALONE, told, told)
+
+    ranks = {site: begin(site) for site in paths}
+    kills = 0
+    while running := [site for site, process in ranks.items() if process.poll() is None]:
+        time.sleep(draw.uniform(0.05, 0.4))
+        site = draw.choice(running)
+        if kills < 6 and ranks[site].poll() is None:
+            ranks[site].kill()
+            ranks[site].wait()
+            kills += 1
+        for site, process in ranks.items():
+            if process.poll() not in (None, 0):
+                assert process.poll() == -9, (tmp_path / f"{site}.log").read_text()
+                ranks[site] = begin(site)
+    assert kills >= 3
+    assert set(killed.models()) == set(whole.models()) and len(set(whole.models())) == 1
+    for site, setup in killed.setups.items():
+        assert setup.curve("m") == whole.setups[site].curve("m")
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "not finite", "shape", "another site", "head"])
+def test_a_message_that_does_not_fit_is_named_and_nothing_is_learned_from_it(
+    tmp_path: Path, text: dict[str, str], fault: str
+) -> None:
+    whole, sites = (Sites(tmp_path / name, text) for name in ("whole", "bad"))
+    whole.train(role(lr=1e-2), steps=EVERY)
+    [trajectory] = names(whole.link["mailbox"])
+    good = Path(whole.link["mailbox"]) / trajectory / "round-000001" / "b"
+    place = Path(sites.link["mailbox"]) / trajectory / "round-000001" / "b"
+    shutil.copytree(good, place)
+    head, body = place / "message.json", place / "tensors.safetensors"
+    about, raw = json.loads(head.read_bytes()), bytearray(body.read_bytes())
+    if fault == "flipped":
+        raw[-7] ^= 1
+    elif fault == "cut":
+        raw = raw[:-4]
+    elif fault == "another site":
+        about["site"] = "a"
+    elif fault == "head":
+        about["body"] = {"path": "../../x", "bytes": 3, "sha256": "0" * 64}
+    else:
+        tensors = load(bytes(raw))
+        name = next(iter(tensors))
+        tensors[name] = tensors[name] * float("nan") if fault == "not finite" else tensors[name][1:]
+        raw = bytearray(save(tensors))
+        about["body"] |= {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    body.write_bytes(raw)
+    head.write_text(json.dumps(about))
+    with pytest.raises(AtelierError, match=re.escape(str(place))) as error:
+        sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
+    assert "\\n" not in str(error.value)
+    assert not sites.setups["a"].output("m").exists()
+    shutil.rmtree(place)
+    shutil.copytree(good, place)
+    sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
+    assert sites.setups["a"].weights("m") == whole.models()[0]
+
+
+def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict[str, str]) -> None:
+    sites = Sites(tmp_path, text)
+    with pytest.raises(StoppedError, match=r"waited for b in round 1, after step 4"):
+        setup = sites.setups["a"]
+        setup.train(sites.training("a", role(lr=1e-2)), stop=AfterSteps(setup.folder, EVERY + 1))
+    sites.train(role(lr=1e-2))
+    assert len(set(sites.models())) == 1
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ({"rows": {"a": 1, "b": 2}}, "link.rows=.* are 3 sequences a step, global_batch is 4"),
+        ({"rows": {"a": 4, "b": 0}}, "give each site one or more"),
+        ({"site": "c"}, "link.site=c: this run is at one of a, b"),
+        ({"mailbox": ""}, "link.mailbox is empty"),
+        ({"rows": {"a": 2, "../b": 2}}, "link.rows"),
+        ({"outer": {"kind": "average", "lr": 0.5}}, "an average has no lr"),
+    ],
+)
+def test_a_link_that_does_not_fit_is_refused(link: dict[str, Any], problem: str) -> None:
+    given = {"rows": {"a": 2, "b": 2}, "site": "a", "mailbox": "/tmp/x", **link}
+    document = {"steps": 8, "global_batch": 4, "sequence": 16, "link": given}
+    with pytest.raises(ConfigError, match=problem):
+        parse(Train, document, "train")
+
+
+def test_a_training_ends_with_an_outer_step(tmp_path: Path, text: dict[str, str]) -> None:
+    sites = Sites(tmp_path, text)
+    with pytest.raises(
+        ConfigError, match=r"train.link.every: 4 does not divide the 10 steps .*train.steps=12"
+    ):
+        sites.setups["a"].train(sites.training("a", role(), 10))
+
+
+def test_messages_stay_only_as_long_as_a_site_may_ask_for_them(tmp_path: Path, text: dict[str, str]) -> None:
+    """Those of rounds that all sites have in two checkpoints are gone; without one of them it is said."""
+    sites = Sites(tmp_path, text, every=2)
+    sites.train(role(), steps=20, checkpoint_every=4)
+    [trajectory] = names(sites.link["mailbox"])
+    kept = names(f"{sites.link['mailbox']}/{trajectory}")
+    assert kept[-1] == "round-000010" and 4 <= len(kept) <= 8
+    setup = sites.setups["a"]
+    for folder in ("trajectory", "outputs"):
+        shutil.rmtree(setup.folder / folder)
+    with pytest.raises(DataError, match=r"round-000001/b: is gone, b is in round 10"):
+        setup.train(sites.training("a", role(), 20, checkpoint_every=4))

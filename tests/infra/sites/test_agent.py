@@ -1,0 +1,294 @@
+"""Agents that carry messages between two sites, over mutual TLS on loopback: real processes, real kills."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from atelier.engine.config.record import FileEntry
+from atelier.engine.link.mailbox import BODY, Mailbox, Message
+from atelier.infra.sites.agent import SERVICE, Agent
+from atelier.infra.sites.audit import check
+from atelier.infra.sites.keys import AUDIT, Keys
+from tests.checkout import TOP
+
+TRAJECTORY = "ab" * 32
+PATIENCE_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Site:
+    """A site with its keys and its mailbox; its agent as a process, or in this one."""
+
+    def __init__(self, folder: Path, name: str, *, is_reachable: bool = True) -> None:
+        self.name, self.folder, self.mail = name, folder / name, str(folder / name / "mail")
+        self.port = free_port()
+        address = f"127.0.0.1:{self.port}" if is_reachable else ""
+        self.keys = Keys.create(self.folder / "keys", name, address)
+        self.box = Mailbox(self.mail, TRAJECTORY)
+
+    def trust(self, other: "Site") -> None:
+        self.keys.accept(other.keys.card.text, "card")
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "atelier", "site", "serve", "--mailbox", self.mail]
+        env = os.environ | {"ATELIER_SITE": str(self.keys.folder)}
+        with (self.folder / "agent.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "--listen", f"127.0.0.1:{self.port}"], cwd=TOP, env=env, stdout=log, stderr=log
+            )
+        until(lambda: self._answers() or process.poll() is not None, "the agent does not listen")
+        assert process.poll() is None, self.log()
+        return process
+
+    def _answers(self) -> bool:
+        with socket.socket() as found:
+            return found.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def log(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+    @contextmanager
+    def served(self) -> Iterator[Agent]:
+        """Its agent in this process, that asks nothing by itself."""
+        agent = Agent(self.keys, self.mail)
+        agent.serve(f"127.0.0.1:{self.port}")
+        try:
+            yield agent
+        finally:
+            agent.stop()
+
+    def send(self, number: int, data: bytes) -> None:
+        self.box.send(number, self.name, [data], {}, 0)
+
+
+def two(folder: Path, **more: bool) -> list[Site]:
+    sites = [Site(folder, "a", **more), Site(folder, "b")]
+    sites[0].trust(sites[1])
+    sites[1].trust(sites[0])
+    for site in sites:
+        site.box.open(site.name, ["a", "b"])
+    return sites
+
+
+def body(site: Site, number: int, of: str) -> bytes:
+    return (Path(site.box.folder(number, of)) / BODY).read_bytes()
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_messages_arrive_whole_also_where_one_side_only_dials_out(tmp_path: Path, is_reachable: bool) -> None:
+    a, b = two(tmp_path, is_reachable=is_reachable)
+    data = {site.name: os.urandom(3_000_001) for site in (a, b)}
+    with ExitStack() as stack:
+        for site in (a, b):
+            process = site.begin()
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            site.send(1, data[site.name])
+        for site, other in ((a, b), (b, a)):
+            until(lambda: site.box.read(1, other.name) is not None, site.log())  # noqa: B023 - used at once
+            assert body(site, 1, other.name) == data[other.name]
+    for site in (a, b):
+        lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
+        assert sum(line["bytes"] for line in lines if line["what"] == "received") == 3_000_001
+        assert check(site.keys.folder / AUDIT)
+
+
+def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    """Each time in the midst of messages; what had come is not sent again."""
+    a, b = two(tmp_path)
+    draw = random.Random(3)
+    data = {(site.name, number): draw.randbytes(4_000_000) for site in (a, b) for number in range(1, 6)}
+    agents = {site.name: site.begin() for site in (a, b)}
+    kills = 0
+    try:
+        for (name, number), content in data.items():
+            {"a": a, "b": b}[name].send(number, content)
+
+        def is_done() -> bool:
+            return all(
+                site.box.read(number, other.name) is not None
+                for site, other in ((a, b), (b, a))
+                for number in range(1, 6)
+            )
+
+        end = time.monotonic() + PATIENCE_S
+        while not is_done():
+            assert time.monotonic() < end, a.log() + b.log()
+            time.sleep(draw.uniform(0.0, 0.2))
+            if kills < 6:
+                site = draw.choice((a, b))
+                agents[site.name].send_signal(signal.SIGKILL)
+                agents[site.name].wait()
+                agents[site.name] = site.begin()
+                kills += 1
+    finally:
+        for process in agents.values():
+            process.terminate()
+            process.wait()
+    for site, other in ((a, b), (b, a)):
+        for number in range(1, 6):
+            assert body(site, number, other.name) == data[other.name, number]
+    assert kills >= 3
+
+
+def head(name: str, data: bytes, **more: object) -> dict[str, object]:
+    entry = FileEntry(path=BODY, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    found = Message(trajectory=TRAJECTORY, site=name, round=1, body=entry, before={}, safe=0)
+    return json.loads(found.text) | more
+
+
+def call(site: Site, keys: Keys, method: str, *requests: bytes) -> str:
+    """What an agent says to a call with these keys; '' when it takes it."""
+    card = site.keys.card
+    trusted, own = card.certificate.encode(), keys.card.certificate.encode()
+    credentials = grpc.ssl_channel_credentials(trusted, keys.key, own)
+    options = [("grpc.ssl_target_name_override", site.name)]
+    with grpc.secure_channel(f"127.0.0.1:{site.port}", credentials, options) as channel:
+        try:
+            if method == "Put":
+                channel.stream_unary(f"/{SERVICE}/Put")(iter(requests), timeout=20)
+            else:
+                channel.unary_unary(f"/{SERVICE}/{method}")(requests[0], timeout=20)
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            return f"{error.code().name}: {error.details()}"
+    return ""
+
+
+DATA = b"weights" * 1000
+ATTACKS: dict[str, tuple[dict[str, object], bytes, str]] = {
+    "another site": (head("c", DATA), DATA, "the message is of c, and b sends it"),
+    "itself": (head("a", DATA), DATA, "the message is of a, and b sends it"),
+    "another training": (head("b", DATA, trajectory="cd" * 32), DATA, "is not trained here"),
+    "too much": (head("b", DATA), DATA + b"!", "has more than the 7000 bytes that it announces"),
+    "too little": (head("b", DATA), DATA[:-1], "ended after 6999 of 7000 bytes"),
+    "flipped": (head("b", DATA), DATA[:-1] + b"!", "does not match its digest"),
+    "a path": (head("b", DATA, trajectory="../../../etc"), DATA, "trajectory"),
+    "another path": (head("b", DATA, site="../b"), DATA, "site"),
+    "no round": (head("b", DATA, round=0), DATA, "round"),
+    "another kind": (head("b", DATA, kind="command"), DATA, "kind"),
+    "a further field": (head("b", DATA, run="rm"), DATA, "run"),
+    "huge": (head("b", b"", body={"path": BODY, "bytes": 1 << 50, "sha256": "0" * 64}), b"", "at most"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_a_peer_may_not_send_is_refused_by_name_and_leaves_nothing(tmp_path: Path, attack: str) -> None:
+    a, b = two(tmp_path)
+    document, data, problem = ATTACKS[attack]
+    begin = json.dumps(document | {"offset": 0}).encode()
+    with a.served():
+        said = call(a, b.keys, "Put", begin, data)
+        assert problem in said and "\n" not in said, said
+        assert a.box.read(1, "b") is None
+        good = json.dumps(
+            head("b", DATA) | {"offset": len(DATA) - 1 if attack == "too little" else 0}
+        ).encode()
+        assert call(a, b.keys, "Put", good, DATA[-1:] if attack == "too little" else DATA) == ""
+        assert body(a, 1, "b") == DATA
+        other = json.dumps(head("b", DATA + b"2") | {"offset": 0}).encode()
+        assert "another contribution of b to round 1 is here" in call(a, b.keys, "Put", other, DATA + b"2")
+        assert call(a, b.keys, "Put", good, DATA) == ""  # the same once more
+    assert {path.name for path in Path(a.box.folder(1, "b")).iterdir()} == {"message.json", BODY}
+
+
+def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) -> None:
+    """No certificate, a foreign one, one that was revoked on an open connection, the name of another."""
+    a, b = two(tmp_path)
+    stranger, namesake = Site(tmp_path / "x", "c"), Site(tmp_path / "y", "b")
+    with a.served():
+        for who in (stranger, namesake):
+            who.trust(a)
+            said = call(a, who.keys, "Heads", b"{}")
+            assert said.startswith(("UNAVAILABLE", "PERMISSION_DENIED")), said
+        with grpc.insecure_channel(f"127.0.0.1:{a.port}") as channel, pytest.raises(grpc.RpcError):
+            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
+        card = a.keys.card.certificate.encode()
+        with (
+            grpc.secure_channel(
+                f"127.0.0.1:{a.port}",
+                grpc.ssl_channel_credentials(card),
+                [("grpc.ssl_target_name_override", "a")],
+            ) as channel,
+            pytest.raises(grpc.RpcError),
+        ):
+            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
+        credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
+        options = [("grpc.ssl_target_name_override", "a")]
+        with grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
+            ask = channel.unary_unary(f"/{SERVICE}/Heads")
+            assert json.loads(ask(b"{}", timeout=20)) == {"heads": []}
+            a.keys.revoke("b")
+            with pytest.raises(grpc.RpcError) as refused:
+                ask(b"{}", timeout=20)
+            assert "not trusted here" in str(refused.value)
+            a.trust(b)
+            assert ask(b"{}", timeout=20)
+    refusals = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+    assert any(line["what"] == "refused" and "not trusted" in line["why"] for line in refusals)
+
+
+def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    with a.served() as agent:
+        b.keys.rotate()
+        assert call(a, b.keys, "Heads", b"{}")
+        a.trust(b)
+        assert call(a, b.keys, "Heads", b"{}") == ""
+        a.keys.rotate()
+        b.trust(a)
+        assert call(a, b.keys, "Heads", b"{}") == ""
+        a.send(1, DATA)  # to an agent that is not there
+        said: list[str] = []
+        stop = threading.Event()
+        asking = threading.Thread(target=agent.run, args=(stop, said.append))
+        asking.start()
+        until(lambda: bool(said), "nothing is said of a peer that does not answer")
+        stop.set()
+        asking.join()
+        assert said[0].startswith("b: unavailable") and len(said) == 1
+
+
+def test_a_changed_audit_log_is_noticed(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    with a.served():
+        call(a, b.keys, "Put", json.dumps(head("b", DATA) | {"offset": 0}).encode(), DATA)
+        call(a, b.keys, "Put", json.dumps(head("c", DATA) | {"offset": 0}).encode(), DATA)
+    path = a.keys.folder / AUDIT
+    whole = path.read_text()
+    assert check(path)
+    for damaged in (whole.replace("7000", "70"), whole.partition("\n")[2]):
+        path.write_text(damaged)
+        with pytest.raises(Exception, match=r"audit.jsonl:\d: does not follow from the line before"):
+            Agent(a.keys, a.mail)
+
+
+def test_a_key_is_readable_by_its_owner_alone_and_in_no_card(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    assert (a.keys.folder / "key.pem").stat().st_mode & 0o777 == 0o600
+    assert b"PRIVATE" not in a.keys.card.text and b"PRIVATE" in a.keys.key
