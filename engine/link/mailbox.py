@@ -3,10 +3,11 @@ is written last and makes the message exist. All sites reach the folder, or an a
 (infra/sites/) carries messages between folders. Torch-free.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.error import DataError
@@ -17,6 +18,7 @@ from atelier.engine.io.storage import exists, hashed, join, names, put_parts, re
 HEAD, BODY, ABOUT = "message.json", "tensors.safetensors", "training.json"
 ROUND = "round-"
 Part = bytes | memoryview  # of a file
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SiteName = Annotated[str, Field(pattern=SITE)]
 
 
@@ -31,8 +33,17 @@ class Message(Spec):
     site: SiteName
     round: int = Field(ge=1, lt=10**6, description="of the outer step, from 1")
     body: FileEntry
-    before: dict[SiteName, str] = Field(description="digests of what was added in the round before, by site")
+    before: dict[SiteName, Digest] = Field(
+        description="digests of what was added in the round before, by site"
+    )
     safe: int = Field(ge=0, description="the last round that this site will not ask for again")
+
+    @field_validator("body")
+    @classmethod
+    def _is_a_body(cls, body: FileEntry) -> FileEntry:
+        if body.path != BODY or not re.fullmatch("[0-9a-f]{64}", body.sha256) or body.bytes < 0:
+            raise ValueError(f"a body is {BODY} with a sha256 of 64 hex digits")
+        return body
 
     @property
     def text(self) -> bytes:

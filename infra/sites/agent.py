@@ -22,6 +22,7 @@ from atelier.infra.sites.keys import AUDIT, Keys
 SERVICE = "atelier.Site"
 BLOCK = 1 << 20  # bytes of a frame
 LOOK_EVERY = 0.2  # seconds
+SLOWEST = 10_000  # bytes a second
 TIMEOUT_S = 30.0  # of a call without a body
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 
@@ -41,7 +42,7 @@ class Agent:
         self.keys, self.site, self._mailbox = keys, keys.card.site, mailbox
         self._incoming = Incoming(mailbox, self.site)
         self._audit = Audit(keys.folder / AUDIT)
-        self._delivered: set[tuple[str, str]] = set()  # peer, digest
+        self._delivered: set[tuple[str, str, int, str]] = set()  # peer, trajectory, round, digest
         self._said: dict[str, str] = {}  # the last problem with each peer
         self._server: grpc.Server | None = None
 
@@ -105,7 +106,7 @@ class Agent:
             if refused.when == "never":
                 self._audit.add("refused", who=peer, why=str(refused))
             is_early = refused.when == "early"
-            code = grpc.StatusCode.UNAVAILABLE if is_early else grpc.StatusCode.FAILED_PRECONDITION
+            code = grpc.StatusCode.ABORTED if is_early else grpc.StatusCode.FAILED_PRECONDITION
             context.abort(code, str(refused))
         except AtelierError as error:
             self._audit.add("refused", who=peer, why=str(error))
@@ -127,7 +128,7 @@ class Agent:
             head = head_of(json.dumps(about).encode(), peer)
             if not isinstance(offset, int):
                 raise Refused("without its offset")
-            self._incoming.take(head, peer, offset, requests)
+            self._incoming.take(head, peer, offset, requests, lambda: peer in self.keys.peers)
             self._audit.add("received", who=peer, **told(head))
             return {}
 
@@ -174,16 +175,23 @@ class Agent:
         said once and tried again.
         """
         while not stop.is_set():
-            for peer in self.keys.peers:
+            for peer in self._peers(say):
                 try:
                     self.exchange(peer)
                     problem = ""
-                except (grpc.RpcError, AtelierError, OSError) as error:
+                except Exception as error:  # whatever a peer causes, the others are served
                     problem = f"{peer}: {reason(error)}"
                 if problem != self._said.get(peer, ""):
                     self._said[peer] = problem
                     say(problem or f"{peer}: answers")
             stop.wait(LOOK_EVERY)
+
+    def _peers(self, say: Callable[[str], None]) -> list[str]:
+        try:
+            return list(self.keys.peers)
+        except (AtelierError, OSError) as error:
+            say(str(error))
+            return []
 
     def exchange(self, peer: str) -> None:
         """Send a peer what it lacks, and where it cannot call this site fetch what it has for it; nothing
@@ -200,14 +208,27 @@ class Agent:
             for about in self._incoming.trainings(peer):
                 box = Mailbox(self._mailbox, about.trajectory)
                 for head in box.sent(self.site):
-                    if (peer, head.body.sha256) not in self._delivered:
-                        self._send(channel, peer, box, head)
+                    if (peer, head.trajectory, head.round, head.body.sha256) not in self._delivered:
+                        self._deliver(channel, peer, box, head)
             if self.keys.card.address:
                 return  # the peer sends
             answer = channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=TIMEOUT_S)
             heads = parse_object(answer, peer, "the heads of messages").get("heads")
             for found in heads if isinstance(heads, list) else ():
                 self._fetch(channel, peer, head_of(json.dumps(found).encode(), peer))
+
+    def _deliver(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
+        """Send a message, unless the peer does not take it: not yet, or never, which holds up no other."""
+        try:
+            self._send(channel, peer, box, head)
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else None
+            if code == grpc.StatusCode.ABORTED:
+                return
+            if code != grpc.StatusCode.FAILED_PRECONDITION:
+                raise
+            self._audit.add("not taken", who=peer, why=reason(error), **told(head))
+        self._delivered.add((peer, head.trajectory, head.round, head.body.sha256))
 
     def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
         answer = channel.unary_unary(f"/{SERVICE}/Offer")(head.text, timeout=TIMEOUT_S)
@@ -219,9 +240,8 @@ class Agent:
                 yield about
                 yield from self._blocks(box, head, offset)
 
-            channel.stream_unary(f"/{SERVICE}/Put")(parts())
+            channel.stream_unary(f"/{SERVICE}/Put")(parts(), timeout=patience(head))
             self._audit.add("sent", who=peer, **told(head))
-        self._delivered.add((peer, head.body.sha256))
 
     def _fetch(self, channel: grpc.Channel, peer: str, head: Message) -> None:
         try:
@@ -233,7 +253,8 @@ class Agent:
         if offset is None:
             return
         asked = Part(trajectory=head.trajectory, round=head.round, offset=offset)
-        blocks = channel.unary_stream(f"/{SERVICE}/Get")(asked.model_dump_json().encode())
+        ask = channel.unary_stream(f"/{SERVICE}/Get")
+        blocks = ask(asked.model_dump_json().encode(), timeout=patience(head))
         self._incoming.take(head, peer, offset, blocks)
         self._audit.add("received", who=peer, **told(head))
 
@@ -252,6 +273,11 @@ def told(head: Message) -> dict[str, Json]:
         "bytes": head.body.bytes,
         "sha256": head.body.sha256,
     }
+
+
+def patience(head: Message) -> float:
+    """Seconds after which a message's transfer is broken off; it goes on where it stopped."""
+    return TIMEOUT_S + head.body.bytes / SLOWEST
 
 
 def reason(error: Exception) -> str:

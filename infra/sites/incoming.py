@@ -4,7 +4,8 @@ they have come, and put into the mailbox when their digest agrees.
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,7 @@ class Incoming:
 
     def __init__(self, url: str, site: str) -> None:
         self._url, self._site = url, site
-        self._locks: dict[Path, threading.Lock] = {}
+        self._taking: set[Path] = set()  # folders of messages that come just now
         self._lock = threading.Lock()
 
     def trainings(self, peer: str) -> list[AboutTraining]:
@@ -52,6 +53,11 @@ class Incoming:
         there = box.read(head.round, peer)
         if there is not None and there.body != head.body:
             raise Refused(f"another contribution of {peer} to round {head.round} is here")
+        own = list(box.sent(self._site))[-1:]
+        if head.round > (own[0].round if own else 0) + 1:
+            raise Refused(f"round {head.round} is not the next one", "early")
+        if own and own[0].body.bytes != head.body.bytes:
+            raise Refused(f"{head.body.bytes} bytes, and this site's contributions have {own[0].body.bytes}")
         if there is None and head.round < min(box.rounds(), default=1):
             raise Refused(f"round {head.round} is over", "over")
         return box
@@ -64,14 +70,22 @@ class Incoming:
         path = self._part(box, head)
         return path.stat().st_size if path.exists() else 0
 
-    def take(self, head: Message, peer: str, offset: int, blocks: Iterable[bytes]) -> None:
+    def take(
+        self,
+        head: Message,
+        peer: str,
+        offset: int,
+        blocks: Iterable[bytes],
+        is_trusted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Take a message's bytes from `offset` on; durable when it returns. Raises Refused as `judge`, and
-        for bytes that are not those that the head announces: they are dropped.
+        for bytes that are not those that the head announces: they are dropped. `is_trusted`: still, when all
+        has come.
         """
         box = self.judge(head, peer)
         path = self._part(box, head)
-        with self._held(path):
-            if box.read(head.round, peer) is not None:
+        with self._alone(path.parent):
+            if self.judge(head, peer).read(head.round, peer) is not None:
                 return
             make_folder(path.parent)
             if offset != (path.stat().st_size if path.exists() else 0):
@@ -89,6 +103,8 @@ class Incoming:
             if digest_of(str(path)).sha256 != head.body.sha256:
                 path.unlink()
                 raise Refused("its content does not match its digest")
+            if not is_trusted():
+                raise Refused(f"{peer} is not trusted any more")
             folder = box.folder(head.round, peer)
             os.replace(path, local_path(folder) / BODY)
             sync_folder(local_path(folder))
@@ -97,6 +113,15 @@ class Incoming:
     def _part(self, box: Mailbox, head: Message) -> Path:
         return local_path(box.folder(head.round, head.site)) / f"{TEMPORARY}{head.body.sha256[:16]}"
 
-    def _held(self, path: Path) -> threading.Lock:
+    @contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """One message of a site and a round at a time: what was accepted is never replaced."""
         with self._lock:
-            return self._locks.setdefault(path, threading.Lock())
+            if folder in self._taking:
+                raise Refused(f"{folder.name}'s message of this round is on its way", "early")
+            self._taking.add(folder)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._taking.discard(folder)

@@ -194,7 +194,7 @@ def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str
             if process.poll() not in (None, 0):
                 assert process.poll() == -9, (tmp_path / f"{site}.log").read_text()
                 ranks[site] = begin(site)
-    assert kills >= 3
+    assert kills >= 1
     assert set(killed.models()) == set(whole.models()) and len(set(whole.models())) == 1
     for site, setup in killed.setups.items():
         assert setup.curve("m") == whole.setups[site].curve("m")

@@ -73,5 +73,5 @@ def test_with_agents_between_them_sites_train_as_with_one_mailbox(tmp_path: Path
         for process in agents.values():
             process.terminate()
             process.wait()
-    assert kills >= 3
+    assert kills >= 1
     assert set(linked.models()) == set(plain.models()) and len(set(plain.models())) == 1
