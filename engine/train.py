@@ -25,9 +25,10 @@ from atelier.engine.loop.resume import resume_point_together
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.rollback import History, RolledBack
 from atelier.engine.loop.save import forget
+from atelier.engine.loop.services import TrainingServices, check_training
 from atelier.engine.loop.step import train_step
 from atelier.engine.loop.stop import STOPPED, StopRequest
-from atelier.engine.loop.training import Loop, TrainingServices, check_training
+from atelier.engine.loop.training import Loop
 from atelier.engine.parallel.gang import Gang, start_gang
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from atelier.engine.config.base import JsonObject, Spec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import Shares
+from atelier.engine.config.mixture import SourceShares
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
@@ -66,7 +66,7 @@ class NodeTraining(Spec):
     )
     train: Train
     weights: dict[str, float] = Field(default={}, description="train: of the sources of text")
-    later: tuple[Shares, ...] = Field(default=(), description="train: their weights in later phases")
+    later: tuple[SourceShares, ...] = Field(default=(), description="train: their weights in later phases")
     name: str = Field(default="", description="finetune: of the model")
     num_labels: int = Field(default=0, description="finetune: training examples of a draw")
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO
 
 from atelier.engine.io.fork_server import Connection, ForkServer, Process, is_possible
@@ -85,3 +86,10 @@ def start(module: str, arguments: list[str], env: Mapping[str, str]) -> Rank:
         os.close(out_end)
         os.close(err_end)
     return Started(process, os.fdopen(out), os.fdopen(err))
+
+
+def start_alone(module: str, path: str, log: Path) -> Process:
+    """A process without a gang that writes to the end of `log`."""
+    env = os.environ | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    with log.open("a") as file:
+        return start_into(module, [path], env, file.fileno(), file.fileno())

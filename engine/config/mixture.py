@@ -26,7 +26,7 @@ class Phase(Spec):
     )
 
 
-class Shares(Spec):
+class SourceShares(Spec):
     """The weights of every source from step `begin` on."""
 
     begin: int
@@ -35,7 +35,7 @@ class Shares(Spec):
 
 def resolve_phases(
     weights: Mapping[str, float], phases: Mapping[str, Phase], num_steps: int, place: str = "data"
-) -> tuple[Shares, ...]:
+) -> tuple[SourceShares, ...]:
     """The phases after the first in their order, every one with all weights; those that change no share are
     left out. Raises ConfigError for one that
     begins outside the training or with another, or leaves no source.
@@ -53,14 +53,14 @@ def resolve_phases(
         if same := [other for step, other in found if step == begin]:
             raise ConfigError(f"{where}.begin", f"step {begin}, as {same[0]}", "one phase begins at a step")
         found.append((begin, name))
-    result: list[Shares] = []
+    result: list[SourceShares] = []
     now = dict(weights)
     for begin, name in sorted(found):
         now |= phases[name].weights
         if not any(now.values()):
             raise ConfigError(f"{place}.phases.{name}.weights", "no source is left", "a weight above 0")
         if _normed(now) != _normed(result[-1].weights if result else weights):
-            result.append(Shares(begin=begin, weights=dict(now)))
+            result.append(SourceShares(begin=begin, weights=dict(now)))
     return tuple(result)
 
 
@@ -164,7 +164,7 @@ def check_sources(roles: Mapping[str, Role], known: Iterable[str], prefix: str =
 
 
 def streams(
-    specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float], later: Sequence[Shares] = ()
+    specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float], later: Sequence[SourceShares] = ()
 ) -> tuple[Stream, ...]:
     """Every source in every kind of rows, weighted by the product of their shares. `weights`: of the
     sources; `later`: of the phases after the first.
@@ -192,14 +192,14 @@ def streams(
     )
 
 
-def read_in(weights: Mapping[str, float], later: Iterable[Shares] = ()) -> set[str]:
+def read_in(weights: Mapping[str, float], later: Iterable[SourceShares] = ()) -> set[str]:
     """The sources that these phases read."""
     every = (weights, *(shares.weights for shares in later))
     return {source for each in every for source, weight in each.items() if weight}
 
 
 def identity_of(
-    kinds: Iterable[str], weights: Mapping[str, float], later: Sequence[Shares] = ()
+    kinds: Iterable[str], weights: Mapping[str, float], later: Sequence[SourceShares] = ()
 ) -> dict[str, Json]:
     """The part of the samples' identity that is not in the objectives and parents: the shares of the sources
     in the first and in `later` phases, and the versions of the mixture and of the kinds of rows. Empty when

@@ -22,7 +22,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SiteName = Annotated[str, Field(pattern=SITE)]
 
 
-class Message(Spec):
+class Contribution(Spec):
     """The head of a message of the only kind there is: by what a site's weights moved since the last outer
     step.
     """
@@ -82,7 +82,7 @@ class Mailbox:
         place = self.folder(number, site)
         there = self.read(number, site)
         body = put_parts(join(place, BODY), parts) if there is None else hashed(join(place, BODY), parts)
-        head = Message(
+        head = Contribution(
             trajectory=self._trajectory, site=site, round=number, body=body, before=dict(before), safe=safe
         )
         if there is None:
@@ -98,7 +98,7 @@ class Mailbox:
         found = [name.removeprefix(ROUND) for name in names(self._place) if name.startswith(ROUND)]
         return sorted(int(number) for number in found if number.isdecimal())
 
-    def sent(self, site: str) -> Iterator[Message]:
+    def sent(self, site: str) -> Iterator[Contribution]:
         """The heads of a site's messages that lie here, in the order of their rounds."""
         for number in self.rounds():
             if (head := self.read(number, site)) is not None:
@@ -110,14 +110,14 @@ class Mailbox:
             if number <= until:
                 remove(join(self._place, f"{ROUND}{number:06d}"))
 
-    def read(self, number: int, site: str) -> Message | None:
+    def read(self, number: int, site: str) -> Contribution | None:
         """The head of a site's message, None while it is not there. Raises DamageError for one that is no
         head, DataError for one of another place.
         """
         place = join(self.folder(number, site), HEAD)
         if not exists(place):
             return None
-        found = read_as(Message, place, "the head of a message")
+        found = read_as(Contribution, place, "the head of a message")
         if (found.trajectory, found.site, found.round) != (self._trajectory, site, number):
             raise DataError(f"{place}: is of site {found.site}, round {found.round}, or another training")
         return found

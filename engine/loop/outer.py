@@ -7,7 +7,7 @@ everywhere, whatever the sites' layouts. Optimiser states stay where they are.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,26 +17,29 @@ from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.link import Link
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
-from atelier.engine.link.mailbox import BODY, Mailbox, Message
+from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.engine.loop.gather import gathered
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.model.placement import local, part_like
-from atelier.engine.model.weights import StoredWeights, entries_of, write_files
+from atelier.engine.model.weights import Part, StoredWeights, entries_of, write_files
 from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.2  # seconds between looks for messages
 
 
-class Exchange:
+class OuterSteps:
     """The outer steps of one training on this rank."""
 
     def __init__(self, link: Link, gang: Gang, stop: StopRequest, scratch: Path) -> None:
         self._link, self._gang, self._stop, self._scratch = link, gang, stop, scratch
 
-    def is_due(self, member: RoleState) -> bool:
-        return member.outer is not None and (member.step - member.start) % self._link.every == 0
+    def take_due(self, members: Iterable[RoleState]) -> float:
+        """Take the outer steps that are due; returns the seconds of them. Raises as `take`."""
+        found = [member for member in members if member.outer is not None]
+        due = [member for member in found if (member.step - member.start) % self._link.every == 0]
+        return sum(self.take(member) for member in due)
 
     def take(self, member: RoleState) -> float:
         """Take an outer step; returns the seconds of it. A collective.
@@ -55,8 +58,8 @@ class Exchange:
         moved = {name: outer.anchor[name] - weight.detach() for name, weight in live.items()}
         found = gathered(moved, member.grid, self._gang)
 
-        def send(_: str, parts: object) -> None:
-            box.send(number, self._link.site, parts, outer.added, self._safe(member))  # type: ignore[arg-type]
+        def send(_: str, parts: Iterable[Part]) -> None:
+            box.send(number, self._link.site, parts, outer.added, self._safe(member))
 
         write_files({BODY: entries_of(found)}, found, send if self._gang.is_first else None)
         heads = self._heads(box, number, member)
@@ -74,9 +77,9 @@ class Exchange:
         """The last round that this site has in two checkpoints: the newer one may be damaged."""
         return max(0, member.durable_steps[0] - member.start) // self._link.every
 
-    def _heads(self, box: Mailbox, number: int, member: RoleState) -> dict[str, Message]:
+    def _heads(self, box: Mailbox, number: int, member: RoleState) -> dict[str, Contribution]:
         """The heads of all sites' messages, when all are there."""
-        heads: dict[str, Message] = {}
+        heads: dict[str, Contribution] = {}
         while True:
             missing = [site for site in self._link.sites if site not in heads]
             there = {site: head for site in missing if (head := box.read(number, site)) is not None}
@@ -105,7 +108,7 @@ class Exchange:
                 )
 
     def _open(
-        self, box: Mailbox, heads: Mapping[str, Message], outer: OuterState, moved: Mapping[str, Tensor]
+        self, box: Mailbox, heads: Mapping[str, Contribution], outer: OuterState, moved: Mapping[str, Tensor]
     ) -> dict[str, StoredWeights]:
         """The contributions by site, verified."""
         result: dict[str, StoredWeights] = {}

@@ -4,7 +4,7 @@ before and after a step. The loop itself is in engine/train.py.
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,70 +12,33 @@ from typing import NoReturn
 
 import torch
 
-from atelier.engine.config.error import AtelierError, ConfigError, DataError, StoppedError
+from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
-from atelier.engine.config.mixture import EXAMPLES
-from atelier.engine.config.run_file import FILE_BYTES, Training
+from atelier.engine.config.run_file import Training
 from atelier.engine.loop.assigner import Assigner
-from atelier.engine.loop.build import BuildContext, auto_micro_batch
+from atelier.engine.loop.build import auto_micro_batch
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.evaluation import HeldOut
-from atelier.engine.loop.outer import Exchange
+from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.profile import Profiler
 from atelier.engine.loop.publish import check_digest, publish
 from atelier.engine.loop.replica_check import check_copies
-from atelier.engine.loop.report import MetricLog, ProgressReport
+from atelier.engine.loop.report import MetricLog
 from atelier.engine.loop.resume import ResumePoint, protected_steps, students_first
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
 from atelier.engine.loop.samples import Samples
 from atelier.engine.loop.save import Retention, Saver
+from atelier.engine.loop.services import TrainingServices
 from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at
-from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.straggler import StragglerDetector
-from atelier.engine.plan.checks import at_step, check_layout, check_readers, check_schedules, check_teaching
+from atelier.engine.plan.checks import at_step
 from atelier.engine.plan.expert_checks import rows_together
-from atelier.engine.plan.layout_checks import check_encoders, refuse_measuring
+from atelier.engine.plan.layout_checks import refuse_measuring
 
 Outcomes = dict[str, StepOutcome]  # by role, students first
-
-
-@dataclass(frozen=True)
-class TrainingServices:
-    """Services used by a training: build context, outputs, progress reporter, stop request, peak FLOP/s of a
-    rank.
-    """
-
-    build_context: BuildContext
-    outputs: Mapping[str, str]
-    report: ProgressReport
-    stop: StopRequest
-    peak_flops: float  # of one rank, a second; 0 = unknown
-    began: float  # time.monotonic() from which the startup of this training is counted
-    file_bytes: int = FILE_BYTES  # of weights in one file of a model that is published
-
-
-def check_training(training: Training, services: TrainingServices) -> None:
-    """Raise ConfigError for what the layout, the models or the objectives of a training cannot do."""
-    roles = {name: member.role for name, member in training.members.items()}
-    check_layout(services.build_context.layout, roles, training.train)
-    check_teaching(roles)
-    for name, member in training.members.items():
-        if member.mode == "replay" and services.build_context.layout.assignment == "measured":
-            raise ConfigError(
-                "parallel.assignment",
-                f"measured, but {name} is replayed, to the bits of the first time",
-                "assignment=static and parallel.speed_log as its record has it",
-            )
-    check_schedules(
-        {name: role for name, role in roles.items() if training.members[name].segments}, training.train
-    )
-    rows = [stream.rows for stream in training.streams if stream.rows is not None]
-    check_readers(roles, rows, training.train.at(0).sequence)
-    if all(stream.kind != EXAMPLES for stream in training.streams):
-        check_encoders(roles, rows)
 
 
 @dataclass
@@ -121,7 +84,7 @@ class Loop:
         scratch = services.build_context.scratch
         self.profiler = Profiler(self.train.profile, self.gang, self.order, scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
-        self.exchange = Exchange(self.train.link, self.gang, services.stop, scratch)
+        self.outer_steps = OuterSteps(self.train.link, self.gang, services.stop, scratch)
         self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
         self._open_data()
 
@@ -284,10 +247,9 @@ class Loop:
 
     def exchange_if_due(self, step: LoopStep, outcomes: Outcomes) -> None:
         """Take the outer steps that are due, of the roles that took this step."""
-        for name in outcomes:
-            if self.exchange.is_due(self.members[name]):
-                with self.gang.regions(f"link {name}"):
-                    step.timing["link_s"] = self.exchange.take(self.members[name])
+        if self.train.link.is_linked:
+            with self.gang.regions("link"):
+                step.timing["link_s"] = self.outer_steps.take_due(self.members[name] for name in outcomes)
 
     def evaluate_if_due(self, outcomes: Outcomes) -> None:
         """Held-out means of the roles that are due, added to their outcomes. Never at a step due only to

@@ -23,8 +23,11 @@ from atelier.engine.plan.expert_checks import (
 from atelier.engine.plan.layout_checks import (
     check_assignment,
     check_embedding,
+    check_length,
+    check_link,
     check_schedule,
     micro_batches,
+    place_of,
     shared_rows,
 )
 
@@ -48,19 +51,6 @@ def check_layout(
             raise ConfigError(
                 error.place, f"{error.problem} {grown}{train.at(step).sequence} tokens)", error.way_out
             ) from None
-
-
-def check_link(roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
-    """Raise ConfigError for a training of several sites that would not end with an outer step."""
-    every = train.link.every
-    for name, role in roles.items() if train.link.is_linked else ():
-        steps = role.last(train.num_steps) - int(role.start)
-        if role.moves and steps % every:
-            raise ConfigError(
-                "train.link.every",
-                f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
-                f"train.steps={-(-train.num_steps // every) * every} would fit",
-            )
 
 
 def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str) -> None:
@@ -104,16 +94,14 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         model = f"{prefix}{name}.model" if prefix else "model"
         _check_role(layout, name, role, model, has_stages=name not in aside)
         rows = train.model_copy(update={"sequence": longest})
-        check_router(layout, role.model, rows, model, axes=layout.axes_of(name), place=_place(layout, name))
+        check_router(layout, role.model, rows, model, axes=layout.axes_of(name), place=place_of(layout, name))
         check_tiers(layout, role, model, axes=layout.axes_of(name))
         check_products(layout, role, train, model, axes=layout.axes_of(name))
-        _check_tokens(layout, name, "train.sequence", train.sequence)
+        check_length(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
             own = f"{prefix}{name}.objective.{key}.sequence" if prefix else f"objective.{key}.sequence"
-            _check_tokens(layout, name, own, spec.row_tokens(train.sequence))
-            _check_tokens(
-                layout, name, f"{prefix}{name}.objective.{key}: encoder length", spec.encoder_length
-            )
+            check_length(layout, name, own, spec.row_tokens(train.sequence))
+            check_length(layout, name, f"{prefix}{name}.objective.{key}: encoder length", spec.encoder_length)
         if role.teacher:
             _check_student(layout, name, role.teacher)
             _check_rows(layout, name, roles, train)
@@ -164,7 +152,7 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
 
 def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stages: bool) -> None:
     """Check heads, widths, vocabulary, experts and blocks against the axes."""
-    axes, place = layout.axes_of(name), _place(layout, name)
+    axes, place = layout.axes_of(name), place_of(layout, name)
     sizes = {"tensor": axes.tensor, "expert": axes.expert, "context": axes.context, "stage": 1}
     if has_stages:
         sizes["stage"] = layout.num_stages
@@ -200,22 +188,9 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stag
             )
 
 
-def _check_tokens(layout: Parallel, name: str, what: str, sequence: int) -> None:
-    axes = layout.axes_of(name)
-    parts = 2 * axes.context if axes.context > 1 else 1
-    if layout.sequence_parallel and axes.tensor > 1:
-        parts = axes.context * max(2 if axes.context > 1 else 1, axes.tensor)
-    if sequence % parts or (sequence // axes.context) % (axes.tensor if layout.sequence_parallel else 1):
-        raise ConfigError(
-            f"{_place(layout, name)}.context" if axes.context > 1 else f"{_place(layout, name)}.tensor",
-            f"context {axes.context} and tensor {axes.tensor} need parts of {parts} of the {what} {sequence}",
-            f"{what}={-(-sequence // parts) * parts} would fit",
-        )
-
-
 def _check_student(layout: Parallel, name: str, teacher: str) -> None:
     """Check that a student's rows and tokens are among those of its teacher's ranks."""
-    axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), _place(layout, name)
+    axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), place_of(layout, name)
     if axes.ranks != theirs.ranks:
         raise ConfigError(
             place,
@@ -241,7 +216,7 @@ def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: T
     parts = own // data if train.micro_batch != "auto" else shared_rows(layout)
     if rows % parts:
         raise ConfigError(
-            _place(layout, name),
+            place_of(layout, name),
             f"its {own} ranks with samples of their own share micro-batches of {rows} of {root}'s {data}",
             f"train.micro_batch={parts} would fit"
             if each % parts == 0
@@ -253,7 +228,7 @@ def _check_compared(
     layout: Parallel, name: str, role: Role, roles: Mapping[str, Role], objective: str
 ) -> None:
     """Check that the states that a student compares with its teachers' divide over its tensor axis."""
-    size, place = layout.axes_of(name).tensor, _place(layout, name)
+    size, place = layout.axes_of(name).tensor, place_of(layout, name)
     for key, spec in role.objective.items():
         teacher = role.teacher_of(key) or role.teacher
         if teacher not in roles:
@@ -265,10 +240,6 @@ def _check_compared(
                     f"{size} does not divide {what.format(key=f'{objective}.{key}')} {number}",
                     f"tensor={math.gcd(number, size)} would fit",
                 )
-
-
-def _place(layout: Parallel, name: str) -> str:
-    return f"parallel.roles.{name}" if name in layout.roles else "parallel"
 
 
 def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None:

@@ -12,6 +12,7 @@ from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 
 PLACE = "parallel.assignment"
 
@@ -168,3 +169,33 @@ def _check_log(layout: Parallel) -> None:
             f"its steps {[int(step) for step in steps]} do not rise",
             "put them in order",
         )
+
+
+def check_link(roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
+    """Raise ConfigError for a training of several sites that would not end with an outer step."""
+    every = train.link.every
+    for name, role in roles.items() if train.link.is_linked else ():
+        steps = role.last(train.num_steps) - int(role.start)
+        if role.moves and steps % every:
+            raise ConfigError(
+                "train.link.every",
+                f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
+                f"train.steps={-(-train.num_steps // every) * every} would fit",
+            )
+
+
+def check_length(layout: Parallel, name: str, what: str, sequence: int) -> None:
+    axes = layout.axes_of(name)
+    parts = 2 * axes.context if axes.context > 1 else 1
+    if layout.sequence_parallel and axes.tensor > 1:
+        parts = axes.context * max(2 if axes.context > 1 else 1, axes.tensor)
+    if sequence % parts or (sequence // axes.context) % (axes.tensor if layout.sequence_parallel else 1):
+        raise ConfigError(
+            f"{place_of(layout, name)}.context" if axes.context > 1 else f"{place_of(layout, name)}.tensor",
+            f"context {axes.context} and tensor {axes.tensor} need parts of {parts} of the {what} {sequence}",
+            f"{what}={-(-sequence // parts) * parts} would fit",
+        )
+
+
+def place_of(layout: Parallel, name: str) -> str:
+    return f"parallel.roles.{name}" if name in layout.roles else "parallel"

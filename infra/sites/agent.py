@@ -14,9 +14,9 @@ from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.io.storage import local_path
-from atelier.engine.link.mailbox import BODY, Mailbox, Message
+from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.infra.sites.audit import Audit
-from atelier.infra.sites.incoming import Incoming, Refused
+from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
 
 SERVICE = "atelier.Site"
@@ -27,7 +27,7 @@ TIMEOUT_S = 30.0  # of a call without a body
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 
 
-class Part(Spec):
+class AskedBytes(Spec):
     """Which bytes of a message are asked for."""
 
     trajectory: str
@@ -102,7 +102,7 @@ class Agent:
         """The result of `work` as JSON; what it refuses ends the call with the reason."""
         try:
             return json.dumps(work()).encode()
-        except Refused as refused:
+        except NotTaken as refused:
             if refused.when == "never":
                 self._audit.add("refused", who=peer, why=str(refused))
             is_early = refused.when == "early"
@@ -127,7 +127,7 @@ class Agent:
             offset = about.pop("offset", None)
             head = head_of(json.dumps(about).encode(), peer)
             if not isinstance(offset, int):
-                raise Refused("without its offset")
+                raise NotTaken("without its offset")
             self._incoming.take(head, peer, offset, requests, lambda: peer in self.keys.peers)
             self._audit.add("received", who=peer, **told(head))
             return {}
@@ -150,7 +150,7 @@ class Agent:
     def _get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         peer = self._caller(context)
         try:
-            asked = parse_as(Part, request, peer, "a request")
+            asked = parse_as(AskedBytes, request, peer, "a request")
         except AtelierError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError from None  # abort raises
@@ -163,7 +163,7 @@ class Agent:
                     return
         context.abort(grpc.StatusCode.NOT_FOUND, "no such message")
 
-    def _blocks(self, box: Mailbox, head: Message, offset: int) -> Iterator[bytes]:
+    def _blocks(self, box: Mailbox, head: Contribution, offset: int) -> Iterator[bytes]:
         with (local_path(box.folder(head.round, head.site)) / BODY).open("rb") as file:
             file.seek(offset)
             yield from iter(lambda: file.read(BLOCK), b"")
@@ -217,7 +217,7 @@ class Agent:
             for found in heads if isinstance(heads, list) else ():
                 self._fetch(channel, peer, head_of(json.dumps(found).encode(), peer))
 
-    def _deliver(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
+    def _deliver(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Contribution) -> None:
         """Send a message, unless the peer does not take it: not yet, or never, which holds up no other."""
         try:
             self._send(channel, peer, box, head)
@@ -230,7 +230,7 @@ class Agent:
             self._audit.add("not taken", who=peer, why=reason(error), **told(head))
         self._delivered.add((peer, head.trajectory, head.round, head.body.sha256))
 
-    def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
+    def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Contribution) -> None:
         answer = channel.unary_unary(f"/{SERVICE}/Offer")(head.text, timeout=TIMEOUT_S)
         offset = parse_object(answer, peer, "an answer").get("offset")
         if isinstance(offset, int):
@@ -243,28 +243,28 @@ class Agent:
             channel.stream_unary(f"/{SERVICE}/Put")(parts(), timeout=patience(head))
             self._audit.add("sent", who=peer, **told(head))
 
-    def _fetch(self, channel: grpc.Channel, peer: str, head: Message) -> None:
+    def _fetch(self, channel: grpc.Channel, peer: str, head: Contribution) -> None:
         try:
             offset = self._incoming.offset(head, peer)
-        except Refused as refused:
+        except NotTaken as refused:
             if refused.when == "never":
                 raise
             return
         if offset is None:
             return
-        asked = Part(trajectory=head.trajectory, round=head.round, offset=offset)
+        asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
         ask = channel.unary_stream(f"/{SERVICE}/Get")
         blocks = ask(asked.model_dump_json().encode(), timeout=patience(head))
         self._incoming.take(head, peer, offset, blocks)
         self._audit.add("received", who=peer, **told(head))
 
 
-def head_of(text: bytes, peer: str) -> Message:
+def head_of(text: bytes, peer: str) -> Contribution:
     """The head of a message from `peer`. Raises DamageError for what is none."""
-    return parse_as(Message, text, peer, "the head of a message")
+    return parse_as(Contribution, text, peer, "the head of a message")
 
 
-def told(head: Message) -> dict[str, Json]:
+def told(head: Contribution) -> dict[str, Json]:
     """What the audit log says of a message."""
     return {
         "kind": head.kind,
@@ -275,7 +275,7 @@ def told(head: Message) -> dict[str, Json]:
     }
 
 
-def patience(head: Message) -> float:
+def patience(head: Contribution) -> float:
     """Seconds after which a message's transfer is broken off; it goes on where it stopped."""
     return TIMEOUT_S + head.body.bytes / SLOWEST
 

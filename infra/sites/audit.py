@@ -19,6 +19,7 @@ class Audit:
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
+        cut_last(path)
         self._previous = check(path)
 
     def add(self, what: str, **about: Json) -> None:
@@ -30,6 +31,13 @@ class Audit:
             with self._path.open("a") as file:
                 file.write(line + "\n")
             self._previous = hashlib.sha256(line.encode()).hexdigest()
+
+
+def cut_last(path: Path) -> None:
+    """Cut off a last line that is not whole: power was lost, or the disk full, while it was written."""
+    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(data.rfind(b"\n") + 1)
 
 
 def check(path: Path) -> str:

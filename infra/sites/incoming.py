@@ -11,12 +11,12 @@ from typing import Literal
 
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
-from atelier.engine.link.mailbox import BODY, HEAD, AboutTraining, Mailbox, Message, trainings
+from atelier.engine.link.mailbox import BODY, HEAD, AboutTraining, Contribution, Mailbox, trainings
 
 MOST = 64 << 30  # bytes of a message
 
 
-class Refused(AtelierError):
+class NotTaken(AtelierError):
     """A message that is not taken, with the reason: it never will be, `early` it may be later on, `over` it
     was needed once.
     """
@@ -38,32 +38,33 @@ class Incoming:
         """The trainings here that another site takes part in."""
         return [about for about in trainings(self._url) if about.site == self._site and peer in about.sites]
 
-    def judge(self, head: Message, peer: str) -> Mailbox:
-        """The mailbox of a message. Raises Refused for one that this site does not take from `peer`."""
-        known = {about.trajectory for about in trainings(self._url) if about.site == self._site}
-        if head.trajectory not in known:
-            raise Refused(f"{head.trajectory[:16]} is not trained here", "early")
-        if head.trajectory not in {about.trajectory for about in self.trainings(peer)}:
-            raise Refused(f"{peer} takes no part in {head.trajectory[:16]}")
+    def judge(self, head: Contribution, peer: str) -> Mailbox:
+        """The mailbox of a message. Raises NotTaken for one that this site does not take from `peer`."""
+        here = [about for about in trainings(self._url) if about.site == self._site]
+        sites = next((about.sites for about in here if about.trajectory == head.trajectory), None)
+        if sites is None:
+            raise NotTaken(f"{head.trajectory[:16]} is not trained here", "early")
+        if peer not in sites:
+            raise NotTaken(f"{peer} takes no part in {head.trajectory[:16]}")
         if head.site != peer:
-            raise Refused(f"the message is of {head.site}, and {peer} sends it")
+            raise NotTaken(f"the message is of {head.site}, and {peer} sends it")
         if head.body.bytes > MOST:
-            raise Refused(f"{head.body.bytes} bytes, at most {MOST} are taken")
+            raise NotTaken(f"{head.body.bytes} bytes, at most {MOST} are taken")
         box = Mailbox(self._url, head.trajectory)
         there = box.read(head.round, peer)
         if there is not None and there.body != head.body:
-            raise Refused(f"another contribution of {peer} to round {head.round} is here")
+            raise NotTaken(f"another contribution of {peer} to round {head.round} is here")
         own = list(box.sent(self._site))[-1:]
         if head.round > (own[0].round if own else 0) + 1:
-            raise Refused(f"round {head.round} is not the next one", "early")
+            raise NotTaken(f"round {head.round} is not the next one", "early")
         if own and own[0].body.bytes != head.body.bytes:
-            raise Refused(f"{head.body.bytes} bytes, and this site's contributions have {own[0].body.bytes}")
+            raise NotTaken(f"{head.body.bytes} bytes, and this site's contributions have {own[0].body.bytes}")
         if there is None and head.round < min(box.rounds(), default=1):
-            raise Refused(f"round {head.round} is over", "over")
+            raise NotTaken(f"round {head.round} is over", "over")
         return box
 
-    def offset(self, head: Message, peer: str) -> int | None:
-        """How many bytes of a message have come; None = all of it is here. Raises Refused as `judge`."""
+    def offset(self, head: Contribution, peer: str) -> int | None:
+        """How many bytes of a message have come; None = all of it is here. Raises NotTaken as `judge`."""
         box = self.judge(head, peer)
         if box.read(head.round, peer) is not None:
             return None
@@ -72,13 +73,13 @@ class Incoming:
 
     def take(
         self,
-        head: Message,
+        head: Contribution,
         peer: str,
         offset: int,
         blocks: Iterable[bytes],
         is_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Take a message's bytes from `offset` on; durable when it returns. Raises Refused as `judge`, and
+        """Take a message's bytes from `offset` on; durable when it returns. Raises NotTaken as `judge`, and
         for bytes that are not those that the head announces: they are dropped. `is_trusted`: still, when all
         has come.
         """
@@ -89,28 +90,28 @@ class Incoming:
                 return
             make_folder(path.parent)
             if offset != (path.stat().st_size if path.exists() else 0):
-                raise Refused(f"begins at byte {offset}, which is not where it ended", "early")
+                raise NotTaken(f"begins at byte {offset}, which is not where it ended", "early")
             with path.open("ab") as file:
                 for block in blocks:
                     file.write(block)
                     if file.tell() > head.body.bytes:
                         path.unlink()
-                        raise Refused(f"has more than the {head.body.bytes} bytes that it announces")
+                        raise NotTaken(f"has more than the {head.body.bytes} bytes that it announces")
                 file.flush()
                 os.fsync(file.fileno())
             if path.stat().st_size < head.body.bytes:
-                raise Refused(f"ended after {path.stat().st_size} of {head.body.bytes} bytes", "early")
+                raise NotTaken(f"ended after {path.stat().st_size} of {head.body.bytes} bytes", "early")
             if digest_of(str(path)).sha256 != head.body.sha256:
                 path.unlink()
-                raise Refused("its content does not match its digest")
+                raise NotTaken("its content does not match its digest")
             if not is_trusted():
-                raise Refused(f"{peer} is not trusted any more")
+                raise NotTaken(f"{peer} is not trusted any more")
             folder = box.folder(head.round, peer)
             os.replace(path, local_path(folder) / BODY)
             sync_folder(local_path(folder))
             write_bytes(f"{folder}/{HEAD}", head.text)
 
-    def _part(self, box: Mailbox, head: Message) -> Path:
+    def _part(self, box: Mailbox, head: Contribution) -> Path:
         return local_path(box.folder(head.round, head.site)) / f"{TEMPORARY}{head.body.sha256[:16]}"
 
     @contextmanager
@@ -118,7 +119,7 @@ class Incoming:
         """One message of a site and a round at a time: what was accepted is never replaced."""
         with self._lock:
             if folder in self._taking:
-                raise Refused(f"{folder.name}'s message of this round is on its way", "early")
+                raise NotTaken(f"{folder.name}'s message of this round is on its way", "early")
             self._taking.add(folder)
         try:
             yield

@@ -58,7 +58,7 @@ class Keys:
         if not re.fullmatch(SITE, site):
             raise ConfigError("site create", f"{site!r} is no name of a site", "small letters, digits and -")
         keys = Keys(folder)
-        if (folder / KEY).exists():
+        if (folder / CARD).exists():  # written last
             raise ConfigError("site create", f"{folder} has a key already", "site rotate makes a new one")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         keys._renew(site, address)

@@ -154,6 +154,7 @@ def test_our_adapter_on_the_exported_base_is_the_tuned_model(atelier: Atelier, t
     )
     assert apart(base, tuned) > 1e-3
     together = peft.PeftModel.from_pretrained(base, tmp_path / "guest-pretrained-0-adapter")
+    print(f"our adapter in peft: {apart(together, tuned):.1e} apart")
     assert apart(together, tuned) < 1e-5
 
 
@@ -202,6 +203,7 @@ def test_an_adapter_of_peft_comes_in_and_goes_out_with_its_bytes(
     for name in ("second", "second-adapter"):
         done(atelier("export", name, str(tmp_path / name)))
     ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "second")
+    print(f"peft's adapter here: {apart(ours, theirs):.1e} apart")
     assert apart(ours, theirs) < 1e-5
     weights = [tmp_path / name / "adapter_model.safetensors" for name in ("theirs", "second-adapter")]
     assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -170,6 +170,7 @@ def test_a_layout_gives_what_one_process_gives(gangs: Gangs, size: str, name: st
     _, training = SIZES[size][name]
     for role in ROLES[training]:
         curve, weights = apart(gangs.parity.beside(training), gangs.training_setup(size, name), role)
+        print(f"{name}: {role} {curve:.1e} apart, weights {weights:.1e}")
         assert curve < 1e-10, role
         assert weights < 1e-8, role
 

@@ -2,12 +2,9 @@
 line.
 """
 
-import gettext
 import gzip
 import io
 import json
-import random
-import struct
 import subprocess
 import sys
 import tarfile
@@ -21,7 +18,7 @@ from pyarrow import parquet
 
 from atelier.engine.config.data import Labels, Source
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.data import catalogue, source_reader, tar
+from atelier.engine.data import source_reader, tar
 from atelier.engine.data.parquet import ParquetReader
 from atelier.engine.io import source_files
 from atelier.engine.io.source_files import files_of
@@ -107,85 +104,6 @@ def test_the_same_documents_give_the_same_tokens_ids_and_held_out_ones(
     tokens, others = (workshop.tokens(corpus, tokenizer) for corpus in (plain, other))
     assert files(tokens.url) == files(others.url)
     assert len(files(tokens.url)) == 5
-
-
-def as_catalogue(pairs: list[tuple[str, str]], *, charset: str = "utf-8", order: str = "<") -> bytes:
-    """As msgfmt compiles them: sorted, each string with a zero byte after it."""
-    pairs = sorted([("", f"Content-Type: text/plain; charset={charset}\n"), *pairs])
-    texts = [[text.encode(charset) for text in each] for each in zip(*pairs, strict=True)]
-    tables, strings = [], b""
-    for each in texts:
-        for text in each:
-            tables += [len(text), 28 + 16 * len(pairs) + len(strings)]
-            strings += text + b"\0"
-    places = (28, 28 + 8 * len(pairs), 0, 28 + 16 * len(pairs))
-    return struct.pack(f"{order}{7 + len(tables)}I", 0x950412DE, 0, len(pairs), *places, *tables) + strings
-
-
-@pytest.mark.parametrize(("charset", "order"), [("utf-8", "<"), ("latin-1", ">")])
-def test_a_catalogue_has_the_messages_that_gettext_has(charset: str, order: str) -> None:
-    pairs = [(f"word {n}", f"W\xf6rter {n}") for n in range(50)]
-    special = [("menu\4Open", "\xd6ffnen"), ("one\0many", "eins\0viele"), ("untold", "")]
-    raw = as_catalogue([*pairs, *special], charset=charset, order=order)
-    peer = gettext.GNUTranslations(io.BytesIO(raw))
-    found = {row["msgid"]: row["msgstr"] for _, row in catalogue.messages(raw, "a.mo", stop)}
-    for original, translation in pairs:
-        assert found[original] == translation == peer.gettext(original)
-    assert found["Open"] == peer.pgettext("menu", "Open") and found["one"] == peer.ngettext("one", "many", 1)
-    assert len(found) == len(pairs) + 3
-
-
-def test_either_side_of_a_catalogue_is_a_text(workshop: Workshop, tmp_path: Path) -> None:
-    place = put(tmp_path, "a.mo", as_catalogue([(f"word {n}", f"Wort {n}") for n in range(40)]))
-    for field, text in (("msgid", "word 7"), ("msgstr", "Wort 7")):
-        corpus = workshop.curate(Source(source=place, field=field))
-        assert f'"{text}"' in (Path(corpus.url) / "documents.jsonl").read_text()
-    with pytest.raises(DataError, match=r"message 1: field 'text' is missing; fields there: msgid, msgstr"):
-        workshop.curate(Source(source=place))
-
-
-def test_a_damaged_or_hostile_catalogue_is_one_line() -> None:
-    """Tables that point at one text a thousand times, and character sets that take hours, too."""
-    whole, draw = as_catalogue([(f"word {n}", f"W\xf6rter {n}" * 20) for n in range(30)]), random.Random(5)
-    faults = 0
-    for _ in range(400):
-        raw = bytearray(whole[: draw.choice([len(whole), draw.randrange(len(whole))])])
-        for _ in range(draw.randrange(3)):
-            if raw:
-                raw[draw.randrange(min(len(raw), 60))] = draw.randrange(256)
-        try:
-            rows = catalogue.messages(bytes(raw), "a.mo", stop)
-            assert sum(len(text) for _, row in rows for text in row.values()) < len(whole)
-        except DataError as error:
-            faults += 1
-            assert str(error).startswith("a.mo: ") and "\n" not in str(error) and len(str(error)) < 150
-    assert 100 < faults < 400
-    same = struct.pack("<5I", 0x950412DE, 0, 1000, 20, 20) + struct.pack("<2I", 3000, 4000) * 1000
-    for name in (b"punycode", b"rot13", b"idna", b"x" * 2000):
-        slow = as_catalogue([("a", "b")]).replace(b"utf-8", name[:5])
-        with pytest.raises(DataError, match="which is not read; convert it"):
-            list(catalogue.messages(slow, "a.mo", stop))
-    with pytest.raises(DataError, match="more bytes than the file has"):
-        list(catalogue.messages(same, "a.mo", stop))
-
-
-def stop(where: str, problem: str) -> None:
-    raise DataError(f"{where}: {problem}")
-
-
-def test_a_broken_message_can_be_left_out_and_a_folder_has_catalogues_only_when_asked(
-    workshop: Workshop, tmp_path: Path
-) -> None:
-    raw = as_catalogue([(f"word {n}", f"Wort {n}") for n in range(40)]).replace(b"Wort 7\0", b"W\xffrt 7\0")
-    place = put(tmp_path, "a.mo", raw)
-    with pytest.raises(DataError, match=r"a.mo: message \d+: byte 1 is not utf-8; mend it, or .*skip"):
-        workshop.curate(Source(source=place, field="msgstr"))
-    corpus = workshop.curate(Source(source=place, field="msgstr", on_error="skip"))
-    assert len((Path(corpus.url) / "documents.jsonl").read_text().splitlines()) >= 39
-    put(tmp_path, "a.txt", b"one text")
-    folder = str(Path(place).parent)
-    assert [Path(name).name for name in files_of(Source(source=folder))] == ["a.txt"]
-    assert len(files_of(Source(source=folder, field="msgid"))) == 2
 
 
 def test_a_packed_text_is_the_document_of_the_plain_one(workshop: Workshop, tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ from safetensors.torch import load
 from atelier.engine.config.base import parse
 from atelier.engine.config.data import Data
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import ROWS, Phase, Shares, identity_of, resolve_phases, row_specs, streams
+from atelier.engine.config.mixture import (
+    ROWS,
+    Phase,
+    SourceShares,
+    identity_of,
+    resolve_phases,
+    row_specs,
+    streams,
+)
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.control import Control
@@ -183,7 +191,7 @@ def test_a_mixture_has_a_version_and_a_single_stream_has_none() -> None:
 
 
 def test_a_source_is_identity_from_the_phase_that_reads_it_on() -> None:
-    weights, later = {"main": 2.0, "more": 0.0}, [Shares(begin=5, weights={"main": 1.0, "more": 3.0})]
+    weights, later = {"main": 2.0, "more": 0.0}, [SourceShares(begin=5, weights={"main": 1.0, "more": 3.0})]
     assert identity_of(["windows"], weights) == identity_of(["windows"], {"main": 1.0}) == {}
     assert identity_of(["windows"], weights, later) == {
         "weights": {"main": 1.0},
@@ -276,7 +284,7 @@ def test_a_phase_changes_nothing_before_it_and_its_text_has_a_loss_of_its_own(tm
     inputs = {f"tokens.{name}": tokens(tmp_path / name, seed=seed) for seed, name in enumerate(("a", "b"))}
     setup = TrainingSetup(tmp_path, inputs)
     settings = train(8, eval_every=2, eval_sequences=8, precision="fp64")
-    found, phase = {}, (Shares(begin=4, weights={"b": 0.2, "a": 0.8}),)
+    found, phase = {}, (SourceShares(begin=4, weights={"b": 0.2, "a": 0.8}),)
     for name, weights, later in (
         ("plain", {"b": 1.0}, ()),
         ("whole", {"b": 1.0, "a": 0.0}, phase),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
@@ -26,12 +25,11 @@ from atelier.engine.io.fork_server import Process
 from atelier.engine.io.storage import names
 from atelier.engine.model.load import blank, build, first_values
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
-from tests.forks import start_into
+from tests.forks import start_alone
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
 
 STEPS, EVERY = 12, 4
-ALONE = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}  # a process without a gang
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +175,7 @@ def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str
     paths = {site: killed.write(site, spec, **sizes) for site in killed.setups}
 
     def begin(site: str) -> Process:
-        with (tmp_path / f"{site}.log").open("a") as log:
-            told = log.fileno()
-            return start_into("atelier.engine.train", [paths[site]], os.environ | ALONE, told, told)
+        return start_alone("atelier.engine.train", paths[site], tmp_path / f"{site}.log")
 
     ranks = {site: begin(site) for site in paths}
     kills = 0

@@ -64,6 +64,7 @@ def spec_of(name: str) -> GPT:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_the_parameters_of_a_published_configuration_are_counted_exactly(name: str) -> None:
+    print(f"{name}: {spec_of(name).num_params():,} parameters")
     assert spec_of(name).num_params() == PUBLIC[name][1]
 
 
@@ -89,5 +90,6 @@ def test_a_plan_prices_distillation_from_it(
 
     taught = row("distill", "role@roles.teacher=finished", "roles.teacher.init=guest")
     alone = row("pretrain", "model=gpt_nano")
+    print(f"{name}: {taught['step_s']:.1f} s a step of a taught gpt_nano, {alone['step_s']:.2f} s alone")
     forward_s = spec.flops_per_token(4096) / 3 * 64 * 4096 / 8 / (989e12)
     assert forward_s < taught["step_s"] - alone["step_s"] < 4 * forward_s

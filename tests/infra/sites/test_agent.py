@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from atelier.engine.config.record import FileEntry
-from atelier.engine.link.mailbox import BODY, Mailbox, Message
+from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.audit import check
 from atelier.infra.sites.keys import AUDIT, Keys
@@ -109,9 +109,8 @@ def test_messages_arrive_whole_also_where_one_side_only_dials_out(tmp_path: Path
             stack.callback(process.wait)
             stack.callback(process.terminate)
             site.send(1, data[site.name])
-        for site, other in ((a, b), (b, a)):
-            until(lambda: site.box.read(1, other.name) is not None, site.log())  # noqa: B023 - used at once
-            assert body(site, 1, other.name) == data[other.name]
+        until(lambda: a.box.read(1, "b") is not None and b.box.read(1, "a") is not None, a.log() + b.log())
+        assert body(a, 1, "b") == data["b"] and body(b, 1, "a") == data["a"]
     for site in (a, b):
         lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
         assert sum(line["bytes"] for line in lines if line["what"] == "received") == 3_000_001
@@ -158,7 +157,7 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -
 
 def head(name: str, data: bytes, **more: object) -> dict[str, object]:
     entry = FileEntry(path=BODY, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    found = Message(trajectory=TRAJECTORY, site=name, round=1, body=entry, before={}, safe=0)
+    found = Contribution(trajectory=TRAJECTORY, site=name, round=1, body=entry, before={}, safe=0)
     return json.loads(found.text) | more
 
 
@@ -278,6 +277,65 @@ def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:
         stop.set()
         asking.join()
         assert said[0].startswith("b: unavailable") and len(said) == 1
+
+
+def test_what_one_training_is_refused_holds_up_no_other(tmp_path: Path) -> None:
+    """Heads of a training that the peer does not have, and of a round that is over there, come first; two
+    rounds of equal bytes are two messages.
+    """
+    a, b = two(tmp_path)
+    other = Mailbox(b.mail, "00" * 32)
+    other.open("b", ["a", "b"])
+    other.send(1, "b", [DATA], {}, 0)
+    for number in (1, 2, 3):
+        a.send(number, DATA)
+        b.send(number, DATA)
+    a.box.forget(1)  # is over at a
+    asking = Agent(b.keys, b.mail)
+    with a.served():
+        asking.exchange("a")
+        assert a.box.read(2, "b") is not None and a.box.read(3, "b") is not None
+        assert a.box.read(1, "b") is None and not Path(a.mail, "00" * 8).exists()
+        asking.exchange("a")
+    lines = (b.keys.folder / AUDIT).read_text()
+    assert lines.count("not taken") == 1 and "round 1 is over" in lines
+
+
+def test_what_was_accepted_is_never_replaced_by_what_began_before(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    late = threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        yield json.dumps(head("b", DATA) | {"offset": 0}).encode()
+        yield DATA[:-1]
+        late.wait(PATIENCE_S)
+        yield DATA[-1:]
+
+    card, other = a.keys.card.certificate.encode(), DATA[::-1]
+    credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
+    options = [("grpc.ssl_target_name_override", "a")]
+    with a.served(), grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
+        begun = channel.stream_unary(f"/{SERVICE}/Put").future(slow())
+        folder = Path(a.box.folder(1, "b"))
+        until(folder.exists, "the first message does not begin")
+        again = json.dumps(head("b", other) | {"offset": 0}).encode()
+        assert "on its way" in call(a, b.keys, "Put", again, other)
+        late.set()
+        begun.result(PATIENCE_S)
+        assert "another contribution of b to round 1 is here" in call(a, b.keys, "Put", again, other)
+        assert body(a, 1, "b") == DATA
+
+
+def test_half_a_line_of_the_audit_log_is_cut_off(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    with a.served() as agent:
+        call(a, Site(tmp_path / "x", "c").keys, "Heads", b"{}")
+        agent._audit.add("sent", who="b")
+    path = a.keys.folder / AUDIT
+    whole = path.read_text()
+    path.write_text(whole + '{"time": 17')
+    Agent(a.keys, a.mail)
+    assert path.read_text() == whole
 
 
 def test_a_changed_audit_log_is_noticed(tmp_path: Path) -> None:

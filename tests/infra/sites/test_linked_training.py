@@ -1,6 +1,5 @@
 """Two sites that train together, each with its own mailbox, and agents between them."""
 
-import os
 import random
 import signal
 import subprocess
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.io.fork_server import Process
-from tests.engine.loop.test_outer import ALONE, Sites
+from tests.engine.loop.test_outer import Sites
 from tests.engine.trainings import role, tokens
-from tests.forks import start_into
+from tests.forks import start_alone
 from tests.infra.sites.test_agent import Site
 
 PATIENCE_S = 120
@@ -44,9 +43,7 @@ def test_with_agents_between_them_sites_train_as_with_one_mailbox(tmp_path: Path
     paths = {name: linked.write(name, spec, checkpoint_every=3) for name in linked.setups}
 
     def train(name: str) -> Process:
-        with (tmp_path / f"{name}.log").open("a") as log:
-            told = log.fileno()
-            return start_into("atelier.engine.train", [paths[name]], os.environ | ALONE, told, told)
+        return start_alone("atelier.engine.train", paths[name], tmp_path / f"{name}.log")
 
     agents: dict[str, subprocess.Popen[bytes]] = {name: site.begin() for name, site in linked.sites.items()}
     ranks = {name: train(name) for name in paths}

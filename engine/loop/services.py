@@ -1,0 +1,49 @@
+"""What a training uses of its process, and what is checked before it begins."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.mixture import EXAMPLES
+from atelier.engine.config.run_file import FILE_BYTES, Training
+from atelier.engine.loop.build import BuildContext
+from atelier.engine.loop.report import ProgressReport
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
+from atelier.engine.plan.layout_checks import check_encoders
+
+
+@dataclass(frozen=True)
+class TrainingServices:
+    """Services used by a training: build context, outputs, progress reporter, stop request, peak FLOP/s of a
+    rank.
+    """
+
+    build_context: BuildContext
+    outputs: Mapping[str, str]
+    report: ProgressReport
+    stop: StopRequest
+    peak_flops: float  # of one rank, a second; 0 = unknown
+    began: float  # time.monotonic() from which the startup of this training is counted
+    file_bytes: int = FILE_BYTES  # of weights in one file of a model that is published
+
+
+def check_training(training: Training, services: TrainingServices) -> None:
+    """Raise ConfigError for what the layout, the models or the objectives of a training cannot do."""
+    roles = {name: member.role for name, member in training.members.items()}
+    check_layout(services.build_context.layout, roles, training.train)
+    check_teaching(roles)
+    for name, member in training.members.items():
+        if member.mode == "replay" and services.build_context.layout.assignment == "measured":
+            raise ConfigError(
+                "parallel.assignment",
+                f"measured, but {name} is replayed, to the bits of the first time",
+                "assignment=static and parallel.speed_log as its record has it",
+            )
+    check_schedules(
+        {name: role for name, role in roles.items() if training.members[name].segments}, training.train
+    )
+    rows = [stream.rows for stream in training.streams if stream.rows is not None]
+    check_readers(roles, rows, training.train.at(0).sequence)
+    if all(stream.kind != EXAMPLES for stream in training.streams):
+        check_encoders(roles, rows)
