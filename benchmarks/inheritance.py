@@ -3,7 +3,8 @@ which the same model, trained from nothing, ends. Each way beside its simplest r
 
 python benchmarks/inheritance.py [--seeds 1 2 3] [--steps 320] [--store DIR] [--tiny]    25 CPU minutes a seed
 
-  language     one language, then both with a longer vocabulary | the old vocabulary kept
+  language     one language, then both with a longer vocabulary | the old vocabulary kept; a third of the
+                                                                  learning rate; no more of the first
   depth        blocks that add nothing at first                 | copies stacked; states grown
   width        copies that share unequally                      | copies that share equally
   experts      copies of the MLP, a router that learns          | routers as drawn (CPM-2's); states grown
@@ -32,6 +33,7 @@ from machine import keep
 from parts import PROJECT, Parts, corpus, interval, options, published, run_flow
 
 from atelier.engine.checkpoint.folder import address
+from atelier.engine.config.base import parse
 from atelier.engine.config.conversion.depth import Depth
 from atelier.engine.config.conversion.upcycle import Upcycle
 from atelier.engine.config.conversion.vocabulary import ToVocabulary
@@ -39,6 +41,7 @@ from atelier.engine.config.conversion.width import Width
 from atelier.engine.config.conversions import ConversionSpec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.role import Role
 from atelier.engine.conversion.measure import held_out, mean_loss
 from atelier.engine.io.artifact import open_input
 from atelier.engine.loop.resume import CHECKPOINTS
@@ -47,6 +50,7 @@ from atelier.engine.model.load import read_model
 LENGTHS = (0.125, 0.25, 0.5, 1.0)  # of the scratch model's steps
 DECAY = 0.25
 MEASURED = 200_000  # bytes of held-out text of a language, at most
+SLOW = 3e-3  # a learning rate, of 1e-2
 MIX = 3.0  # rows of the second language for each of the first
 AIMS = {"language": 1.5, "depth": 2.0, "width": 1.5, "experts": 2.0, "small_large": 1.5}
 Way = dict[float, dict[str, Any]]  # share of the steps -> its part
@@ -101,6 +105,8 @@ class Inheritance(Parts):
                 f"{name}-{share}", seed, beside | {"model": self.role(model, "model", DECAY, **more or {})},
                 steps=steps, trunk=(f"{name}-trunk", branch), checkpoint_every=self.steps * 3 // 32, **how,
             )  # fmt: skip
+            if name.endswith("_states") and not found[share]["began_with_states"]["model"]:
+                raise SystemExit(f"seed {seed}: {name} did not begin with its parent's states")
         return found
 
     def finished(self, seed: int, name: str) -> str:
@@ -134,7 +140,10 @@ class Inheritance(Parts):
             inputs |= {"model": source, "tokens": tokens or self.inputs["tokens"]}
             run = {
                 "schema": 1, "task": "convert", "version": 1, "inputs": inputs,
-                "config": {"rule": rule.model_dump(mode="json"), "measured": 16384, "states": states},
+                "config": {
+                    "rule": rule.model_dump(mode="json"), "measured": 16384, "states": states,
+                    "optim": parse(Role, self.role(model, "model", DECAY), "").optim.as_identity(),
+                },
                 "outputs": {"model": str(place / "output")}, "scratch": str(place / "scratch"),
                 "layout": {"shard": 1, "threads": 1, "device": "cpu"},
             }  # fmt: skip
@@ -220,10 +229,16 @@ class Inheritance(Parts):
                 "both-old", seed, model, init=parent,
                 text={"main": (old["prose"], 1.0), "second": (old["code"], MIX)},
             ),
+            "slow": self.way(
+                "both-slow", seed, made, text=both, init=folder,
+                more={"optim": self.role(made, "model", DECAY)["optim"] | {"lr": SLOW}},
+            ),
             "no_mix": self.way("code-grown", seed, made, text={"main": (new["code"], 1.0)}, init=folder),
         }  # fmt: skip
-        texts = {"grown": new, "old_vocabulary": old, "no_mix": new}
-        names = {"grown": "both-grown", "old_vocabulary": "both-old", "no_mix": "code-grown"}
+        texts = {"grown": new, "slow": new, "old_vocabulary": old, "no_mix": new}
+        names = {
+            "grown": "both-grown", "slow": "both-slow", "old_vocabulary": "both-old", "no_mix": "code-grown"
+        }  # fmt: skip
         bits = {
             way: {share: self.bits(seed, f"{names[way]}-{share}", texts[way]) for share in LENGTHS}
             for way in ways

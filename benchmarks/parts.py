@@ -145,6 +145,9 @@ class Parts:
             "wall_s": time.monotonic() - began,
             "loss": {role: body["eval_loss"] for role, body in bodies.items()},
             "tokens": {role: body["tokens"] for role, body in bodies.items()},
+            "began_with_states": {
+                role: body.get("began_with_states", False) for role, body in bodies.items()
+            },
             "looks": {role: _looks(place / "trajectory" / role) for role in kept},
             "gate_step": {role: body.get("gate_step") for role, body in bodies.items()},
             "teacher_forwards": max((b.get("teacher_forwards", 0) for b in bodies.values()), default=0),

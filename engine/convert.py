@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from atelier.engine.checkpoint.reader import load_full
@@ -60,6 +61,12 @@ class Converting(Spec):
     measured: int = 0
     states: str = ""
     optim: JsonObject = {}
+
+    @model_validator(mode="after")
+    def _says_whose(self) -> "Converting":
+        if self.states and not self.optim:
+            raise ValueError("states without the optimiser that they are of: no training would take them")
+        return self
 
 
 def convert(run: RunFile) -> dict[str, Json]:

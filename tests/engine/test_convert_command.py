@@ -171,6 +171,13 @@ def test_states_of_an_adapter_are_not_grown(study: Trained) -> None:
         study.converted(Depth(optimizer="grown"), states=study.checkpoint(weights, "adapter"))
 
 
+def test_states_need_the_optimiser_that_they_are_of(study: Trained) -> None:
+    """Without it they would lie in the model, and no training would take them."""
+    config = {"rule": Depth(optimizer="grown").model_dump(mode="json"), "states": "somewhere"}
+    with pytest.raises(ConfigError, match="states without the optimiser that they are of"):
+        convert(study.run_file("convert", config, {"model": study.trained}, "model"))
+
+
 @pytest.mark.parametrize(
     ("rows", "against", "most"), [("pieces", 5.0, 0.01), ("pieces", 0.0, 0.3), ("zeros", 0.0, 0.6)]
 )
