@@ -13,7 +13,7 @@ from pathlib import Path
 from machine import about
 
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes
+from atelier.flows.run.draw import collect_nodes
 from atelier.infra.code.provenance import code_provenance
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store

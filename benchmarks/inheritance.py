@@ -17,7 +17,6 @@ seconds are those tokens times the seconds a token, one thread. Parts that are d
 """
 
 import argparse
-import itertools
 import json
 import math
 import statistics
@@ -30,7 +29,7 @@ from typing import Any
 
 import torch
 from machine import keep
-from parts import PROJECT, Parts, corpus, interval, options, published, run_flow
+from parts import PROJECT, Parts, Way, corpus, interval, options, published, run_flow, tokens_to
 
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.config.base import parse
@@ -53,7 +52,6 @@ MEASURED = 200_000  # bytes of held-out text of a language, at most
 SLOW = 3e-3  # a learning rate, of 1e-2
 MIX = 3.0  # rows of the second language for each of the first
 AIMS = {"language": 1.5, "depth": 2.0, "width": 1.5, "experts": 2.0, "small_large": 1.5}
-Way = dict[float, dict[str, Any]]  # share of the steps -> its part
 
 
 class Inheritance(Parts):
@@ -331,19 +329,6 @@ class Inheritance(Parts):
 def gpt(spec: ModelSpec) -> GPT:
     assert isinstance(spec, GPT)
     return spec
-
-
-def tokens_to(aim: float, way: Way) -> float | None:
-    """Tokens after which the loss is at most `aim`; those of the shortest length where even that is."""
-    parts = [way[share] for share in sorted(way)]
-    losses, tokens = ([part[key]["model"] for part in parts] for key in ("loss", "tokens"))
-    if losses[0] <= aim:
-        return tokens[0]
-    for before, after in itertools.pairwise(range(len(parts))):
-        if losses[before] > aim >= losses[after]:
-            part = (losses[before] - aim) / (losses[before] - losses[after])
-            return tokens[before] * (tokens[after] / tokens[before]) ** part
-    return None
 
 
 def bytes_per_token(tokens: Any) -> float:

@@ -4,6 +4,7 @@ script that is run again makes nothing anew.
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from atelier.engine.config.model.gpt import GPT
 from tests.engine.trainings import artifact
 
 use_own_code()
+Way = dict[float, dict[str, Any]]  # share of the steps -> its part
 
 
 def options(about: str, *, steps: int, store: str) -> argparse.Namespace:
@@ -65,6 +67,19 @@ def student_model(teacher: GPT, share: int, sequence: int) -> GPT:
         for hidden in range(16, teacher.hidden, 8)
     ]
     return min(shapes, key=lambda shape: abs(shape.flops_per_token(sequence) - aim))
+
+
+def tokens_to(aim: float, way: Way) -> float | None:
+    """Tokens after which the loss is at most `aim`; those of the shortest length where even that is."""
+    parts = [way[share] for share in sorted(way)]
+    losses, tokens = ([part[key]["model"] for part in parts] for key in ("loss", "tokens"))
+    if losses[0] <= aim:
+        return tokens[0]
+    for before, after in itertools.pairwise(range(len(parts))):
+        if losses[before] > aim >= losses[after]:
+            part = (losses[before] - aim) / (losses[before] - losses[after])
+            return tokens[before] * (tokens[after] / tokens[before]) ** part
+    return None
 
 
 def interval(values: list[float]) -> float | None:

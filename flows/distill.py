@@ -5,6 +5,7 @@ atelier distill experiment=tiny roles.student_a.start=0.25 score.controls=true
 """
 
 from atelier.engine.config.data import Data, Score, Tokenizer
+from atelier.engine.config.link import Link
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
@@ -42,12 +43,13 @@ def distill(
         extras=extras(text, roles),
     )
     extract_adapters(models, low_rank(roles, begun))
-    students = [name for name, role in roles.items() if role.teacher and score.controls]
-    by_themselves = controls_of(roles) if students else {}
+    here = {name: role for name, role in roles.items() if train.link.is_here(name)}
+    students = [name for name, role in here.items() if role.teacher and score.controls]
+    by_themselves = controls_of(here) if students else {}
     if by_themselves:
         models = models | train_roles(
             by_themselves,
-            settings=train,
+            settings=train.model_copy(update={"link": Link()}) if train.link.roles else train,
             tokens=text.tokens,
             weights=text.weights,
             phases=text.phases,
@@ -62,7 +64,7 @@ def distill(
         models,
         scores,
         title="distill",
-        teachers={name: role.teacher for name, role in roles.items()},
+        teachers={name: role.teacher for name, role in here.items()},
         controls={name: control_of(name) for name in students},
     )
     register(models, scores)

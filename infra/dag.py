@@ -89,6 +89,7 @@ class Node(Spec):
     layout: JsonObject = {}
     ranks: int = 1  # 0 = no gang: it runs in the flow's process
     waits: tuple[str, ...] = ()  # names of the nodes before this one
+    site: str = ""  # that runs it, '' = this one
 
     @property
     def training(self) -> NodeTraining:
@@ -100,6 +101,11 @@ class Node(Spec):
         """Of each rank."""
         threads = self.layout.get("threads", 1)
         return threads if isinstance(threads, int) else 1
+
+    @property
+    def given_name(self) -> str:
+        """The name that the flow gave it, at whatever site it runs."""
+        return self.name.removesuffix(f"@{self.site}") if self.site else self.name
 
     def short(self) -> str:
         return next(iter(self.products.values())).fingerprint[:8] if self.products else ""

@@ -25,11 +25,13 @@ from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
 from atelier.engine.plan.expert_checks import check_frozen
 from atelier.engine.plan.layout_checks import check_encoders
+from atelier.engine.plan.site_checks import check_places
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
+from atelier.infra.run.roles_apart import check_finished, roles_here, with_others
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import claim_site, register_trajectory, repair_trajectory
 
@@ -53,17 +55,18 @@ def train(
     finished: Mapping[str, Reference] | None = None,
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
-    """Declare a training; the model of each role, those that were finished before included. `extras` are
-    inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main": ...}}. `phases`
-    have other weights of the sources from a step on. `labels`
-    gives the models other names than their roles'; `prefix` is where the configuration has the roles ('' for
-    a flow with one model); `companions` are roles of other sweep points that learn from the same teacher;
-    `finished` are the models of roles that an earlier node trains with the same settings, and whose students
-    here are attach=frozen. Raises ConfigError for an `init` or a kind of input that the flow does not
-    provide.
+    """Declare a training; the model of each role of this site, those that were finished before included.
+    `extras` are inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main":
+    ...}}. `phases` have other weights of the sources from a step on. `labels` gives the models other names
+    than their roles'; `prefix` is where the configuration has the roles ('' for a flow with one model);
+    `companions` are roles of other sweep points that learn from the same teacher; `finished` are the models
+    of roles that an earlier node trains with the same settings, and whose students here are attach=frozen.
+    Raises ConfigError for an `init` or a kind of input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
+    check_places(settings.link, everybody)
     check_layout(parallel, everybody, settings, prefix=prefix)
+    check_finished(everybody, settings.link)
     check_teaching(everybody, prefix=prefix)
     check_schedules(everybody, settings, prefix=prefix)
     rows = row_specs(everybody, prefix).values()
@@ -115,7 +118,7 @@ def train(
             f"{prefix}{role}." if prefix else "",
         )
         for role in everybody
-        if segments[role]
+        if segments[role] and settings.link.is_here(role)
     }
     for role, reference in (finished or {}).items():
         if role in every and every.pop(role).fingerprint != reference.fingerprint:
@@ -191,14 +194,15 @@ def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -
 def models_of(node: Node) -> dict[str, tuple[str, str]]:
     """Kind and fingerprint of the model of each role."""
     made = {role: (product.kind, product.fingerprint) for role, product in node.products.items()}
-    return made | {role: node.inputs[f"frozen.{role}"] for role in node.training.frozen}
+    here = [role for role in node.training.frozen if node.training.train.link.is_here(role)]
+    return made | {role: node.inputs[f"frozen.{role}"] for role in here}
 
 
 def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
     """The resume plan of this node's gang."""
-    roles, _, segments = unpack(node)
+    roles, settings, segments = unpack(node)
     return resume_plan(
-        roles,
+        roles_here(roles, settings.link),
         segments,
         models_of(node),
         store,
@@ -250,6 +254,7 @@ def run(node: Node, context: RunContext) -> None:
                     context.store, node.products[role].name, segment, context.provenance(node), maps[role]
                 )
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
+        every = with_others(every, roles, segments, settings.link, context.vocab(node))
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.training.weights, node.training.later),

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
-from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.error import ConfigError, DamageError, DataError
 
 Work = TypeVar("Work")
 Answer = TypeVar("Answer")
@@ -50,6 +50,7 @@ class _Failure:
 _KINDS: dict[str, Callable[..., Exception]] = {
     "ConfigError": ConfigError,
     "DamageError": DamageError,
+    "DataError": DataError,
     "OSError": OSError,
     "RuntimeError": RuntimeError,
 }
@@ -58,8 +59,8 @@ _KINDS: dict[str, Callable[..., Exception]] = {
 def _failure(error: Exception, rank: int) -> _Failure:
     if isinstance(error, ConfigError):
         return _Failure("ConfigError", (error.place, str(error).removeprefix(f"{error.place}: ")))
-    if isinstance(error, DamageError):
-        return _Failure("DamageError", (str(error),))
+    if isinstance(error, DamageError | DataError):
+        return _Failure(type(error).__name__, (str(error),))
     if isinstance(error, OSError) and error.errno is not None:
         return _Failure("OSError", (error.errno, error.strerror, error.filename))
     return _Failure("RuntimeError", (f"rank {rank}: {type(error).__name__}: {error}",))

@@ -1,5 +1,7 @@
-"""One training at several sites: who takes part, how many local steps there are between two outer steps, and
-what an outer step does (DiLoCo, 2311.08105; local SGD, 1805.09767). Torch-free.
+"""One training at several sites. Either all train the same model: who takes part, how many local steps there
+are between two outer steps, and what an outer step does (DiLoCo, 2311.08105; local SGD, 1805.09767). Or its
+roles live at different sites: a student learns from a teacher whose answers come as messages, the most likely
+tokens with their log-probabilities. Torch-free.
 """
 
 from typing import Annotated, Literal
@@ -7,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.config import JsonDict
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import Count, Json, Spec
+from atelier.engine.config.codec import Codec
 
 LAYOUT: JsonDict = {"layout": True}
 SITE = r"^[a-z0-9][a-z0-9-]{0,62}$"  # a site's name
@@ -29,15 +32,50 @@ class Outer(Spec):
 
 
 class Link(Spec):
-    """Sites that train one model together: between outer steps each takes `every` steps of its own on its own
-    rows of every batch. Empty `rows`: one site alone.
+    """Sites that train together. With `rows` one model: between outer steps each takes `every` steps of its
+    own on its own rows of every batch. With `roles` each trains its own roles on the same batches. Without
+    either: one site alone.
     """
 
     rows: dict[Annotated[str, Field(pattern=SITE)], int] = Field(
         default={}, description="sequences of each step by site; together they are train.global_batch"
     )
-    every: int = Field(default=50, ge=1, description="steps between two outer steps (H)")
-    outer: Outer = Field(default=Outer(), description="what an outer step does")
+    every: int = Field(default=50, ge=1, description="rows: steps between two outer steps (H)")
+    outer: Outer = Field(default=Outer(), description="rows: what an outer step does")
+    delay: int = Field(
+        default=0,
+        ge=0,
+        description="rows: steps that are trained while contributions cross, until their outer step is taken",
+    )
+    fragments: int = Field(
+        default=1,
+        ge=1,
+        description="rows: parts of the weights, each exchanged at its own time in `every` steps",
+    )
+    codec: Codec = Field(default=Codec(), description="rows: in what form contributions cross between sites")
+    feedback: bool = Field(
+        default=True, description="rows: what the codec lost is added to the site's next contribution"
+    )
+    roles: dict[Annotated[str, Field(pattern=SITE)], tuple[str, ...]] = Field(
+        default={},
+        description="the roles that each site trains, or has as finished models; a student's teacher may be"
+        " elsewhere",
+        json_schema_extra=LAYOUT,  # what a student hears of a teacher elsewhere is identity: `answers`
+    )
+    top: Count | Literal["all"] = Field(
+        default=32,
+        description="roles: tokens of each answer, the most likely ones; all = the whole vocabulary",
+    )
+    values: Literal["8bit", "exact"] = Field(
+        default="8bit",
+        description="roles: log-probabilities in steps of 1/16 nat (8bit), or as computed (exact)",
+    )
+    ahead: int = Field(
+        default=8,
+        ge=1,
+        description="roles: steps that a teacher may be before the slowest site that learns from it",
+        json_schema_extra=LAYOUT,
+    )
     site: str = Field(default="", description="which of the sites this run is", json_schema_extra=LAYOUT)
     mailbox: str = Field(
         default="",
@@ -47,26 +85,79 @@ class Link(Spec):
 
     @model_validator(mode="after")
     def _of_sites(self) -> "Link":
-        idle = [
-            name
-            for name in type(self).model_fields
-            if getattr(self, name) != type(self).model_fields[name].default
-        ]
-        if idle and not self.rows:
+        if self.rows and self.roles:
+            raise ValueError("link.rows and link.roles are not built for one training; leave one out")
+        of_rows = ("every", "outer", "delay", "fragments", "codec", "feedback")
+        own = {name: "rows" for name in of_rows} | {name: "roles" for name in ("top", "values", "ahead")}
+        fields = type(self).model_fields
+        for name in (name for name in fields if getattr(self, name) != fields[name].default):
+            other = own.get(name, "rows")
+            if not (getattr(self, own[name]) if name in own else self.rows or self.roles):
+                what = "the sequences of a step" if other == "rows" else "the roles"
+                example = "{a:4,b:4}" if other == "rows" else "{a:[teacher],b:[student_a]}"
+                raise ValueError(
+                    f"link.{name} does nothing without link.{other}, {what} by site: link.{other}={example}"
+                )
+        if self.delay >= self.every:
             raise ValueError(
-                f"link.{idle[0]} does nothing without link.rows, the sequences of a step by site:"
-                " link.rows={a:4,b:4}"
+                f"link.delay={self.delay} is not below link.every={self.every}: the next contribution would"
+                f" be sent first; link.delay={self.every - 1} is the most"
             )
+        if self.every % self.fragments:
+            raise ValueError(
+                f"link.every={self.every} is not divisible by link.fragments={self.fragments};"
+                f" link.every={-(-self.every // self.fragments) * self.fragments} would fit"
+            )
+        if not self.feedback and not self.codec.is_lossy:
+            raise ValueError("link.feedback=false does nothing with codec.kind=none, which loses nothing")
+        return self
+
+    @model_validator(mode="after")
+    def _of_roles(self) -> "Link":
+        found: dict[str, str] = {}
+        for site in sorted(self.roles):
+            for role in self.roles[site]:
+                if role in found:
+                    raise ValueError(f"link.roles: {role} is at {found[role]} and at {site}; leave it at one")
+                found[role] = site
         return self
 
     @property
     def is_linked(self) -> bool:
+        """Whether sites train one model."""
         return bool(self.rows)
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether what the codec lost is kept, 4 bytes a weight."""
+        return self.codec.is_lossy and self.feedback
+
+    @property
+    def ends_apart(self) -> bool:
+        """Whether the last round is another than a longer training has there (engine/link/rounds.py)."""
+        return self.is_linked and (self.delay > 0 or self.fragments > 1)
 
     @property
     def sites(self) -> list[str]:
         """In the order in which what they contribute is added."""
-        return sorted(self.rows)
+        return sorted(self.rows or self.roles)
+
+    def site_of(self, role: str) -> str:
+        """Where a role lives; '' where roles have no sites, or this one has none."""
+        return next((site for site, roles in self.roles.items() if role in roles), "")
+
+    def is_here(self, role: str) -> bool:
+        """Whether this run has the role."""
+        return not self.roles or role in self.roles.get(self.site, ())
+
+    def is_apart(self, role: str, teacher: str) -> bool:
+        """Whether a role and its teacher live at different sites."""
+        return bool(self.roles and teacher) and self.site_of(role) != self.site_of(teacher)
+
+    @property
+    def answers(self) -> dict[str, Json]:
+        """What a student hears of a teacher elsewhere, as identity."""
+        return {"top": self.top, "values": self.values}
 
     @property
     def first_row(self) -> int:

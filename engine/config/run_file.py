@@ -77,11 +77,12 @@ class SegmentAddress(Spec):
 
 class Member(Spec):
     """A role in a gang. `train` trains and is stored; `replay` trains, is not stored and must end with
-    `digest`; `frozen` does not train.
+    `digest`; `frozen` does not train; `elsewhere` is at another site, and teaches a role here or learns from
+    one.
     """
 
     role: Role
-    mode: Literal["train", "replay", "frozen"] = "train"
+    mode: Literal["train", "replay", "frozen", "elsewhere"] = "train"
     segments: tuple[SegmentAddress, ...] = Field(
         default=(), description="in order; the last ends where the training ends"
     )
@@ -94,6 +95,11 @@ class Member(Spec):
     accept_code: bool = Field(default=False, description="go on from checkpoints of other code or arithmetic")
     digest: str = Field(
         default="", description="replay: the digest that the finished weights must have again"
+    )
+    answers: str = Field(
+        default="",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="names the messages with its answers to students at other sites; empty = it has none",
     )
 
 
@@ -125,7 +131,9 @@ class Training(Spec):
         mine = self.members[name]
         both = [mine, *([self.members[mine.role.teacher]] if mine.role.teacher else [])]
         risen = [
-            int(each.role.start) + each.role.optim.schedule.warmup for each in both if each.mode != "frozen"
+            int(each.role.start) + each.role.optim.schedule.warmup
+            for each in both
+            if each.mode != "frozen" and each.role.moves
         ]
         return max(self.train.progressive.steps, *risen, 0)
 
@@ -164,8 +172,23 @@ class Training(Spec):
 
     @property
     def end(self) -> int:
-        """The step at which the last of its roles ends."""
-        return max(member.segments[-1].end for member in self.members.values() if member.segments)
+        """The step at which the last of its roles ends, or of those elsewhere that learn from one here."""
+        ends = [member.segments[-1].end for member in self.members.values() if member.segments]
+        return max(ends) if ends else max(self.readers_end(name) for name in self.members)
+
+    @property
+    def here(self) -> dict[str, Member]:
+        """The roles of this site."""
+        return {name: member for name, member in self.members.items() if member.mode != "elsewhere"}
+
+    def readers(self, name: str) -> dict[str, Role]:
+        """The roles elsewhere that learn from a role here."""
+        away = {key: each.role for key, each in self.members.items() if each.mode == "elsewhere"}
+        return {key: role for key, role in away.items() if role.teacher == name}
+
+    def readers_end(self, name: str) -> int:
+        """The last step at which a role here has one elsewhere that learns from it; 0 = it has none."""
+        return max((role.last(self.train.num_steps) for role in self.readers(name).values()), default=0)
 
 
 class Trainings(Spec):

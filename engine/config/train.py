@@ -257,18 +257,16 @@ class Train(Spec):
 
     @model_validator(mode="after")
     def _sites(self) -> "Train":
-        rows = self.link.rows
-        if not rows:
+        rows, sites = self.link.rows, self.link.sites
+        if not sites:
             return self
-        if sum(rows.values()) != self.global_batch or min(rows.values()) < 1:
+        if rows and (sum(rows.values()) != self.global_batch or min(rows.values()) < 1):
             raise ValueError(
                 f"link.rows={rows} are {sum(rows.values())} sequences a step, global_batch is"
                 f" {self.global_batch}; give each site one or more, global_batch in all"
             )
-        if self.link.site not in rows:
-            raise ValueError(
-                f"link.site={self.link.site or None}: this run is at one of {', '.join(self.link.sites)}"
-            )
+        if self.link.site not in sites:
+            raise ValueError(f"link.site={self.link.site or None}: this run is at one of {', '.join(sites)}")
         if not self.link.mailbox.startswith("/") and "://" not in self.link.mailbox:
             given = self.link.mailbox or "empty"
             raise ValueError(f"link.mailbox is {given}: give the whole path or URL of a folder for messages")

@@ -152,7 +152,7 @@ def _segments(
     """`others`: the finished teachers besides its own; `model`: its own, where that is a finished one."""
     start, end = int(role.start), role.last(train.num_steps)
     is_whole = train.health.rolls_back and not role.teacher
-    own = start if is_whole else _branch_step(role, start, end)
+    own = start if is_whole else _branch_step(role, train, start, end)
     frozen = role.attach == "frozen"
     cuts = {own} | (set() if frozen else {segment.end for segment in teaching})
     cuts |= set() if is_whole else set(feed.later)
@@ -180,10 +180,13 @@ def _segments(
     return segments
 
 
-def _branch_step(role: Role, start: int, end: int) -> int:
-    """The first step whose learning rate or objectives' weights depend on `end`; `end` when none does."""
+def _branch_step(role: Role, train: Train, start: int, end: int) -> int:
+    """The first step whose learning rate, objectives' weights or outer steps depend on `end`; `end` when none
+    does.
+    """
     schedules = (role.optim.schedule, *(spec.schedule for spec in role.objective.values()))
-    return min(schedule.branch_step(start, end) for schedule in schedules)
+    last_round = max(start, end - train.link.every) if train.link.ends_apart else end
+    return min(last_round, *(schedule.branch_step(start, end) for schedule in schedules))
 
 
 def _covering(teaching: list[Segment], step: int) -> Segment:
@@ -210,9 +213,14 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
             key: spec.trunk() if spec.schedule.branch_step(start, end) < end else spec.as_identity()
             for key, spec in role.objective.items()
         }
-    elif _branch_step(role, start, end) < end or not (role.teacher or not train.health.rolls_back):
+    elif _branch_step(role, train, start, end) < end or not (role.teacher or not train.health.rolls_back):
         identity["horizon"] = [start, end]
-    return identity | train.as_identity()
+    identity |= train.as_identity()
+    if train.link.roles:
+        identity.pop("link", None)  # a teacher is the same whoever learns from it
+        if train.link.is_apart(name, role.teacher):
+            identity["answers"] = train.link.answers
+    return identity
 
 
 def origins(prefix: str) -> dict[str, str]:
@@ -222,5 +230,10 @@ def origins(prefix: str) -> dict[str, str]:
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}
-        | {"horizon": "train.steps", "trunk_step": "train.steps", "lead": f"{prefix}objective"}
+        | {
+            "answers": "train.link.top",
+            "horizon": "train.steps",
+            "trunk_step": "train.steps",
+            "lead": f"{prefix}objective",
+        }
     )

@@ -13,6 +13,7 @@ from atelier.engine.config.record import FileEntry
 from atelier.engine.io.tensorfile import TensorEntry, in_file_order
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+METADATA = {"format": "pt"}  # of a file of weights
 AGAIN = "the model has to be written again"  # the way out of a model that was written wrong
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 

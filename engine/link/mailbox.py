@@ -10,33 +10,40 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from atelier.engine.config.base import Spec, canonical
-from atelier.engine.config.error import DataError
+from atelier.engine.config.codec import Codec
+from atelier.engine.config.document import check_as, parse_object
+from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import SITE
 from atelier.engine.config.record import FileEntry
-from atelier.engine.io.storage import exists, hashed, join, names, put_parts, read_as, remove, write_bytes
+from atelier.engine.io.storage import (
+    exists,
+    hashed,
+    join,
+    names,
+    put_parts,
+    read_as,
+    read_bytes,
+    remove,
+    write_bytes,
+)
 
-HEAD, BODY, ABOUT = "message.json", "tensors.safetensors", "training.json"
+HEAD, BODY, ABOUT, PROGRESS = "message.json", "tensors.safetensors", "training.json", "progress.json"
+WHAT = "the head of a message"
+MOST_HEAD = 1 << 20  # bytes
 ROUND = "round-"
 Part = bytes | memoryview  # of a file
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SiteName = Annotated[str, Field(pattern=SITE)]
 
 
-class Contribution(Spec):
-    """The head of a message of the only kind there is: by what a site's weights moved since the last outer
-    step.
-    """
+class Head(Spec):
+    """What the heads of all messages have."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
-    kind: Literal["contribution"] = "contribution"
     trajectory: str = Field(pattern=r"^[0-9a-f]{64}$")
     site: SiteName
-    round: int = Field(ge=1, lt=10**6, description="of the outer step, from 1")
+    round: int = Field(ge=1, lt=10**9, description="number of the message, from 1")
     body: FileEntry
-    before: dict[SiteName, Digest] = Field(
-        description="digests of what was added in the round before, by site"
-    )
-    safe: int = Field(ge=0, description="the last round that this site will not ask for again")
 
     @field_validator("body")
     @classmethod
@@ -50,41 +57,102 @@ class Contribution(Spec):
         return canonical(self.model_dump(mode="json", by_alias=True))
 
 
+class Contribution(Head):
+    """By what a site's weights moved since the last outer step; `round` is of the outer step."""
+
+    kind: Literal["contribution"] = "contribution"
+    codec: Codec = Field(default=Codec(), description="in what form the body holds the weights")
+    fragment: int = Field(default=0, ge=0, description="of the weights, from 1; 0 = all of them")
+    before: dict[SiteName, Digest] = Field(
+        description="digests of what was added in the last outer step before it was sent, by site"
+    )
+    safe: int = Field(ge=0, description="the last round that this site will not ask for again")
+
+
+class Answers(Head):
+    """What a teacher says of the batch of a step to students at other sites; `round` is the step, from 1."""
+
+    kind: Literal["answers"]
+
+
+Message = Contribution | Answers
+KINDS: dict[str, type[Contribution] | type[Answers]] = {"contribution": Contribution, "answers": Answers}
+
+
+def head_of(data: bytes | str, place: str) -> Message:
+    """The head of a message. Raises DamageError for what is none."""
+    document = parse_object(data, place, WHAT)
+    kind = document.get("kind", "contribution")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise DamageError(f"{place}: kind {kind!r}, not one of {', '.join(KINDS)}")
+    return check_as(KINDS[kind], document, place, WHAT)
+
+
+class Progress(Spec):
+    """How far a site has come in what it learns from another one's answers."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    kind: Literal["progress"] = "progress"
+    trajectory: str = Field(pattern=r"^[0-9a-f]{64}$")
+    site: SiteName
+    step: int = Field(ge=0, description="steps that it has learned from")
+    safe: int = Field(ge=0, description="steps whose answers it will not ask for again")
+
+
 class AboutTraining(Spec):
     """What a site's ranks say of a training whose messages it takes part in."""
 
     trajectory: str = Field(pattern=r"^[0-9a-f]{64}$")
     site: SiteName
     sites: tuple[SiteName, ...]
+    bytes: tuple[int, ...] = Field(
+        default=(), description="of a contribution's body: of all weights, then of each fragment; empty = any"
+    )
 
 
 class Mailbox:
     """The messages of one trajectory below the folder `url`."""
 
     def __init__(self, url: str, trajectory: str) -> None:
-        self._trajectory = trajectory
+        self.trajectory = trajectory
         self._place = join(url, trajectory[:16])
 
-    def open(self, site: str, sites: Iterable[str]) -> None:
-        """Say that this site trains it, before its first message: agents take no messages of others."""
-        about = AboutTraining(trajectory=self._trajectory, site=site, sites=tuple(sites))
+    def open(self, site: str, sites: Iterable[str], sizes: Iterable[int] = ()) -> None:
+        """Say that this site trains it, before its first message: agents take no messages of others, and none
+        of other `sizes`.
+        """
+        about = AboutTraining(trajectory=self.trajectory, site=site, sites=tuple(sites), bytes=tuple(sizes))
         write_bytes(join(self._place, f"{site}-{ABOUT}"), canonical(about.model_dump(mode="json")))
 
     def folder(self, number: int, site: str) -> str:
         return join(self._place, f"{ROUND}{number:06d}", site)
 
     def send(
-        self, number: int, site: str, parts: Iterable[Part], before: Mapping[str, str], safe: int
+        self,
+        number: int,
+        site: str,
+        parts: Iterable[Part],
+        before: Mapping[str, str],
+        safe: int,
+        *,
+        codec: Codec,
+        fragment: int = 0,
     ) -> None:
         """Send a site's contribution to round `number`; one that was sent before has to have the same bytes.
         Raises DataError when it has not.
         """
-        place = self.folder(number, site)
-        there = self.read(number, site)
-        body = put_parts(join(place, BODY), parts) if there is None else hashed(join(place, BODY), parts)
+        there, body = self._put(number, site, parts)
         head = Contribution(
-            trajectory=self._trajectory, site=site, round=number, body=body, before=dict(before), safe=safe
+            trajectory=self.trajectory,
+            site=site,
+            round=number,
+            codec=codec,
+            body=body,
+            fragment=fragment,
+            before=dict(before),
+            safe=safe,
         )
+        place = self.folder(number, site)
         if there is None:
             write_bytes(join(place, HEAD), head.text)
         elif there.model_copy(update={"safe": safe}) != head:
@@ -93,15 +161,36 @@ class Mailbox:
                 " outer weights would differ between the sites. Train on in the layout in which it was sent"
             )
 
+    def answer(self, step: int, site: str, parts: Iterable[Part]) -> None:
+        """Send a teacher's answers to the batch of a step, from 1; what was sent before has to have the same
+        bytes. Raises DataError when it has not.
+        """
+        there, body = self._put(step, site, parts)
+        head = Answers(kind="answers", trajectory=self.trajectory, site=site, round=step, body=body)
+        place = self.folder(step, site)
+        if there is None:
+            write_bytes(join(place, HEAD), head.text)
+        elif there != head:
+            raise DataError(
+                f"{place}: this site sent other answers to step {step} before, from the same weights; its"
+                " students would learn from two versions of one step. Train on in the layout in which they"
+                " were sent"
+            )
+
+    def _put(self, number: int, site: str, parts: Iterable[Part]) -> tuple[Message | None, FileEntry]:
+        """The head that was sent before, if one was, else the body is written; the body's entry."""
+        place, there = join(self.folder(number, site), BODY), self.read(number, site)
+        return there, put_parts(place, parts) if there is None else hashed(place, parts)
+
     def rounds(self) -> list[int]:
         """The rounds of which something lies here."""
         found = [name.removeprefix(ROUND) for name in names(self._place) if name.startswith(ROUND)]
         return sorted(int(number) for number in found if number.isdecimal())
 
     def sent(self, site: str) -> Iterator[Contribution]:
-        """The heads of a site's messages that lie here, in the order of their rounds."""
+        """The heads of a site's contributions that lie here, in the order of their rounds."""
         for number in self.rounds():
-            if (head := self.read(number, site)) is not None:
+            if isinstance(head := self.read(number, site), Contribution):
                 yield head
 
     def forget(self, until: int) -> None:
@@ -110,15 +199,44 @@ class Mailbox:
             if number <= until:
                 remove(join(self._place, f"{ROUND}{number:06d}"))
 
-    def read(self, number: int, site: str) -> Contribution | None:
+    def tell(self, progress: Progress) -> None:
+        """Say how far a site has come."""
+        text = canonical(progress.model_dump(mode="json", by_alias=True))
+        write_bytes(join(self._place, f"{progress.site}-{PROGRESS}"), text)
+
+    def progress(self, site: str) -> Progress | None:
+        """How far a site says that it has come, None while it says nothing. Raises DamageError, DataError."""
+        place = join(self._place, f"{site}-{PROGRESS}")
+        if not exists(place):
+            return None
+        found = read_as(Progress, place, "what is said of a progress")
+        if (found.trajectory, found.site) != (self.trajectory, site):
+            raise DataError(f"{place}: is of site {found.site}, or of another training")
+        return found
+
+    def contribution(self, number: int, site: str) -> Contribution | None:
+        """`read`, of a contribution. Raises DataError for another kind as well."""
+        found = self.read(number, site)
+        if not isinstance(found, Contribution | None):
+            raise DataError(f"{self.folder(number, site)}: is of kind {found.kind}, not a contribution")
+        return found
+
+    def answers(self, step: int, site: str) -> Answers | None:
+        """`read`, of a teacher's answers to a step. Raises DataError for another kind as well."""
+        found = self.read(step, site)
+        if not isinstance(found, Answers | None):
+            raise DataError(f"{self.folder(step, site)}: is of kind {found.kind}, not a teacher's answers")
+        return found
+
+    def read(self, number: int, site: str) -> Message | None:
         """The head of a site's message, None while it is not there. Raises DamageError for one that is no
         head, DataError for one of another place.
         """
         place = join(self.folder(number, site), HEAD)
         if not exists(place):
             return None
-        found = read_as(Contribution, place, "the head of a message")
-        if (found.trajectory, found.site, found.round) != (self._trajectory, site, number):
+        found = head_of(read_bytes(place, MOST_HEAD), place)
+        if (found.trajectory, found.site, found.round) != (self.trajectory, site, number):
             raise DataError(f"{place}: is of site {found.site}, round {found.round}, or another training")
         return found
 

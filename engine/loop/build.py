@@ -81,11 +81,16 @@ class BuildContext:
 
 
 def build_roles(training: Training, steps: Mapping[str, int], context: BuildContext) -> dict[str, RoleState]:
-    """Build the roles that resume at one of `steps`, by name, and the teachers that they learn from."""
+    """Build the roles that resume at one of `steps`, by name, and the teachers that they learn from; and
+    finished models from which roles at other sites learn.
+    """
     taught_by = {teacher for name in steps for teacher in training.members[name].role.teachers}
+    taught_by |= {
+        name for name, member in training.here.items() if not member.role.moves and training.readers(name)
+    }
     return {
         name: build_member(name, spec, training=training, build_context=context)
-        for name, spec in training.members.items()
+        for name, spec in training.here.items()
         if name in steps or name in taught_by
     }
 

@@ -13,13 +13,17 @@ from atelier.engine.loop.weights import RoleWeights
 
 @dataclass
 class OuterState:
-    """What a role has of outer steps on this rank: its weights after the last one, the momentum, and the
-    digests of what was added then, by site.
+    """What a role has of outer steps on this rank: its weights after the last one, the momentum, what the
+    codec has lost of its contributions, its weights as they were when it sent what is on its way, and
+    digests: of what was added last, by site, and of what had been added when each round on its way was sent.
     """
 
     anchor: dict[str, Tensor] = field(default_factory=dict)
     momentum: dict[str, Tensor] = field(default_factory=dict)
+    residual: dict[str, Tensor] = field(default_factory=dict)
+    sent: dict[str, Tensor] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
+    pending: dict[int, dict[str, str]] = field(default_factory=dict)
 
     @staticmethod
     def of(link: Link, weights: RoleWeights) -> "OuterState":
@@ -30,11 +34,23 @@ class OuterState:
         if weights.body is not None and weights.body.tiers:
             raise ConfigError("train.link", "experts are on disk, which is not exchanged", "experts=device")
         live = {name: weight.detach() for name, weight in weights.trainable().items()}
-        has_momentum = link.outer.kind == "nesterov"
+
+        def zeros(*, is_used: bool) -> dict[str, Tensor]:
+            return {name: torch.zeros_like(weight) for name, weight in live.items()} if is_used else {}
+
         return OuterState(
-            {name: weight.clone() for name, weight in live.items()},
-            {name: torch.zeros_like(weight) for name, weight in live.items()} if has_momentum else {},
+            anchor={name: weight.clone() for name, weight in live.items()},
+            momentum=zeros(is_used=link.outer.kind == "nesterov"),
+            residual=zeros(is_used=link.feeds_back),
+            sent=zeros(is_used=link.delay > 0),
         )
 
     def state(self) -> dict[str, Tree]:
-        return {"anchor": {**self.anchor}, "momentum": {**self.momentum}, "added": {**self.added}}
+        return {
+            "anchor": {**self.anchor},
+            "momentum": {**self.momentum},
+            "residual": {**self.residual},
+            "sent": {**self.sent},
+            "added": {**self.added},
+            "pending": {number: {**added} for number, added in self.pending.items()},
+        }

@@ -43,6 +43,7 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
     again without a lease.
     """
     result = ResumePoint()
+    members = {name: member for name, member in members.items() if member.mode != "elsewhere"}
     for name in students_first(members):
         member = members[name]
         unfinished = [

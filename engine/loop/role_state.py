@@ -18,6 +18,7 @@ from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import MixturePart, SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
+from atelier.engine.loop.answer_parts import AnswerParts, Received
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
 from atelier.engine.loop.outer_state import OuterState
@@ -67,6 +68,8 @@ class RoleState:
         self.health = health
         self.begins_with_states = False  # of the optimiser of the model that it begins from
         self.outer: OuterState | None = None  # of several sites
+        self.answering: AnswerParts | None = None  # to students at other sites
+        self.heard: Received | None = None  # of a teacher at another site, of this step
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
@@ -338,6 +341,7 @@ class RoleState:
         self.health.restore(state.get("health", {}))
         if self.outer is not None:
             self.outer.added = dict(state["outer"]["added"])
+            self.outer.pending = dict(state["outer"].get("pending", {}))
         if self.pace is not None:
             self.pace.restore(state.get("pace", []), step)
         self.step = self.stored_step = step

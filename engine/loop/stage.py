@@ -16,7 +16,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.model.contract import Carried, Model, Output, Relations, stored
 from atelier.engine.model.placement import local, settle_gradient
-from atelier.engine.objective.chunked import Mix, TeacherSide
+from atelier.engine.objective.chunked import Mix, Side
 from atelier.engine.objective.terms import State, mixed_terms
 from atelier.engine.objective.vocab_slice import LogitCache, VocabSlice
 from atelier.engine.parallel.compute import Precision, arithmetic
@@ -47,8 +47,8 @@ class StepWork:
     batches: list[dict[str, Tensor]]
     mix: Mix
     parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by objective that reads some only
-    sides: dict[int, TeacherSide] = field(default_factory=dict)
-    others: dict[int, Mapping[str, TeacherSide]] = field(default_factory=dict)  # by objective
+    sides: dict[int, Side] = field(default_factory=dict)
+    others: dict[int, Mapping[str, Side]] = field(default_factory=dict)  # by objective
     results: dict[int, ForwardResult] = field(default_factory=dict)
     keeps_logits: bool = False  # a student learns from the logits
     text: str = "lm"  # the name of the cross-entropy of all scored tokens

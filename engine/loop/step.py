@@ -16,6 +16,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from atelier.engine.config.error import DataError
 from atelier.engine.config.train import Bad
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.role_state import ALL, RoleState, is_finite
@@ -27,8 +28,8 @@ from atelier.engine.parallel.gang import Gang
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The roles active at one step: `roots` have no active teacher, `students` are by teacher name; `beside`,
-    by the same name, are the finished models that single objectives of those students compare with.
+    """The roles active at one step: `roots` have no active teacher here, `students` are by teacher name;
+    `beside`, by the same name, are the finished models that single objectives of those students compare with.
     """
 
     roots: tuple[RoleState, ...]
@@ -57,9 +58,14 @@ def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
     moving = [member for member in members.values() if member.is_active(clock)]
     students: dict[str, tuple[RoleState, ...]] = {}
     for member in moving:
-        if member.role.teacher:
+        if member.role.teacher in members:
             students[member.role.teacher] = (*students.get(member.role.teacher, ()), member)
-    frozen = [member for member in members.values() if not member.moves and member.name in students]
+    frozen = [
+        member
+        for member in members.values()
+        if not member.moves
+        and (member.name in students or (member.answering is not None and member.answering.is_asked))
+    ]
     beside = {
         name: tuple(
             members[other]
@@ -70,7 +76,7 @@ def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
         for name, taught in students.items()
     }
     return StepGroup(
-        roots=(*frozen, *(member for member in moving if not member.role.teacher)),
+        roots=(*frozen, *(member for member in moving if member.role.teacher not in members)),
         students=students,
         beside=beside,
     )
@@ -151,8 +157,13 @@ def train_step(
         member.forwards += len(batches)
         for student in step_group.students.get(member.name, ()):
             student.teacher_forwards += len(batches)
+        if member.heard is not None:
+            member.teacher_forwards += len(batches)
     with gang.regions("reduce"):
         numbers, sums = _gather(tally, step_group, counts, gang)
+    for member in step_group.all():
+        if member.answering is not None:
+            member.answering.loss = numbers.get((member.name, ALL))
     outcomes = {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
     for member in step_group.moving():
         outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
@@ -175,6 +186,10 @@ class RoleStep:
         self.works = {root.name: root.work(batches, clock, counts)}
         self.lengths = [batch["tokens_BT"].shape[1] for batch in batches]
         self._deal_out(root, batches, clock)
+        if root.heard is not None and root.is_distilling():
+            heard = root.heard
+            own = enumerate(self.works[root.name].batches)
+            self.works[root.name].sides = {index: heard.side(batch) for index, batch in own}
         taught = [student for students in step_group.students.values() for student in students]
         for name, work in self.works.items():
             work.keeps_logits = any(student.needs_logits(name) for student in taught)
@@ -205,6 +220,9 @@ class RoleStep:
         """
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
+        if member.answering is not None and member.answering.is_asked:
+            batch = self.works[member.name].batches[index]
+            member.answering.add(batch, result.hidden_BTD, result.head_weight_VD)
         students = self.step_group.students.get(member.name, ())
         asked = {t for s in students if s.is_distilling() for t in s.role.other_teachers.values()}
         others = [other for other in self.step_group.beside.get(member.name, ()) if other.name in asked]
@@ -315,6 +333,15 @@ def _gather(
     return result, counted
 
 
+def _teacher_loss(member: RoleState, numbers: Numbers) -> float:
+    """In this step. Raises DataError where the answers of another site name none."""
+    if member.heard is None:
+        return numbers[(member.role.teacher, ALL)]
+    if member.heard.loss is None:
+        raise DataError(f"{member.heard.place}: names no loss of {member.role.teacher}")
+    return member.heard.loss
+
+
 def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> StepOutcome:
     name = member.name
     loss = numbers.get((name, ALL), member.last.get("loss", 0.0))
@@ -330,7 +357,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     )
     result.skipped = bool(result.bad)
     if member.lead is not None and result.has_text:
-        lead = loss - numbers[(member.role.teacher, ALL)]
+        lead = loss - _teacher_loss(member, numbers)
         if is_finite(lead):
             member.lead.observe(lead, member.step)
         result.lead = member.lead.nats

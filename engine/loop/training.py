@@ -15,6 +15,7 @@ import torch
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
+from atelier.engine.loop.answers import SitesApart
 from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import auto_micro_batch
 from atelier.engine.loop.counts import Counts
@@ -67,7 +68,9 @@ class Loop:
         self.members, self.services = members, services
         self.gang, self.report = services.build_context.gang, services.report
         self.order = [members[name] for name in students_first(training.members) if name in members]
-        self.begin = self.end = max(member.end for member in self.order)
+        scratch = services.build_context.scratch
+        self.sites = SitesApart(training, members, self.gang, services.stop, scratch)
+        self.begin = self.end = max(self.sites.end, *(member.end for member in self.order))
         self.protected = protected_steps(training.members)
         self.curves = {
             member.name: MetricLog(member.spec.segments, is_first=self.gang.is_first and member.is_kept)
@@ -79,12 +82,12 @@ class Loop:
             gang=self.gang,
             report=self.report,
         )
-        self.stall_s = 0.0
+        self.stall_s = self.waited_s = 0.0
         self.has_begun = False
-        scratch = services.build_context.scratch
         self.profiler = Profiler(self.train.profile, self.gang, self.order, scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
         self.outer_steps = OuterSteps(self.train.link, self.gang, services.stop, scratch)
+        self.outer_steps.plan(self.order)
         self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
         self._open_data()
 
@@ -133,6 +136,8 @@ class Loop:
         Raises RolledBack when a checkpoint turns out to be past a bad step that another one lists.
         """
         self.begin = where.clock(self.training.members)
+        if not self.sites.is_alone:
+            self.begin = self.sites.begin(self.begin)
         for member in self.order:
             if where.has_checkpoint.get(member.name):
                 self.saver.restore(member, where.steps[member.name])
@@ -163,6 +168,7 @@ class Loop:
         Raises StoppedError, with everything checkpointed, where any rank was asked to stop; DataError when no
         token is scored.
         """
+        self.waited_s = self.sites.meet(clock)
         began = time.perf_counter()
         group, passing = part(step_group_at(self.members, clock), clock)
         sizes = self.train.at(clock)
@@ -246,10 +252,15 @@ class Loop:
         return timing
 
     def exchange_if_due(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """Take the outer steps that are due, of the roles that took this step."""
+        """Take the outer steps that are due, of the roles that took this step; or send the answers of
+        teachers here to students at other sites.
+        """
         if self.train.link.is_linked:
             with self.gang.regions("link"):
                 step.timing["link_s"] = self.outer_steps.take_due(self.members[name] for name in outcomes)
+        elif not self.sites.is_alone:
+            with self.gang.regions("link"):
+                step.timing["link_s"] = self.waited_s + self.sites.send(step.clock)
 
     def evaluate_if_due(self, outcomes: Outcomes) -> None:
         """Held-out means of the roles that are due, added to their outcomes. Never at a step due only to
@@ -369,3 +380,4 @@ class Loop:
                     most=self.services.file_bytes,
                 )
         self.gang.barrier()
+        self.sites.finish()

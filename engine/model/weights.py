@@ -15,10 +15,9 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.storage import open_regular, read_object
 from atelier.engine.io.tensorfile import TensorEntry, TensorPlace, head, places
-from atelier.engine.io.weight_files import INDEX, WEIGHTS, check_shard, read_index
+from atelier.engine.io.weight_files import INDEX, METADATA, WEIGHTS, check_shard, read_index
 
 COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to the names below it
-METADATA = {"format": "pt"}
 _TYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -68,6 +67,11 @@ def entry_of(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorEntry
             name, f"{dtype} has no safetensors type", "save it as another dtype, e.g. view_as_real"
         )
     return TensorEntry(name, _WORDS[dtype], tuple(shape))
+
+
+def type_of(entry: TensorEntry) -> torch.dtype:
+    """The type of a tensor of a file."""
+    return _TYPES[entry.dtype]
 
 
 def entries_of(weights: Mapping[str, Weight]) -> list[TensorEntry]:

@@ -25,6 +25,7 @@ from atelier.engine.objective.token_terms import (
     compiled_terms,
     terms_of,
 )
+from atelier.engine.objective.top import TopSide
 from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution, VocabSlice
 
 MIN_CHUNK = 256  # with fewer tokens, adding V x D numbers to the head's gradient costs more than the chunk
@@ -48,6 +49,9 @@ class TeacherSide:
     logit_cache: "LogitCache | None" = None
 
 
+Side = TeacherSide | TopSide  # of a teacher here, or at another site
+
+
 @dataclass(frozen=True)
 class _Work:
     """Inputs of the computation, besides the two tensors that receive gradients."""
@@ -56,7 +60,7 @@ class _Work:
     terms: tuple[TokenTerm, ...]
     shares_K: Tensor  # of the names that are trained; the names after them are only logged
     masks_K: tuple[Tensor | None, ...]  # [M] weights: which tokens a name reads; None = all
-    teachers: tuple[TeacherSide, ...]
+    teachers: tuple[Side, ...]
     logit_cache: LogitCache | None
     part: VocabSlice | None
     chunk: int
@@ -71,7 +75,7 @@ def objective_sums(
     head_weight_VD: Tensor,
     labels_BT: Tensor,
     mix: Mix,
-    teacher: TeacherSide | None = None,
+    teacher: Side | None = None,
     chunk: int | None = None,
     *,
     compiled: bool = False,
@@ -80,7 +84,7 @@ def objective_sums(
     rows: Mapping[str, Tensor] | None = None,
     logit_cache: LogitCache | None = None,
     text: str = "lm",
-    others: Mapping[str, TeacherSide] = {},
+    others: Mapping[str, Side] = {},
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
@@ -129,10 +133,10 @@ def objective_sums(
 
 
 def _teachers(
-    names: Mapping[str, ObjectiveSpec], teacher: TeacherSide | None, others: Mapping[str, TeacherSide]
-) -> tuple[tuple[TeacherSide, ...], list[int]]:
+    names: Mapping[str, ObjectiveSpec], teacher: Side | None, others: Mapping[str, Side]
+) -> tuple[tuple[Side, ...], list[int]]:
     """The teachers that these objectives compare with, each once; each objective's index, -1 for none."""
-    sides: list[TeacherSide] = []
+    sides: list[Side] = []
     asked = []
     for name, spec in names.items():
         side = others.get(name, teacher) if type(spec).needs_teacher else None
@@ -142,16 +146,15 @@ def _teachers(
     return tuple(sides), asked
 
 
-def _check(
-    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, teachers: Iterable[TeacherSide]
-) -> None:
+def _check(hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, teachers: Iterable[Side]) -> None:
     if hidden_BTD.shape[:2] != labels_BT.shape:
         sizes = f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}"
         raise ConfigError("objective", sizes, "a label for every token; -100 where it is not scored")
     for teacher in teachers:
-        if teacher.head_weight_VD.shape[0] == head_weight_VD.shape[0]:
+        vocab = teacher.vocab if isinstance(teacher, TopSide) else teacher.head_weight_VD.shape[0]
+        if vocab == head_weight_VD.shape[0]:
             continue
-        sizes = f"{teacher.head_weight_VD.shape[0]} tokens, the student's {head_weight_VD.shape[0]}"
+        sizes = f"{vocab} tokens, the student's {head_weight_VD.shape[0]}"
         raise ConfigError(
             "objective", f"the teacher's vocabulary has {sizes}", "give both the same tokenizer"
         )
@@ -223,8 +226,8 @@ def _all_chunks(
         if work.logit_cache is not None:
             work.logit_cache.keep(_key(work, number), logits_CV, own)
         elif isinstance(own, TokenDistribution):
-            own.is_private = True
-        told = tuple(_teacher_output(side, work, rows_C, number) for side in work.teachers)
+            own.is_private = not any(isinstance(side, TopSide) for side in work.teachers)
+        told = tuple(_teacher_output(side, work, rows_C, number, own) for side in work.teachers)
         if work.compiled:
             allow_any_length(logits_CV, *told, labels_C)
         chunk_sums_K, gradient_CV = weighted(
@@ -277,9 +280,17 @@ def _key(work: _Work, number: int) -> Hashable:
 
 
 def _teacher_output(
-    teacher: TeacherSide, work: _Work, rows_C: Tensor, number: int
+    teacher: Side, work: _Work, rows_C: Tensor, number: int, own: TokenDistribution | Tensor
 ) -> TokenDistribution | Tensor:
-    """A teacher's token distribution for a chunk, from the logit cache if it is there."""
+    """A teacher's token distribution for a chunk, from the logit cache if it is there. `own`: that of
+    the student.
+    """
+    if isinstance(teacher, TopSide):
+        is_here = isinstance(own, TokenDistribution)
+        found = teacher.distribution(
+            own if is_here else TokenDistribution(own.to(work.shares_K.dtype)), rows_C
+        )
+        return found if is_here else found.logits_NV
     logit_cache = teacher.logit_cache
     known = (
         logit_cache.find(_key(work, number), Tensor if work.compiled else TokenDistribution)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atelier.engine.model.contract import Output, Relations
-from atelier.engine.objective.chunked import Mix, TeacherSide, objective_sums
+from atelier.engine.objective.chunked import Mix, Side, objective_sums
 from atelier.engine.objective.load import is_of_tokens, module_of
 from atelier.engine.objective.vocab_slice import LogitCache, VocabSlice
 
@@ -47,11 +47,11 @@ class Term(NamedTuple):
 def mixed_terms(
     state: State,
     mix: Mix,
-    teacher: TeacherSide | None,
+    teacher: Side | None,
     rows: Mapping[str, Tensor],
     logit_cache: LogitCache | None = None,
     text: str = "lm",
-    others: Mapping[str, TeacherSide] = {},
+    others: Mapping[str, Side] = {},
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name, with
     `text`, the cross-entropy of all scored tokens. `others`: of the objectives that compare with another

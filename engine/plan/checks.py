@@ -30,6 +30,7 @@ from atelier.engine.plan.layout_checks import (
     place_of,
     shared_rows,
 )
+from atelier.engine.plan.site_checks import check_apart
 
 
 def check_layout(
@@ -39,6 +40,7 @@ def check_layout(
     configuration, '' for a flow with one model.
     """
     check_link(roles, train, prefix=prefix)
+    check_apart(layout, roles, train, prefix=prefix)
     train = train.here()
     _check_lengths(roles, train, prefix)
     for step in train.progressive.first_steps():

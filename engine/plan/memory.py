@@ -47,7 +47,7 @@ class Memory(CostTerms):
     margin: float
 
 
-OUTER = 4  # bytes of an outer weight, and of its momentum
+OUTER = 4  # bytes of an outer weight, of its momentum, of what a codec lost, of the weight as it was sent
 
 
 def peak_memory(
@@ -106,8 +106,10 @@ class _Rank:
             ends, self.columns = ends - embedding, embedding / (parallel.embedding_ranks * axes.replicate)
         self.ends = ends / axes.tensor
         self.own = self.block_params * self.blocks + self.ends - (tier.params if tier else 0.0)
-        kept = {"average": 1, "nesterov": 2}[train.link.outer.kind] if train.link.is_linked else 0
-        self.outer = OUTER * kept * self.own / (axes.shard * axes.context)  # of several sites
+        kept = {"average": 1, "nesterov": 2}[train.link.outer.kind] + train.link.feeds_back
+        kept += train.link.delay > 0
+        of_sites = OUTER * kept if train.link.is_linked else 0
+        self.outer = of_sites * self.own / (axes.shard * axes.context)
 
     def peak(self) -> Memory:
         """The larger of the peaks at the objective and at the end of the backward pass."""

@@ -15,12 +15,9 @@ WIDTH = 22
 
 
 def version() -> str:
-    from importlib import metadata  # 0.03 s that only this needs
+    from atelier.infra.code.provenance import version as found  # 0.03 s that only this needs
 
-    try:
-        return f"atelier {metadata.version('atelier-lm')}"
-    except metadata.PackageNotFoundError:  # run from a checkout
-        return "atelier (not installed)"
+    return found()
 
 
 def overview() -> str:

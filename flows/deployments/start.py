@@ -4,14 +4,18 @@ import threading
 import time
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
+from atelier.engine.config.message import Message
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import is_configured
-from atelier.flows.run.execute import RunOutcome, reuse_all, run_flow
+from atelier.flows.run.execute import RunOutcome, new_run_id, reuse_all, run_flow
+from atelier.flows.run.loopback import loopback
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import check_launcher
 from atelier.flows.run.screen import Screen
 from atelier.flows.run.table import duration
 from atelier.infra.dag import Node
+from atelier.infra.run.context import Listener
 from atelier.infra.stack.stack import Stack, join_stack
 from atelier.infra.store.run_manifest import manifests
 from atelier.infra.store.store import Store
@@ -25,14 +29,38 @@ def run_to_end(
     sweep: str = "",
     stop: threading.Event | None = None,
     run_id: str = "",
+    listener: Listener | None = None,
 ) -> RunOutcome:
     """Plan and run, showing progress. Setting `stop` ends it at a checkpoint; with the `run_id` of an earlier
-    run it continues that run. Raises ConfigError when the plan is refused.
+    run it continues that run; `listener` gets all messages too. Raises ConfigError when the plan is refused.
     """
     frozen.pool.check_runs()
     if not frozen.pool.is_served:
         check_launcher(frozen.pool, store.root)
+    elif frozen.here or frozen.ordered is not None:
+        raise ConfigError(
+            "pool", f"{frozen.pool.name} is served by Prefect", "runs over sites have pool=here"
+        )
+    if frozen.here and sweep:
+        raise ConfigError("sites", "a sweep runs at one site", "leave it out")
+    with loopback(frozen.sites, store.root):
+        return _planned_and_run(frozen, store, command, sweep, stop, run_id, listener)
+
+
+def _planned_and_run(
+    frozen: Frozen,
+    store: Store,
+    command: str,
+    sweep: str,
+    stop: threading.Event | None,
+    run_id: str,
+    listener: Listener | None,
+) -> RunOutcome:
+    run_id = run_id or new_run_id()
     plan = make_plan(frozen, store)
+    elsewhere = Elsewhere(frozen, plan, store, run_id) if plan.there else None
+    if elsewhere is not None and not plan.refusals:
+        plan = elsewhere.planned(plan)
     if plan.refusals:
         raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     with Screen() as screen:
@@ -48,8 +76,22 @@ def run_to_end(
             return _on_pool(frozen, plan, store, screen)
         if not (sweep or totals["run"] or _is_looked_at(frozen, plan, store)):
             return reuse_all(frozen, plan, store, command)
+
+        def heard(node: str, message: Message) -> None:
+            screen.on_message(node, message)
+            if listener is not None:
+                listener(node, message)
+
         return run_flow(
-            frozen, plan, store, command, screen.on_message, sweep=sweep, stop=stop, run_id=run_id
+            frozen,
+            plan,
+            store,
+            command,
+            heard,
+            sweep=sweep,
+            stop=stop,
+            run_id=run_id,
+            elsewhere=elsewhere,
         )
 
 

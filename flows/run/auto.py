@@ -56,7 +56,8 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
     is_free = parallel.shard == "auto" and all(getattr(parallel, axis) == 1 for axis in AXES)
     if not is_free or parallel.roles or pool.members or train is None or not roles or not vocab:
         return None
-    models = {name: role.model.resolved(vocab) for name, role in roles.items() if role.moves}
+    here = {name: role for name, role in roles.items() if train.link.is_here(name)}
+    models = {name: role.model.resolved(vocab) for name, role in here.items() if role.moves}
     if not models:
         return None
     largest = max(models, key=lambda name: models[name].flops_per_token(train.sequence))
@@ -113,7 +114,7 @@ def _planned(arguments: Spec, train: Train, pool: Pool) -> int:
         found = [
             estimate(role, train, parallel.of_role(name, is_student=name in aside), pool, vocab, steps=1)
             for name, role in roles.items()
-            if role.moves
+            if role.moves and train.link.is_here(name)
         ]
     except ConfigError:  # a layout or a device that the plan refuses
         return WITHOUT_MODEL

@@ -14,11 +14,13 @@ from atelier.engine.config.error import ConfigError, nearest, printable
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
+from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
 from atelier.flows.run.auto import check_memory, check_specials, check_warmups, fastest_layout, with_interval
 from atelier.flows.run.catalog import CONF, groups, options
 from atelier.flows.run.finished_models import check_beginnings, filled
+from atelier.flows.run.over_sites import SiteHere, site_here, with_sites
 from atelier.flows.run.overrides import check_overrides
 from atelier.flows.run.registry import is_idle, parameters
 from atelier.infra.calibration.history import facts
@@ -30,8 +32,8 @@ from atelier.infra.tracking.factory import TrackerSpec
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
 CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
-SETTINGS = ("pool", "tracker", "resume")
-WHERE = ("pool", "site", "tracker")  # choices that say nothing of what is computed
+SETTINGS = ("pool", "tracker", "resume", "sites")
+WHERE = ("pool", "site", "sites", "tracker")  # choices that say nothing of what is computed
 BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
@@ -47,6 +49,9 @@ class Frozen:
     tracker: TrackerSpec
     resume: Resume = field(default_factory=Resume)
     companions: dict[str, Role] = field(default_factory=dict)
+    sites: Sites = field(default_factory=Sites)
+    here: SiteHere | None = None  # this one of them
+    ordered: frozenset[str] | None = None  # by another site: the tasks that are asked for
 
     def call(self) -> dict[str, Given]:
         """Keyword arguments of the flow's body."""
@@ -98,7 +103,11 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     tracker.check()
     resume = parse(Resume, given.pop("resume", {}), "resume")
-    arguments = parse(parameters(flow), given, "")
+    sites = parse(Sites, given.pop("sites", {}), "sites")
+    if not sites.names and sites != Sites():
+        raise ConfigError("sites.names", "is empty, and other keys of sites are given", "sites=[a,b]")
+    here = site_here(sites, default_root()) if sites.names else None
+    arguments = parse(parameters(flow), with_sites(given, sites, here) if here else given, "")
     arguments = resolved(arguments, pool)
     check_beginnings(arguments, taken, overrides)
     check_warmups(arguments, overrides)
@@ -112,6 +121,8 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
         pool=pool,
         tracker=tracker,
         resume=resume,
+        sites=sites,
+        here=here,
     )
 
 

@@ -14,17 +14,19 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from atelier.engine.config.error import AtelierError, StoppedError, of_system, printable
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.io.fork_server import is_possible
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import embed
 from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
 from atelier.flows.run.registry import body
+from atelier.flows.run.scheduler import PrefectScheduler
 from atelier.flows.run.work import mend, work
-from atelier.infra.dag import Future, Node, Reference, scheduling, stop_scheduling
+from atelier.infra.dag import Future, Node, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import Listener, RunContext
@@ -69,22 +71,6 @@ class RunOutcome:
         return [name for name, state in self.states.items() if state == "reused"]
 
 
-class PrefectScheduler:
-    """A scheduler that hands every node to Prefect, the futures of the nodes before it as its inputs."""
-
-    def __init__(self, submit: Callable[[Node, list[Future]], Future]) -> None:
-        self._submit = submit
-        self.futures: list[Future] = []
-        self.nodes: list[Node] = []
-
-    def declare(self, node: Node, after: list[Reference]) -> Future:
-        waits = list({id(r.future): r.future for r in after if r.future is not None}.values())
-        future = self._submit(node, waits)
-        self.futures.append(future)
-        self.nodes.append(node)
-        return future
-
-
 Make = Callable[[Node, RunContext, RunOutcome], dict[str, str]]
 Host = Callable[[Frozen, RunContext, RunOutcome, Callable[[], None]], None]
 
@@ -106,13 +92,17 @@ def run_flow(
     host: Host | None = None,
     make: Make = make_here,
     stop: threading.Event | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> RunOutcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
 
-    `host` runs the flow's body within a Prefect flow, by default one of this process; `make` runs a node.
+    `host` runs the flow's body within a Prefect flow, by default one of this process; `make` runs a node,
+    `elsewhere` those of other sites.
     With the `run_id` of an earlier run its page in MLflow is continued. Setting `stop` ends the run at a
     checkpoint.
     """
+    if plan.there and elsewhere is None:
+        raise ConfigError("sites", "a sweep, a form or a job of an array runs at one site", "leave it out")
     started = time.monotonic()
     run_id = run_id or new_run_id()
     outcome = RunOutcome(run_id=run_id, nodes=plan.nodes)
@@ -124,7 +114,10 @@ def run_flow(
         try:
             _rely_on(plan, context)
             (host or _embedded)(
-                frozen, context, outcome, lambda: _inside(frozen, plan, context, outcome, started, make)
+                frozen,
+                context,
+                outcome,
+                lambda: _inside(frozen, plan, context, outcome, started, make, elsewhere),
             )
         except StoppedError as error:
             outcome.failure = outcome.failure or error
@@ -203,7 +196,8 @@ def _rely_on(plan: Plan, context: RunContext) -> None:
     wait_for_removals(
         context.store.root, lambda text: print(printable(text, 0), file=sys.stderr), context.stop
     )
-    made = {(p.kind, p.fingerprint) for node in plan.nodes for p in node.products.values()}
+    every = [*plan.nodes, *(node for nodes in plan.there.values() for node in nodes)]
+    made = {(p.kind, p.fingerprint) for node in every for p in node.products.values()}
     for role, (kind, fingerprint) in {k: v for node in plan.nodes for k, v in node.inputs.items()}.items():
         if (kind, fingerprint) not in made and context.store.find(kind, fingerprint) is None:
             raise AtelierError(f"{role}: {kind} {fingerprint[:8]} was removed meanwhile; make it again first")
@@ -325,7 +319,13 @@ def _say(text: str) -> None:
 
 
 def _inside(
-    frozen: Frozen, plan: Plan, context: RunContext, outcome: RunOutcome, started: float, make: Make
+    frozen: Frozen,
+    plan: Plan,
+    context: RunContext,
+    outcome: RunOutcome,
+    started: float,
+    make: Make,
+    elsewhere: Elsewhere | None,
 ) -> None:
     """Submit the body's nodes to the Prefect flow that this runs in, wait for all, show the report."""
     import prefect  # imported by the host
@@ -333,7 +333,16 @@ def _inside(
 
     @prefect.task(name="work", persist_result=False)
     def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, str]:  # as above
-        return make(Node.model_validate(node), context, outcome)
+        found = Node.model_validate(node)
+        if found.site and elsewhere is not None:
+            elsewhere.make(found, context, outcome.states, outcome.errors)
+            return {}
+        try:
+            return make(found, context, outcome)
+        except AtelierError:
+            if elsewhere is not None:
+                elsewhere.fail(context)
+            raise
 
     def submit(node: Node, waits: list[Future]) -> Future:
         named = node_task.with_options(name=node.task, task_run_name=lambda: node.name)
@@ -343,7 +352,11 @@ def _inside(
     context.links["flow_run"] = str(flow_run.id)
     context.tracker.link(**context.links)
     show_plan(plan)
-    scheduler = PrefectScheduler(submit)
+    is_part = bool(plan.there) or frozen.ordered is not None
+    here = {node.name for node in plan.nodes} if is_part else None
+    scheduler = PrefectScheduler(submit, here, plan.there)
+    if elsewhere is not None:
+        elsewhere.begin()
     looking_in(context.store)
     with stopping(context.stop):
         token = scheduling(scheduler)
@@ -352,6 +365,8 @@ def _inside(
         finally:
             stop_scheduling(token)
             _wait_for(scheduler, outcome)
+            if elsewhere is not None:
+                elsewhere.close()
             outcome.is_whole = True
     if outcome.failure is None:
         show_report(outcome.nodes, context)

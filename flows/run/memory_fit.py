@@ -97,7 +97,8 @@ def _searched(
     node: Node, pool: Pool, devices: int, layout: Parallel, vocab: int
 ) -> tuple[list[LayoutOption], list[RejectedLayout]]:
     config = node.training
-    moving = [role for role in config.roles.values() if role.moves]
+    here = config.train.link.is_here
+    moving = [role for name, role in config.roles.items() if role.moves and here(name)]
     roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in moving]
     largest = max(roles, key=lambda role: role.model.flops_per_token(config.train.sequence))
     return search(largest, config.train, pool, devices, vocab=vocab, like=layout)

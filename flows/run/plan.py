@@ -1,8 +1,7 @@
-"""Build the DAG without running it: the flow's own body runs with a scheduler that only collects nodes. For
-each artifact: reuse or run, why, at which cost, and in which arithmetic.
+"""Plan a flow's DAG (flows/run/draw.py) without running it. For each artifact: reuse or run, why, at which
+cost, and in which arithmetic.
 """
 
-import contextvars
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -21,16 +20,15 @@ from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.disk_fit import too_little_disk
+from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.memory_fit import too_much
-from atelier.flows.run.registry import body
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.flows.run.written import written_row
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
-from atelier.infra.dag import Node, Product, Reference, scheduling
+from atelier.infra.dag import Node, Product
 from atelier.infra.run.resume_plan import Resume, made_by_other
-from atelier.infra.store.existing_model import looking_in
 from atelier.infra.store.run_manifest import Row, comparable, nearest_run, parents_of, row_name
 from atelier.infra.store.store import Store
 from atelier.tasks import finetune as finetune_task
@@ -86,6 +84,7 @@ class PlanRow(EstimateRow):
     best_checkpoint_every: int
     layout: Json
     computed: str
+    site: str  # that makes it; '' = this one
 
 
 class PlanTotals(TypedDict):
@@ -112,16 +111,6 @@ class PlanDocument(TypedDict):
     pace: float
 
 
-class NodeCollector:
-    """A scheduler that only collects nodes."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-
-    def declare(self, node: Node, after: list[Reference]) -> None:
-        self.nodes.append(node)
-
-
 @dataclass(frozen=True)
 class Plan:
     """Plan of a flow: its nodes, a row per artifact (state, reasons, cost), refusals, warnings."""
@@ -133,6 +122,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     pace: float = 1.0  # measured / planned step time on this pool, median
     wall_s: float = 0.0  # from the start of the run to its end
+    there: Mapping[str, list[Node]] = field(default_factory=dict)  # the nodes of other sites
 
     def document(self) -> PlanDocument:
         running = [row for row in self.rows if row["state"] != "reuse"]
@@ -156,19 +146,6 @@ class Plan:
         }
 
 
-def collect_nodes(frozen: Frozen, store: Store) -> list[Node]:
-    """The flow's nodes, each with the fingerprints of what it would publish."""
-    drawing = NodeCollector()
-
-    def inside() -> None:
-        looking_in(store)
-        scheduling(drawing)
-        body(frozen.flow)(**frozen.call())
-
-    contextvars.copy_context().run(inside)
-    return drawing.nodes
-
-
 @dataclass(frozen=True)
 class PlanInputs:
     """What all rows of a plan need: the nearest finished run's products by name, and the pool's pace."""
@@ -183,7 +160,8 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     """Plan a flow. Raises ConfigError for a vocabulary that the layout does not divide and an unknown
     --fresh; other refusals are in the plan.
     """
-    nodes = collect_nodes(frozen, store)
+    placed = placed_nodes(frozen, store)
+    nodes = placed.here
     before = nearest_run(store, frozen.flow, frozen.document)
     known = {row.name: row for row in before.tasks} if before else {}
     rows: list[PlanRow] = []
@@ -230,6 +208,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         notes=notes,
         pace=plan_inputs.pace,
         wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool) if seconds else 0.0,
+        there=placed.there,
     )
 
 
@@ -344,6 +323,7 @@ def _row(
         "best_checkpoint_every": 0,
         "layout": node.layout,
         "computed": computed(node, product, record, pool),
+        "site": "",
     }
     if node.task not in TRAINED or not plan_inputs.vocab:
         return row

@@ -1,5 +1,6 @@
 """All that `atelier plan` says of a flow: the plan, what finished trainings took, other layouts."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -8,6 +9,8 @@ from atelier.engine.plan.estimate import EstimateRow
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.elsewhere import Elsewhere
+from atelier.flows.run.loopback import loopback
 from atelier.flows.run.measured import MeasuredRow, measured
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
 from atelier.flows.run.plan import Plan, PlanDocument, PlanRow, PlanTotals, make_plan
@@ -98,9 +101,16 @@ def planned(flow: str, overrides: Sequence[str], store: Store, *, search: bool =
     """
     check_flow(flow, "atelier plan")
     frozen = compose(flow, list(overrides))
-    plan = make_plan(frozen, store)
+    plan = _over_sites(frozen, store) if frozen.sites.names else make_plan(frozen, store)
     found = search_layouts(plan, frozen) if search else None
     return PlanResult(plan, measured(plan, store), found)
+
+
+def _over_sites(frozen: Frozen, store: Store) -> Plan:
+    """The plan of all sites: each is asked for its part."""
+    with loopback(frozen.sites, store.root):
+        plan = make_plan(frozen, store)
+        return plan if plan.refusals else Elsewhere(frozen, plan, store, str(time.time_ns())).planned(plan)
 
 
 def search_layouts(plan: Plan, frozen: Frozen) -> list[TaskLayouts]:

@@ -2,14 +2,17 @@
 
 import yaml
 
+from atelier import PROJECT
 from atelier.engine.config.base import parse
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.site import Site
 from atelier.flows.run.catalog import CONF, options
 from atelier.infra.launch.batch_systems import batch_of
 from atelier.infra.launch.slots import num_slots
+from atelier.infra.sites.policy import EVERYTHING, Policy
 from atelier.infra.stack.stack import LIGHT
+from atelier.infra.tracking.factory import TrackerSpec
 
 LIGHT_LIMIT = 50  # parent flows at once
 
@@ -19,6 +22,31 @@ def pool_of(name: str) -> Pool:
     if name == LIGHT:
         return Pool(name=LIGHT, slots=LIGHT_LIMIT)
     return parse(Pool, yaml.safe_load((CONF / "pool" / f"{name}.yaml").read_text()) or {}, f"pool.{name}")
+
+
+def tracker_of(name: str) -> TrackerSpec:
+    """conf/tracker/<name>.yaml, validated."""
+    text = (CONF / "tracker" / f"{name}.yaml").read_text()
+    return parse(TrackerSpec, yaml.safe_load(text) or {}, f"tracker.{name}")
+
+
+def check_policy(policy: Policy) -> None:
+    """Raises ConfigError for tasks, a pool or a tracker that there are not."""
+    tasks = sorted(path.stem for path in (PROJECT / "tasks").glob("*.py") if path.stem != "__init__")
+    for given, known, place in (
+        (policy.tasks, [*tasks, EVERYTHING], "--tasks"),
+        ((policy.pool,), options("pool"), "--pool"),
+        ((policy.tracker,), options("tracker"), "--tracker"),
+    ):
+        if strange := next((word for word in given if word not in known), ""):
+            near = nearest(strange, known)
+            raise ConfigError(
+                place, f"there is no {strange!r}", f"did you mean {near}?" if near else ", ".join(known)
+            )
+    if pool_of(policy.pool).is_served:
+        raise ConfigError(
+            "--pool", f"{policy.pool} is served by Prefect", "a pool that is used as it is: here"
+        )
 
 
 def site_of(pool: Pool) -> Site:

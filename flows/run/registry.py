@@ -15,15 +15,17 @@ from atelier.engine.config.base import Spec
 _OF_LABELS = ("score.max_examples", "score.shots")
 _SHARES = ("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*")
 _OF_TITAN = ("score.controls", "score.rows")
+_APART = tuple(f"train.link.{key}" for key in ("roles", "roles.*", "top", "values", "ahead"))
 IDLE: dict[str, tuple[str, ...]] = {
     "corpus": _SHARES,
-    "pretrain": (*_OF_LABELS, *_OF_TITAN),
+    "pretrain": (*_OF_LABELS, *_OF_TITAN, *_APART),
+    "titan": _APART,
     "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
     "convert": (*_OF_LABELS, *_OF_TITAN),
-    "instruct": ("tokenizer", "tokenizer.*"),
-    "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts"),
-    "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots"),
+    "instruct": ("tokenizer", "tokenizer.*", *_APART),
+    "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts", *_APART),
+    "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots", *_APART),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
         *("train.link", "train.link.*"),

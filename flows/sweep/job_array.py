@@ -8,8 +8,8 @@ import shlex
 
 from atelier.engine.config.error import ConfigError, of_system
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.execute import new_run_id
-from atelier.flows.run.plan import collect_nodes
 from atelier.flows.run.sweep_ledger import FAILED, PRUNED, STOPPED
 from atelier.flows.sweep.executor import RESTARTS, Ask, Ending, Executor, RemoteExecutor, Running, Tell
 from atelier.flows.sweep.pruning import Look

@@ -18,7 +18,7 @@ from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.plan import collect_nodes
+from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.pools import check_launcher, gangs_at_once, site_of
 from atelier.flows.run.sweep_ledger import DONE, FAILED, OPEN, STOPPED, Ledger, PointEntry
 from atelier.flows.run.sweep_point import (

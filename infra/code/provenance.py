@@ -26,6 +26,14 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def version() -> str:
+    """Atelier's."""
+    try:
+        return f"atelier {metadata.version('atelier-lm')}"
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "atelier (not installed)"
+
+
 @cache
 def engine_digest() -> str:
     """sha256 over names and contents of the engine's sources, 16 digits."""

@@ -2,6 +2,7 @@
 and those of its peers, over mutual TLS; a peer's certificate is looked up at every call.
 """
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -15,15 +16,17 @@ from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.io.storage import local_path
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.infra.sites import desk, notes
 from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.file_calls import FileCalls
+from atelier.infra.sites.files import Files
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
+from atelier.infra.sites.notes import Notes
+from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, patience, reason
 
 SERVICE = "atelier.Site"
-BLOCK = 1 << 20  # bytes of a frame
 LOOK_EVERY = 0.2  # seconds
-SLOWEST = 10_000  # bytes a second
-TIMEOUT_S = 30.0  # of a call without a body
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 
 
@@ -41,10 +44,18 @@ class Agent:
     def __init__(self, keys: Keys, mailbox: str) -> None:
         self.keys, self.site, self._mailbox = keys, keys.card.site, mailbox
         self._incoming = Incoming(mailbox, self.site)
+        self._notes = Notes(mailbox, self.site)
         self._audit = Audit(keys.folder / AUDIT)
         self._delivered: set[tuple[str, str, int, str]] = set()  # peer, trajectory, round, digest
+        self._told: dict[str, set[str]] = {}  # digests of notes by peer
+        self._refused: dict[str, set[str]] = {}  # the same, of those that it sent
+        self._has_files: dict[str, set[str]] = {}  # heads of files by peer
+        self._files = FileCalls(Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE)
         self._said: dict[str, str] = {}  # the last problem with each peer
         self._server: grpc.Server | None = None
+
+    def _is_trusted(self, peer: str) -> bool:
+        return peer in self.keys.peers
 
     # what others ask
 
@@ -57,6 +68,12 @@ class Agent:
             "Put": grpc.stream_unary_rpc_method_handler(self._put),
             "Heads": grpc.unary_unary_rpc_method_handler(self._heads),
             "Get": grpc.unary_stream_rpc_method_handler(self._get),
+            "OfferFile": grpc.unary_unary_rpc_method_handler(self._offer_file),
+            "PutFile": grpc.stream_unary_rpc_method_handler(self._put_file),
+            "FileHeads": grpc.unary_unary_rpc_method_handler(self._file_heads),
+            "GetFile": grpc.unary_stream_rpc_method_handler(self._get_file),
+            "Tell": grpc.unary_unary_rpc_method_handler(self._tell),
+            "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
         }
         self._server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="agent"), options=OPTIONS)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
@@ -96,9 +113,7 @@ class Agent:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
         return peer
 
-    def _answered(
-        self, context: grpc.ServicerContext, peer: str, work: Callable[[], dict[str, Json]]
-    ) -> bytes:
+    def _answered(self, context: grpc.ServicerContext, peer: str, work: Callable[[], Json]) -> bytes:
         """The result of `work` as JSON; what it refuses ends the call with the reason."""
         try:
             return json.dumps(work()).encode()
@@ -157,7 +172,7 @@ class Agent:
         for about in self._incoming.trainings(peer):
             if about.trajectory == asked.trajectory:
                 box = Mailbox(self._mailbox, about.trajectory)
-                if (head := box.read(asked.round, self.site)) is not None:
+                if (head := box.contribution(asked.round, self.site)) is not None:
                     yield from self._blocks(box, head, asked.offset)
                     self._audit.add("fetched", who=peer, **told(head))
                     return
@@ -167,6 +182,46 @@ class Agent:
         with (local_path(box.folder(head.round, head.site)) / BODY).open("rb") as file:
             file.seek(offset)
             yield from iter(lambda: file.read(BLOCK), b"")
+
+    def _tell(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+
+        def work() -> dict[str, Json]:
+            note = self._notes.take(request, peer)
+            self._audit.add("received", who=peer, **notes.told(note))
+            return {}
+
+        return self._answered(context, peer, work)
+
+    def _ask(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+
+        def work() -> list[Json]:
+            found = self._notes.asked(request, peer)[:1]  # one fits into an answer
+            for note in found:
+                self._audit.add("fetched", who=peer, **notes.told(note))
+            return [desk.text_of(note).decode() for note in found]
+
+        return self._answered(context, peer, work)
+
+    def _offer_file(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+        return self._answered(context, peer, lambda: self._files.offer(request, peer))
+
+    def _put_file(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+        return self._answered(context, peer, lambda: self._files.put(requests, peer))
+
+    def _file_heads(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._caller(context)
+        return self._answered(context, peer, lambda: self._files.heads(peer))
+
+    def _get_file(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        peer = self._caller(context)
+        try:
+            yield from self._files.get(request, peer)
+        except AtelierError as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
 
     # what it asks
 
@@ -205,30 +260,85 @@ class Agent:
         )
         options = [*OPTIONS, ("grpc.ssl_target_name_override", peer)]
         with grpc.secure_channel(card.address, credentials, options) as channel:
-            for about in self._incoming.trainings(peer):
-                box = Mailbox(self._mailbox, about.trajectory)
-                for head in box.sent(self.site):
-                    if (peer, head.trajectory, head.round, head.body.sha256) not in self._delivered:
-                        self._deliver(channel, peer, box, head)
-            if self.keys.card.address:
-                return  # the peer sends
-            answer = channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=TIMEOUT_S)
-            heads = parse_object(answer, peer, "the heads of messages").get("heads")
-            for found in heads if isinstance(heads, list) else ():
-                self._fetch(channel, peer, head_of(json.dumps(found).encode(), peer))
+            is_called = bool(self.keys.card.address)  # the peer sends by itself
+            parts: list[Callable[[], None]] = [
+                lambda: self._send_messages(channel, peer),
+                lambda: None if is_called else self._fetch_messages(channel, peer),
+                lambda: self._tell_news(channel, peer),
+                lambda: None if is_called else self._hear_news(channel, peer),
+                lambda: self._files.send(channel, peer, self._has_files.setdefault(peer, set())),
+                lambda: None if is_called else self._files.fetch(channel, peer),
+            ]
+            problems: list[Exception] = []
+            for part in parts:  # one that the peer refuses, or does not know, holds up no other
+                try:
+                    part()
+                except (AtelierError, grpc.RpcError) as error:
+                    problems.append(error)
+            if problems:
+                raise problems[0]
 
-    def _deliver(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Contribution) -> None:
-        """Send a message, unless the peer does not take it: not yet, or never, which holds up no other."""
+    def _send_messages(self, channel: grpc.Channel, peer: str) -> None:
+        for about in self._incoming.trainings(peer):
+            box = Mailbox(self._mailbox, about.trajectory)
+            for head in box.sent(self.site):
+                is_new = (peer, head.trajectory, head.round, head.body.sha256) not in self._delivered
+                if is_new and not self._deliver(channel, peer, box, head):
+                    break  # later rounds are too early as well
+
+    def _fetch_messages(self, channel: grpc.Channel, peer: str) -> None:
+        answer = channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=TIMEOUT_S)
+        heads = parse_object(answer, peer, "the heads of messages").get("heads")
+        early: set[str] = set()  # trainings of which later rounds are too early as well
+        for found in heads if isinstance(heads, list) else ():
+            head = head_of(json.dumps(found).encode(), peer)
+            if head.trajectory not in early and not self._fetch(channel, peer, head):
+                early.add(head.trajectory)
+
+    def _tell_news(self, channel: grpc.Channel, peer: str) -> None:
+        """Send a peer the notes that are new."""
+        known = self._told.setdefault(peer, set())
+        for note in self._notes.waiting_for(peer, known):
+            try:
+                channel.unary_unary(f"/{SERVICE}/Tell")(desk.text_of(note), timeout=TIMEOUT_S)
+                self._audit.add("sent", who=peer, **notes.told(note))
+            except grpc.RpcError as error:
+                code = error.code() if isinstance(error, grpc.Call) else None
+                if code == grpc.StatusCode.ABORTED:
+                    continue
+                if code not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+                    raise
+                self._audit.add("not taken", who=peer, why=reason(error), **notes.told(note))
+            known.add(desk.digest_of(note))
+
+    def _hear_news(self, channel: grpc.Channel, peer: str) -> None:
+        """Fetch the notes that a peer has for this site, which it cannot call."""
+        refused = self._refused.setdefault(peer, set())
+        request = self._notes.request(peer, refused)
+        answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
+        for text in notes.listed(answer, peer):
+            try:
+                note = self._notes.take(text, peer)
+                self._audit.add("received", who=peer, **notes.told(note))
+            except AtelierError as error:
+                refused.add(hashlib.sha256(text).hexdigest())
+                self._audit.add("refused", who=peer, why=str(error))
+
+    def _deliver(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Contribution) -> bool:
+        """Send a message, unless the peer does not take it: never, which holds up no other, or not yet, for
+        which it is False.
+        """
         try:
             self._send(channel, peer, box, head)
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else None
             if code == grpc.StatusCode.ABORTED:
-                return
+                return False
             if code != grpc.StatusCode.FAILED_PRECONDITION:
                 raise
             self._audit.add("not taken", who=peer, why=reason(error), **told(head))
         self._delivered.add((peer, head.trajectory, head.round, head.body.sha256))
+        return True
 
     def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Contribution) -> None:
         answer = channel.unary_unary(f"/{SERVICE}/Offer")(head.text, timeout=TIMEOUT_S)
@@ -240,23 +350,25 @@ class Agent:
                 yield about
                 yield from self._blocks(box, head, offset)
 
-            channel.stream_unary(f"/{SERVICE}/Put")(parts(), timeout=patience(head))
+            channel.stream_unary(f"/{SERVICE}/Put")(parts(), timeout=patience(head.body.bytes))
             self._audit.add("sent", who=peer, **told(head))
 
-    def _fetch(self, channel: grpc.Channel, peer: str, head: Contribution) -> None:
+    def _fetch(self, channel: grpc.Channel, peer: str, head: Contribution) -> bool:
+        """Fetch a message, unless it is here or over; False when it is too early for it."""
         try:
             offset = self._incoming.offset(head, peer)
         except NotTaken as refused:
             if refused.when == "never":
                 raise
-            return
+            return refused.when != "early"
         if offset is None:
-            return
+            return True
         asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
         ask = channel.unary_stream(f"/{SERVICE}/Get")
-        blocks = ask(asked.model_dump_json().encode(), timeout=patience(head))
+        blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
         self._incoming.take(head, peer, offset, blocks)
         self._audit.add("received", who=peer, **told(head))
+        return True
 
 
 def head_of(text: bytes, peer: str) -> Contribution:
@@ -273,15 +385,3 @@ def told(head: Contribution) -> dict[str, Json]:
         "bytes": head.body.bytes,
         "sha256": head.body.sha256,
     }
-
-
-def patience(head: Contribution) -> float:
-    """Seconds after which a message's transfer is broken off; it goes on where it stopped."""
-    return TIMEOUT_S + head.body.bytes / SLOWEST
-
-
-def reason(error: Exception) -> str:
-    """One line of what went wrong."""
-    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
-        return f"{error.code().name.lower()}: {' '.join(str(error.details()).split())[:300]}"
-    return str(error)

@@ -41,10 +41,10 @@ class Incoming:
     def judge(self, head: Contribution, peer: str) -> Mailbox:
         """The mailbox of a message. Raises NotTaken for one that this site does not take from `peer`."""
         here = [about for about in trainings(self._url) if about.site == self._site]
-        sites = next((about.sites for about in here if about.trajectory == head.trajectory), None)
-        if sites is None:
+        about = next((about for about in here if about.trajectory == head.trajectory), None)
+        if about is None:
             raise NotTaken(f"{head.trajectory[:16]} is not trained here", "early")
-        if peer not in sites:
+        if peer not in about.sites:
             raise NotTaken(f"{peer} takes no part in {head.trajectory[:16]}")
         if head.site != peer:
             raise NotTaken(f"the message is of {head.site}, and {peer} sends it")
@@ -57,8 +57,9 @@ class Incoming:
         own = list(box.sent(self._site))[-1:]
         if head.round > (own[0].round if own else 0) + 1:
             raise NotTaken(f"round {head.round} is not the next one", "early")
-        if own and own[0].body.bytes != head.body.bytes:
-            raise NotTaken(f"{head.body.bytes} bytes, and this site's contributions have {own[0].body.bytes}")
+        expected = about.bytes[head.fragment : head.fragment + 1]
+        if about.bytes and expected != (head.body.bytes,):
+            raise NotTaken(f"{head.body.bytes} bytes of fragment {head.fragment}, not {[*expected]}")
         if there is None and head.round < min(box.rounds(), default=1):
             raise NotTaken(f"round {head.round} is over", "over")
         return box
@@ -89,26 +90,9 @@ class Incoming:
             if self.judge(head, peer).read(head.round, peer) is not None:
                 return
             make_folder(path.parent)
-            if offset != (path.stat().st_size if path.exists() else 0):
-                raise NotTaken(f"begins at byte {offset}, which is not where it ended", "early")
-            with path.open("ab") as file:
-                for block in blocks:
-                    file.write(block)
-                    if file.tell() > head.body.bytes:
-                        path.unlink()
-                        raise NotTaken(f"has more than the {head.body.bytes} bytes that it announces")
-                file.flush()
-                os.fsync(file.fileno())
-            if path.stat().st_size < head.body.bytes:
-                raise NotTaken(f"ended after {path.stat().st_size} of {head.body.bytes} bytes", "early")
-            if digest_of(str(path)).sha256 != head.body.sha256:
-                path.unlink()
-                raise NotTaken("its content does not match its digest")
-            if not is_trusted():
-                raise NotTaken(f"{peer} is not trusted any more")
             folder = box.folder(head.round, peer)
-            os.replace(path, local_path(folder) / BODY)
-            sync_folder(local_path(folder))
+            entry = (head.body.bytes, head.body.sha256)
+            received(path, local_path(folder) / BODY, entry, offset, blocks, is_trusted)
             write_bytes(f"{folder}/{HEAD}", head.text)
 
     def _part(self, box: Mailbox, head: Contribution) -> Path:
@@ -126,3 +110,37 @@ class Incoming:
         finally:
             with self._lock:
                 self._taking.discard(folder)
+
+
+def received(
+    part: Path,
+    target: Path,
+    entry: tuple[int, str],
+    offset: int,
+    blocks: Iterable[bytes],
+    is_trusted: Callable[[], bool],
+) -> None:
+    """Append the blocks of a file of these bytes and sha256, from `offset` on, to `part`, and move it to
+    `target` when it is whole; durable when it returns. Raises NotTaken for bytes that are not those: they are
+    dropped. `is_trusted`: who sends them still is, when all has come.
+    """
+    size, sha256 = entry
+    if offset != (part.stat().st_size if part.exists() else 0):
+        raise NotTaken(f"begins at byte {offset}, which is not where it ended", "early")
+    with part.open("ab") as file:
+        for block in blocks:
+            file.write(block)
+            if file.tell() > size:
+                part.unlink()
+                raise NotTaken(f"has more than the {size} bytes that it announces")
+        file.flush()
+        os.fsync(file.fileno())
+    if part.stat().st_size < size:
+        raise NotTaken(f"ended after {part.stat().st_size} of {size} bytes", "early")
+    if digest_of(str(part)).sha256 != sha256:
+        part.unlink()
+        raise NotTaken("its content does not match its digest")
+    if not is_trusted():
+        raise NotTaken("who sent it is not trusted any more")
+    os.replace(part, target)
+    sync_folder(target.parent)

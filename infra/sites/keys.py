@@ -1,5 +1,6 @@
 """A site's key and certificate, and the sites that it trusts: files of a folder. The key never leaves it."""
 
+import fcntl
 import hashlib
 import os
 import re
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import IO
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -20,7 +22,9 @@ from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.link import SITE
 from atelier.engine.io.storage import write_bytes
 
-KEY, CARD, PEERS, AUDIT = "key.pem", "site.json", "peers", "audit.jsonl"
+KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
+MAILBOX_AT, LOCK = "mailbox.txt", "agent.lock"
+FOLDER = "ATELIER_SITE"  # environment variable
 DAYS = 825  # for which a certificate is valid
 MOST_CARD = 100_000  # bytes
 
@@ -44,6 +48,11 @@ class Card(Spec):
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
+def keys_folder() -> Path:
+    """The folder of this site's keys."""
+    return Path(os.environ.get(FOLDER) or "~/.config/atelier/site").expanduser().absolute()
+
+
 @dataclass(frozen=True)
 class Keys:
     """The folder of a site's keys."""
@@ -63,6 +72,32 @@ class Keys:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         keys._renew(site, address)
         return keys
+
+    @property
+    def card_path(self) -> Path:
+        return self.folder / CARD
+
+    @property
+    def mailbox(self) -> Path:
+        """The folder of its messages: that of its agent."""
+        said = self.folder / MAILBOX_AT
+        return Path(said.read_text().strip()) if said.exists() else self.folder / MAILBOX
+
+    def set_mailbox(self, folder: str) -> None:
+        """Say where its agent finds messages."""
+        write_bytes(str(self.folder / MAILBOX_AT), f"{folder}\n".encode())
+
+    def alone(self, what: str) -> IO[str]:
+        """A file that is locked until it is closed: one agent has the keys. Raises ConfigError when another
+        has.
+        """
+        file = (self.folder / LOCK).open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigError(what, f"{self.folder}: another agent runs with these keys") from None
+        return file
 
     def rotate(self) -> None:
         """A new key and certificate; peers have to accept the new card."""

@@ -30,6 +30,8 @@ def test_a_model_grows_and_every_step_says_what_it_cost(atelier: Atelier, root: 
     assert set(models) == {"first", "first-grown", "both", "both-upcycled", "experts", "experts/pretrained-0"}
     grown, upcycled = models["first-grown"]["summary"], models["both-upcycled"]["summary"]
     assert (grown["tokens_kept"], grown["tokens_new"]) == (512, 128)
+    costs = {name: models[name]["summary"] for name in ("first-grown", "both-upcycled")}
+    print({name: round(one["loss_after"] - one["loss_before"], 6) for name, one in costs.items()}, "nat more")
     assert 0 < grown["loss_after"] - grown["loss_before"] < 0.01
     assert upcycled["is_exact"]
     assert upcycled["loss_after"] == pytest.approx(upcycled["loss_before"], abs=1e-5)
@@ -45,7 +47,9 @@ def test_the_prompt_is_an_adapter_of_kilobytes_and_its_base_has_not_moved(
     [adapter] = atelier.records("adapter", "experts/pretrained-0-adapter")
     [experts] = atelier.records("model", "experts")
     assert adapter["parents"]["base"] == experts["fingerprint"]
-    assert sum(file["bytes"] for file in adapter["files"]) < 20_000
+    size = sum(file["bytes"] for file in adapter["files"])
+    print(f"the adapter has {size} bytes")
+    assert size < 20_000
     folders = {
         name: next((root / "model" / one["fingerprint"][:16]).glob("payload-*"))
         for name in ("experts", "experts/pretrained-0")
@@ -63,6 +67,7 @@ def test_scores_of_the_mixture_were_computed_with_a_part_of_its_experts_in_memor
         for name in ("experts scores", "experts-second scores", "experts/zero-shot scores")
         for record in atelier.records("scores", name)
     ]
+    print("experts in memory at most, of how many:", [(c["experts_in_memory"], c["experts"]) for c in found])
     assert len(found) == 3
     for counts in found:
         assert 0 < counts["experts_in_memory"] < counts["experts"] == 4 * counts["blocks"]
@@ -71,6 +76,7 @@ def test_scores_of_the_mixture_were_computed_with_a_part_of_its_experts_in_memor
 
 def test_shares_of_the_weights_lead_to_whom_they_began_in(atelier: Atelier) -> None:
     rows = json.loads(atelier("lineage", "experts/pretrained-0", "--weights", "--json").out)
+    print("shares of the weights:", {row["name"]: round(row["share"], 4) for row in rows})
     assert sum(row["share"] for row in rows) == pytest.approx(1.0)
     assert {row["name"] for row in rows} == {"first", "both-upcycled", "experts/pretrained-0"}
     assert rows[0]["name"] == "first" and rows[0]["share"] > 0.9

@@ -2,7 +2,7 @@
 1503.02531).
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from atelier.engine.config.taught import Taught
 
 
 class Logits(Taught):
+    reads_logits_only: ClassVar[bool] = True
+
     kind: Literal["logits"] = "logits"
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
 

@@ -9,11 +9,16 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError, nearest, printable
 from atelier.engine.io.storage import is_local
-from atelier.infra.sites.keys import Keys
+from atelier.flows.run.pools import check_policy
+from atelier.infra.sites.desk import Cancellation, Desk
+from atelier.infra.sites.keys import Keys, keys_folder
+from atelier.infra.sites.order_runner import OrderRunner
+from atelier.infra.sites.policy import Policies, Policy
+from atelier.infra.store.store import Store, default_root
 
-KEYS = "ATELIER_SITE"
+LOOK_EVERY, JOIN_S = 0.2, 5.0  # seconds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,8 +30,8 @@ def run(options: argparse.Namespace) -> int:
             f"no act {options.act!r}",
             f"did you mean {near}?" if near else f"there are: {', '.join(ACTS)}",
         )
-    folder = options.keys or os.environ.get(KEYS) or "~/.config/atelier/site"
-    return ACTS[options.act](Keys(Path(folder).expanduser()), options)
+    folder = Path(options.keys).expanduser().absolute() if options.keys else keys_folder()
+    return ACTS[options.act](Keys(folder), options)
 
 
 def _create(keys: Keys, options: argparse.Namespace) -> int:
@@ -61,7 +66,9 @@ def _peers(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _revoke(keys: Keys, options: argparse.Namespace) -> int:
-    keys.revoke(_word(options, "a site that is trusted"))
+    peer = _word(options, "a site that is trusted")
+    keys.revoke(peer)
+    Policies(keys.folder).forget(peer)
     return 0
 
 
@@ -77,20 +84,108 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
         raise ConfigError("site serve", "needs the package grpcio", "pip install grpcio (the extra sites)")
     from atelier.infra.sites.agent import Agent  # now: gRPC takes a third of a second
 
-    if not options.mailbox or not is_local(options.mailbox):
-        problem = "is no folder of this machine" if options.mailbox else "is missing"
-        raise ConfigError("--mailbox", problem, "the folder of messages, train.link.mailbox of its runs")
-    card, stop = keys.card, threading.Event()
+    card, stop, mailbox = keys.card, threading.Event(), _mailbox(keys, options)
     port = card.address.rpartition(":")[2] or "0"
-    agent = Agent(keys, str(Path(options.mailbox).absolute()))
+    root = Store(default_root()).root
+    lock = keys.alone("site serve")
+    agent, runner = Agent(keys, mailbox), OrderRunner(keys, mailbox, root, _say)
+    keys.set_mailbox(mailbox)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stop.set())
     listen = options.listen or f"127.0.0.1:{port}"
     found = agent.serve(listen)
     print(f"{card.site} listens at {listen.rpartition(':')[0]}:{found}", flush=True)
-    agent.run(stop, lambda text: print(text, file=sys.stderr, flush=True))
+    if options.with_parent:
+        threading.Thread(target=_until_alone, args=(stop,), daemon=True).start()
+    carrying = threading.Thread(target=agent.run, args=(stop, _say), daemon=True)
+    carrying.start()
+    runner.tidy()
+    while not stop.wait(LOOK_EVERY):
+        runner.look()
+    carrying.join(JOIN_S)  # a transfer that stalls is broken off, and goes on later
     agent.stop()
+    lock.close()
+    if options.with_parent:
+        runner.end_all()
     return 0
+
+
+def _until_alone(stop: threading.Event) -> None:
+    """Set `stop` when the process that started this one has ended."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    stop.set()
+
+
+def _mailbox(keys: Keys, options: argparse.Namespace) -> str:
+    """Raises ConfigError for a mailbox that is no folder of this machine."""
+    if options.mailbox and not is_local(options.mailbox):
+        raise ConfigError("--mailbox", "is no folder of this machine", "a folder, where its agent can write")
+    return str(Path(options.mailbox).absolute()) if options.mailbox else str(keys.mailbox)
+
+
+def _say(text: str) -> None:
+    print(printable(text, 0), file=sys.stderr, flush=True)
+
+
+def _allow(keys: Keys, options: argparse.Namespace) -> int:
+    """Set what this site does for a peer."""
+    peer = _word(options, "a site that is trusted")
+    if peer not in keys.peers:
+        raise ConfigError(
+            "site allow", f"{peer!r} is not trusted", f"trusted: {', '.join(keys.peers) or 'none'}"
+        )
+    policy = Policy(
+        site=peer,
+        tasks=_words(options.tasks),
+        reads=_words(options.read),
+        uses=_words(options.use),
+        sends=_words(options.send),
+        pool=options.pool or "here",
+        tracker=options.tracker or "mlflow",
+    )
+    check_policy(policy)
+    Policies(keys.folder).set(policy)
+    tasks, reads = ", ".join(policy.tasks) or "no task", ", ".join(policy.reads) or "nowhere"
+    print(f"{peer}: runs {tasks} here, on pool {policy.pool}; reads {reads}")
+    return 0
+
+
+def _words(given: list[str] | None) -> tuple[str, ...]:
+    """Words that were given one by one, or with commas."""
+    return tuple(word for text in given or () for word in text.split(",") if word)
+
+
+def _orders(keys: Keys, options: argparse.Namespace) -> int:
+    """List the runs that sites have asked each other for, the newest last."""
+    desk = Desk(_mailbox(keys, options))
+    for order in desk.orders():
+        answer = desk.answer(order.id)
+        if order.act == "run":
+            about = f"{order.id[:8]}  {order.home} -> {order.site}  {order.flow:<10}"
+            print(f"{about} {answer.state if answer else 'waits':<9} {', '.join(order.tasks)}")
+    return 0
+
+
+def _cancel(keys: Keys, options: argparse.Namespace) -> int:
+    """End an order, at a checkpoint."""
+    desk, digits = Desk(_mailbox(keys, options)), _word(options, "digits of an order")
+    found = [order for order in desk.orders() if order.id.startswith(digits)]
+    if len(found) != 1:
+        raise ConfigError("site cancel", f"{len(found)} orders begin with {digits!r}", "atelier site orders")
+    desk.put(Cancellation(order=found[0].id, home=found[0].home, site=found[0].site))
+    return 0
+
+
+def _work(keys: Keys, options: argparse.Namespace) -> int:
+    """Do an order: what the agent starts."""
+    from atelier.flows.deployments.ordered import work_on  # flows: nothing that the other acts wait for
+
+    mailbox, number = _mailbox(keys, options), _word(options, "the id of an order")
+    order = Desk(mailbox).order(number)
+    if order is None:
+        raise ConfigError("site work", f"there is no order {number[:16]}", "atelier site orders")
+    return work_on(Desk(mailbox), order, Policies(keys.folder), mailbox, Store(default_root()))
 
 
 def _word(options: argparse.Namespace, about: str) -> str:
@@ -106,5 +201,9 @@ ACTS: dict[str, Callable[[Keys, argparse.Namespace], int]] = {
     "peers": _peers,
     "revoke": _revoke,
     "rotate": _rotate,
+    "allow": _allow,
     "serve": _serve,
+    "orders": _orders,
+    "cancel": _cancel,
+    "work": _work,
 }

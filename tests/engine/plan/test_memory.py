@@ -1,5 +1,6 @@
 """What plans say that a training keeps, against what it keeps."""
 
+import math
 from typing import Any
 
 import pytest
@@ -112,3 +113,25 @@ def test_states_have_every_memory_once_wherever_it_is(blocks: tuple[int, ...]) -
     assert whole.states == pytest.approx(12 * spec.num_params())
     split = memory(spec, train, Pool(), tensor=2)
     assert split.states == pytest.approx(whole.states / 2)
+
+
+@pytest.mark.parametrize(
+    ("link", "kept"),
+    [
+        ({}, 1),
+        ({"outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}}, 2),
+        ({"codec": {"kind": "int4"}}, 2),
+        ({"codec": {"kind": "int4"}, "feedback": False}, 1),
+        ({"codec": {"kind": "int4"}, "delay": 3, "fragments": 2}, 3),
+    ],
+)
+def test_several_sites_keep_four_bytes_a_weight_for_each_thing_that_outer_steps_need(
+    link: dict[str, Any], kept: int
+) -> None:
+    spec = GPT(num_layers=2, hidden=64, num_heads=4, vocab=100)
+    sizes: dict[str, Any] = {"steps": 100, "global_batch": 4, "micro_batch": 1, "sequence": 32}
+    where = {"rows": {"a": 4}, "site": "a", "mailbox": "/mail"}
+    alone = memory(spec, parse(Train, sizes, "train"), Pool())
+    linked = memory(spec, parse(Train, sizes | {"link": where | link}, "train"), Pool())
+    params = sum(math.prod(shape) for shape in spec.shapes().values())
+    assert linked.buffers - alone.buffers == 4 * kept * params

@@ -43,7 +43,15 @@ def test_a_site_is_trusted_by_its_card_until_it_is_revoked(
         (("accept", "../b.json"), "is of b, as this site is called"),
         (("accept", "key.pem"), "key.pem: "),
         (("revoke", "../b"), "site revoke: '../b' is not trusted"),
-        (("serve",), "--mailbox: is missing"),
+        (("allow", "c"), "site allow: 'c' is not trusted; trusted: a"),
+        (("allow",), "site allow: a word is missing"),
+        (("allow", "a", "--tasks", "trian"), "--tasks: there is no 'trian'; did you mean train?"),
+        (("allow", "a", "--pool", "nowhere"), "--pool: there is no 'nowhere'"),
+        (("allow", "a", "--pool", "local"), "--pool: local is served by Prefect"),
+        (("allow", "a", "--tracker", "mlfow"), "--tracker: there is no 'mlfow'; did you mean mlflow?"),
+        (("allow", "a", "--read", "../x"), "--read: '../x' is no whole path or URL"),
+        (("cancel", "ab"), "site cancel: 0 orders begin with 'ab'"),
+        (("work", "ab" * 32), "site work: there is no order abab"),
         (("serve", "--mailbox", "s3://bucket/mail"), "--mailbox: is no folder of this machine"),
         (("card", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
     ],
@@ -56,6 +64,7 @@ def test_what_a_site_cannot_do_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(cards / "b")
+    assert run(["site", "accept", str(cards / "a.json")]) == 0
     capsys.readouterr()
     assert run(["site", *words]) == 2
     said = capsys.readouterr().err

@@ -17,8 +17,8 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.flows.deployments.forms import form, to_overrides
 from atelier.flows.run.catalog import CONF, flow_names, options
 from atelier.flows.run.compose import compose
+from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.overrides import check_overrides
-from atelier.flows.run.plan import collect_nodes
 from atelier.infra.store.store import Store
 from tests.stored_models import store_with
 

@@ -22,7 +22,8 @@ from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
 from atelier.flows.run import disk_fit
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes, make_plan
+from atelier.flows.run.draw import collect_nodes
+from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 from tests.engine.scored_models import Study

@@ -6,7 +6,7 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes
+from atelier.flows.run.draw import collect_nodes
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 

@@ -7,7 +7,8 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes, make_plan
+from atelier.flows.run.draw import collect_nodes
+from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node, Product, declare
 from atelier.infra.store.store import Store
 

@@ -18,7 +18,7 @@ from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes
+from atelier.flows.run.draw import collect_nodes
 from atelier.infra.store import removal
 from atelier.infra.store.alias import give_alias
 from atelier.infra.store.lease import Holder, take

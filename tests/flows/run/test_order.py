@@ -17,7 +17,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
 from atelier.flows.run.compose import compose, resolved
-from atelier.flows.run.plan import NodeCollector
+from atelier.flows.run.draw import NodeCollector
 from atelier.flows.run.registry import body, parameters
 from atelier.infra.dag import Node, Reference, scheduling
 from atelier.infra.store.existing_model import Existing, looking_in

@@ -6,7 +6,8 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes, make_plan
+from atelier.flows.run.draw import collect_nodes
+from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.store.store import Store

@@ -15,7 +15,7 @@ from atelier.engine.io.storage import join, write_bytes
 from atelier.engine.io.weight_files import WEIGHTS, shard_name
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes
+from atelier.flows.run.draw import collect_nodes
 from atelier.infra.code import moved_code
 from atelier.infra.code.code_map import Map, digest_of, files_of, maps_of
 from atelier.infra.dag import Node

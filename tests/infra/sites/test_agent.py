@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from atelier.engine.config.codec import Codec
 from atelier.engine.config.record import FileEntry
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.infra.sites.agent import SERVICE, Agent
@@ -83,7 +84,7 @@ class Site:
             agent.stop()
 
     def send(self, number: int, data: bytes) -> None:
-        self.box.send(number, self.name, [data], {}, 0)
+        self.box.send(number, self.name, [data], {}, 0, codec=Codec())
 
 
 def two(folder: Path, **more: bool) -> list[Site]:
@@ -198,6 +199,8 @@ ATTACKS: dict[str, tuple[dict[str, object], bytes, str]] = {
     "no round": (head("b", DATA, round=0), DATA, "round"),
     "another kind": (head("b", DATA, kind="command"), DATA, "kind"),
     "a further field": (head("b", DATA, run="rm"), DATA, "run"),
+    "another size": (head("b", DATA[:-1]), DATA[:-1], "6999 bytes of fragment 0, not [7000]"),
+    "no fragment": (head("b", DATA, fragment=1), DATA, "7000 bytes of fragment 1, not []"),
     "huge": (head("b", b"", body={"path": BODY, "bytes": 1 << 50, "sha256": "0" * 64}), b"", "at most"),
 }
 
@@ -205,6 +208,8 @@ ATTACKS: dict[str, tuple[dict[str, object], bytes, str]] = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_a_peer_may_not_send_is_refused_by_name_and_leaves_nothing(tmp_path: Path, attack: str) -> None:
     a, b = two(tmp_path)
+    if attack in ("another size", "no fragment"):
+        a.box.open("a", ["a", "b"], [7000])
     document, data, problem = ATTACKS[attack]
     begin = json.dumps(document | {"offset": 0}).encode()
     with a.served():
@@ -286,7 +291,7 @@ def test_what_one_training_is_refused_holds_up_no_other(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     other = Mailbox(b.mail, "00" * 32)
     other.open("b", ["a", "b"])
-    other.send(1, "b", [DATA], {}, 0)
+    other.send(1, "b", [DATA], {}, 0, codec=Codec())
     for number in (1, 2, 3):
         a.send(number, DATA)
         b.send(number, DATA)

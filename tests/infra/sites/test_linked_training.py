@@ -32,10 +32,16 @@ class Linked(Sites):
         return self.sites[site].mail
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_with_agents_between_them_sites_train_as_with_one_mailbox(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "link"),
+    [(0, {}), (1, {}), (2, {"codec": {"kind": "int4"}, "delay": 3, "fragments": 2})],
+    ids=["first", "second", "late"],
+)
+def test_with_agents_between_them_sites_train_as_with_one_mailbox(
+    tmp_path: Path, seed: int, link: dict[str, object]
+) -> None:
     text = {"tokens": tokens(tmp_path / "text")}
-    how = {"outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}}
+    how = {"outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}} | link
     spec, draw = role(lr=1e-2), random.Random(seed)
     plain = Sites(tmp_path / "plain", text, **how)
     plain.train(spec, checkpoint_every=3)

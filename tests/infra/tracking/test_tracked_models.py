@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import AtelierError
-from atelier.flows.run.plan import NodeCollector
+from atelier.flows.run.draw import NodeCollector
 from atelier.flows.run.work import work
 from atelier.infra.dag import Reference, scheduling, stop_scheduling
 from atelier.infra.launch.slots import Slots

@@ -80,6 +80,7 @@ def test_documents_are_restored_from_sentinels_byte_for_byte(library: Harbour, s
         if done in ends:
             found.append(text)
             text = b""
+    print(f"{len(found)} documents restored")
     assert found == written(library, split)
 
 

@@ -1,0 +1,46 @@
+"""Which sites a run has, and what runs at which of them. Torch-free."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from atelier.engine.config.base import Given, Spec
+from atelier.engine.config.link import SITE
+from atelier.engine.config.parallel import Parallel
+
+SiteName = Annotated[str, Field(pattern=SITE)]
+
+
+class Sites(Spec):
+    """The sites of one run; no names: all of it runs here. A list stands for its names: sites=[a,b]."""
+
+    names: tuple[SiteName, ...] = Field(
+        default=(), description="this site and others: trainings run at all of them, and what they need"
+    )
+    at: dict[str, SiteName] = Field(
+        default={}, description="tasks that run at one of the sites alone, by name: {train: b}"
+    )
+    parallel: dict[SiteName, Parallel] = Field(
+        default={}, description="layout at another site; where there is none it is chosen there"
+    )
+    loopback: bool = Field(
+        default=False,
+        description="all of them on this machine, in the store's folder sites/, for the time of the run: to"
+        " try it",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_alone(cls, value: Given) -> Given:
+        return {"names": value} if isinstance(value, list | tuple) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Sites":
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"sites={list(self.names)}: each has a name of its own")
+        if len(self.names) == 1:
+            raise ValueError(f"sites={list(self.names)}: a run at one site needs no sites")
+        strange = {*self.at.values(), *self.parallel} - {*self.names}
+        if strange:
+            raise ValueError(f"sites: {', '.join(sorted(strange))} is none of {list(self.names)}")
+        return self

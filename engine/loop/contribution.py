@@ -1,0 +1,83 @@
+"""What a site contributes to an outer step, as a message holds it (engine/link/encoded.py): written from the
+pieces that the ranks of its gang hold, and read back by every rank.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from atelier.engine.codec.codec import decode, encode
+from atelier.engine.config.codec import Codec
+from atelier.engine.config.error import DataError
+from atelier.engine.config.seed import seed_of
+from atelier.engine.io.tensorfile import TensorEntry
+from atelier.engine.link.encoded import parts_of
+from atelier.engine.model.weights import StoredWeights, Weight, entries_of, type_of
+
+Layout = dict[str, TensorEntry]  # of a contribution: its weights, by name
+
+
+def layout_of(weights: Mapping[str, Weight]) -> Layout:
+    """In the order of names, which no pipeline changes."""
+    return {entry.name: entry for entry in sorted(entries_of(weights))}
+
+
+def encoded(weights: Mapping[str, Weight], codec: Codec, number: int) -> dict[str, Weight]:
+    """The tensors of a message of round `number`, in their order. They are gathered as `weights` are: a
+    collective each, all in this order, a weight at a time.
+    """
+    found: dict[str, Weight] = {}
+    for entry in layout_of(weights).values():
+        seed = seed_of(number, entry.name)
+        found |= _EncodedWeight(codec, entry, weights[entry.name], seed).parts()
+    return found
+
+
+class _EncodedWeight:
+    """One weight: gathered and encoded when its first part is asked for; its other parts come next."""
+
+    def __init__(self, codec: Codec, entry: TensorEntry, source: Weight, seed: int) -> None:
+        self._codec, self._entry, self._source, self._seed = codec, entry, source, seed
+        self._ready: list[Tensor] = []
+
+    def parts(self) -> dict[str, Weight]:
+        found = parts_of(self._codec, self._entry)
+        return {
+            part.name: Weight(part.shape, type_of(part), partial(self._take, is_first=place == 0))
+            for place, part in enumerate(found)
+        }
+
+    def _take(self, *, is_first: bool) -> Tensor | None:
+        if is_first:
+            whole = self._source.gather()
+            self._ready = [] if whole is None else encode(self._codec, self._entry, whole, self._seed)
+        return self._ready.pop(0) if self._ready else None
+
+
+class StoredContribution:
+    """A site's contribution in a verified file; `place` names it in errors."""
+
+    def __init__(self, path: Path, codec: Codec, layout: Layout, place: str) -> None:
+        """Raises DataError for a file that holds anything else than what the codec makes of such weights."""
+        self._held, self._codec, self._layout, self._place = StoredWeights(path), codec, layout, place
+        expected = {part.name: part for entry in layout.values() for part in parts_of(codec, entry)}
+        for name, part in expected.items():
+            if name not in self._held or self._held.place(name).shape != part.shape:
+                raise DataError(f"{place}: has no {name} of shape {part.shape}")
+            if self._held.place(name).dtype != type_of(part):
+                raise DataError(f"{place}: {name} is {self._held.place(name).dtype}, not {type_of(part)}")
+        if more := sorted(set(self._held) - set(expected)):
+            raise DataError(f"{place}: has {more[0]}, which is no part of it")
+
+    def whole(self, name: str) -> Tensor:
+        """A weight's contribution as every site reads it. Raises DataError for what is none."""
+        entry = self._layout[name]
+        parts = [self._held[part.name] for part in parts_of(self._codec, entry)]
+        return decode(self._codec, entry, parts, f"{self._place}: {name}")
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise DataError unless these weights can all be read."""
+        for name in names:
+            self.whole(name)

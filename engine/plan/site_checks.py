@@ -1,0 +1,99 @@
+"""Checks of a training whose roles live at different sites. Torch-free."""
+
+from collections.abc import Mapping
+
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.link import Link
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+
+PLACE = "train.link.roles"
+
+
+def check_places(link: Link, roles: Mapping[str, Role]) -> None:
+    """Raise ConfigError where a site is to have a role that there is not. For all roles of a training."""
+    for site in link.sites if link.roles else ():
+        for name in link.roles[site]:
+            if name not in roles:
+                near = nearest(name, roles)
+                known = f"there are: {', '.join(roles)}"
+                raise ConfigError(
+                    f"{PLACE}.{site}",
+                    f"there is no role {name!r}",
+                    f"did you mean {near}?" if near else known,
+                )
+
+
+def check_apart(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
+    """Raise ConfigError for a role at no site, a student that needs more of a teacher elsewhere than its
+    answers, answers of more tokens than there are, or a layout at which answers are not built.
+    """
+    link = train.link
+    if not link.roles:
+        return
+    for name, role in roles.items():
+        if not link.site_of(name):
+            raise ConfigError(
+                PLACE, f"{name} is at no site", f"{PLACE}.{link.site}=[...,{name}], or at another one"
+            )
+        place = f"{prefix}{name}"
+        for key, teacher in role.other_teachers.items():
+            if link.is_apart(name, teacher):
+                raise ConfigError(
+                    f"{place}.objective.{key}.teacher",
+                    f"{teacher} is at {link.site_of(teacher)}, and only the role's teacher may be elsewhere",
+                    f"{place}.teacher={teacher}, or {teacher} at {link.site_of(name)} in {PLACE}",
+                )
+        if link.is_apart(name, role.teacher):
+            _check_student(place, name, role, roles, link)
+    crossing = [name for name, role in roles.items() if link.is_apart(name, role.teacher)]
+    if crossing:
+        _check_layout(layout, {*crossing, *(roles[name].teacher for name in crossing)})
+
+
+def _check_student(place: str, name: str, role: Role, roles: Mapping[str, Role], link: Link) -> None:
+    teacher = role.teacher
+    for key, spec in role.objective.items():
+        if type(spec).needs_teacher and not getattr(type(spec), "reads_logits_only", False):
+            raise ConfigError(
+                f"{place}.objective.{key}",
+                f"compares more than logits, and only answers come from {teacher} at {link.site_of(teacher)}",
+                f"an objective of kind logits, or both roles at one site in {PLACE}",
+            )
+    if role.attach != "refuse":
+        raise ConfigError(
+            f"{place}.attach",
+            f"{role.attach}, which is not built for a teacher at another site ({teacher})",
+            f"leave it out, or both roles at one site in {PLACE}",
+        )
+    for each in (name, teacher):
+        model = roles[each].model if each in roles else None
+        vocab = getattr(model, "vocab", "auto")
+        if model is not None and vocab != "auto" and link.top != "all" and link.top > model.tokens:
+            raise ConfigError(
+                "train.link.top",
+                f"{link.top} tokens of each answer, and the vocabulary of {each} has {model.tokens}",
+                "train.link.top=all",
+            )
+
+
+def _check_layout(layout: Parallel, names: set[str]) -> None:
+    """Check that each rank has whole rows and the whole head."""
+    for axis in ("pipeline", "context", "tensor"):
+        if (size := getattr(layout, axis)) > 1:
+            raise ConfigError(
+                f"parallel.{axis}",
+                f"{size}, and answers between sites are built for whole rows on each rank only",
+                f"{axis}=1, and shard or replicate for the other ranks",
+            )
+    if layout.assignment != "rows":
+        raise ConfigError(
+            "parallel.assignment",
+            f"{layout.assignment}, and answers between sites are in the order of the rows",
+            "assignment=rows",
+        )
+    for name in names & layout.roles.keys():
+        raise ConfigError(
+            f"parallel.roles.{name}", "has a layout of its own, and its teacher is elsewhere", "leave it out"
+        )

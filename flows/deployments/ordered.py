@@ -1,0 +1,251 @@
+"""An order of another site (infra/sites/desk.py), planned and run at this one, with this site's own store,
+slots and tracker. Home sends a configuration; what it means is worked out here, and has to be what home has.
+"""
+
+import threading
+import time
+from typing import Any
+
+from atelier.engine.config.base import Json, JsonObject, parse
+from atelier.engine.config.document import section_of
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
+from atelier.engine.config.message import Message
+from atelier.engine.config.parallel import Parallel
+from atelier.flows.deployments.start import run_to_end
+from atelier.flows.run.catalog import flow_names
+from atelier.flows.run.compose import Frozen, resolved
+from atelier.flows.run.draw import collect_nodes
+from atelier.flows.run.elsewhere import code_of
+from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.run.pools import pool_of, tracker_of
+from atelier.flows.run.registry import parameters
+from atelier.infra.calibration.history import facts
+from atelier.infra.code.provenance import version
+from atelier.infra.dag import Node
+from atelier.infra.run.resume_plan import Resume
+from atelier.infra.sites.desk import Answer, Desk, Order, PlannedProduct, TaskState
+from atelier.infra.sites.files import offer
+from atelier.infra.sites.order_runner import holding
+from atelier.infra.sites.policy import EVERYTHING, Policies, Policy
+from atelier.infra.store.run_manifest import row_name
+from atelier.infra.store.store import Store
+
+SAY_EVERY = 1.0  # seconds between two answers about progress
+SHOWN = ("waiting", "warning", "progress", "total", "unit", "rate", "loss")
+
+
+class Answering:
+    """The answers to one order; safe to use from several threads."""
+
+    def __init__(self, desk: Desk, order: Order, store: Store) -> None:
+        before = desk.answer(order.id)
+        self._desk, self._order, self._store = desk, order, store
+        self._number = before.number if before else 0
+        self._tasks = {name: TaskState() for name in order.tasks}
+        kept = before.records if before else ()
+        self._records: dict[str, JsonObject] = {str(one.get("fingerprint")): one for one in kept}
+        self._lock, self._said = threading.Lock(), 0.0
+
+    def on_message(self, node: str, message: Message) -> None:
+        """A message about a task of the run here."""
+        if node not in self._tasks:
+            return
+        if message.get("state") in ("done", "reused"):
+            self._offer(node)
+        with self._lock:
+            changes: dict[str, Any] = {key: value for key, value in message.items() if key in SHOWN}
+            if "state" in message:
+                changes["state"] = message["state"]
+            self._tasks[node] = TaskState.model_validate(self._tasks[node].model_dump() | changes)
+            if "state" in message or time.monotonic() - self._said > SAY_EVERY:
+                self._put("running")
+
+    def end(self, state: str, problem: str = "", **more: Any) -> None:
+        with self._lock:
+            self._put(state, problem, **more)
+
+    def states(self, states: dict[str, str]) -> None:
+        """How the tasks ended."""
+        for name in (name for name, state in states.items() if state in ("done", "reused")):
+            self._offer(name)
+        with self._lock:
+            for name, state in states.items():
+                if name in self._tasks:
+                    self._tasks[name] = self._tasks[name].model_copy(update={"state": state})
+
+    def planned(self, found: dict[str, dict[str, PlannedProduct]]) -> None:
+        with self._lock:
+            self._tasks = {name: TaskState(planned=products) for name, products in found.items()}
+
+    def _offer(self, name: str) -> None:
+        """Make a finished task's files ready for home, where it needs them."""
+        found = self._order.tasks[name].products.values() if name in self._order.tasks else ()
+        for artifact in (each for each in found if each.is_sent):
+            record = self._store.find(artifact.kind, artifact.fingerprint)
+            if record is not None:
+                self._records[artifact.fingerprint] = record.dump()
+                address = self._store.address(artifact.kind, artifact.fingerprint)
+                offer(self._desk, self._order, artifact, address, record)
+
+    def _put(self, state: str, problem: str = "", **more: Any) -> None:
+        order = self._order
+        self._number, self._said = self._number + 1, time.monotonic()
+        about = {"order": order.id, "home": order.home, "site": order.site, "number": self._number}
+        told = {"state": state, "problem": problem[:2000], "tasks": self._tasks}
+        told |= {"records": tuple(self._records.values())}
+        self._desk.put(Answer.model_validate(about | told | more))
+
+
+def work_on(desk: Desk, order: Order, policies: Policies, mailbox: str, store: Store) -> int:
+    """Do what an order asks, as far as this site's policy for its home lets it; the exit code."""
+    policy = policies.of(order.home)
+    with holding(desk, order.id):
+        answering = Answering(desk, order, store)
+        try:
+            for refusal in policy.refusals(order):
+                raise ConfigError("policy", refusal)
+            frozen = frozen_of(order, policy, mailbox, store)
+            nodes = collect_nodes(frozen, store)
+            check_tasks(order, nodes)
+            check_inputs(order, nodes, policy, store)
+            check_rows(order, nodes, policies)
+            return (
+                _plan(frozen, store, answering)
+                if order.act == "plan"
+                else _run(order, frozen, store, answering)
+            )
+        except StoppedError as error:
+            answering.end("stopped", str(error))
+        except AtelierError as error:
+            answering.end("refused" if isinstance(error, ConfigError) else "failed", str(error))
+        except Exception as error:
+            answering.end("failed", f"{type(error).__name__}: {error}")
+            raise
+    return 1
+
+
+def frozen_of(order: Order, policy: Policy, mailbox: str, store: Store) -> Frozen:
+    """The configuration as it is at this site. Raises ConfigError for another version, and for what is no
+    configuration of a flow that there is.
+    """
+    if order.version != version():
+        raise ConfigError("version", f"{order.home} has {order.version}, {order.site} has {version()}")
+    if order.flow not in flow_names():
+        raise ConfigError("flow", f"{order.site} has no flow {order.flow!r}")
+    document: dict[str, Json] = {**order.document}
+    train = document.get("train")
+    if isinstance(train, dict) and isinstance(link := train.get("link"), dict) and link.get("rows"):
+        rows = section_of(link["rows"])
+        own = {"site": order.site if order.site in rows else min(rows), "mailbox": mailbox}
+        document["train"] = {**train, "link": {**link, **own}}
+    if "parallel" in document:
+        document["parallel"] = (order.parallel or Parallel()).model_dump(mode="json")
+    if order.parallel is not None and order.parallel.device == "cuda" and pool_of(policy.pool).is_cpu:
+        raise ConfigError(f"sites.parallel.{order.site}", f"cuda, and {order.home} gets CPUs at {order.site}")
+    pool = facts(store.root, pool_of(policy.pool))
+    arguments = resolved(parse(parameters(order.flow), document, ""), pool)
+    return Frozen(
+        flow=order.flow,
+        overrides=(),
+        document=arguments.model_dump(mode="json"),
+        arguments=arguments,
+        pool=pool,
+        tracker=tracker_of(policy.tracker),
+        resume=Resume(accept_code=order.accept_code),
+        ordered=frozenset(order.tasks),
+    )
+
+
+def check_tasks(order: Order, nodes: list[Node]) -> None:
+    """Raises ConfigError, with what both sites have, where a task is another here than at home."""
+    here = {node.name: node for node in nodes}
+    for name, task in order.tasks.items():
+        node = here.get(name)
+        if node is None or node.task != task.task:
+            raise ConfigError(name, f"{order.site} has no such task in {order.flow}")
+        if node.products.keys() != task.products.keys():
+            raise ConfigError(
+                name, f"makes {', '.join(node.products)} at {order.site}, not what is asked for"
+            )
+        for key, product in task.products.items():
+            made = node.products.get(key)
+            if made is None or (made.kind, made.fingerprint) != (product.kind, product.fingerprint):
+                raise ConfigError(
+                    row_name(node, key),
+                    f"is {product.kind} {product.fingerprint[:8]} at {order.home}, and"
+                    f" {made.fingerprint[:8] if made else 'nothing'} at {order.site}",
+                    "both read the same text, with the same versions of everything",
+                )
+        if code_of(node) != task.code:
+            raise ConfigError(
+                name,
+                f"the code that makes it has digest {task.code[:8]} at {order.home}, {code_of(node)[:8]} at"
+                f" {order.site}",
+                "install the same code at both",
+            )
+
+
+def check_inputs(order: Order, nodes: list[Node], policy: Policy, store: Store) -> None:
+    """Raises ConfigError for an artifact of this site's own that the policy does not let the tasks use."""
+    made = {(product.kind, product.fingerprint) for node in nodes for product in node.products.values()}
+    for node in nodes:
+        for role, (kind, digest) in node.inputs.items():
+            if (kind, digest) in made:
+                continue
+            record = store.find(kind, digest)
+            if record is None:
+                raise ConfigError(f"{node.name}.{role}", f"{order.site} has no {kind} {digest[:8]}")
+            if not {EVERYTHING, record.name} & {*policy.uses}:
+                raise ConfigError(
+                    f"{node.name}.{role}",
+                    f"{order.site} does not let {order.home} use its {kind} {record.name} (it may use:"
+                    f" {', '.join(policy.uses) or 'none'})",
+                )
+
+
+def check_rows(order: Order, nodes: list[Node], policies: Policies) -> None:
+    """Raises ConfigError for a training in which this site has no part, or in which it would send what it
+    learned to a site that may not have trainings here.
+    """
+    for node in nodes:
+        for site in node.training.train.link.sites if node.task == "train" else ():
+            if order.site not in node.training.train.link.sites:
+                raise ConfigError(f"{node.name}: train.link.rows", f"{order.site} is none of its sites")
+            if site not in (order.site, order.home) and not policies.of(site).runs(node.task):
+                raise ConfigError(
+                    f"{node.name}: train.link.rows", f"{order.site} runs no task {node.task!r} with {site}"
+                )
+
+
+def _plan(frozen: Frozen, store: Store, answering: Answering) -> int:
+    plan = make_plan(frozen, store)
+    answering.planned(planned_products(plan))
+    state = "refused" if plan.refusals else "finished"
+    answering.end(state, "; ".join(plan.refusals), notes=tuple(plan.notes))
+    return 0
+
+
+def planned_products(plan: Plan) -> dict[str, dict[str, PlannedProduct]]:
+    rows = {row["name"]: row for row in plan.rows}
+    fields = PlannedProduct.model_fields
+    return {
+        node.name: {
+            key: PlannedProduct.model_validate(
+                {name: value for name, value in rows[row_name(node, key)].items() if name in fields and value}
+            )
+            for key in node.products
+        }
+        for node in plan.nodes
+    }
+
+
+def _run(order: Order, frozen: Frozen, store: Store, answering: Answering) -> int:
+    outcome = run_to_end(
+        frozen, store, f"order {order.id[:8]} of site {order.home}", listener=answering.on_message
+    )
+    answering.states(outcome.states)
+    if outcome.failure is not None:
+        answering.end("stopped" if outcome.is_stopped else "failed", f"{outcome.failed}: {outcome.failure}")
+        return 1
+    answering.end("finished")
+    return 0

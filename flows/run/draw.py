@@ -1,0 +1,40 @@
+"""The nodes of a flow without running it: its own body runs with a scheduler that only collects them."""
+
+import contextvars
+
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.over_sites import Placement, place
+from atelier.flows.run.registry import body
+from atelier.infra.dag import Node, Reference, scheduling
+from atelier.infra.store.existing_model import looking_in
+from atelier.infra.store.store import Store
+
+
+class NodeCollector:
+    """A scheduler that only collects nodes."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def declare(self, node: Node, after: list[Reference]) -> None:
+        self.nodes.append(node)
+
+
+def collect_nodes(frozen: Frozen, store: Store) -> list[Node]:
+    """The flow's nodes that run here, each with the fingerprints of what it would publish."""
+    return placed_nodes(frozen, store).here
+
+
+def placed_nodes(frozen: Frozen, store: Store) -> Placement:
+    """The flow's nodes by site. Raises ConfigError as `place`."""
+    drawing = NodeCollector()
+
+    def inside() -> None:
+        looking_in(store)
+        scheduling(drawing)
+        body(frozen.flow)(**frozen.call())
+
+    contextvars.copy_context().run(inside)
+    if frozen.ordered is not None:
+        return Placement([node for node in drawing.nodes if node.name in frozen.ordered])
+    return place(drawing.nodes, frozen.sites, frozen.here)

@@ -1,0 +1,288 @@
+"""The tasks of a run that other sites do: they are asked for as orders (infra/sites/desk.py), which agents
+carry; their answers are followed here.
+"""
+
+import fcntl
+import re
+import threading
+import time
+from dataclasses import replace
+from typing import IO, cast
+
+from atelier.engine.config.base import JsonObject, canonical, fingerprint
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system
+from atelier.engine.config.message import Message
+from atelier.engine.config.record import Provenance
+from atelier.engine.io.storage import join, local_path, put_file, verify
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.plan import Plan, PlanRow
+from atelier.infra.code.code_map import maps_of
+from atelier.infra.code.provenance import version
+from atelier.infra.dag import Node, Product
+from atelier.infra.run.context import RunContext
+from atelier.infra.sites.desk import Answer, Cancellation, Desk, Order, OrderedProduct, OrderedTask
+from atelier.infra.sites.files import drop, folder_of, sent
+from atelier.infra.store.lease import Holder
+from atelier.infra.store.run_manifest import row_name
+from atelier.infra.store.store import Store
+
+LOOK_EVERY = 0.2  # seconds
+PATIENCE_S = 60.0  # for the first answer to an order
+STOPPING_S = 120.0  # for the last answer to one that is cancelled
+DONE = ("done", "reused")
+OWNER = "home.lock"  # of an order: held by the run that asks for it
+PAYLOAD = re.compile(r"payload-[0-9a-f]+/")
+
+
+class Elsewhere:
+    """What the other sites of a run do for it."""
+
+    def __init__(self, frozen: Frozen, plan: Plan, store: Store, nonce: str) -> None:
+        assert frozen.here is not None  # there are sites
+        self._frozen, self._there, self._nonce, self._store = frozen, plan.there, nonce, store
+        self._needed = {needed for node in plan.nodes for needed in node.inputs.values()} - {
+            (product.kind, product.fingerprint) for node in plan.nodes for product in node.products.values()
+        }
+        self._here, self._desk = frozen.here, Desk(frozen.here.mailbox)
+        self._orders: dict[str, Order] = {}
+        self._owned: list[IO[str]] = []
+        self._lock = threading.Lock()
+
+    # the plan
+
+    def planned(self, plan: Plan) -> Plan:
+        """The plan with what the other sites say to it; one that does not answer refuses it. Raises
+        ConfigError for --fresh, which orders do not carry.
+        """
+        if self._frozen.resume.fresh:
+            raise ConfigError("--fresh", "is for runs at one site", "begin it again at each site by itself")
+        orders = {site: self._order(site, "plan", f"{self._nonce} {time.time_ns()}") for site in self._there}
+        for order in orders.values():
+            self._desk.put(order)
+        rows, refusals, notes = [*plan.rows], [*plan.refusals], [*plan.notes]
+        began = time.monotonic()
+        for site, order in orders.items():
+            while not ((answer := self._desk.answer(order.id)) and answer.is_last):
+                if answer is None and time.monotonic() - began > PATIENCE_S:
+                    break
+                time.sleep(LOOK_EVERY)
+            if answer is None:
+                refusals.append(
+                    f"{site} has not answered for {PATIENCE_S:.0f} s; is `atelier site serve` running here"
+                    " and there?"
+                )
+                continue
+            rows += self._rows(site, answer)
+            refusals += [f"{site}: {answer.problem}"] if answer.state != "finished" else []
+            notes += [f"{site}: {note}" for note in answer.notes]
+        return replace(plan, rows=rows, refusals=refusals, notes=notes)
+
+    def _rows(self, site: str, answer: Answer) -> list[PlanRow]:
+        found: list[PlanRow] = []
+        for node in self._there[site]:
+            told = answer.tasks.get(node.given_name)
+            for key, product in node.products.items():
+                row = blank_row(node, key, product.kind, product.fingerprint)
+                if told is not None and key in told.planned:
+                    row = cast(PlanRow, {**row, **told.planned[key].model_dump(mode="json")})
+                found.append(row)
+        return found
+
+    def _order(self, site: str, act: str, nonce: str) -> Order:
+        frozen, document = self._frozen, {**self._frozen.document}
+        train = document.get("train")
+        if isinstance(train, dict) and isinstance(link := train.get("link"), dict):
+            document["train"] = {**train, "link": {**link, "site": "", "mailbox": ""}}
+        tasks = {
+            node.given_name: OrderedTask(
+                task=node.task,
+                products={
+                    key: OrderedProduct(
+                        kind=product.kind, fingerprint=product.fingerprint, is_sent=self._lacks(product)
+                    )
+                    for key, product in node.products.items()
+                },
+                code=code_of(node),
+            )
+            for node in self._there[site]
+        }
+        return Order.of(
+            nonce=nonce, act=act, home=self._here.name, site=site, flow=frozen.flow, document=document,
+            parallel=frozen.sites.parallel.get(site), tasks=tasks, version=version(),
+            accept_code=frozen.resume.accept_code,
+        )  # fmt: skip
+
+    def _lacks(self, product: Product) -> bool:
+        """Whether a task here needs it, and it is not here."""
+        is_needed = (product.kind, product.fingerprint) in self._needed
+        return is_needed and self._store.find(product.kind, product.fingerprint) is None
+
+    # the run
+
+    def begin(self) -> None:
+        """Ask all sites for their tasks; an equal order that has not ended, of a run that is no more, is gone
+        on with.
+        """
+        for site in self._there:
+            order = self._order(site, "run", self._nonce)
+            for one in self._desk.orders():
+                if self._is_open(one, order) and self._own(one):
+                    order = one
+                    break
+            self._desk.put(order)
+            self._own(order)
+            self._orders[site] = order
+
+    def _own(self, order: Order) -> bool:
+        """Have an order as long as this process lives; False where another run has it."""
+        file = (local_path(self._desk.folder(order.id)) / OWNER).open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._owned.append(file)
+        return True
+
+    def _is_open(self, one: Order, order: Order) -> bool:
+        is_equal = one.model_copy(update={"id": order.id}) == order
+        return is_equal and not self._desk.is_cancelled(one.id) and not self._desk.is_over(one.id)
+
+    def make(
+        self, node: Node, context: RunContext, states: dict[str, str], errors: dict[str, Exception]
+    ) -> None:
+        """Follow the node to its end at its site; its state and error are recorded under its name, and an
+        error stops this site's tasks, which may wait for that one. Raises AtelierError, StoppedError.
+        """
+        states[node.name] = "running"
+        handle = context.tracker.start_task(node, False)
+        try:
+            state = self._follow(node, context)
+            self._take_files(node, context)
+            states[node.name] = state
+            context.tracker.end_task(handle, "FINISHED")
+        except Exception as problem:
+            error = problem if isinstance(problem, AtelierError) else told(problem)
+            errors[node.name] = error
+            is_stop = isinstance(error, StoppedError)
+            states[node.name] = "stopped" if is_stop else "failed"
+            context.tracker.end_task(handle, "KILLED" if is_stop else "FAILED")
+            self.fail(context)
+            raise error from problem.__cause__
+        finally:
+            context.say(node, state=states[node.name], detail=f"at {node.site}")
+
+    def fail(self, context: RunContext) -> None:
+        """A task has failed: end all others, which may wait for it, at a checkpoint."""
+        context.stop.set()
+        self.close()
+
+    def _follow(self, node: Node, context: RunContext) -> str:
+        """How it ended: done or reused."""
+        order, shown, number, began = self._orders[node.site], "", 0, time.monotonic()
+        stopped = 0.0
+        while True:
+            answer = self._desk.answer(order.id)
+            if answer is not None and answer.number > number:
+                number, told = answer.number, answer.tasks.get(node.given_name)
+                if told is not None and told.state in DONE:
+                    return told.state
+                if told is not None and told.state == "running" and not shown:
+                    shown = told.state
+                    context.say(node, state=shown)
+                if told is not None and told.progress:
+                    keys = {"progress", "total", "unit", "rate", "loss"}
+                    context.listener(node.name, cast(Message, told.model_dump(include=keys)))
+                if answer.is_last and stopped:
+                    raise StoppedError("stopped")
+                if answer.is_last:
+                    raise AtelierError(f"{node.site}: {answer.problem or answer.state}")
+            if context.stop.is_set() and not stopped:
+                stopped = time.monotonic()
+                self._cancel(order)
+            if stopped and time.monotonic() - stopped > STOPPING_S:
+                raise StoppedError(f"{node.site} has not said that it stopped; its agent will stop it")
+            if answer is None and not stopped and time.monotonic() - began > PATIENCE_S:
+                raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s")
+            time.sleep(LOOK_EVERY)
+
+    def _take_files(self, node: Node, context: RunContext) -> None:
+        """Publish what tasks here need of the node's products, when its files have come."""
+        order, is_told = self._orders[node.site], False
+        for key, ordered in order.tasks[node.given_name].products.items():
+            while ordered.is_sent and self._store.find(ordered.kind, ordered.fingerprint) is None:
+                if context.stop.is_set():
+                    raise StoppedError("stopped")
+                if take_in(self._desk, order, ordered, node.products[key], self._store):
+                    break
+                is_sent = any(artifact == ordered for artifact, _ in sent(self._desk, order))
+                if not is_sent and self._desk.is_over(order.id):
+                    raise AtelierError(f"{node.site} keeps its {ordered.kind} {node.products[key].name}")
+                if not is_told:
+                    is_told = True
+                    context.say(node, waiting=f"waits for its files from {node.site}")
+                time.sleep(LOOK_EVERY)
+
+    def _cancel(self, order: Order) -> None:
+        with self._lock:
+            if not self._desk.is_cancelled(order.id):
+                self._desk.put(Cancellation(order=order.id, home=order.home, site=order.site))
+
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        for order in self._orders.values():
+            answer = self._desk.answer(order.id)
+            if answer is None or not answer.is_last:
+                self._cancel(order)
+
+
+def take_in(desk: Desk, order: Order, ordered: OrderedProduct, product: Product, store: Store) -> bool:
+    """Publish an artifact whose files have come from another site, with that site in its record; False while
+    they have not. Raises DamageError, and AtelierError for a record of something else, or files that no
+    artifact has.
+    """
+    for artifact, record in sent(desk, order):
+        folder = folder_of(desk, order.id, ordered)
+        if artifact != ordered or not all((folder / entry.path).exists() for entry in record.files):
+            continue
+        same = (record.version, record.parents) == (product.version, product.parents)
+        if not same or canonical(record.identity) != canonical(product.identity):
+            raise AtelierError(f"{order.site} sends {record.kind} {record.name}, not what was asked for")
+        if strange := [entry.path for entry in record.files if not PAYLOAD.match(entry.path)]:
+            raise AtelierError(f"{order.site} sends {record.name}, {strange[0]!r} of it outside its payload")
+        address = store.address(ordered.kind, ordered.fingerprint)
+        for entry in record.files:
+            verify(str(folder / entry.path), entry)
+            put_file(folder / entry.path, join(address, entry.path))
+        ended = min(record.provenance.get("ended", 0.0), time.time())
+        about = cast(Provenance, {**record.provenance, "site": order.site, "ended": ended})
+        store.publish(
+            record.model_copy(update={"name": product.name, "provenance": about}), Holder.me(product.name)
+        )
+        drop(desk, order, ordered)
+        return True
+    return False
+
+
+def told(problem: Exception) -> AtelierError:
+    """What a user is shown of an error that is not ours."""
+    return (
+        of_system(problem)
+        if isinstance(problem, OSError)
+        else AtelierError(f"{type(problem).__name__}: {problem}")
+    )
+
+
+def code_of(node: Node) -> str:
+    """The digest of the code that makes the node's products."""
+    return fingerprint(cast(JsonObject, maps_of(node)))
+
+
+def blank_row(node: Node, key: str, kind: str, digest: str) -> PlanRow:
+    """The row of a plan for a product of another site, of which nothing is known."""
+    return {
+        "name": row_name(node, key), "task": node.task, "kind": kind, "fingerprint": digest, "state": "run",
+        "reasons": [], "from_step": 0, "params": 0, "flops": 0.0, "memory_gb": 0.0, "step_s": 0.0,
+        "tokens_per_s": 0.0, "mfu": 0.0, "hfu": 0.0, "device_hours": 0.0, "effective_time": 0.0,
+        "best_checkpoint_every": 0, "layout": {}, "computed": "", "site": node.site,
+    }  # fmt: skip

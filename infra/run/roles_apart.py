@@ -1,0 +1,69 @@
+"""A training whose roles live at different sites: what of it is this site's, and what its gang is told of the
+roles elsewhere.
+"""
+
+from collections.abc import Mapping
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.link import Link
+from atelier.engine.config.record import identify
+from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Member
+from atelier.engine.config.trajectory import Segment
+
+VERSION = 1  # of what answers are
+
+
+def roles_here(roles: Mapping[str, Role], link: Link) -> dict[str, Role]:
+    """This site's roles; one whose teacher is elsewhere stands without it, whose checkpoints are not here."""
+    return {
+        name: role.model_copy(update={"teacher": ""}) if link.is_apart(name, role.teacher) else role
+        for name, role in roles.items()
+        if link.is_here(name)
+    }
+
+
+def check_finished(roles: Mapping[str, Role], link: Link) -> None:
+    """Raise ConfigError for a finished model whose students are elsewhere: a flow that trains nothing at its
+    site has nothing to run there.
+    """
+    for name, role in roles.items():
+        teacher = roles.get(role.teacher)
+        if teacher is not None and not teacher.moves and link.is_apart(name, role.teacher):
+            raise ConfigError(
+                "train.link.roles",
+                f"{role.teacher} at {link.site_of(role.teacher)} is a finished model, which no flow has teach"
+                f" {name} at {link.site_of(name)}",
+                f"a teacher that trains, or both at {link.site_of(name)}",
+            )
+
+
+def with_others(
+    members: Mapping[str, Member],
+    roles: Mapping[str, Role],
+    segments: Mapping[str, list[Segment]],
+    link: Link,
+    vocab: int,
+) -> dict[str, Member]:
+    """The gang's members with the roles elsewhere that teach them, or learn from them."""
+    if not link.roles:
+        return dict(members)
+
+    def told(name: str) -> str:
+        """Names the answers of a teacher: equal at all sites, another one where they would differ."""
+        parents = {"teacher": segments[name][-1].fingerprint}
+        return identify("answers", VERSION, link.answers, parents)
+
+    taught = {role.teacher for name, role in roles.items() if link.is_apart(name, role.teacher)}
+    found = {
+        name: member.model_copy(update={"answers": told(name)}) if name in taught else member
+        for name, member in members.items()
+    }
+    for name, role in roles.items():
+        teaches = any(link.is_apart(one, name) and roles[one].teacher == name for one in members)
+        learns = role.teacher in members and link.is_apart(name, role.teacher)
+        if name not in members and (teaches or learns):
+            sized = role.model_copy(update={"model": role.model.resolved(vocab)})
+            answers = told(name) if name in taught else ""
+            found[name] = Member(role=sized, mode="elsewhere", answers=answers)
+    return found

@@ -1,0 +1,236 @@
+"""What sites ask of each other, as files in a mailbox folder: an order says which tasks of a flow another
+site is to plan or to run; its answers say how far they are; a cancellation ends them. JSON alone: no code and
+no command crosses.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from atelier.engine.config.base import Json, JsonObject, Spec, canonical, fingerprint
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import DamageError, DataError
+from atelier.engine.config.link import SITE
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.io.storage import exists, join, local_path, names, read_bytes, remove, write_bytes
+
+FOLDER, ENDING = "orders", ".json"
+ENDED = ("finished", "failed", "stopped", "refused")
+MOST, MOST_TASKS = 2 << 20, 1000  # bytes of a note; tasks of an order
+SiteName = Annotated[str, Field(pattern=SITE)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class OrderedProduct(Spec):
+    """What a task is to publish."""
+
+    kind: str
+    fingerprint: Digest
+    is_sent: bool = Field(default=False, description="home needs its files")
+
+
+class OrderedTask(Spec):
+    """A task that is asked for: which, what it has to make there, and the digest of the code that makes it at
+    home ('' = none).
+    """
+
+    task: str
+    products: dict[str, OrderedProduct]
+    code: str = ""
+
+
+class Order(Spec):
+    """Tasks of one run of a flow that `home` asks `site` to plan, or to run."""
+
+    kind: Literal["order"] = "order"
+    id: Digest
+    act: Literal["plan", "run"]
+    home: SiteName
+    site: SiteName
+    flow: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    document: JsonObject = Field(description="the flow's whole configuration, which the site validates")
+    parallel: Parallel | None = Field(default=None, description="its layout there; None = chosen there")
+    tasks: dict[str, OrderedTask] = Field(min_length=1, max_length=MOST_TASKS)
+    version: str = Field(description="Atelier's")
+    accept_code: bool = Field(default=False, description="go on from checkpoints of other code")
+
+    @staticmethod
+    def of(*, nonce: str = "", **fields: object) -> "Order":
+        """With its id: that of what is asked, so that an equal order is the same one; a `nonce` makes it
+        another.
+        """
+        draft = Order.model_validate({**fields, "id": "0" * 64})
+        return draft.model_copy(update={"id": fingerprint([draft.model_dump(mode="json"), nonce])})
+
+
+class PlannedProduct(Spec):
+    """What a site says of a product in its plan."""
+
+    state: Literal["run", "reuse", "refused"]
+    from_step: int = Field(default=0, ge=0)
+    params: int = Field(default=0, ge=0)
+    flops: float = Field(default=0.0, ge=0)
+    memory_gb: float = Field(default=0.0, ge=0)
+    step_s: float = Field(default=0.0, ge=0)
+    device_hours: float = Field(default=0.0, ge=0)
+    layout: Parallel = Parallel(shard=1, threads=1)
+
+
+class TaskState(Spec):
+    """How far a task is, or what is planned of its products."""
+
+    state: Literal["", "running", "done", "reused", "failed", "stopped", "skipped"] = ""
+    planned: dict[str, PlannedProduct] = {}
+    waiting: str = Field(default="", description="for what")
+    warning: str = ""
+    progress: int = Field(default=0, ge=0, description="of total, in unit; rate a second")
+    total: int = Field(default=0, ge=0)
+    unit: str = ""
+    rate: float = Field(default=0.0, ge=0)
+    loss: dict[str, float] = {}
+
+
+class Answer(Spec):
+    """How far an order is; the one with the highest number counts."""
+
+    kind: Literal["answer"] = "answer"
+    order: Digest
+    home: SiteName
+    site: SiteName
+    number: int = Field(ge=1, lt=10**9)
+    state: Literal["running", "finished", "failed", "stopped", "refused"]
+    problem: str = ""
+    tasks: dict[str, TaskState] = {}
+    notes: tuple[str, ...] = ()
+    records: tuple[JsonObject, ...] = Field(default=(), description="of what was made, when it is finished")
+
+    @property
+    def is_last(self) -> bool:
+        return self.state in ENDED
+
+
+class Cancellation(Spec):
+    """The order of this id is to end."""
+
+    kind: Literal["cancellation"] = "cancellation"
+    order: Digest
+    home: SiteName
+    site: SiteName
+
+
+Note: TypeAlias = Order | Answer | Cancellation
+KINDS: dict[str, type[Order] | type[Answer] | type[Cancellation]] = {
+    "order": Order,
+    "answer": Answer,
+    "cancellation": Cancellation,
+}
+
+
+def text_of(note: Note) -> bytes:
+    return canonical(note.model_dump(mode="json"))
+
+
+def note_of(text: bytes, kind: Json, place: str) -> Note:
+    """Raises DamageError for what is no note of that kind."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise DamageError(f"{place}: {str(kind)[:40]!r} is no kind of note between sites")
+    if len(text) > MOST:
+        raise DamageError(f"{place}: {len(text)} bytes, a note between sites has at most {MOST}")
+    return parse_as(KINDS[kind], text, place, f"an {kind}" if kind != "cancellation" else f"a {kind}")
+
+
+def order_id(note: Note) -> str:
+    return note.id if isinstance(note, Order) else note.order
+
+
+def reader_of(note: Note) -> str:
+    """The site that a note is for."""
+    return note.home if isinstance(note, Answer) else note.site
+
+
+def digest_of(note: Note) -> str:
+    return hashlib.sha256(text_of(note)).hexdigest()
+
+
+class Desk:
+    """The notes below the mailbox folder `url`."""
+
+    def __init__(self, url: str) -> None:
+        self._place = join(url, FOLDER)
+        self._known: dict[str, tuple[tuple[int, int, int], Note]] = {}  # files as they were read
+
+    def put(self, note: Note) -> None:
+        """Raises DataError for a note that no site would take."""
+        text = text_of(note)
+        if len(text) > MOST:
+            raise DataError(f"{note.kind}: {len(text)} bytes, and a note between sites has at most {MOST}")
+        write_bytes(self._path(order_id(note), note.kind), text)
+
+    def order(self, number: str) -> Order | None:
+        found = self._read(number, "order")
+        return found if isinstance(found, Order) and found.id == number else None
+
+    def answer(self, number: str) -> Answer | None:
+        """The newest answer; None while there is none, or where it is damaged."""
+        try:
+            found = self._read(number, "answer")
+        except DamageError:
+            return None
+        return found if isinstance(found, Answer) and found.order == number else None
+
+    def is_over(self, number: str) -> bool:
+        answer = self.answer(number)
+        return answer is not None and answer.is_last
+
+    def is_cancelled(self, number: str) -> bool:
+        return exists(self._path(number, "cancellation"))
+
+    def orders(self) -> Iterator[Order]:
+        """All that lie here, damaged ones left out."""
+        for name in names(self._place):
+            try:
+                note = self._read(name, "order")
+            except DamageError:
+                continue
+            if isinstance(note, Order) and note.id == name:
+                yield note
+
+    def notes_for(self, peer: str) -> Iterator[Note]:
+        """The newest notes for a site: of orders that have not ended, and the answers that end one."""
+        for order in self.orders():
+            if order.home == peer and (answer := self.answer(order.id)) is not None:
+                yield answer
+            if order.site == peer and not self.is_over(order.id):
+                yield order
+                if self.is_cancelled(order.id):
+                    yield Cancellation(order=order.id, home=order.home, site=order.site)
+
+    def folder(self, number: str) -> str:
+        return join(self._place, number)
+
+    def _path(self, number: str, kind: str) -> str:
+        return join(self.folder(number), f"{kind}{ENDING}")
+
+    def age(self, number: str) -> float:
+        """Seconds since the last note of an order was written."""
+        changed = (path.stat().st_mtime for path in local_path(self.folder(number)).glob(f"*{ENDING}"))
+        return time.time() - max(changed, default=0.0)
+
+    def forget(self, number: str) -> None:
+        remove(self.folder(number))
+
+    def _read(self, number: str, kind: str) -> Note | None:
+        place = self._path(number, kind)
+        try:
+            about = local_path(place).stat()
+            known = self._known.get(place)
+            if known is None or known[0] != (about.st_mtime_ns, about.st_size, about.st_ino):
+                stamp = (about.st_mtime_ns, about.st_size, about.st_ino)
+                known = self._known[place] = (stamp, note_of(read_bytes(place, MOST), kind, place))
+            return known[1]
+        except (FileNotFoundError, NotADirectoryError):
+            self._known.pop(place, None)
+            return None

@@ -1,0 +1,109 @@
+"""The calls by which files of artifacts cross (infra/sites/files.py): pushed to a site that can be called,
+fetched by one that cannot.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.document import parse_as, parse_object
+from atelier.infra.sites import files
+from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.files import FileHead, Files
+from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, patience
+
+WHAT = "the head of a file"
+
+
+class PlacedHead(Spec):
+    """A file and where its bytes begin."""
+
+    head: FileHead
+    offset: int
+
+
+class FileCalls:
+    """What an agent answers and asks about files."""
+
+    def __init__(self, found: Files, audit: Audit, is_trusted: Callable[[str], bool], service: str) -> None:
+        self._files, self._audit, self._is_trusted, self._service = found, audit, is_trusted, service
+
+    # what others ask, by name of the call
+
+    def offer(self, request: bytes, peer: str) -> dict[str, Json]:
+        return {"offset": self._files.offset(parse_as(FileHead, request, peer, WHAT), peer)}
+
+    def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
+        placed = parse_as(PlacedHead, next(requests, b"{}"), peer, WHAT)
+        self._take(placed.head, peer, placed.offset, requests)
+        return {}
+
+    def heads(self, peer: str) -> dict[str, Json]:
+        return {"heads": [head.model_dump(mode="json") for head in self._files.outgoing(peer)][:1000]}
+
+    def get(self, request: bytes, peer: str) -> Iterator[bytes]:
+        """Raises NotTaken for a file that this site does not send to `peer`."""
+        placed = parse_as(PlacedHead, request, peer, WHAT)
+        if placed.head not in [*self._files.outgoing(peer)]:
+            raise NotTaken("no such file")
+        yield from self._blocks(placed.head, placed.offset)
+        self._audit.add("fetched", who=peer, **files.told(placed.head))
+
+    def _blocks(self, head: FileHead, offset: int) -> Iterator[bytes]:
+        with self._files.path(head).open("rb") as file:
+            file.seek(offset)
+            yield from iter(lambda: file.read(BLOCK), b"")
+
+    def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
+        self._files.take(head, peer, offset, blocks, lambda: self._is_trusted(peer))
+        self._audit.add("received", who=peer, **files.told(head))
+
+    # what it asks
+
+    def send(self, channel: grpc.Channel, peer: str, delivered: set[str]) -> None:
+        """Push what a peer lacks. `delivered`: heads that it has, or will never take."""
+        for head in self._files.outgoing(peer):
+            key = head.model_dump_json()
+            if key in delivered:
+                continue
+            try:
+                answer = channel.unary_unary(f"/{self._service}/OfferFile")(head.text, timeout=TIMEOUT_S)
+                offset = parse_object(answer, peer, "an answer").get("offset")
+                if isinstance(offset, int):
+                    self._push(channel, head, offset)
+                    self._audit.add("sent", who=peer, **files.told(head))
+            except grpc.RpcError as error:
+                code = error.code() if isinstance(error, grpc.Call) else None
+                if code == grpc.StatusCode.ABORTED:
+                    continue
+                if code != grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                self._audit.add("not taken", who=peer, **files.told(head))
+            delivered.add(key)
+
+    def _push(self, channel: grpc.Channel, head: FileHead, offset: int) -> None:
+        def parts() -> Iterator[bytes]:
+            yield PlacedHead(head=head, offset=offset).model_dump_json().encode()
+            yield from self._blocks(head, offset)
+
+        channel.stream_unary(f"/{self._service}/PutFile")(parts(), timeout=patience(head.entry.bytes))
+
+    def fetch(self, channel: grpc.Channel, peer: str) -> None:
+        """Fetch what a peer has for this site."""
+        answer = channel.unary_unary(f"/{self._service}/FileHeads")(b"{}", timeout=TIMEOUT_S)
+        found: Any = parse_object(answer, peer, "the heads of files").get("heads")
+        for document in found if isinstance(found, list) else ():
+            head = FileHead.model_validate(document)
+            try:
+                offset = self._files.offset(head, peer)
+            except NotTaken as refused:
+                if refused.when == "never":
+                    raise
+                continue
+            if offset is not None:
+                asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()
+                ask = channel.unary_stream(f"/{self._service}/GetFile")
+                self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))

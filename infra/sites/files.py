@@ -1,0 +1,159 @@
+"""The files of artifacts that a site sends home, because a task there needs them. The order says which, the
+record in the site's answer says with which bytes; nothing else is taken.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.error import AtelierError
+from atelier.engine.config.record import FileEntry, Record
+from atelier.engine.io.storage import fetch, local_path, make_folder, write_bytes
+from atelier.infra.sites.desk import Desk, Digest, Order, OrderedProduct
+from atelier.infra.sites.incoming import NotTaken, received
+
+FOLDER, TAKEN, SHORT = "files", ".taken", 16
+
+
+class FileHead(Spec):
+    """One file of an artifact that an order's site sends home."""
+
+    order: Digest
+    artifact: OrderedProduct
+    entry: FileEntry
+
+    @property
+    def text(self) -> bytes:
+        return self.model_dump_json().encode()
+
+
+class Files:
+    """The files that cross at the mailbox `url` of `site`."""
+
+    def __init__(self, url: str, site: str) -> None:
+        self._desk, self._site = Desk(url), site
+        self._taking: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def outgoing(self, peer: str) -> Iterator[FileHead]:
+        """What this site has for the orders of a peer."""
+        for order in self._desk.orders():
+            if order.home == peer and order.site == self._site:
+                for artifact, record in sent(self._desk, order):
+                    for entry in record.files:
+                        head = FileHead(order=order.id, artifact=artifact, entry=entry)
+                        if self.path(head).exists():
+                            yield head
+
+    def path(self, head: FileHead) -> Path:
+        return folder_of(self._desk, head.order, head.artifact) / head.entry.path
+
+    def judge(self, head: FileHead, peer: str) -> Path:
+        """Where a file goes. Raises NotTaken for one that this site has not asked `peer` for."""
+        order = self._desk.order(head.order)
+        if order is None or (order.home, order.site) != (self._site, peer):
+            raise NotTaken(f"there is no order {head.order[:16]} to {peer} here")
+        if head.artifact not in wanted(order):
+            about = f"{head.artifact.kind} {head.artifact.fingerprint[:16]}"
+            raise NotTaken(f"the order {order.id[:16]} wants no files of {about}")
+        for artifact, record in sent(self._desk, order):
+            if artifact == head.artifact and head.entry in record.files:
+                return self.path(head)
+            if artifact == head.artifact:
+                raise NotTaken(f"{head.entry.path[:80]} is no file of its record")
+        raise NotTaken("its record has not come", "early")
+
+    def offset(self, head: FileHead, peer: str) -> int | None:
+        """How many bytes have come; None = all of it is here."""
+        path = self.judge(head, peer)
+        if is_taken(self._desk, head.order, head.artifact):
+            return None
+        part = part_of(path)
+        return None if path.exists() else part.stat().st_size if part.exists() else 0
+
+    def take(
+        self, head: FileHead, peer: str, offset: int, blocks: Iterable[bytes], is_trusted: Callable[[], bool]
+    ) -> None:
+        """Take bytes from `offset` on; durable when it returns. Raises NotTaken."""
+        path, entry = self.judge(head, peer), (head.entry.bytes, head.entry.sha256)
+        with self._alone(path):
+            if self.offset(head, peer) is None:
+                return
+            make_folder(path.parent)
+            try:
+                received(part_of(path), path, entry, offset, blocks, is_trusted)
+            except NotTaken as refused:  # other bytes come another time
+                raise NotTaken(str(refused), "early") from None
+
+    @contextmanager
+    def _alone(self, path: Path) -> Iterator[None]:
+        """One transfer of a file at a time."""
+        with self._lock:
+            if path in self._taking:
+                raise NotTaken(f"{path.name} is on its way", "early")
+            self._taking.add(path)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._taking.discard(path)
+
+
+def wanted(order: Order) -> list[OrderedProduct]:
+    """The artifacts of an order whose files home needs."""
+    return [product for task in order.tasks.values() for product in task.products.values() if product.is_sent]
+
+
+def sent(desk: Desk, order: Order) -> Iterator[tuple[OrderedProduct, Record]]:
+    """The artifacts that home needs and that are finished, with their records as the site has answered."""
+    answer, known = desk.answer(order.id), wanted(order)
+    for document in answer.records if answer else ():
+        try:
+            record = Record.read(json.dumps(document), f"order {order.id[:8]}")
+        except AtelierError:
+            continue
+        for artifact in known:
+            if (artifact.kind, artifact.fingerprint) == (record.kind, record.fingerprint):
+                yield artifact, record
+
+
+def offer(desk: Desk, order: Order, artifact: OrderedProduct, address: str, record: Record) -> None:
+    """Put the files of a finished artifact at `address` where the agent finds them."""
+    folder = folder_of(desk, order.id, artifact)
+    for entry in record.files:
+        path = folder / entry.path
+        if not path.exists():
+            make_folder(path.parent)
+            fetch(f"{address}/{entry.path}", part_of(path))
+            os.replace(part_of(path), path)
+
+
+def drop(desk: Desk, order: Order, artifact: OrderedProduct) -> None:
+    """Remove the files of an artifact that was taken in: they are not fetched again."""
+    folder = folder_of(desk, order.id, artifact)
+    write_bytes(f"{folder}{TAKEN}", b"")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_taken(desk: Desk, number: str, artifact: OrderedProduct) -> bool:
+    folder = folder_of(desk, number, artifact)
+    return folder.with_name(folder.name + TAKEN).exists()
+
+
+def folder_of(desk: Desk, number: str, artifact: OrderedProduct) -> Path:
+    return local_path(desk.folder(number)) / FOLDER / f"{artifact.kind}-{artifact.fingerprint[:SHORT]}"
+
+
+def part_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def told(head: FileHead) -> dict[str, Json]:
+    """What the audit log says of a file."""
+    about: dict[str, Json] = {"kind": "file", "order": head.order[:16], "of": head.artifact.kind}
+    return about | head.entry.model_dump()

@@ -1,0 +1,195 @@
+"""What a site's agent does with orders that other sites send: each is judged by this site's policy, and one
+that is taken becomes a process of this site, started by a fixed command that gets the order's id alone.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from atelier import IMPORT_ROOT
+from atelier.engine.config.error import AtelierError
+from atelier.engine.io.storage import local_path, make_folder
+from atelier.infra.sites.desk import Answer, Desk, Order
+from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.policy import Policies
+
+LOCK, LOG, WORK = "lock", "log.txt", "work"
+MOST_AT_ONCE = 4  # processes for a home, of plans and of runs
+STOP_S, LOOKING_S = 60.0, 2.0
+KEPT_S = 7 * 86400.0  # after which an order that has ended is removed
+MOST_STARTS = 4  # of an order whose processes are killed from outside
+
+
+class OrderRunner:
+    """Runs the orders for the site of `keys` that lie in the mailbox folder `mailbox`, with the store at
+    `root`.
+    """
+
+    def __init__(self, keys: Keys, mailbox: str, root: str, say: Callable[[str], None]) -> None:
+        self._keys, self._mailbox, self._root, self._say = keys, mailbox, root, say
+        self._site, self._desk = keys.card.site, Desk(mailbox)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended: set[str] = set()
+        self._told_to_stop: set[str] = set()
+        self._starts: dict[str, int] = {}
+        self._acts: dict[str, tuple[str, str]] = {}  # home and act of orders that were started
+
+    def look(self) -> None:
+        """Start what is new, end what is cancelled, say how ended processes ended."""
+        for number, process in list(self._running.items()):
+            if process.poll() is not None:
+                del self._running[number]
+                self._close(number, process.returncode)
+        for order in self._desk.orders():
+            if order.id in self._ended:
+                continue
+            try:
+                self._look_at(order)
+            except (AtelierError, OSError) as error:  # the others are looked at
+                self._say(f"order {order.id[:8]} of {order.home}: {error}")
+
+    def tidy(self) -> None:
+        """Remove what ended long ago."""
+        for order in self._desk.orders():
+            if self._desk.age(order.id) > KEPT_S and self._desk.is_over(order.id):
+                self._desk.forget(order.id)
+
+    def _look_at(self, order: Order) -> None:
+        if order.site != self._site or self._desk.is_over(order.id):
+            self._ended.add(order.id)
+            return
+        holder = holder_of(self._desk, order.id)
+        is_cancelled = self._desk.is_cancelled(order.id) or order.home not in self._keys.peers
+        if holder or order.id in self._running:  # of an agent before this one, too
+            if holder and is_cancelled and order.id not in self._told_to_stop:
+                self._told_to_stop.add(order.id)
+                self._say(f"order {order.id[:8]} of {order.home}: cancelled")
+                with suppress(ProcessLookupError):
+                    os.kill(holder, signal.SIGTERM)
+        elif is_cancelled:
+            self.end(order, "stopped", "cancelled")
+        elif refused := self._refusal(order):
+            self._say(f"order {order.id[:8]} of {order.home}: refused: {refused}")
+            self.end(order, "refused", refused)
+        elif self._has_room(order):
+            self._start(order)
+        elif self._desk.answer(order.id) is None:
+            self._answer(order, "running", "waits for other orders here")
+
+    def _has_room(self, order: Order) -> bool:
+        """Whether another process may be started; a plan waits for no run."""
+        of_its_kind = [one for one in self._running if self._acts.get(one) == (order.home, order.act)]
+        return len(of_its_kind) < MOST_AT_ONCE
+
+    def _refusal(self, order: Order) -> str:
+        try:
+            if order.home not in self._keys.peers:
+                return f"{order.home} is not trusted at {order.site}"
+            return next(Policies(self._keys.folder).of(order.home).refusals(order), "")
+        except AtelierError as error:
+            return str(error)
+
+    def _start(self, order: Order) -> None:
+        folder = local_path(self._desk.folder(order.id))
+        self._starts[order.id] = self._starts.get(order.id, 0) + 1
+        self._acts[order.id] = (order.home, order.act)
+        make_folder(folder / WORK)
+        command = [sys.executable, "-m", "atelier", "site", "work", order.id]
+        command += ["--keys", str(self._keys.folder), "--mailbox", self._mailbox]
+        env = os.environ | {"PYTHONPATH": str(IMPORT_ROOT), "ATELIER_ROOT": self._root}
+        with (folder / LOG).open("ab") as log:
+            self._running[order.id] = subprocess.Popen(
+                command, cwd=folder / WORK, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        if self._desk.answer(order.id) is None:
+            self._answer(order, "running")
+        if order.act == "run":
+            self._say(f"order {order.id[:8]} of {order.home}: {order.flow}, {', '.join(order.tasks)}")
+
+    def _close(self, number: str, code: int) -> None:
+        """A process has ended: say so for it where it could not."""
+        order, answer = self._desk.order(number), self._desk.answer(number)
+        if order is None or (answer is not None and answer.is_last) or holder_of(self._desk, number):
+            return
+        last = ""
+        with suppress(OSError, ValueError):
+            path = local_path(self._desk.folder(number)) / LOG
+            last = path.read_text(errors="replace").strip().splitlines()[-1]
+        if code < 0 and not self._desk.is_cancelled(number) and self._starts[number] < MOST_STARTS:
+            self._say(f"order {number[:8]}: its process was killed; it goes on in another")
+            return
+        self.end(
+            order, "stopped" if self._desk.is_cancelled(number) else "failed", last or f"ended with {code}"
+        )
+
+    def end(self, order: Order, state: str, problem: str) -> None:
+        """The last answer to an order."""
+        self._answer(order, state, problem)
+        self._ended.add(order.id)
+
+    def _answer(self, order: Order, state: str, problem: str = "") -> None:
+        before = self._desk.answer(order.id)
+        about = {"order": order.id, "home": order.home, "site": order.site, "state": state}
+        kept = before.model_dump(include={"tasks", "records"}) if before else {}
+        number = before.number + 1 if before else 1
+        self._desk.put(Answer.model_validate({**kept, **about, "problem": problem, "number": number}))
+
+    def end_all(self) -> None:
+        """End the processes that this agent has started, at a checkpoint. Without it they go on when the
+        agent ends, and another one finds them.
+        """
+        for process in self._running.values():
+            process.terminate()
+        until = time.monotonic() + STOP_S
+        for order in self._desk.orders():
+            while order.site == self._site and (holder := holder_of(self._desk, order.id)):
+                if time.monotonic() > until:
+                    self._say(f"order {order.id[:8]}: has not stopped within {STOP_S:.0f} s")
+                    break
+                if order.id not in self._running:  # an agent before this one started it
+                    with suppress(ProcessLookupError):
+                        os.kill(holder, signal.SIGTERM)
+                time.sleep(0.1)
+        for process in self._running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+
+
+@contextmanager
+def holding(desk: Desk, number: str) -> Iterator[None]:
+    """Be the one process that works on an order while the block runs. Raises AtelierError when another is."""
+    path = local_path(desk.folder(number)) / LOCK
+    with path.open("a+") as file:
+        until = time.monotonic() + LOOKING_S  # an agent that looks holds it for a moment
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise AtelierError(f"order {number[:8]}: another process works on it") from None
+                time.sleep(0.05)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def holder_of(desk: Desk, number: str) -> int:
+    """The process that works on an order; 0 = none does."""
+    path = local_path(desk.folder(number)) / LOCK
+    if not path.exists():
+        return 0
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.read()
+            return int(text) if text.isdecimal() else 0
+    return 0

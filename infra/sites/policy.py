@@ -1,0 +1,117 @@
+"""What a site does for its peers: a file a peer in the folder of its keys; without one, nothing but carrying
+contributions to trainings of its own.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from pydantic import Field
+
+from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.storage import write_bytes
+from atelier.infra.sites.desk import Order, SiteName
+
+FOLDER, EVERYTHING = "policy", "all"
+# a path, or an address of any kind (fsspec takes file:~/x); stdlib:json,email is none
+PLACE = re.compile(
+    r"^[~/.\\]|^(?!stdlib(-prose|-code)?:)[A-Za-z][\w+.-]*:\S|[:/\\]{2}|(^|[/\\:,])\.\.([/\\,]|$)|:[/\\]"
+)
+
+
+class Policy(Spec):
+    """What this site does for one peer."""
+
+    site: SiteName
+    tasks: tuple[str, ...] = Field(default=(), description="tasks that run here for it; all = each there is")
+    reads: tuple[str, ...] = Field(
+        default=(), description="folders and URLs that its configurations may name; a name means all below it"
+    )
+    uses: tuple[str, ...] = Field(
+        default=(), description="artifacts of this site's own that its tasks may use, by name; all = each"
+    )
+    sends: tuple[str, ...] = Field(
+        default=(), description="kinds of artifacts whose files go to it; all = each"
+    )
+    pool: str = Field(default="here", description="of conf/pool, where its tasks run")
+    tracker: str = Field(default="mlflow", description="of conf/tracker")
+
+    def runs(self, task: str) -> bool:
+        return bool({EVERYTHING, task} & {*self.tasks})
+
+    def refusals(self, order: Order) -> Iterator[str]:
+        """Why this site does not do what is asked."""
+        for name, task in order.tasks.items():
+            if not self.runs(task.task):
+                allowed = ", ".join(self.tasks) or "none"
+                yield f"{name}: {order.site} runs no task {task.task!r} for {order.home} (it runs: {allowed})"
+            for product in task.products.values():
+                if product.is_sent and not {EVERYTHING, product.kind} & {*self.sends}:
+                    yield (
+                        f"{name}: {order.site} sends no files of a {product.kind} to {order.home} (it sends:"
+                        f" {', '.join(self.sends) or 'none'})"
+                    )
+        for key, value in texts(order.document):
+            if PLACE.search(value) and not any(is_below(value, place) for place in self.reads):
+                yield (
+                    f"{key}={value[:80]}: {order.site} reads no such place for {order.home} (it reads:"
+                    f" {', '.join(self.reads) or 'none'})"
+                )
+
+
+def is_below(value: str, place: str) -> bool:
+    """Whether a text names a place or something below it; never by way of a folder above, however that is
+    spelled.
+    """
+    plain = value
+    for _ in range(4):
+        plain = unquote(plain)
+    if unquote(plain) != plain or ".." in re.split(r"[/\\]", plain) or "::" in plain:
+        return False
+    return value == place or value.startswith(place.rstrip("/") + "/")
+
+
+def texts(document: Json, key: str = "") -> Iterator[tuple[str, str]]:
+    """All texts of a configuration, each with its place; names of keys are texts too."""
+    if isinstance(document, str):
+        yield key, document
+    elif isinstance(document, Mapping):
+        for name, value in document.items():
+            place = f"{key}.{name}" if key else name
+            yield place, name
+            yield from texts(value, place)
+    elif isinstance(document, Sequence):
+        for value in document:
+            yield from texts(value, key)
+
+
+class Policies:
+    """The policies in the folder of a site's keys."""
+
+    def __init__(self, keys: Path) -> None:
+        self._folder = keys / FOLDER
+
+    def of(self, peer: str) -> Policy:
+        """Raises DamageError for a file that is none."""
+        path = self._folder / f"{peer}.json"
+        try:
+            return parse_as(Policy, path.read_bytes(), str(path), "a site's policy")
+        except FileNotFoundError:
+            return Policy(site=peer)
+
+    def has(self, peer: str) -> bool:
+        return (self._folder / f"{peer}.json").exists()
+
+    def forget(self, peer: str) -> None:
+        (self._folder / f"{peer}.json").unlink(missing_ok=True)
+
+    def set(self, policy: Policy) -> None:
+        for place in policy.reads:
+            if ".." in place.split("/") or place.startswith("~") or not ("://" in place or place[:1] == "/"):
+                raise ConfigError("--read", f"{place!r} is no whole path or URL", "/data/text")
+        write_bytes(
+            str(self._folder / f"{policy.site}.json"), (policy.model_dump_json(indent=1) + "\n").encode()
+        )

@@ -1,0 +1,182 @@
+"""One command over two sites: each has a store, keys and an agent of its own, on loopback."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.policy import Policies, Policy
+from tests.faults.command import CommandStore
+from tests.flow.kills import weights_of
+
+pytestmark = pytest.mark.slow
+WORDS = (
+    "pretrain", "experiment=tiny", "tracker=none", "score.baselines=false", "train.checkpoint_every=4",
+    "train.link.every=6", "sites.names=[a,b]", "sites.loopback=true",
+)  # fmt: skip
+THERE = ("curate", "encode", "learn_tokenizer", "train")
+
+
+class TwoSites:
+    """The stores of both sites of a run on loopback."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = CommandStore(root)
+        self.other = CommandStore(root / "sites" / "b" / "store")
+        self.keys = Keys(root / "sites" / "b" / "keys")
+
+    def models(self) -> list[dict[str, list[str]]]:
+        return [weights_of(self.home), weights_of(self.other)]
+
+    def rounds(self) -> int:
+        """Of which site b has sent its contribution."""
+        return len(list(self.keys.mailbox.glob("*/round-*/b/message.json")))
+
+    def answers(self) -> Iterator[dict]:
+        for path in self.keys.mailbox.glob("orders/*/answer.json"):
+            yield json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TwoSites:
+    sites = TwoSites(tmp_path_factory.mktemp("over"))
+    command = sites.home.start(*WORDS)
+    assert command.wait() == 0, command.text
+    return sites
+
+
+def test_both_sites_have_the_model_and_home_shows_the_tasks_of_both(whole: TwoSites) -> None:
+    one, other = whole.models()
+    assert one == other and one
+    [home], [there] = whole.home.records("model"), whole.other.records("model")
+    assert home["fingerprint"] == there["fingerprint"]
+    assert not whole.other.records("scores")  # nobody needs them there
+    [run] = [each for each in whole.home.runs() if each["status"] == "finished"]
+    assert all(run["states"][f"{name}@b"] == "done" for name in THERE)
+
+
+def test_again_there_is_nothing_to_do_and_plan_asks_the_other_site(whole: TwoSites) -> None:
+    code, out, err = whole.home.finish(*WORDS)
+    assert code == 0 and "nothing to do" in out, err
+    code, out, err = whole.home.finish("plan", *WORDS, "train.seed=2", "--json")
+    assert code == 0, err
+    rows = {row["name"]: row for row in json.loads(out)["tasks"]}
+    assert [rows[f"{name}@b"]["state"] for name in THERE] == ["reuse", "reuse", "reuse", "run"]
+    assert rows["train@b"]["site"] == "b" and rows["train"]["site"] == "" and rows["train@b"]["params"] > 0
+    whole.home.wait_for_quiet()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_without_warning_it_goes_on_to_the_same_bits(
+    whole: TwoSites, tmp_path: Path, seed: int
+) -> None:
+    """Home's command, an agent, or what the agent runs: in a round that is drawn. What has a parent left is
+    started again by it; after home's end the same command goes on.
+    """
+    draw = random.Random(seed)
+    words = {0: "atelier\0pretrain", 1: "site\0serve", 2: "site\0work"}[seed]
+    sites = TwoSites(tmp_path)
+    sites.home.copy_data(whole.home)
+    sites.other.root.mkdir(parents=True)
+    sites.other.copy_data(whole.other)
+    command = sites.home.start(*WORDS)
+    least = draw.choice((1, 2))
+    command.until(lambda: sites.rounds() >= least, "a round")
+    hit = [*sites.home.processes(words)]
+    assert hit
+    for process in hit:
+        os.kill(process, signal.SIGKILL)
+    code = command.wait()
+    if seed == 0:
+        sites.home.wait_for_quiet()
+        command = sites.home.start(*WORDS)
+        code = command.wait()
+    assert code == 0, command.text
+    assert sites.models() == whole.models()
+    sites.home.wait_for_quiet()
+
+
+def test_a_task_that_fails_at_home_ends_the_other_sites(whole: TwoSites, tmp_path: Path) -> None:
+    """It would wait for ever: a message that comes to home damaged ends home's training."""
+    sites = TwoSites(tmp_path)
+    sites.home.copy_data(whole.home)
+    command = sites.home.start(*WORDS)
+    command.until(lambda: sites.rounds() >= 1, "a round")
+    [place] = (tmp_path / "sites" / "a" / "keys" / "mailbox").glob("*/round-000001")
+    damaged = place.with_name("round-000003") / "b" / "message.json"
+    damaged.parent.mkdir(parents=True, exist_ok=True)
+    damaged.write_bytes(b"{")
+    assert command.wait() == 1 and "round-000003" in command.text and "site serve" not in command.text
+    [answer] = [each for each in sites.answers() if each["state"] == "stopped"]
+    assert answer["tasks"]["train"]["state"] == "stopped"
+    sites.home.wait_for_quiet()
+
+
+def test_a_stop_at_home_stops_both(whole: TwoSites, tmp_path: Path) -> None:
+    sites = TwoSites(tmp_path)
+    command = sites.home.start(*WORDS, "train.steps=600")
+    command.until(lambda: sites.rounds() >= 2, "a round")
+    began = time.monotonic()
+    command.interrupt()
+    assert command.wait() == 1
+    took = time.monotonic() - began
+    print(f"both sites have stopped after {took:.1f} s")
+    assert took < 15, command.text
+    [answer] = [each for each in sites.answers() if "train" in each["tasks"] and each["state"] == "stopped"]
+    assert answer["tasks"]["train"]["state"] == "stopped" and sites.other.steps()
+    sites.home.wait_for_quiet()
+
+
+def test_a_teacher_and_its_student_train_at_both_sites_with_one_word_more(tmp_path: Path) -> None:
+    sites = TwoSites(tmp_path)
+    command = sites.home.start("distill", *WORDS[1:])
+    assert command.wait() == 0, command.text
+    one, other = sites.models()
+    assert one == other and {*one} == {"teacher", "student_a"}
+
+
+def test_a_task_that_runs_elsewhere_brings_home_what_is_needed_there(whole: TwoSites, tmp_path: Path) -> None:
+    """Training alone at site b: its model comes home, with its record, to be scored; nothing else does."""
+    sites = TwoSites(tmp_path)
+    words = tuple(word for word in WORDS if "link" not in word)
+    command = sites.home.start(*words, "sites.at={train:b}")
+    assert command.wait() == 0, command.text
+    assert sites.models()[0] == sites.models()[1] != {}
+    [home], [there] = sites.home.records("model"), sites.other.records("model")
+    assert (
+        home["files"] == there["files"] and home["provenance"]["site"] == "b" and sites.home.records("scores")
+    )
+    assert not list(
+        (tmp_path / "sites").glob("a/keys/mailbox/orders/*/files/*/*")
+    )  # used, and not fetched again
+    assert not list(sites.home.root.glob("trajectory/*")) and sites.other.steps()
+    code, out, err = sites.home.finish(*words, "sites.at={train:b}")
+    assert code == 0 and "nothing to do" in out, err
+    alone = CommandStore(tmp_path / "alone")
+    code, _, err = alone.finish(*[word for word in words if "sites" not in word])
+    assert code == 0 and weights_of(alone) == sites.models()[0], err  # as if it had run here
+    Policies(sites.keys.folder).set(Policy(site="a", tasks=("all",), sends=("scores",)))
+    code, _, err = sites.home.finish(*words, "sites.at={train:b}", "train.seed=2")
+    assert code == 2 and "train: b sends no files of a model to a (it sends: scores)" in err, err
+
+
+def test_what_a_policy_does_not_allow_is_refused_before_anything_runs(
+    whole: TwoSites, tmp_path: Path
+) -> None:
+    sites = TwoSites(tmp_path)
+    code, _, err = sites.home.finish("plan", *WORDS)
+    assert code == 0, err
+    for policy, why in (
+        (Policy(site="a", tasks=("curate", "encode")), "runs no task 'learn_tokenizer' for a"),
+        (Policy(site="a"), "runs no task 'curate' for a (it runs: none)"),
+    ):
+        Policies(sites.keys.folder).set(policy)
+        code, _, err = sites.home.finish(*WORDS)
+        assert code == 2 and why in err, err
+    assert not sites.other.root.exists() and not sites.home.records("corpus")

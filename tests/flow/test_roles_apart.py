@@ -1,0 +1,105 @@
+"""One distillation at two sites: the teacher at one, its student at the other, each with its own store."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import TOP
+from tests.faults.command import CommandStore
+from tests.flow.kills import weights_of
+
+pytestmark = pytest.mark.slow
+SITES = ("a", "b")
+WORDS = (
+    "distill", "experiment=tiny", "tracker=none", "score.baselines=false", "parallel.threads=1",
+    "train.checkpoint_every=4", "train.precision=fp32",
+)  # fmt: skip
+LINK = ("train.link.roles={a:[teacher],b:[student_a]}", "train.link.ahead=3")
+
+
+def begin(folder: Path, site: str, *more: str) -> subprocess.Popen[bytes]:
+    words = (*WORDS, *LINK, f"train.link.site={site}", f"train.link.mailbox={folder / 'mail'}", *more)
+    return started(folder, site, words)
+
+
+def started(folder: Path, site: str, words: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    env = os.environ | {"ATELIER_ROOT": str(folder / site)}
+    with (folder / f"{site}.log").open("ab") as log:
+        command = [sys.executable, "-m", "atelier", *words]
+        return subprocess.Popen(command, cwd=TOP, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def wait(folder: Path, runs: dict[str, subprocess.Popen[bytes]]) -> None:
+    for site, run in runs.items():
+        assert run.wait(300) == 0, (folder / f"{site}.log").read_text()[-3000:]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sites")
+    wait(folder, {site: begin(folder, site) for site in SITES})
+    return folder
+
+
+def models(folder: Path, site: str) -> dict[str, list[str]]:
+    return weights_of(CommandStore(folder / site))
+
+
+def test_each_site_has_its_own_model_and_the_teacher_is_that_of_one_gang(whole: Path, tmp_path: Path) -> None:
+    wait(tmp_path, {"one": started(tmp_path, "one", WORDS)})
+    beside = {record["name"]: record for record in CommandStore(tmp_path / "one").records("model")}
+    [teacher] = CommandStore(whole / "a").records("model")
+    [student] = CommandStore(whole / "b").records("model")
+    assert (teacher["name"], student["name"]) == ("teacher", "student_a")
+    assert teacher["fingerprint"] == beside["teacher"]["fingerprint"]
+    assert student["fingerprint"] != beside["student_a"]["fingerprint"]
+    assert student["parents"]["teacher"] == teacher["parents"]["trajectory"]
+    mine, theirs = models(whole, "a"), models(tmp_path, "one")
+    assert all(theirs[key] == digests for key, digests in mine.items()) and mine
+    losses = [record["summary"]["loss"] for record in (student, beside["student_a"])]
+    print(f"{losses[0]:.5f} and {losses[1]:.5f} nats")
+    assert abs(losses[0] - losses[1]) < 0.01
+    again = begin(whole, "b")
+    wait(whole, {"b": again})
+    assert "nothing to do" in (whole / "b.log").read_text()
+
+
+def test_killed_without_warning_they_go_on_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    runs = {site: begin(tmp_path, site) for site in SITES}
+    for site, step in (("b", 14), ("a", 17)):
+        until = time.monotonic() + 120
+        while not list((tmp_path / "mail").glob(f"*/round-{step:06d}/a/message.json")):
+            assert time.monotonic() < until and runs[site].poll() is None, (tmp_path / "a.log").read_text()
+            time.sleep(0.005)
+        os.killpg(runs[site].pid, signal.SIGKILL)
+        runs[site].wait()
+        time.sleep(3)  # the gang ends with its supervisor's pipe
+        runs[site] = begin(tmp_path, site)
+    wait(tmp_path, runs)
+    assert [models(tmp_path, site) for site in SITES] == [models(whole, site) for site in SITES]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("train.link.roles={a:[teacher],b:[studnt_a]}",), "no role 'studnt_a'; did you mean student_a?"),
+        (("train.link.roles={a:[]}",), "teacher is at no site"),
+        (("train.link.top=5000",), "train.link.top: 5000 tokens of each answer"),
+        (("+roles.student_a.objective.h={kind:hidden}",), "compares more than logits"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, words: tuple[str, ...], problem: str
+) -> None:
+    run = begin(tmp_path, "a", *words)
+    try:
+        assert run.wait(30) == 2
+    finally:
+        run.terminate()
+        run.wait(60)
+    assert problem in (tmp_path / "a.log").read_text() and not (tmp_path / "mail").exists()

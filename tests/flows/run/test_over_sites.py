@@ -1,0 +1,127 @@
+"""Which tasks of a flow run at which site, and what is refused before anything runs."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.sites import Sites
+from atelier.flows.run.compose import compose
+from atelier.flows.run.draw import collect_nodes, placed_nodes
+from atelier.flows.run.over_sites import Placement, SiteHere, place, shares
+from atelier.infra.dag import Node
+from atelier.infra.store.store import Store
+
+HERE = SiteHere("a", "/mail")
+LOOPBACK = ("experiment=tiny", "train.link.every=6", "sites.loopback=true")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def node(name: str, *waits: str) -> Node:
+    return Node(name=name, task="score", products={}, waits=waits)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_task_has_what_it_needs_at_its_site(seed: int) -> None:
+    """Drawn DAGs and drawn `sites.at`: what is placed finds all that it waits for at its own site, each task
+    runs somewhere, one that is named runs there alone; or the placement is refused with a way out.
+    """
+    draw = random.Random(seed)
+    nodes: list[Node] = []
+    for number in range(draw.randint(2, 9)):
+        before = [each.name for each in nodes]
+        nodes.append(node(f"n{number}", *draw.sample(before, min(len(before), draw.randint(0, 3)))))
+    names = ("a", "b", "c")[: draw.choice((2, 3))]
+    at = {each.name: draw.choice(names) for each in draw.sample(nodes, draw.randint(0, len(nodes)))}
+    try:
+        found = place(nodes, Sites(names=names, at=at), HERE)
+    except ConfigError as error:
+        assert error.args and "sites" in str(error)
+        assert at or "has nothing to do" in str(error)
+        return
+    for site, those in {"a": found.here, **found.there}.items():
+        there = {each.name for each in those}
+        if site != "a":  # to home come files
+            assert all(waited in there for each in those for waited in each.waits)
+        assert all(at.get(each.given_name, site) == site for each in those)
+    assert {each.given_name for those in (found.here, *found.there.values()) for each in those} == {
+        each.name for each in nodes
+    }
+
+
+def sites_of(found: Placement) -> dict[str, list[str]]:
+    return {"a": [each.name for each in found.here]} | {
+        site: [each.name for each in nodes] for site, nodes in found.there.items()
+    }
+
+
+def test_a_training_runs_at_all_sites_and_so_does_what_it_needs(root: Path) -> None:
+    frozen = compose("pretrain", [*LOOPBACK, "sites.names=[a,b]", "score.baselines=false"])
+    found = sites_of(placed_nodes(frozen, Store(str(root))))
+    assert {*found["a"]} == {
+        "curate", "learn_tokenizer", "encode", "train", "score", "register", "report"
+    }  # fmt: skip
+    assert found["b"] == ["curate@b", "learn_tokenizer@b", "encode@b", "train@b"]
+    alone = compose(
+        "pretrain",
+        ["experiment=tiny", "train.link.every=6", "train.link.rows={a:4,b:4}", "train.link.site=b",
+         "train.link.mailbox=/mail", "score.baselines=false"],
+    )  # fmt: skip
+    same = {each.name: each.products for each in collect_nodes(alone, Store(str(root)))}
+    for each in placed_nodes(frozen, Store(str(root))).there["b"]:
+        assert each.products == same[each.given_name]  # as if it had been typed there
+
+
+def test_rows_are_shared_as_equally_as_can_be() -> None:
+    assert shares(8, ("b", "a")) == {"a": 4, "b": 4} and shares(8, ("c", "a", "b")) == {
+        "a": 3,
+        "b": 3,
+        "c": 2,
+    }
+    with pytest.raises(ConfigError, match="is 1, for 2 sites"):
+        shares(1, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("sites.names=[a]",), "needs no sites"),
+        (("sites.names=[a,a]",), "a name of its own"),
+        (("sites.names=[a,B]",), "sites.names"),
+        (("sites.at={train:b}",), "sites: b is none of"),
+        (("sites.names=[a,b]", "sites.at={train:c}"), "sites: c is none of"),
+        (("sites.names=[a,b]", "sites.at={trian:b}", "train.link.rows={a:4,b:4}"), "did you mean train?"),
+        (("sites.names=[a,b]", "train.link.rows={a:4,c:4}"), "c is none of sites"),
+        (("sites.names=[a,b,c]", "train.link.rows={a:4,b:4}"), "c has nothing to do"),
+        (("sites.names=[a,b]", "train.link.every=7"), "does not divide the 24 steps"),
+        (("sites.name=[a,b]",), "sites.name"),
+        (
+            ("sites.names=[a,b]", "train.link.rows={a:4,b:4}", "sites.at={train:b}"),
+            "is at b alone",
+        ),
+        (("sites.names=[a,b]", "train.link.mailbox=/elsewhere"), "/elsewhere, and the agent's is"),
+    ],
+)
+def test_sites_that_do_not_fit_are_one_line(root: Path, words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        placed_nodes(compose("pretrain", [*LOOPBACK, *words]), Store(str(root)))
+    assert why in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_roles_apart_are_typed_at_each_site(root: Path) -> None:
+    words = ["experiment=tiny", "sites.loopback=true", "sites.names=[a,b]"]
+    with pytest.raises(ConfigError, match="with `sites` is not built"):
+        compose("distill", [*words, "train.link.roles={a:[teacher],b:[student_a]}"])
+
+
+def test_sites_without_keys_say_how_to_get_some(root: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ATELIER_SITE", str(root / "keys"))
+    with pytest.raises(ConfigError, match="atelier site create"):
+        compose("pretrain", ["experiment=tiny", "train.link.every=6", "sites=[a,b]"])

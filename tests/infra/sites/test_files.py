@@ -1,0 +1,138 @@
+"""Files of artifacts that a site sends home: those that home asked for, with the bytes of their record."""
+
+import hashlib
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.record import FileEntry, Record, identify
+from atelier.infra.sites.desk import Answer, Desk, Order, OrderedProduct, OrderedTask
+from atelier.infra.sites.files import FileHead, Files, drop, offer
+from atelier.infra.sites.incoming import NotTaken
+
+BODY = bytes(range(256)) * 40
+
+
+def entry(path: str, body: bytes = BODY) -> FileEntry:
+    return FileEntry(path=path, bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+
+
+def record(name: str = "m") -> Record:
+    identity = {"name": name}
+    files = (entry("payload-1/model.safetensors"), entry("payload-1/config.json", b"{}"))
+    about: dict[str, Any] = {"kind": "model", "version": 1, "identity": identity, "parents": {}}
+    made = identify("model", 1, identity, {})
+    return Record(name=name, fingerprint=made, files=files, **about).sealed()
+
+
+class Sites:
+    """Home `a` has asked `b` for a model and its files; `b` has made it."""
+
+    def __init__(self, folder: Path, *, is_answered: bool = True) -> None:
+        self.record = record()
+        self.artifact = OrderedProduct(kind="model", fingerprint=self.record.fingerprint, is_sent=True)
+        other = OrderedProduct(kind="model", fingerprint="0" * 64)
+        tasks = {"train": OrderedTask(task="train", products={"m": self.artifact, "n": other})}
+        about: dict[str, Any] = {"act": "run", "home": "a", "site": "b", "flow": "pretrain"}
+        self.order = Order.of(**about, document={}, tasks=tasks, version="1")
+        self.desks = {name: Desk(str(folder / name)) for name in "ab"}
+        self.files = {name: Files(str(folder / name), name) for name in "ab"}
+        self.address = folder / "store" / "model"
+        for path, body in (
+            (each.path, BODY if each.bytes == len(BODY) else b"{}") for each in self.record.files
+        ):
+            (self.address / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.address / path).write_bytes(body)
+        answer = Answer.model_validate(
+            {"order": self.order.id, "home": "a", "site": "b", "number": 1, "state": "running",
+             "records": [self.record.dump()]}
+        )  # fmt: skip
+        for name in "ab":
+            self.desks[name].put(self.order)
+            if is_answered or name == "b":
+                self.desks[name].put(answer)
+
+    def head(self, number: int = 0, **changes: Any) -> FileHead:
+        head = FileHead(order=self.order.id, artifact=self.artifact, entry=self.record.files[number])
+        return head.model_copy(update=changes)
+
+    def take(self, head: FileHead, offset: int, blocks: Iterable[bytes], is_trusted: bool = True) -> None:
+        self.files["a"].take(head, "b", offset, blocks, lambda: is_trusted)
+
+    def arrived(self) -> list[str]:
+        folder = Path(self.desks["a"].folder(self.order.id)) / "files"
+        return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_home_needs_is_offered_carried_in_pieces_and_removed_when_it_is_no_longer_needed(
+    tmp_path: Path,
+) -> None:
+    sites = Sites(tmp_path)
+    offer(sites.desks["b"], sites.order, sites.artifact, str(sites.address), sites.record)
+    heads = [*sites.files["b"].outgoing("a")]
+    assert heads == [sites.head(0), sites.head(1)] and not [*sites.files["b"].outgoing("c")]
+    for head in heads:
+        body = sites.files["b"].path(head).read_bytes()
+        half = len(body) // 2
+        with pytest.raises(NotTaken) as broken:
+            sites.take(head, 0, [body[:half]])
+        assert broken.value.when == "early" and sites.files["a"].offset(head, "b") == half
+        sites.take(head, half, [body[half:]])
+        assert sites.files["a"].offset(head, "b") is None
+        assert sites.files["a"].path(head).read_bytes() == body
+    drop(sites.desks["b"], sites.order, sites.artifact)
+    assert not [*sites.files["b"].outgoing("a")]
+
+
+def other(kind: str, digit: str) -> OrderedProduct:
+    return OrderedProduct(kind=kind, fingerprint=digit * 64, is_sent=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "when"),
+    [
+        ({"entry": entry("payload-1/other")}, "is no file of its record", "never"),
+        ({"entry": entry("payload-1/model.safetensors", b"other")}, "is no file of its record", "never"),
+        ({"artifact": other("model", "0")}, "wants no files", "never"),
+        ({"artifact": other("corpus", "1")}, "wants no files", "never"),
+        ({"order": "1" * 64}, "there is no order", "never"),
+    ],
+)  # fmt: skip
+def test_no_other_file_is_taken(tmp_path: Path, changes: dict[str, Any], why: str, when: str) -> None:
+    sites = Sites(tmp_path)
+    with pytest.raises(NotTaken, match=why) as refused:
+        sites.take(sites.head(**changes), 0, [BODY])
+    assert refused.value.when == when and not sites.arrived()
+
+
+def test_a_file_comes_from_the_orders_site_after_its_record(tmp_path: Path) -> None:
+    sites = Sites(tmp_path / "one")
+    with pytest.raises(NotTaken, match=r"there is no order .* to c here"):
+        sites.files["a"].take(sites.head(), "c", 0, [BODY], lambda: True)
+    early = Sites(tmp_path / "other", is_answered=False)
+    with pytest.raises(NotTaken, match="its record has not come") as refused:
+        early.take(early.head(), 0, [BODY])
+    assert refused.value.when == "early" and not early.arrived()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_other_bytes_than_the_records_are_dropped(tmp_path: Path, seed: int) -> None:
+    draw, sites = random.Random(seed), Sites(tmp_path)
+    body = bytearray(BODY)
+    how = draw.choice(("flip", "more", "less", "offset", "untrusted"))
+    if how == "flip":
+        body[draw.randrange(len(body))] ^= 1 << draw.randrange(8)
+    cut = draw.randrange(1, len(body))
+    blocks = {"more": [bytes(body), b"x"], "less": [bytes(body[:cut])]}.get(how, [bytes(body)])
+    with pytest.raises(NotTaken):
+        sites.take(sites.head(), cut if how == "offset" else 0, blocks, is_trusted=how != "untrusted")
+    assert "model.safetensors" not in sites.arrived()
+
+
+def test_a_path_never_leaves_its_folder() -> None:
+    for path in ("../x", "/etc/x", "a/../../x", "a//x", "./x"):
+        with pytest.raises(ValueError, match="leaves its artifact"):
+            entry(path)

@@ -1,0 +1,216 @@
+"""Notes of orders between sites: who may send which, what a policy lets through, and what is none."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.error import AtelierError
+from atelier.engine.io.storage import names
+from atelier.infra.sites.desk import (
+    Answer,
+    Cancellation,
+    Desk,
+    Note,
+    Order,
+    OrderedProduct,
+    OrderedTask,
+    text_of,
+)
+from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.notes import MOST_OPEN, Notes
+from atelier.infra.sites.policy import EVERYTHING, Policy, is_below
+
+DIGEST = "ab" * 32
+
+
+def order(home: str = "a", site: str = "b", nonce: str = "", **more: Any) -> Order:
+    product = OrderedProduct(kind="corpus", fingerprint=DIGEST)
+    about: dict[str, Any] = {
+        "act": "run", "home": home, "site": site, "flow": "pretrain", "version": "atelier 0",
+        "document": {"data": {"source": "stdlib"}},
+        "tasks": {"curate": OrderedTask(task="curate", products={"corpus": product})},
+    }  # fmt: skip
+    return Order.of(nonce=nonce, **(about | more))
+
+
+def answer(asked: Order, number: int = 1, state: str = "running", **more: Any) -> Answer:
+    about = {"order": asked.id, "home": asked.home, "site": asked.site, "number": number, "state": state}
+    return Answer.model_validate(about | more)
+
+
+def cancellation(asked: Order) -> Cancellation:
+    return Cancellation(order=asked.id, home=asked.home, site=asked.site)
+
+
+class Two:
+    """The notes at home `a` and at `b`, carried by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.desks = {name: Desk(str(folder / name)) for name in "ab"}
+        self.notes = {name: Notes(str(folder / name), name) for name in "ab"}
+
+    def carry(self, sender: str, reader: str) -> None:
+        for note in self.notes[sender].asked(self.notes[reader].request(sender, ()), reader):
+            self.notes[reader].take(text_of(note), sender)
+
+
+def test_an_order_crosses_its_answers_come_back_and_the_last_one_counts(tmp_path: Path) -> None:
+    two, asked = Two(tmp_path), order()
+    two.desks["a"].put(asked)
+    two.carry("a", "b")
+    assert [*two.desks["b"].orders()] == [asked]
+    for number, state in enumerate(("running", "running", "finished"), start=1):
+        two.desks["b"].put(answer(asked, number, state))
+        two.carry("b", "a")
+        two.carry("b", "a")  # again: nothing happens
+    two.notes["a"].take(text_of(answer(asked, 2)), "b")  # an old one comes late
+    found = two.desks["a"].answer(asked.id)
+    assert found is not None and (found.number, found.state) == (3, "finished")
+    assert not two.notes["a"].waiting_for("b", set())  # what has ended is not sent again
+
+
+def test_a_cancellation_follows_its_order(tmp_path: Path) -> None:
+    two, asked = Two(tmp_path), order()
+    two.desks["a"].put(asked)
+    two.desks["a"].put(cancellation(asked))
+    two.carry("a", "b")
+    assert two.desks["b"].is_cancelled(asked.id)
+
+
+@pytest.mark.parametrize(
+    ("note", "sender", "why"),
+    [
+        (order(), "c", "the order is of a to b, and c sends it"),
+        (order("a", "c"), "a", "the order is of a to c, and a sends it"),
+        (answer(order("a", "b", "known")), "a", "is none between a and b"),  # b answers, not home
+        (answer(order("a", "b", "other")), "a", "there is no order"),
+        (cancellation(order("a", "b", "known")), "c", "is none between c and b"),
+        (cancellation(order("a", "b", "other")), "a", "there is no order"),  # it may come before the order
+        (order("a", "b", "known").model_copy(update={"flow": "distill"}), "a", "is another one here"),
+    ],
+)
+def test_a_note_that_is_not_its_senders_is_not_taken(
+    tmp_path: Path, note: Note, sender: str, why: str
+) -> None:
+    two, known = Two(tmp_path), order("a", "b", "known")
+    two.desks["b"].put(known)
+    with pytest.raises(NotTaken, match=why):
+        two.notes["b"].take(text_of(note), sender)
+    assert [*two.desks["b"].orders()] == [known] and two.desks["b"].answer(known.id) is None
+    assert not two.desks["b"].is_cancelled(known.id)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_or_hostile_note_is_one_line_and_leaves_nothing(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    two = Two(tmp_path)
+    document: dict[str, Any] = json.loads(text_of(order()))
+    hostile: list[Json] = [
+        "../../etc", "x" * 64, -1, 1e400, None, [], {"a": {"b": 1}}, "\ud800", True, "Z" * 64, "a/b", 10**30,
+    ]  # fmt: skip
+    key = draw.choice([*document, "more"])
+    if key == "tasks":
+        document[key] = draw.choice([{"t": {"task": 1}}, [], {"t": {"task": "curate", "products": {"a": 1}}}])
+    elif key == "document":
+        document[key] = draw.choice([[], "x", 3])
+    elif key == "parallel":
+        document[key] = draw.choice([{"shard": -1}, {"strange": 1}, "x"])
+    else:
+        document[key] = draw.choice([one for one in hostile if one not in (None, document.get(key))])
+    text = json.dumps(document).encode()
+    if draw.random() < 0.3:
+        place = draw.randrange(len(text))
+        text = text[:place]
+    try:
+        two.notes["b"].take(text, "a")
+    except AtelierError as error:
+        assert "\n" not in str(error) and len(str(error)) < 400
+        assert not names(str(tmp_path / "b"))
+    else:  # text is any text, and a version any version: judged when it runs
+        assert key in ("version", "accept_code", "flow"), (key, document[key])
+
+
+def test_an_order_asks_for_something(tmp_path: Path) -> None:
+    document = json.loads(text_of(order())) | {"tasks": {}}
+    with pytest.raises(AtelierError, match="tasks: "):
+        Two(tmp_path).notes["b"].take(json.dumps(document).encode(), "a")
+
+
+def test_a_note_that_grows_when_it_is_written_out_is_not_taken(tmp_path: Path) -> None:
+    """A task state of three bytes is a hundred with its defaults."""
+    two, asked = Two(tmp_path), order()
+    two.desks["a"].put(asked)
+    document = json.loads(text_of(answer(asked))) | {"tasks": {f"t{n}": {} for n in range(60_000)}}
+    with pytest.raises(AtelierError, match="bytes"):
+        two.notes["a"].take(json.dumps(document).encode(), "b")
+    with pytest.raises(AtelierError, match="bytes"):
+        two.desks["a"].put(Answer.model_validate(document))
+    (tmp_path / "a" / "orders" / asked.id / "answer.json").write_bytes(b" " * (3 << 20))
+    assert two.desks["a"].answer(asked.id) is None and [*two.desks["a"].orders()] == [asked]
+
+
+def test_a_site_that_is_not_called_hears_the_newest_answer_among_many_old_ones(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    for number in range(150):
+        old = order(nonce=str(number))
+        for desk in two.desks.values():
+            desk.put(old)
+            desk.put(answer(old, 1, "finished"))
+    new = order(nonce="new")
+    for desk in two.desks.values():
+        desk.put(new)
+    two.desks["b"].put(answer(new, 1, "finished"))
+    two.carry("b", "a")
+    assert two.desks["a"].is_over(new.id)
+
+
+def test_a_peer_has_a_limited_number_of_open_orders(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    for number in range(MOST_OPEN):
+        two.notes["b"].take(text_of(order(nonce=str(number))), "a")
+    with pytest.raises(NotTaken, match=f"{MOST_OPEN} of them open"):
+        two.notes["b"].take(text_of(order(nonce="more")), "a")
+
+
+def test_without_a_policy_a_site_runs_nothing(tmp_path: Path) -> None:
+    assert [*Policy(site="a").refusals(order())] == ["curate: b runs no task 'curate' for a (it runs: none)"]
+    assert not [*Policy(site="a", tasks=("curate",)).refusals(order())]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/etc/passwd", "~/x", "./x", "../x", "a/../../x", "file:///etc", "s3://bucket",
+        "simplecache::file:///x", "stdlib:../../x", "file:~/x", "local:~/x", "https://h/%2e%2e/x",
+        "s3://open/%252e%252e/x", "stdlib:/etc", "\\\\host\\x", "C:\\x", "a\\..\\b", "hf://datasets/x",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["value", "list", "key", "deep"])
+def test_a_configuration_names_no_place_that_a_policy_does_not_have(value: str, place: str) -> None:
+    documents: dict[str, Json] = {
+        "value": {"data": {"source": value}},
+        "list": {"data": {"files": ["stdlib", value]}},
+        "key": {"data": {value: 1}},
+        "deep": {"data": {"all": [{"x": [value]}]}},
+    }
+    policy = Policy(site="a", tasks=(EVERYTHING,), reads=("/data/text", "s3://open"))
+    found = [*policy.refusals(order(document=documents[place]))]
+    assert found and "b reads no such place for a" in found[0]
+
+
+def test_what_a_policy_has_and_what_is_no_place_is_let_through() -> None:
+    policy = Policy(site="a", tasks=(EVERYTHING,), reads=("/data/text", "s3://open"))
+    fine = [
+        "/data/text/*.txt",
+        "s3://open/x",
+        "stdlib-prose:json,email",
+        "def f(x): return x / 2",
+        "a: b",
+        "",
+    ]
+    assert not [*policy.refusals(order(document={"x": fine}))]
+    assert not is_below("/data/text/../secret", "/data/text") and not is_below("/data/textile", "/data/text")
