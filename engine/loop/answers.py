@@ -137,8 +137,10 @@ class SitesApart:
                     )
                 found.append(missing)
             for name in self._students:
-                known = self._boxes[name].progress(self._link.site)
-                self._told[name] = known.safe if known is not None else 0
+                box, site = self._boxes[name], self._link.site
+                if (known := box.progress(site)) is not None:  # perhaps of a run that had come further
+                    self._told[name] = safe = min(known.safe, clock)
+                    box.tell(known.model_copy(update={"step": min(known.step, clock), "safe": safe}))
             return min(found)
 
         return all_or_none(self._gang, look, lambda found: found[:1] * self._gang.world)
@@ -210,8 +212,10 @@ class SitesApart:
         found: dict[str, Received] = {}
         for teacher, head in heads.items():
             place = join(self._boxes[teacher].folder(head.round, head.site), BODY)
-            path = local_path(place) if is_local(place) else self._scratch / f"link-{self._gang.rank}" / BODY
-            if not is_local(place):
+            path = self._scratch / f"link-{self._gang.rank}" / head.trajectory[:16] / BODY
+            if is_local(place):
+                path = local_path(place)
+            else:
                 fetch(place, path)
             verify(str(path), head.body, place)
             vocab = self._students[teacher][0].role.model.tokens

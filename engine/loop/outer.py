@@ -202,7 +202,8 @@ class OuterSteps:
     def _check_missing(self, box: Mailbox, number: int, later: list[int], missing: list[str]) -> None:
         """Raise DataError when a missing message will not come any more: its site has sent later ones."""
         for site in missing:
-            if ahead := [each for each in later if box.read(each, site) is not None]:
+            ahead = [each for each in later if box.read(each, site) is not None]
+            if ahead and box.contribution(number, site) is None:  # not between two looks
                 raise DataError(
                     f"{box.folder(number, site)}: is gone, {site} is in round {ahead[-1]}: this site's"
                     " checkpoints are too old to go on; begin all sites again"

@@ -8,6 +8,7 @@ leave, so that the distribution is whole.
 B rows, T tokens, M = B T, N scored tokens in their order, C of a chunk, K tokens of an answer, V vocabulary
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -128,7 +129,8 @@ def side_of(sent: Mapping[str, Tensor], labels_BT: Tensor, *, vocab: int, values
             raise DataError(f"{place}: {name} is no log-probability")
     total_N = values_NK.double().exp().sum(1)
     left_N = torch.zeros_like(total_N) if others_N is None else others_N.double().exp()
-    if ((total_N + left_N - 1).abs() > MASS_ERROR[values]).any():
+    coarse = values_NK.shape[1] * math.exp(-MOST_CODE / SIXTEENTHS) if values == "8bit" else 0.0
+    if ((total_N + left_N - 1).abs() > MASS_ERROR[values] + coarse).any():  # the least code stands for less
         raise DataError(f"{place}: the probabilities of an answer are not 1 together")
     if values == "8bit":
         values_NK = values_NK - total_N.log()[:, None] + (-left_N).log1p()[:, None]

@@ -1,6 +1,7 @@
 """Checks of a training whose roles live at different sites. Torch-free."""
 
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.link import Link
@@ -47,9 +48,25 @@ def check_apart(layout: Parallel, roles: Mapping[str, Role], train: Train, *, pr
                 )
         if link.is_apart(name, role.teacher):
             _check_student(place, name, role, roles, link)
+    _check_circle(roles, link)
     crossing = [name for name, role in roles.items() if link.is_apart(name, role.teacher)]
     if crossing:
         _check_layout(layout, {*crossing, *(roles[name].teacher for name in crossing)})
+
+
+def _check_circle(roles: Mapping[str, Role], link: Link) -> None:
+    """Refuse sites that would wait for each other's answers to the same step."""
+    before: dict[str, set[str]] = {}
+    for name, role in roles.items():
+        if link.is_apart(name, role.teacher):
+            before.setdefault(link.site_of(name), set()).add(link.site_of(role.teacher))
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        circle = " of ".join(error.args[1])
+        raise ConfigError(
+            PLACE, f"sites learn from each other in a circle: {circle}", "put one of their teachers elsewhere"
+        ) from None
 
 
 def _check_student(place: str, name: str, role: Role, roles: Mapping[str, Role], link: Link) -> None:
@@ -61,6 +78,13 @@ def _check_student(place: str, name: str, role: Role, roles: Mapping[str, Role],
                 f"compares more than logits, and only answers come from {teacher} at {link.site_of(teacher)}",
                 f"an objective of kind logits, or both roles at one site in {PLACE}",
             )
+    if role.other_teachers:
+        key, other = next(iter(role.other_teachers.items()))
+        raise ConfigError(
+            f"{place}.objective.{key}.teacher",
+            f"{other}, beside {teacher} at {link.site_of(teacher)}: one teacher is built for such a student",
+            f"leave one out, or all of them at {link.site_of(name)} in {PLACE}",
+        )
     if role.attach != "refuse":
         raise ConfigError(
             f"{place}.attach",

@@ -48,6 +48,10 @@ def with_others(
     """The gang's members with the roles elsewhere that teach them, or learn from them."""
     if not link.roles:
         return dict(members)
+    if link.top != "all" and link.top > vocab:
+        raise ConfigError(
+            "train.link.top", f"{link.top}, and the vocabulary has {vocab}", "train.link.top=all"
+        )
 
     def told(name: str) -> str:
         """Names the answers of a teacher: equal at all sites, another one where they would differ."""

@@ -240,6 +240,26 @@ def test_what_is_not_built_is_refused(
 LINK = {"roles": {"a": ["teacher"], "b": ["student"]}, "site": "a", "mailbox": "/x"}
 
 
+def test_sites_that_would_wait_for_each_other_are_refused() -> None:
+    found = {name: role(32) for name in ("t1", "t2")}
+    found |= {f"s{n}": taught().model_copy(update={"teacher": f"t{n}"}) for n in (1, 2)}
+    crossing = LINK | {"roles": {"a": ["t1", "s2"], "b": ["t2", "s1"]}}
+    with pytest.raises(ConfigError, match=r"sites learn from each other in a circle: [ab] of [ab] of [ab]"):
+        check_apart(Parallel(shard=1), found, train(8, link=crossing))
+    straight = LINK | {"roles": {"a": ["t1", "t2"], "b": ["s1", "s2"]}}
+    check_apart(Parallel(shard=1), found, train(8, link=straight))
+
+
+def test_a_second_teacher_beside_one_elsewhere_is_refused() -> None:
+    """It would be passed over in silence: the answers of the other would stand for its own."""
+    objective = {"kd": Logits(weight=0.5), "more": Logits(weight=0.5, teacher="old")}
+    student_of_two = taught().model_copy(update={"objective": objective})
+    found = {"teacher": role(32), "old": role(16), "student": student_of_two}
+    where = LINK | {"roles": {"a": ["teacher"], "b": ["student", "old"]}}
+    with pytest.raises(ConfigError, match=r"objective.more.teacher: old, beside teacher at a: one teacher"):
+        check_apart(Parallel(shard=1), found, train(8, link=where))
+
+
 @pytest.mark.parametrize(
     ("link", "problem"),
     [

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atelier.engine.config.model.encdec import EncDec
+from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.model.encdec import EncoderDecoder
 from atelier.engine.model.load import build, initialise
 
@@ -155,6 +156,15 @@ def test_the_module_has_the_weights_of_its_spec(more: dict[str, Any]) -> None:
         model = build(spec)
     assert {name: tuple(weight.shape) for name, weight in model.state_dict().items()} == spec.shapes()
     assert sum(weight.numel() for weight in model.parameters()) == spec.num_params()
+
+
+def test_a_prompt_of_cpm_2_has_the_published_number_of_weights() -> None:
+    """2106.10715: 100 vectors are 409.6 thousand weights, 0.0037 % of 11 billion."""
+    large: dict[str, Any] = {"num_layers": 24, "hidden": 4096, "num_heads": 64, "head_dim": 64, "ffn": 10240}
+    bare = EncDec(**large, vocab=26240)
+    tuned = EncDec(**large, vocab=26240, soft_prompt=SoftPrompt(length=100))
+    learned = tuned.num_params() - bare.num_params()
+    assert learned == 409_600 and 100 * learned / bare.num_params() == pytest.approx(0.0037, abs=5e-5)
 
 
 def test_dropout_is_a_function_of_the_keys_of_each_side() -> None:
