@@ -1,0 +1,107 @@
+"""What a site checks of an order before it does it: all of what is made, by which code, from what."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.flows.deployments.ordered import check_inputs, check_rows, check_tasks, frozen_of
+from atelier.flows.run.compose import compose
+from atelier.flows.run.draw import collect_nodes
+from atelier.flows.run.elsewhere import code_of
+from atelier.infra.code.provenance import version
+from atelier.infra.dag import Node
+from atelier.infra.sites.desk import Order, OrderedProduct, OrderedTask
+from atelier.infra.sites.policy import Policies, Policy
+from atelier.infra.store.store import Store
+
+WORDS = (
+    "experiment=tiny", "score.baselines=false", "train.link.every=6", "train.link.rows={a:4,b:4}",
+    "train.link.site=a", "train.link.mailbox=/mail",
+)  # fmt: skip
+NAMES = ("curate", "learn_tokenizer", "encode", "train")
+POLICY = Policy(site="a", tasks=("all",), tracker="none")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
+    return Store(str(tmp_path))
+
+
+def ordered(store: Store, names: tuple[str, ...] = NAMES, **changes: Any) -> Order:
+    frozen = compose("pretrain", [*WORDS])
+    tasks = {
+        node.name: OrderedTask(
+            task=node.task,
+            code=code_of(node),
+            products={
+                key: OrderedProduct(kind=product.kind, fingerprint=product.fingerprint)
+                for key, product in node.products.items()
+            },
+        )
+        for node in collect_nodes(frozen, store)
+        if node.name in names
+    }
+    about: dict[str, Any] = {"act": "run", "home": "a", "site": "b", "flow": "pretrain", "version": version()}
+    return Order.of(**(about | {"document": frozen.document, "tasks": tasks} | changes))
+
+
+def drawn(order: Order, store: Store) -> list[Node]:
+    return collect_nodes(frozen_of(order, POLICY, "/other", store), store)
+
+
+def with_task(order: Order, name: str, **changes: Any) -> Order:
+    task = order.tasks[name].model_copy(update=changes)
+    return order.model_copy(update={"tasks": {**order.tasks, name: task}})
+
+
+def test_a_site_draws_what_home_has_drawn_and_nothing_beside_it(store: Store) -> None:
+    order = ordered(store)
+    nodes = drawn(order, store)
+    assert sorted(node.name for node in nodes) == sorted(NAMES)
+    check_tasks(order, nodes)
+    check_inputs(order, nodes, POLICY, store)
+    [train] = [node for node in nodes if node.name == "train"]
+    link = train.training.train.link
+    assert (link.site, link.mailbox) == ("b", "/other")
+
+
+def test_what_is_another_thing_here_than_at_home_is_refused(store: Store) -> None:
+    order = ordered(store)
+    nodes = drawn(order, store)
+    [(key, product)] = order.tasks["train"].products.items()
+    other = {key: product.model_copy(update={"fingerprint": "0" * 64})}
+    for changed, why in (
+        (with_task(order, "train", products={}), "makes model at b, not what is asked for"),
+        (with_task(order, "train", products=other), "is model 00000000 at a"),
+        (with_task(order, "train", code="1" * 64), "has digest 11111111 at a"),
+        (with_task(order, "train", task="score"), "b has no such task in pretrain"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            check_tasks(changed, nodes)
+    with pytest.raises(ConfigError, match=r"version: a has atelier 0, b has"):
+        drawn(ordered(store, version="atelier 0"), store)
+    with pytest.raises(ConfigError, match="b has no flow 'nothing'"):
+        drawn(ordered(store, flow="nothing"), store)
+
+
+def test_what_the_tasks_do_not_make_themselves_is_not_used(store: Store) -> None:
+    order = ordered(store, ("train",))
+    with pytest.raises(ConfigError, match=r"train.(tokens.main|tokenizer): b has no"):
+        check_inputs(order, drawn(order, store), POLICY, store)
+
+
+def test_a_site_trains_with_those_alone_whose_policy_says_so(store: Store, tmp_path: Path) -> None:
+    order, policies = ordered(store), Policies(tmp_path / "keys")
+    nodes = drawn(order, store)
+    check_rows(order, nodes, policies)
+    elsewhere = order.model_copy(update={"site": "c"})
+    with pytest.raises(ConfigError, match="c is none of its sites"):
+        check_rows(elsewhere, nodes, policies)
+    of_another = order.model_copy(update={"home": "c"})
+    with pytest.raises(ConfigError, match="b runs no task 'train' with a"):
+        check_rows(of_another, nodes, policies)
+    policies.set(Policy(site="a", tasks=("train",)))
+    check_rows(of_another, nodes, policies)
