@@ -14,6 +14,7 @@ from atelier.engine.config.codec import Codec
 
 LAYOUT: JsonDict = {"layout": True}
 SITE = r"^[a-z0-9][a-z0-9-]{0,62}$"  # a site's name
+SiteName = Annotated[str, Field(pattern=SITE)]
 
 
 class Outer(Spec):
@@ -37,7 +38,7 @@ class Link(Spec):
     either: one site alone.
     """
 
-    rows: dict[Annotated[str, Field(pattern=SITE)], int] = Field(
+    rows: dict[SiteName, int] = Field(
         default={}, description="sequences of each step by site; together they are train.global_batch"
     )
     every: int = Field(default=50, ge=1, description="rows: steps between two outer steps (H)")
@@ -56,7 +57,7 @@ class Link(Spec):
     feedback: bool = Field(
         default=True, description="rows: what the codec lost is added to the site's next contribution"
     )
-    roles: dict[Annotated[str, Field(pattern=SITE)], tuple[str, ...]] = Field(
+    roles: dict[SiteName, tuple[str, ...]] = Field(
         default={},
         description="the roles that each site trains, or has as finished models; a student's teacher may be"
         " elsewhere",

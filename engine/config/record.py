@@ -75,6 +75,9 @@ class Provenance(TypedDict, total=False):
     code: dict[str, str]  # file -> digest
 
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # sha256
+
+
 class FileEntry(Spec):
     path: str = Field(description="relative to the artifact, never outside it")
     bytes: int = Field(ge=0)

@@ -1,14 +1,10 @@
 """Which sites a run has, and what runs at which of them. Torch-free."""
 
-from typing import Annotated
-
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Given, Spec
-from atelier.engine.config.link import SITE
+from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
-
-SiteName = Annotated[str, Field(pattern=SITE)]
 
 
 class Sites(Spec):

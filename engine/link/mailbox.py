@@ -5,7 +5,7 @@ is written last and makes the message exist. All sites reach the folder, or an a
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -13,8 +13,8 @@ from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import DamageError, DataError
-from atelier.engine.config.link import SITE
-from atelier.engine.config.record import FileEntry
+from atelier.engine.config.link import SiteName
+from atelier.engine.config.record import Digest, FileEntry
 from atelier.engine.io.storage import (
     exists,
     hashed,
@@ -32,15 +32,13 @@ WHAT = "the head of a message"
 MOST_HEAD = 1 << 20  # bytes
 ROUND = "round-"
 Part = bytes | memoryview  # of a file
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-SiteName = Annotated[str, Field(pattern=SITE)]
 
 
 class Head(Spec):
     """What the heads of all messages have."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
-    trajectory: str = Field(pattern=r"^[0-9a-f]{64}$")
+    trajectory: Digest
     site: SiteName
     round: int = Field(ge=1, lt=10**9, description="number of the message, from 1")
     body: FileEntry
@@ -88,12 +86,12 @@ def head_of(data: bytes | str, place: str) -> Message:
     return check_as(KINDS[kind], document, place, WHAT)
 
 
-class Progress(Spec):
+class ReaderProgress(Spec):
     """How far a site has come in what it learns from another one's answers."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     kind: Literal["progress"] = "progress"
-    trajectory: str = Field(pattern=r"^[0-9a-f]{64}$")
+    trajectory: Digest
     site: SiteName
     step: int = Field(ge=0, description="steps that it has learned from")
     safe: int = Field(ge=0, description="steps whose answers it will not ask for again")
@@ -102,7 +100,7 @@ class Progress(Spec):
 class AboutTraining(Spec):
     """What a site's ranks say of a training whose messages it takes part in."""
 
-    trajectory: str = Field(pattern=r"^[0-9a-f]{64}$")
+    trajectory: Digest
     site: SiteName
     sites: tuple[SiteName, ...]
     bytes: tuple[int, ...] = Field(
@@ -199,17 +197,17 @@ class Mailbox:
             if number <= until:
                 remove(join(self._place, f"{ROUND}{number:06d}"))
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: ReaderProgress) -> None:
         """Say how far a site has come."""
         text = canonical(progress.model_dump(mode="json", by_alias=True))
         write_bytes(join(self._place, f"{progress.site}-{PROGRESS}"), text)
 
-    def progress(self, site: str) -> Progress | None:
+    def progress(self, site: str) -> ReaderProgress | None:
         """How far a site says that it has come, None while it says nothing. Raises DamageError, DataError."""
         place = join(self._place, f"{site}-{PROGRESS}")
         if not exists(place):
             return None
-        found = read_as(Progress, place, "what is said of a progress")
+        found = read_as(ReaderProgress, place, "what is said of a progress")
         if (found.trajectory, found.site) != (self.trajectory, site):
             raise DataError(f"{place}: is of site {found.site}, or of another training")
         return found

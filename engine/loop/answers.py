@@ -19,7 +19,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.io.tensorfile import in_file_order
-from atelier.engine.link.mailbox import BODY, Answers, Mailbox, Progress
+from atelier.engine.link.mailbox import BODY, Answers, Mailbox, ReaderProgress
 from atelier.engine.loop.answer_parts import AnswerParts, Received, opened
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
@@ -256,7 +256,7 @@ class SitesApart:
                 self._told[name] = max(self._told.get(name, 0), min(durable))
             else:
                 self._told[name] = step = max(student.end for student in students)
-            progress = Progress(
+            progress = ReaderProgress(
                 trajectory=self._boxes[name].trajectory,
                 site=self._link.site,
                 step=step,

@@ -6,8 +6,7 @@ import threading
 import time
 from typing import Any
 
-from atelier.engine.config.base import Json, JsonObject, parse
-from atelier.engine.config.document import section_of
+from atelier.engine.config.base import JsonObject, parse
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.engine.config.parallel import Parallel
@@ -16,6 +15,7 @@ from atelier.flows.run.catalog import flow_names
 from atelier.flows.run.compose import Frozen, resolved
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
+from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import pool_of, tracker_of
 from atelier.flows.run.registry import parameters
@@ -23,22 +23,22 @@ from atelier.infra.calibration.history import facts
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node
 from atelier.infra.run.resume_plan import Resume
-from atelier.infra.sites.desk import Answer, Desk, Order, PlannedProduct, TaskState
+from atelier.infra.sites.desk import OrderDesk, PlannedProduct, Reply, SiteOrder, TaskState
 from atelier.infra.sites.files import offer
 from atelier.infra.sites.order_runner import holding
-from atelier.infra.sites.policy import EVERYTHING, Policies, Policy
+from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
 
-SAY_EVERY = 1.0  # seconds between two answers about progress
+SAY_EVERY = 1.0  # seconds between two replies about progress
 SHOWN = ("waiting", "warning", "progress", "total", "unit", "rate", "loss")
 
 
-class Answering:
-    """The answers to one order; safe to use from several threads."""
+class Replying:
+    """The replies to one order; safe to use from several threads."""
 
-    def __init__(self, desk: Desk, order: Order, store: Store) -> None:
-        before = desk.answer(order.id)
+    def __init__(self, desk: OrderDesk, order: SiteOrder, store: Store) -> None:
+        before = desk.reply(order.id)
         self._desk, self._order, self._store = desk, order, store
         self._number = before.number if before else 0
         self._tasks = {name: TaskState() for name in order.tasks}
@@ -93,14 +93,14 @@ class Answering:
         about = {"order": order.id, "home": order.home, "site": order.site, "number": self._number}
         told = {"state": state, "problem": problem[:2000], "tasks": self._tasks}
         told |= {"records": tuple(self._records.values())}
-        self._desk.put(Answer.model_validate(about | told | more))
+        self._desk.put(Reply.model_validate(about | told | more))
 
 
-def work_on(desk: Desk, order: Order, policies: Policies, mailbox: str, store: Store) -> int:
+def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str, store: Store) -> int:
     """Do what an order asks, as far as this site's policy for its home lets it; the exit code."""
     policy = policies.of(order.home)
     with holding(desk, order.id):
-        answering = Answering(desk, order, store)
+        replying = Replying(desk, order, store)
         try:
             for refusal in policy.refusals(order):
                 raise ConfigError("policy", refusal)
@@ -110,21 +110,21 @@ def work_on(desk: Desk, order: Order, policies: Policies, mailbox: str, store: S
             check_inputs(order, nodes, policy, store)
             check_rows(order, nodes, policies)
             return (
-                _plan(frozen, store, answering)
+                _plan(frozen, store, replying)
                 if order.act == "plan"
-                else _run(order, frozen, store, answering)
+                else _run(order, frozen, store, replying)
             )
         except StoppedError as error:
-            answering.end("stopped", str(error))
+            replying.end("stopped", str(error))
         except AtelierError as error:
-            answering.end("refused" if isinstance(error, ConfigError) else "failed", str(error))
+            replying.end("refused" if isinstance(error, ConfigError) else "failed", str(error))
         except Exception as error:
-            answering.end("failed", f"{type(error).__name__}: {error}")
+            replying.end("failed", f"{type(error).__name__}: {error}")
             raise
     return 1
 
 
-def frozen_of(order: Order, policy: Policy, mailbox: str, store: Store) -> Frozen:
+def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) -> Frozen:
     """The configuration as it is at this site. Raises ConfigError for another version, and for what is no
     configuration of a flow that there is.
     """
@@ -132,12 +132,7 @@ def frozen_of(order: Order, policy: Policy, mailbox: str, store: Store) -> Froze
         raise ConfigError("version", f"{order.home} has {order.version}, {order.site} has {version()}")
     if order.flow not in flow_names():
         raise ConfigError("flow", f"{order.site} has no flow {order.flow!r}")
-    document: dict[str, Json] = {**order.document}
-    train = document.get("train")
-    if isinstance(train, dict) and isinstance(link := train.get("link"), dict) and link.get("rows"):
-        rows = section_of(link["rows"])
-        own = {"site": order.site if order.site in rows else min(rows), "mailbox": mailbox}
-        document["train"] = {**train, "link": {**link, **own}}
+    document = linked_at(order.document, order.site, mailbox)
     if "parallel" in document:
         document["parallel"] = (order.parallel or Parallel()).model_dump(mode="json")
     if order.parallel is not None and order.parallel.device == "cuda" and pool_of(policy.pool).is_cpu:
@@ -156,7 +151,7 @@ def frozen_of(order: Order, policy: Policy, mailbox: str, store: Store) -> Froze
     )
 
 
-def check_tasks(order: Order, nodes: list[Node]) -> None:
+def check_tasks(order: SiteOrder, nodes: list[Node]) -> None:
     """Raises ConfigError, with what both sites have, where a task is another here than at home."""
     here = {node.name: node for node in nodes}
     for name, task in order.tasks.items():
@@ -185,7 +180,7 @@ def check_tasks(order: Order, nodes: list[Node]) -> None:
             )
 
 
-def check_inputs(order: Order, nodes: list[Node], policy: Policy, store: Store) -> None:
+def check_inputs(order: SiteOrder, nodes: list[Node], policy: SitePolicy, store: Store) -> None:
     """Raises ConfigError for an artifact of this site's own that the policy does not let the tasks use."""
     made = {(product.kind, product.fingerprint) for node in nodes for product in node.products.values()}
     for node in nodes:
@@ -203,7 +198,7 @@ def check_inputs(order: Order, nodes: list[Node], policy: Policy, store: Store) 
                 )
 
 
-def check_rows(order: Order, nodes: list[Node], policies: Policies) -> None:
+def check_rows(order: SiteOrder, nodes: list[Node], policies: Policies) -> None:
     """Raises ConfigError for a training in which this site has no part, or in which it would send what it
     learned to a site that may not have trainings here.
     """
@@ -217,11 +212,11 @@ def check_rows(order: Order, nodes: list[Node], policies: Policies) -> None:
                 )
 
 
-def _plan(frozen: Frozen, store: Store, answering: Answering) -> int:
+def _plan(frozen: Frozen, store: Store, replying: Replying) -> int:
     plan = make_plan(frozen, store)
-    answering.planned(planned_products(plan))
+    replying.planned(planned_products(plan))
     state = "refused" if plan.refusals else "finished"
-    answering.end(state, "; ".join(plan.refusals), notes=tuple(plan.notes))
+    replying.end(state, "; ".join(plan.refusals), notes=tuple(plan.notes))
     return 0
 
 
@@ -239,13 +234,13 @@ def planned_products(plan: Plan) -> dict[str, dict[str, PlannedProduct]]:
     }
 
 
-def _run(order: Order, frozen: Frozen, store: Store, answering: Answering) -> int:
+def _run(order: SiteOrder, frozen: Frozen, store: Store, replying: Replying) -> int:
     outcome = run_to_end(
-        frozen, store, f"order {order.id[:8]} of site {order.home}", listener=answering.on_message
+        frozen, store, f"order {order.id[:8]} of site {order.home}", listener=replying.on_message
     )
-    answering.states(outcome.states)
+    replying.states(outcome.states)
     if outcome.failure is not None:
-        answering.end("stopped" if outcome.is_stopped else "failed", f"{outcome.failed}: {outcome.failure}")
+        replying.end("stopped" if outcome.is_stopped else "failed", f"{outcome.failed}: {outcome.failure}")
         return 1
-    answering.end("finished")
+    replying.end("finished")
     return 0

@@ -1,5 +1,5 @@
 """The tasks of a run that other sites do: they are asked for as orders (infra/sites/desk.py), which agents
-carry; their answers are followed here.
+carry; their replies are followed here.
 """
 
 import fcntl
@@ -15,20 +15,21 @@ from atelier.engine.config.message import Message
 from atelier.engine.config.record import Provenance
 from atelier.engine.io.storage import join, local_path, put_file, verify
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, PlanRow
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
-from atelier.infra.sites.desk import Answer, Cancellation, Desk, Order, OrderedProduct, OrderedTask
+from atelier.infra.sites.desk import Cancellation, OrderDesk, OrderedProduct, OrderedTask, Reply, SiteOrder
 from atelier.infra.sites.files import drop, folder_of, sent
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
 
 LOOK_EVERY = 0.2  # seconds
-PATIENCE_S = 60.0  # for the first answer to an order
-STOPPING_S = 120.0  # for the last answer to one that is cancelled
+PATIENCE_S = 60.0  # for the first reply to an order
+STOPPING_S = 120.0  # for the last reply to one that is cancelled
 DONE = ("done", "reused")
 OWNER = "home.lock"  # of an order: held by the run that asks for it
 PAYLOAD = re.compile(r"payload-[0-9a-f]+/")
@@ -43,15 +44,15 @@ class Elsewhere:
         self._needed = {needed for node in plan.nodes for needed in node.inputs.values()} - {
             (product.kind, product.fingerprint) for node in plan.nodes for product in node.products.values()
         }
-        self._here, self._desk = frozen.here, Desk(frozen.here.mailbox)
-        self._orders: dict[str, Order] = {}
+        self._here, self._desk = frozen.here, OrderDesk(frozen.here.mailbox)
+        self._orders: dict[str, SiteOrder] = {}
         self._owned: list[IO[str]] = []
         self._lock = threading.Lock()
 
     # the plan
 
     def planned(self, plan: Plan) -> Plan:
-        """The plan with what the other sites say to it; one that does not answer refuses it. Raises
+        """The plan with what the other sites say to it; one that does not reply refuses it. Raises
         ConfigError for --fresh, which orders do not carry.
         """
         if self._frozen.resume.fresh:
@@ -62,25 +63,25 @@ class Elsewhere:
         rows, refusals, notes = [*plan.rows], [*plan.refusals], [*plan.notes]
         began = time.monotonic()
         for site, order in orders.items():
-            while not ((answer := self._desk.answer(order.id)) and answer.is_last):
-                if answer is None and time.monotonic() - began > PATIENCE_S:
+            while not ((reply := self._desk.reply(order.id)) and reply.is_last):
+                if reply is None and time.monotonic() - began > PATIENCE_S:
                     break
                 time.sleep(LOOK_EVERY)
-            if answer is None:
+            if reply is None:
                 refusals.append(
                     f"{site} has not answered for {PATIENCE_S:.0f} s; is `atelier site serve` running here"
                     " and there?"
                 )
                 continue
-            rows += self._rows(site, answer)
-            refusals += [f"{site}: {answer.problem}"] if answer.state != "finished" else []
-            notes += [f"{site}: {note}" for note in answer.notes]
+            rows += self._rows(site, reply)
+            refusals += [f"{site}: {reply.problem}"] if reply.state != "finished" else []
+            notes += [f"{site}: {note}" for note in reply.notes]
         return replace(plan, rows=rows, refusals=refusals, notes=notes)
 
-    def _rows(self, site: str, answer: Answer) -> list[PlanRow]:
+    def _rows(self, site: str, reply: Reply) -> list[PlanRow]:
         found: list[PlanRow] = []
         for node in self._there[site]:
-            told = answer.tasks.get(node.given_name)
+            told = reply.tasks.get(node.given_name)
             for key, product in node.products.items():
                 row = blank_row(node, key, product.kind, product.fingerprint)
                 if told is not None and key in told.planned:
@@ -88,11 +89,8 @@ class Elsewhere:
                 found.append(row)
         return found
 
-    def _order(self, site: str, act: str, nonce: str) -> Order:
-        frozen, document = self._frozen, {**self._frozen.document}
-        train = document.get("train")
-        if isinstance(train, dict) and isinstance(link := train.get("link"), dict):
-            document["train"] = {**train, "link": {**link, "site": "", "mailbox": ""}}
+    def _order(self, site: str, act: str, nonce: str) -> SiteOrder:
+        frozen, document = self._frozen, linked_at(self._frozen.document, "", "")
         tasks = {
             node.given_name: OrderedTask(
                 task=node.task,
@@ -106,7 +104,7 @@ class Elsewhere:
             )
             for node in self._there[site]
         }
-        return Order.of(
+        return SiteOrder.of(
             nonce=nonce, act=act, home=self._here.name, site=site, flow=frozen.flow, document=document,
             parallel=frozen.sites.parallel.get(site), tasks=tasks, version=version(),
             accept_code=frozen.resume.accept_code,
@@ -133,7 +131,7 @@ class Elsewhere:
             self._own(order)
             self._orders[site] = order
 
-    def _own(self, order: Order) -> bool:
+    def _own(self, order: SiteOrder) -> bool:
         """Have an order as long as this process lives; False where another run has it."""
         file = (local_path(self._desk.folder(order.id)) / OWNER).open("a")
         try:
@@ -144,7 +142,7 @@ class Elsewhere:
         self._owned.append(file)
         return True
 
-    def _is_open(self, one: Order, order: Order) -> bool:
+    def _is_open(self, one: SiteOrder, order: SiteOrder) -> bool:
         is_equal = one.model_copy(update={"id": order.id}) == order
         return is_equal and not self._desk.is_cancelled(one.id) and not self._desk.is_over(one.id)
 
@@ -182,9 +180,9 @@ class Elsewhere:
         order, shown, number, began = self._orders[node.site], "", 0, time.monotonic()
         stopped = 0.0
         while True:
-            answer = self._desk.answer(order.id)
-            if answer is not None and answer.number > number:
-                number, told = answer.number, answer.tasks.get(node.given_name)
+            reply = self._desk.reply(order.id)
+            if reply is not None and reply.number > number:
+                number, told = reply.number, reply.tasks.get(node.given_name)
                 if told is not None and told.state in DONE:
                     return told.state
                 if told is not None and told.state == "running" and not shown:
@@ -193,16 +191,16 @@ class Elsewhere:
                 if told is not None and told.progress:
                     keys = {"progress", "total", "unit", "rate", "loss"}
                     context.listener(node.name, cast(Message, told.model_dump(include=keys)))
-                if answer.is_last and stopped:
+                if reply.is_last and stopped:
                     raise StoppedError("stopped")
-                if answer.is_last:
-                    raise AtelierError(f"{node.site}: {answer.problem or answer.state}")
+                if reply.is_last:
+                    raise AtelierError(f"{node.site}: {reply.problem or reply.state}")
             if context.stop.is_set() and not stopped:
                 stopped = time.monotonic()
                 self._cancel(order)
             if stopped and time.monotonic() - stopped > STOPPING_S:
                 raise StoppedError(f"{node.site} has not said that it stopped; its agent will stop it")
-            if answer is None and not stopped and time.monotonic() - began > PATIENCE_S:
+            if reply is None and not stopped and time.monotonic() - began > PATIENCE_S:
                 raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s")
             time.sleep(LOOK_EVERY)
 
@@ -223,7 +221,7 @@ class Elsewhere:
                     context.say(node, waiting=f"waits for its files from {node.site}")
                 time.sleep(LOOK_EVERY)
 
-    def _cancel(self, order: Order) -> None:
+    def _cancel(self, order: SiteOrder) -> None:
         with self._lock:
             if not self._desk.is_cancelled(order.id):
                 self._desk.put(Cancellation(order=order.id, home=order.home, site=order.site))
@@ -231,12 +229,14 @@ class Elsewhere:
     def close(self) -> None:
         """Cancel what has not ended."""
         for order in self._orders.values():
-            answer = self._desk.answer(order.id)
-            if answer is None or not answer.is_last:
+            reply = self._desk.reply(order.id)
+            if reply is None or not reply.is_last:
                 self._cancel(order)
 
 
-def take_in(desk: Desk, order: Order, ordered: OrderedProduct, product: Product, store: Store) -> bool:
+def take_in(
+    desk: OrderDesk, order: SiteOrder, ordered: OrderedProduct, product: Product, store: Store
+) -> bool:
     """Publish an artifact whose files have come from another site, with that site in its record; False while
     they have not. Raises DamageError, and AtelierError for a record of something else, or files that no
     artifact has.

@@ -18,7 +18,7 @@ from atelier.engine.config.sites import Sites
 from atelier.engine.io.storage import is_local, local_path, write_bytes
 from atelier.flows.run.over_sites import LOOPBACK
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.policy import EVERYTHING, Policies, Policy
+from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 
 LISTENS, LOG, LOCK = "listens at ", "agent.log", "lock"
 LOOK_EVERY = 0.2  # seconds
@@ -46,7 +46,7 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
             policies = Policies(keys[name].folder)
             if name != home and not policies.has(home):
                 everything = (EVERYTHING,)
-                policies.set(Policy(site=home, tasks=everything, sends=everything, tracker="none"))
+                policies.set(SitePolicy(site=home, tasks=everything, sends=everything, tracker="none"))
             store = root if name == home else str(folders[name] / "store")
             agent = _Agent(keys[name], store, folders[name] / LOG)
             stack.callback(agent.end)

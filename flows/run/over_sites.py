@@ -1,6 +1,6 @@
 """A run over several sites: what `sites` fills in of a configuration, and which tasks run where."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atelier.engine.config.base import Json
@@ -76,7 +76,20 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
         raise ConfigError(
             "train.link.mailbox", f"{link['mailbox']}, and the agent's is {here.mailbox}", "leave it out"
         )
-    own = {"rows": rows, "site": here.name if here.name in rows else min(rows), "mailbox": here.mailbox}
+    return linked_at(
+        {**document, "train": {**train, "link": {**link, "rows": rows}}}, here.name, here.mailbox
+    )
+
+
+def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str, Json]:
+    """The configuration with this site and mailbox in its `train.link`, if it has rows of sites; one that has
+    no part in them stands for another: its trainings run elsewhere.
+    """
+    train = section_of(document.get("train"))
+    link = section_of(train.get("link"))
+    if not (rows := section_of(link.get("rows"))):
+        return {**document}
+    own = {"site": site if site in rows or not site else min(rows), "mailbox": mailbox}
     return {**document, "train": {**train, "link": {**link, **own}}}
 
 

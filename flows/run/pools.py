@@ -10,7 +10,7 @@ from atelier.engine.config.site import Site
 from atelier.flows.run.catalog import CONF, options
 from atelier.infra.launch.batch_systems import batch_of
 from atelier.infra.launch.slots import num_slots
-from atelier.infra.sites.policy import EVERYTHING, Policy
+from atelier.infra.sites.policy import EVERYTHING, SitePolicy
 from atelier.infra.stack.stack import LIGHT
 from atelier.infra.tracking.factory import TrackerSpec
 
@@ -30,7 +30,7 @@ def tracker_of(name: str) -> TrackerSpec:
     return parse(TrackerSpec, yaml.safe_load(text) or {}, f"tracker.{name}")
 
 
-def check_policy(policy: Policy) -> None:
+def check_policy(policy: SitePolicy) -> None:
     """Raises ConfigError for tasks, a pool or a tracker that there are not."""
     tasks = sorted(path.stem for path in (PROJECT / "tasks").glob("*.py") if path.stem != "__init__")
     for given, known, place in (

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,7 +24,7 @@ from atelier.infra.sites.files import Files
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.notes import Notes
-from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, patience, reason
+from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, is_settled, patience, reason
 
 SERVICE = "atelier.Site"
 LOOK_EVERY = 0.2  # seconds
@@ -299,17 +300,17 @@ class Agent:
         """Send a peer the notes that are new."""
         known = self._told.setdefault(peer, set())
         for note in self._notes.waiting_for(peer, known):
-            try:
-                channel.unary_unary(f"/{SERVICE}/Tell")(desk.text_of(note), timeout=TIMEOUT_S)
-                self._audit.add("sent", who=peer, **notes.told(note))
-            except grpc.RpcError as error:
-                code = error.code() if isinstance(error, grpc.Call) else None
-                if code == grpc.StatusCode.ABORTED:
-                    continue
-                if code not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
-                    raise
-                self._audit.add("not taken", who=peer, why=reason(error), **notes.told(note))
-            known.add(desk.digest_of(note))
+            about = notes.told(note)
+
+            def send(text: bytes = desk.text_of(note), about: dict[str, Json] = about) -> None:
+                channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
+                self._audit.add("sent", who=peer, **about)
+
+            if is_settled(send, partial(self._not_taken, peer, about)):
+                known.add(desk.digest_of(note))
+
+    def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
+        self._audit.add("not taken", who=peer, why=why, **about)
 
     def _hear_news(self, channel: grpc.Channel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
@@ -328,15 +329,9 @@ class Agent:
         """Send a message, unless the peer does not take it: never, which holds up no other, or not yet, for
         which it is False.
         """
-        try:
-            self._send(channel, peer, box, head)
-        except grpc.RpcError as error:
-            code = error.code() if isinstance(error, grpc.Call) else None
-            if code == grpc.StatusCode.ABORTED:
-                return False
-            if code != grpc.StatusCode.FAILED_PRECONDITION:
-                raise
-            self._audit.add("not taken", who=peer, why=reason(error), **told(head))
+        refused = partial(self._not_taken, peer, told(head))
+        if not is_settled(lambda: self._send(channel, peer, box, head), refused):
+            return False
         self._delivered.add((peer, head.trajectory, head.round, head.body.sha256))
         return True
 

@@ -1,27 +1,26 @@
 """What sites ask of each other, as files in a mailbox folder: an order says which tasks of a flow another
-site is to plan or to run; its answers say how far they are; a cancellation ends them. JSON alone: no code and
+site is to plan or to run; its replies say how far they are; a cancellation ends them. JSON alone: no code and
 no command crosses.
 """
 
 import hashlib
 import time
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from atelier.engine.config.base import Json, JsonObject, Spec, canonical, fingerprint
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import DamageError, DataError
-from atelier.engine.config.link import SITE
+from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import exists, join, local_path, names, read_bytes, remove, write_bytes
 
 FOLDER, ENDING = "orders", ".json"
 ENDED = ("finished", "failed", "stopped", "refused")
 MOST, MOST_TASKS = 2 << 20, 1000  # bytes of a note; tasks of an order
-SiteName = Annotated[str, Field(pattern=SITE)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class OrderedProduct(Spec):
@@ -42,7 +41,7 @@ class OrderedTask(Spec):
     code: str = ""
 
 
-class Order(Spec):
+class SiteOrder(Spec):
     """Tasks of one run of a flow that `home` asks `site` to plan, or to run."""
 
     kind: Literal["order"] = "order"
@@ -58,11 +57,11 @@ class Order(Spec):
     accept_code: bool = Field(default=False, description="go on from checkpoints of other code")
 
     @staticmethod
-    def of(*, nonce: str = "", **fields: object) -> "Order":
+    def of(*, nonce: str = "", **fields: object) -> "SiteOrder":
         """With its id: that of what is asked, so that an equal order is the same one; a `nonce` makes it
         another.
         """
-        draft = Order.model_validate({**fields, "id": "0" * 64})
+        draft = SiteOrder.model_validate({**fields, "id": "0" * 64})
         return draft.model_copy(update={"id": fingerprint([draft.model_dump(mode="json"), nonce])})
 
 
@@ -93,10 +92,10 @@ class TaskState(Spec):
     loss: dict[str, float] = {}
 
 
-class Answer(Spec):
+class Reply(Spec):
     """How far an order is; the one with the highest number counts."""
 
-    kind: Literal["answer"] = "answer"
+    kind: Literal["reply"] = "reply"
     order: Digest
     home: SiteName
     site: SiteName
@@ -121,10 +120,10 @@ class Cancellation(Spec):
     site: SiteName
 
 
-Note: TypeAlias = Order | Answer | Cancellation
-KINDS: dict[str, type[Order] | type[Answer] | type[Cancellation]] = {
-    "order": Order,
-    "answer": Answer,
+Note: TypeAlias = SiteOrder | Reply | Cancellation
+KINDS: dict[str, type[SiteOrder] | type[Reply] | type[Cancellation]] = {
+    "order": SiteOrder,
+    "reply": Reply,
     "cancellation": Cancellation,
 }
 
@@ -139,23 +138,23 @@ def note_of(text: bytes, kind: Json, place: str) -> Note:
         raise DamageError(f"{place}: {str(kind)[:40]!r} is no kind of note between sites")
     if len(text) > MOST:
         raise DamageError(f"{place}: {len(text)} bytes, a note between sites has at most {MOST}")
-    return parse_as(KINDS[kind], text, place, f"an {kind}" if kind != "cancellation" else f"a {kind}")
+    return parse_as(KINDS[kind], text, place, f"an {kind}" if kind == "order" else f"a {kind}")
 
 
 def order_id(note: Note) -> str:
-    return note.id if isinstance(note, Order) else note.order
+    return note.id if isinstance(note, SiteOrder) else note.order
 
 
 def reader_of(note: Note) -> str:
     """The site that a note is for."""
-    return note.home if isinstance(note, Answer) else note.site
+    return note.home if isinstance(note, Reply) else note.site
 
 
 def digest_of(note: Note) -> str:
     return hashlib.sha256(text_of(note)).hexdigest()
 
 
-class Desk:
+class OrderDesk:
     """The notes below the mailbox folder `url`."""
 
     def __init__(self, url: str) -> None:
@@ -169,40 +168,40 @@ class Desk:
             raise DataError(f"{note.kind}: {len(text)} bytes, and a note between sites has at most {MOST}")
         write_bytes(self._path(order_id(note), note.kind), text)
 
-    def order(self, number: str) -> Order | None:
+    def order(self, number: str) -> SiteOrder | None:
         found = self._read(number, "order")
-        return found if isinstance(found, Order) and found.id == number else None
+        return found if isinstance(found, SiteOrder) and found.id == number else None
 
-    def answer(self, number: str) -> Answer | None:
-        """The newest answer; None while there is none, or where it is damaged."""
+    def reply(self, number: str) -> Reply | None:
+        """The newest reply; None while there is none, or where it is damaged."""
         try:
-            found = self._read(number, "answer")
+            found = self._read(number, "reply")
         except DamageError:
             return None
-        return found if isinstance(found, Answer) and found.order == number else None
+        return found if isinstance(found, Reply) and found.order == number else None
 
     def is_over(self, number: str) -> bool:
-        answer = self.answer(number)
-        return answer is not None and answer.is_last
+        reply = self.reply(number)
+        return reply is not None and reply.is_last
 
     def is_cancelled(self, number: str) -> bool:
         return exists(self._path(number, "cancellation"))
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self) -> Iterator[SiteOrder]:
         """All that lie here, damaged ones left out."""
         for name in names(self._place):
             try:
                 note = self._read(name, "order")
             except DamageError:
                 continue
-            if isinstance(note, Order) and note.id == name:
+            if isinstance(note, SiteOrder) and note.id == name:
                 yield note
 
     def notes_for(self, peer: str) -> Iterator[Note]:
-        """The newest notes for a site: of orders that have not ended, and the answers that end one."""
+        """The newest notes for a site: of orders that have not ended, and the replies that end one."""
         for order in self.orders():
-            if order.home == peer and (answer := self.answer(order.id)) is not None:
-                yield answer
+            if order.home == peer and (reply := self.reply(order.id)) is not None:
+                yield reply
             if order.site == peer and not self.is_over(order.id):
                 yield order
                 if self.is_cancelled(order.id):

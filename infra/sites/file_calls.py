@@ -2,18 +2,21 @@
 fetched by one that cannot.
 """
 
+import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
+from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import files
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, patience
+from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, is_settled, patience
 
 WHAT = "the head of a file"
 
@@ -69,20 +72,18 @@ class FileCalls:
             key = head.model_dump_json()
             if key in delivered:
                 continue
-            try:
-                answer = channel.unary_unary(f"/{self._service}/OfferFile")(head.text, timeout=TIMEOUT_S)
-                offset = parse_object(answer, peer, "an answer").get("offset")
-                if isinstance(offset, int):
-                    self._push(channel, head, offset)
-                    self._audit.add("sent", who=peer, **files.told(head))
-            except grpc.RpcError as error:
-                code = error.code() if isinstance(error, grpc.Call) else None
-                if code == grpc.StatusCode.ABORTED:
-                    continue
-                if code != grpc.StatusCode.FAILED_PRECONDITION:
-                    raise
-                self._audit.add("not taken", who=peer, **files.told(head))
-            delivered.add(key)
+            if is_settled(partial(self._send, channel, peer, head), partial(self._not_taken, peer, head)):
+                delivered.add(key)
+
+    def _send(self, channel: grpc.Channel, peer: str, head: FileHead) -> None:
+        answer = channel.unary_unary(f"/{self._service}/OfferFile")(head.text, timeout=TIMEOUT_S)
+        offset = parse_object(answer, peer, "an answer").get("offset")
+        if isinstance(offset, int):
+            self._push(channel, head, offset)
+            self._audit.add("sent", who=peer, **files.told(head))
+
+    def _not_taken(self, peer: str, head: FileHead, why: str) -> None:
+        self._audit.add("not taken", who=peer, why=why, **files.told(head))
 
     def _push(self, channel: grpc.Channel, head: FileHead, offset: int) -> None:
         def parts() -> Iterator[bytes]:
@@ -96,12 +97,10 @@ class FileCalls:
         answer = channel.unary_unary(f"/{self._service}/FileHeads")(b"{}", timeout=TIMEOUT_S)
         found: Any = parse_object(answer, peer, "the heads of files").get("heads")
         for document in found if isinstance(found, list) else ():
-            head = FileHead.model_validate(document)
             try:
+                head = parse_as(FileHead, json.dumps(document), peer, WHAT)
                 offset = self._files.offset(head, peer)
-            except NotTaken as refused:
-                if refused.when == "never":
-                    raise
+            except AtelierError:  # not asked for, or not yet: the others are fetched
                 continue
             if offset is not None:
                 asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()

@@ -1,21 +1,19 @@
 """The files of artifacts that a site sends home, because a task there needs them. The order says which, the
-record in the site's answer says with which bytes; nothing else is taken.
+record in the site's reply says with which bytes; nothing else is taken.
 """
 
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.record import FileEntry, Record
+from atelier.engine.config.record import Digest, FileEntry, Record
 from atelier.engine.io.storage import fetch, local_path, make_folder, write_bytes
-from atelier.infra.sites.desk import Desk, Digest, Order, OrderedProduct
-from atelier.infra.sites.incoming import NotTaken, received
+from atelier.infra.sites.desk import OrderDesk, OrderedProduct, SiteOrder
+from atelier.infra.sites.incoming import NotTaken, OneTransfer, received
 
 FOLDER, TAKEN, SHORT = "files", ".taken", 16
 
@@ -36,9 +34,8 @@ class Files:
     """The files that cross at the mailbox `url` of `site`."""
 
     def __init__(self, url: str, site: str) -> None:
-        self._desk, self._site = Desk(url), site
-        self._taking: set[Path] = set()
-        self._lock = threading.Lock()
+        self._desk, self._site = OrderDesk(url), site
+        self._one = OneTransfer()
 
     def outgoing(self, peer: str) -> Iterator[FileHead]:
         """What this site has for the orders of a peer."""
@@ -81,7 +78,7 @@ class Files:
     ) -> None:
         """Take bytes from `offset` on; durable when it returns. Raises NotTaken."""
         path, entry = self.judge(head, peer), (head.entry.bytes, head.entry.sha256)
-        with self._alone(path):
+        with self._one.of(path, path.name):
             if self.offset(head, peer) is None:
                 return
             make_folder(path.parent)
@@ -90,29 +87,16 @@ class Files:
             except NotTaken as refused:  # other bytes come another time
                 raise NotTaken(str(refused), "early") from None
 
-    @contextmanager
-    def _alone(self, path: Path) -> Iterator[None]:
-        """One transfer of a file at a time."""
-        with self._lock:
-            if path in self._taking:
-                raise NotTaken(f"{path.name} is on its way", "early")
-            self._taking.add(path)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._taking.discard(path)
 
-
-def wanted(order: Order) -> list[OrderedProduct]:
+def wanted(order: SiteOrder) -> list[OrderedProduct]:
     """The artifacts of an order whose files home needs."""
     return [product for task in order.tasks.values() for product in task.products.values() if product.is_sent]
 
 
-def sent(desk: Desk, order: Order) -> Iterator[tuple[OrderedProduct, Record]]:
+def sent(desk: OrderDesk, order: SiteOrder) -> Iterator[tuple[OrderedProduct, Record]]:
     """The artifacts that home needs and that are finished, with their records as the site has answered."""
-    answer, known = desk.answer(order.id), wanted(order)
-    for document in answer.records if answer else ():
+    reply, known = desk.reply(order.id), wanted(order)
+    for document in reply.records if reply else ():
         try:
             record = Record.read(json.dumps(document), f"order {order.id[:8]}")
         except AtelierError:
@@ -122,7 +106,7 @@ def sent(desk: Desk, order: Order) -> Iterator[tuple[OrderedProduct, Record]]:
                 yield artifact, record
 
 
-def offer(desk: Desk, order: Order, artifact: OrderedProduct, address: str, record: Record) -> None:
+def offer(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct, address: str, record: Record) -> None:
     """Put the files of a finished artifact at `address` where the agent finds them."""
     folder = folder_of(desk, order.id, artifact)
     for entry in record.files:
@@ -133,19 +117,19 @@ def offer(desk: Desk, order: Order, artifact: OrderedProduct, address: str, reco
             os.replace(part_of(path), path)
 
 
-def drop(desk: Desk, order: Order, artifact: OrderedProduct) -> None:
+def drop(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct) -> None:
     """Remove the files of an artifact that was taken in: they are not fetched again."""
     folder = folder_of(desk, order.id, artifact)
     write_bytes(f"{folder}{TAKEN}", b"")
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_taken(desk: Desk, number: str, artifact: OrderedProduct) -> bool:
+def is_taken(desk: OrderDesk, number: str, artifact: OrderedProduct) -> bool:
     folder = folder_of(desk, number, artifact)
     return folder.with_name(folder.name + TAKEN).exists()
 
 
-def folder_of(desk: Desk, number: str, artifact: OrderedProduct) -> Path:
+def folder_of(desk: OrderDesk, number: str, artifact: OrderedProduct) -> Path:
     return local_path(desk.folder(number)) / FOLDER / f"{artifact.kind}-{artifact.fingerprint[:SHORT]}"
 
 

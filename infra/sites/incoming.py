@@ -26,13 +26,33 @@ class NotTaken(AtelierError):
         self.when = when
 
 
+class OneTransfer:
+    """One transfer to a place at a time: what was accepted is never replaced, nor written by two."""
+
+    def __init__(self) -> None:
+        self._taking: set[Path] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def of(self, place: Path, what: str) -> Iterator[None]:
+        """Raises NotTaken while another is on its way there."""
+        with self._lock:
+            if place in self._taking:
+                raise NotTaken(f"{what} is on its way", "early")
+            self._taking.add(place)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._taking.discard(place)
+
+
 class Incoming:
     """What comes into the mailbox `url` of `site`."""
 
     def __init__(self, url: str, site: str) -> None:
         self._url, self._site = url, site
-        self._taking: set[Path] = set()  # folders of messages that come just now
-        self._lock = threading.Lock()
+        self._one = OneTransfer()
 
     def trainings(self, peer: str) -> list[AboutTraining]:
         """The trainings here that another site takes part in."""
@@ -86,7 +106,7 @@ class Incoming:
         """
         box = self.judge(head, peer)
         path = self._part(box, head)
-        with self._alone(path.parent):
+        with self._one.of(path.parent, f"{path.parent.name}'s message of this round"):
             if self.judge(head, peer).read(head.round, peer) is not None:
                 return
             make_folder(path.parent)
@@ -97,19 +117,6 @@ class Incoming:
 
     def _part(self, box: Mailbox, head: Contribution) -> Path:
         return local_path(box.folder(head.round, head.site)) / f"{TEMPORARY}{head.body.sha256[:16]}"
-
-    @contextmanager
-    def _alone(self, folder: Path) -> Iterator[None]:
-        """One message of a site and a round at a time: what was accepted is never replaced."""
-        with self._lock:
-            if folder in self._taking:
-                raise NotTaken(f"{folder.name}'s message of this round is on its way", "early")
-            self._taking.add(folder)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._taking.discard(folder)
 
 
 def received(

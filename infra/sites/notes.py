@@ -9,11 +9,11 @@ from atelier.engine.config.document import parse_json, parse_object
 from atelier.engine.config.error import DamageError
 from atelier.infra.sites.desk import (
     MOST,
-    Answer,
     Cancellation,
-    Desk,
     Note,
-    Order,
+    OrderDesk,
+    Reply,
+    SiteOrder,
     digest_of,
     note_of,
     text_of,
@@ -28,7 +28,7 @@ class Notes:
     """The notes in the mailbox `url` of `site`."""
 
     def __init__(self, url: str, site: str) -> None:
-        self._desk, self._site, self._lock = Desk(url), site, threading.Lock()
+        self._desk, self._site, self._lock = OrderDesk(url), site, threading.Lock()
 
     def take(self, data: bytes, peer: str) -> Note:
         """Keep a note that `peer` sends. Raises NotTaken for one that is not its to send, DamageError for
@@ -42,26 +42,24 @@ class Notes:
             return self._taken(note, peer)
 
     def _taken(self, note: Note, peer: str) -> Note:
-        if isinstance(note, Order):
+        if isinstance(note, SiteOrder):
             self._check_order(note, peer)
         else:
             order = self._desk.order(note.order)
             if order is None:
                 when = "early" if isinstance(note, Cancellation) else "never"
                 raise NotTaken(f"there is no order {note.order[:16]} here", when)
-            sender, reader = (
-                (order.site, order.home) if isinstance(note, Answer) else (order.home, order.site)
-            )
+            sender, reader = (order.site, order.home) if isinstance(note, Reply) else (order.home, order.site)
             if sender != peer or reader != self._site or (note.home, note.site) != (order.home, order.site):
                 raise NotTaken(f"the order {note.order[:16]} is none between {peer} and {self._site}")
-        if isinstance(note, Answer):
-            there = self._desk.answer(note.order)
+        if isinstance(note, Reply):
+            there = self._desk.reply(note.order)
             if there is not None and (there.is_last or there.number >= note.number):
                 return note  # an older one that came late
         self._desk.put(note)
         return note
 
-    def _check_order(self, order: Order, peer: str) -> None:
+    def _check_order(self, order: SiteOrder, peer: str) -> None:
         if order.home != peer or order.site != self._site:
             raise NotTaken(f"the order is of {order.home} to {order.site}, and {peer} sends it")
         there = self._desk.order(order.id)
@@ -77,11 +75,11 @@ class Notes:
     def waiting_for(
         self, peer: str, known: Collection[str], asks: Collection[str] | None = None
     ) -> list[Note]:
-        """The notes for a peer without those of which it has the digests. `asks`: only answers to these
+        """The notes for a peer without those of which it has the digests. `asks`: only replies to these
         orders.
         """
         found = [note for note in self._desk.notes_for(peer) if digest_of(note) not in known]
-        return [each for each in found if asks is None or not isinstance(each, Answer) or each.order in asks]
+        return [each for each in found if asks is None or not isinstance(each, Reply) or each.order in asks]
 
     def request(self, peer: str, refused: Iterable[str]) -> bytes:
         """What asks a peer for its notes: the orders to it that have not ended, and the digests of the notes
@@ -95,8 +93,8 @@ class Notes:
                     known.append(digest_of(Cancellation(order=order.id, home=peer, site=self._site)))
             elif order.site == peer and not self._desk.is_over(order.id):
                 asks.append(order.id)
-                answer = self._desk.answer(order.id)
-                known += [digest_of(answer)] if answer is not None else []
+                reply = self._desk.reply(order.id)
+                known += [digest_of(reply)] if reply is not None else []
         return json.dumps({"known": known, "asks": asks}).encode()
 
     def asked(self, data: bytes, peer: str) -> list[Note]:
@@ -112,12 +110,12 @@ class Notes:
 def told(note: Note) -> dict[str, Json]:
     """What the audit log says of a note."""
     about: dict[str, Json] = {"kind": note.kind, "sha256": digest_of(note)}
-    if isinstance(note, Order):
+    if isinstance(note, SiteOrder):
         return about | {"order": note.id[:16], "act": note.act, "tasks": sorted(note.tasks)}
-    return about | {"order": note.order[:16]} | ({"state": note.state} if isinstance(note, Answer) else {})
+    return about | {"order": note.order[:16]} | ({"state": note.state} if isinstance(note, Reply) else {})
 
 
 def listed(data: bytes, peer: str) -> list[bytes]:
-    """The notes in an answer to a request for them."""
+    """The notes in an reply to a request for them."""
     found = parse_json(data, peer, "notes")
     return [one.encode() for one in found if isinstance(one, str)] if isinstance(found, list) else []

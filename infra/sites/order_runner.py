@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import local_path, make_folder
-from atelier.infra.sites.desk import Answer, Desk, Order
+from atelier.infra.sites.desk import OrderDesk, Reply, SiteOrder
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.policy import Policies
 
@@ -32,7 +32,7 @@ class OrderRunner:
 
     def __init__(self, keys: Keys, mailbox: str, root: str, say: Callable[[str], None]) -> None:
         self._keys, self._mailbox, self._root, self._say = keys, mailbox, root, say
-        self._site, self._desk = keys.card.site, Desk(mailbox)
+        self._site, self._desk = keys.card.site, OrderDesk(mailbox)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: set[str] = set()
         self._told_to_stop: set[str] = set()
@@ -59,7 +59,7 @@ class OrderRunner:
             if self._desk.age(order.id) > KEPT_S and self._desk.is_over(order.id):
                 self._desk.forget(order.id)
 
-    def _look_at(self, order: Order) -> None:
+    def _look_at(self, order: SiteOrder) -> None:
         if order.site != self._site or self._desk.is_over(order.id):
             self._ended.add(order.id)
             return
@@ -78,15 +78,15 @@ class OrderRunner:
             self.end(order, "refused", refused)
         elif self._has_room(order):
             self._start(order)
-        elif self._desk.answer(order.id) is None:
+        elif self._desk.reply(order.id) is None:
             self._answer(order, "running", "waits for other orders here")
 
-    def _has_room(self, order: Order) -> bool:
+    def _has_room(self, order: SiteOrder) -> bool:
         """Whether another process may be started; a plan waits for no run."""
         of_its_kind = [one for one in self._running if self._acts.get(one) == (order.home, order.act)]
         return len(of_its_kind) < MOST_AT_ONCE
 
-    def _refusal(self, order: Order) -> str:
+    def _refusal(self, order: SiteOrder) -> str:
         try:
             if order.home not in self._keys.peers:
                 return f"{order.home} is not trusted at {order.site}"
@@ -94,7 +94,7 @@ class OrderRunner:
         except AtelierError as error:
             return str(error)
 
-    def _start(self, order: Order) -> None:
+    def _start(self, order: SiteOrder) -> None:
         folder = local_path(self._desk.folder(order.id))
         self._starts[order.id] = self._starts.get(order.id, 0) + 1
         self._acts[order.id] = (order.home, order.act)
@@ -107,15 +107,15 @@ class OrderRunner:
                 command, cwd=folder / WORK, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        if self._desk.answer(order.id) is None:
+        if self._desk.reply(order.id) is None:
             self._answer(order, "running")
         if order.act == "run":
             self._say(f"order {order.id[:8]} of {order.home}: {order.flow}, {', '.join(order.tasks)}")
 
     def _close(self, number: str, code: int) -> None:
         """A process has ended: say so for it where it could not."""
-        order, answer = self._desk.order(number), self._desk.answer(number)
-        if order is None or (answer is not None and answer.is_last) or holder_of(self._desk, number):
+        order, reply = self._desk.order(number), self._desk.reply(number)
+        if order is None or (reply is not None and reply.is_last) or holder_of(self._desk, number):
             return
         last = ""
         with suppress(OSError, ValueError):
@@ -128,17 +128,17 @@ class OrderRunner:
             order, "stopped" if self._desk.is_cancelled(number) else "failed", last or f"ended with {code}"
         )
 
-    def end(self, order: Order, state: str, problem: str) -> None:
-        """The last answer to an order."""
+    def end(self, order: SiteOrder, state: str, problem: str) -> None:
+        """The last reply to an order."""
         self._answer(order, state, problem)
         self._ended.add(order.id)
 
-    def _answer(self, order: Order, state: str, problem: str = "") -> None:
-        before = self._desk.answer(order.id)
+    def _answer(self, order: SiteOrder, state: str, problem: str = "") -> None:
+        before = self._desk.reply(order.id)
         about = {"order": order.id, "home": order.home, "site": order.site, "state": state}
         kept = before.model_dump(include={"tasks", "records"}) if before else {}
         number = before.number + 1 if before else 1
-        self._desk.put(Answer.model_validate({**kept, **about, "problem": problem, "number": number}))
+        self._desk.put(Reply.model_validate({**kept, **about, "problem": problem, "number": number}))
 
     def end_all(self) -> None:
         """End the processes that this agent has started, at a checkpoint. Without it they go on when the
@@ -162,7 +162,7 @@ class OrderRunner:
 
 
 @contextmanager
-def holding(desk: Desk, number: str) -> Iterator[None]:
+def holding(desk: OrderDesk, number: str) -> Iterator[None]:
     """Be the one process that works on an order while the block runs. Raises AtelierError when another is."""
     path = local_path(desk.folder(number)) / LOCK
     with path.open("a+") as file:
@@ -181,7 +181,7 @@ def holding(desk: Desk, number: str) -> Iterator[None]:
         yield
 
 
-def holder_of(desk: Desk, number: str) -> int:
+def holder_of(desk: OrderDesk, number: str) -> int:
     """The process that works on an order; 0 = none does."""
     path = local_path(desk.folder(number)) / LOCK
     if not path.exists():

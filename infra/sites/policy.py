@@ -12,8 +12,9 @@ from pydantic import Field
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.link import SiteName
 from atelier.engine.io.storage import write_bytes
-from atelier.infra.sites.desk import Order, SiteName
+from atelier.infra.sites.desk import SiteOrder
 
 FOLDER, EVERYTHING = "policy", "all"
 # a path, or an address of any kind (fsspec takes file:~/x); stdlib:json,email is none
@@ -22,7 +23,7 @@ PLACE = re.compile(
 )
 
 
-class Policy(Spec):
+class SitePolicy(Spec):
     """What this site does for one peer."""
 
     site: SiteName
@@ -42,23 +43,27 @@ class Policy(Spec):
     def runs(self, task: str) -> bool:
         return bool({EVERYTHING, task} & {*self.tasks})
 
-    def refusals(self, order: Order) -> Iterator[str]:
-        """Why this site does not do what is asked."""
+    def refusals(self, order: SiteOrder) -> Iterator[str]:
+        """Why this site does not do what is asked, and what would let it."""
+        allow = f"at {order.site}: atelier site allow {order.home}, with what it has, and"
         for name, task in order.tasks.items():
             if not self.runs(task.task):
                 allowed = ", ".join(self.tasks) or "none"
-                yield f"{name}: {order.site} runs no task {task.task!r} for {order.home} (it runs: {allowed})"
+                yield (
+                    f"{name}: {order.site} runs no task {task.task!r} for {order.home} (it runs: {allowed});"
+                    f" {allow} --tasks {task.task}"
+                )
             for product in task.products.values():
                 if product.is_sent and not {EVERYTHING, product.kind} & {*self.sends}:
                     yield (
                         f"{name}: {order.site} sends no files of a {product.kind} to {order.home} (it sends:"
-                        f" {', '.join(self.sends) or 'none'})"
+                        f" {', '.join(self.sends) or 'none'}); {allow} --send {product.kind}"
                     )
         for key, value in texts(order.document):
             if PLACE.search(value) and not any(is_below(value, place) for place in self.reads):
                 yield (
                     f"{key}={value[:80]}: {order.site} reads no such place for {order.home} (it reads:"
-                    f" {', '.join(self.reads) or 'none'})"
+                    f" {', '.join(self.reads) or 'none'}); {allow} --read <folder or URL>"
                 )
 
 
@@ -94,13 +99,13 @@ class Policies:
     def __init__(self, keys: Path) -> None:
         self._folder = keys / FOLDER
 
-    def of(self, peer: str) -> Policy:
+    def of(self, peer: str) -> SitePolicy:
         """Raises DamageError for a file that is none."""
         path = self._folder / f"{peer}.json"
         try:
-            return parse_as(Policy, path.read_bytes(), str(path), "a site's policy")
+            return parse_as(SitePolicy, path.read_bytes(), str(path), "a site's policy")
         except FileNotFoundError:
-            return Policy(site=peer)
+            return SitePolicy(site=peer)
 
     def has(self, peer: str) -> bool:
         return (self._folder / f"{peer}.json").exists()
@@ -108,7 +113,7 @@ class Policies:
     def forget(self, peer: str) -> None:
         (self._folder / f"{peer}.json").unlink(missing_ok=True)
 
-    def set(self, policy: Policy) -> None:
+    def set(self, policy: SitePolicy) -> None:
         for place in policy.reads:
             if ".." in place.split("/") or place.startswith("~") or not ("://" in place or place[:1] == "/"):
                 raise ConfigError("--read", f"{place!r} is no whole path or URL", "/data/text")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.policy import Policies, Policy
+from atelier.infra.sites.policy import Policies, SitePolicy
 from tests.faults.command import CommandStore
 from tests.flow.kills import weights_of
 
@@ -38,8 +38,8 @@ class TwoSites:
         """Of which site b has sent its contribution."""
         return len(list(self.keys.mailbox.glob("*/round-*/b/message.json")))
 
-    def answers(self) -> Iterator[dict]:
-        for path in self.keys.mailbox.glob("orders/*/answer.json"):
+    def replies(self) -> Iterator[dict]:
+        for path in self.keys.mailbox.glob("orders/*/reply.json"):
             yield json.loads(path.read_text())
 
 
@@ -113,8 +113,8 @@ def test_a_task_that_fails_at_home_ends_the_other_sites(whole: TwoSites, tmp_pat
     damaged.parent.mkdir(parents=True, exist_ok=True)
     damaged.write_bytes(b"{")
     assert command.wait() == 1 and "round-000003" in command.text and "site serve" not in command.text
-    [answer] = [each for each in sites.answers() if each["state"] == "stopped"]
-    assert answer["tasks"]["train"]["state"] == "stopped"
+    [reply] = [each for each in sites.replies() if each["state"] == "stopped"]
+    assert reply["tasks"]["train"]["state"] == "stopped"
     sites.home.wait_for_quiet()
 
 
@@ -128,8 +128,8 @@ def test_a_stop_at_home_stops_both(whole: TwoSites, tmp_path: Path) -> None:
     took = time.monotonic() - began
     print(f"both sites have stopped after {took:.1f} s")
     assert took < 15, command.text
-    [answer] = [each for each in sites.answers() if "train" in each["tasks"] and each["state"] == "stopped"]
-    assert answer["tasks"]["train"]["state"] == "stopped" and sites.other.steps()
+    [reply] = [each for each in sites.replies() if "train" in each["tasks"] and each["state"] == "stopped"]
+    assert reply["tasks"]["train"]["state"] == "stopped" and sites.other.steps()
     sites.home.wait_for_quiet()
 
 
@@ -161,7 +161,7 @@ def test_a_task_that_runs_elsewhere_brings_home_what_is_needed_there(whole: TwoS
     alone = CommandStore(tmp_path / "alone")
     code, _, err = alone.finish(*[word for word in words if "sites" not in word])
     assert code == 0 and weights_of(alone) == sites.models()[0], err  # as if it had run here
-    Policies(sites.keys.folder).set(Policy(site="a", tasks=("all",), sends=("scores",)))
+    Policies(sites.keys.folder).set(SitePolicy(site="a", tasks=("all",), sends=("scores",)))
     code, _, err = sites.home.finish(*words, "sites.at={train:b}", "train.seed=2")
     assert code == 2 and "train: b sends no files of a model to a (it sends: scores)" in err, err
 
@@ -173,8 +173,8 @@ def test_what_a_policy_does_not_allow_is_refused_before_anything_runs(
     code, _, err = sites.home.finish("plan", *WORDS)
     assert code == 0, err
     for policy, why in (
-        (Policy(site="a", tasks=("curate", "encode")), "runs no task 'learn_tokenizer' for a"),
-        (Policy(site="a"), "runs no task 'curate' for a (it runs: none)"),
+        (SitePolicy(site="a", tasks=("curate", "encode")), "runs no task 'learn_tokenizer' for a"),
+        (SitePolicy(site="a"), "runs no task 'curate' for a (it runs: none)"),
     ):
         Policies(sites.keys.folder).set(policy)
         code, _, err = sites.home.finish(*WORDS)

@@ -3,15 +3,14 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.checkout import TOP
 from tests.faults.command import CommandStore
 from tests.flow.kills import weights_of
+from tests.flow.two_sites import at, started, wait
 
 pytestmark = pytest.mark.slow
 SITES = ("a", "b")
@@ -23,20 +22,7 @@ LINK = ("train.link.roles={a:[teacher],b:[student_a]}", "train.link.ahead=3")
 
 
 def begin(folder: Path, site: str, *more: str) -> subprocess.Popen[bytes]:
-    words = (*WORDS, *LINK, f"train.link.site={site}", f"train.link.mailbox={folder / 'mail'}", *more)
-    return started(folder, site, words)
-
-
-def started(folder: Path, site: str, words: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    env = os.environ | {"ATELIER_ROOT": str(folder / site)}
-    with (folder / f"{site}.log").open("ab") as log:
-        command = [sys.executable, "-m", "atelier", *words]
-        return subprocess.Popen(command, cwd=TOP, env=env, stdout=log, stderr=log, start_new_session=True)
-
-
-def wait(folder: Path, runs: dict[str, subprocess.Popen[bytes]]) -> None:
-    for site, run in runs.items():
-        assert run.wait(300) == 0, (folder / f"{site}.log").read_text()[-3000:]
+    return started(folder, site, (*WORDS, *LINK, *at(folder, site), *more))
 
 
 @pytest.fixture(scope="module")

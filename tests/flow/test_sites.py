@@ -12,6 +12,7 @@ import pytest
 from tests.checkout import TOP
 from tests.faults.command import CommandStore
 from tests.flow.kills import weights_of
+from tests.flow.two_sites import at, started, wait
 
 pytestmark = pytest.mark.slow
 SITES = ("a", "b")
@@ -23,16 +24,7 @@ WORDS = (
 
 
 def begin(folder: Path, site: str) -> subprocess.Popen[bytes]:
-    words = (*WORDS, f"train.link.site={site}", f"train.link.mailbox={folder / 'mail'}")
-    env = os.environ | {"ATELIER_ROOT": str(folder / site)}
-    with (folder / f"{site}.log").open("ab") as log:
-        command = [sys.executable, "-m", "atelier", *words]
-        return subprocess.Popen(command, cwd=TOP, env=env, stdout=log, stderr=log, start_new_session=True)
-
-
-def wait(folder: Path, runs: dict[str, subprocess.Popen[bytes]]) -> None:
-    for site, run in runs.items():
-        assert run.wait(300) == 0, (folder / f"{site}.log").read_text()[-3000:]
+    return started(folder, site, (*WORDS, *at(folder, site)))
 
 
 @pytest.fixture(scope="module")

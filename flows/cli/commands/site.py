@@ -12,10 +12,10 @@ from pathlib import Path
 from atelier.engine.config.error import ConfigError, nearest, printable
 from atelier.engine.io.storage import is_local
 from atelier.flows.run.pools import check_policy
-from atelier.infra.sites.desk import Cancellation, Desk
+from atelier.infra.sites.desk import Cancellation, OrderDesk
 from atelier.infra.sites.keys import Keys, keys_folder
 from atelier.infra.sites.order_runner import OrderRunner
-from atelier.infra.sites.policy import Policies, Policy
+from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.store.store import Store, default_root
 
 LOOK_EVERY, JOIN_S = 0.2, 5.0  # seconds
@@ -135,7 +135,7 @@ def _allow(keys: Keys, options: argparse.Namespace) -> int:
         raise ConfigError(
             "site allow", f"{peer!r} is not trusted", f"trusted: {', '.join(keys.peers) or 'none'}"
         )
-    policy = Policy(
+    policy = SitePolicy(
         site=peer,
         tasks=_words(options.tasks),
         reads=_words(options.read),
@@ -158,18 +158,18 @@ def _words(given: list[str] | None) -> tuple[str, ...]:
 
 def _orders(keys: Keys, options: argparse.Namespace) -> int:
     """List the runs that sites have asked each other for, the newest last."""
-    desk = Desk(_mailbox(keys, options))
+    desk = OrderDesk(_mailbox(keys, options))
     for order in desk.orders():
-        answer = desk.answer(order.id)
+        reply = desk.reply(order.id)
         if order.act == "run":
             about = f"{order.id[:8]}  {order.home} -> {order.site}  {order.flow:<10}"
-            print(f"{about} {answer.state if answer else 'waits':<9} {', '.join(order.tasks)}")
+            print(f"{about} {reply.state if reply else 'waits':<9} {', '.join(order.tasks)}")
     return 0
 
 
 def _cancel(keys: Keys, options: argparse.Namespace) -> int:
     """End an order, at a checkpoint."""
-    desk, digits = Desk(_mailbox(keys, options)), _word(options, "digits of an order")
+    desk, digits = OrderDesk(_mailbox(keys, options)), _word(options, "digits of an order")
     found = [order for order in desk.orders() if order.id.startswith(digits)]
     if len(found) != 1:
         raise ConfigError("site cancel", f"{len(found)} orders begin with {digits!r}", "atelier site orders")
@@ -182,10 +182,10 @@ def _work(keys: Keys, options: argparse.Namespace) -> int:
     from atelier.flows.deployments.ordered import work_on  # flows: nothing that the other acts wait for
 
     mailbox, number = _mailbox(keys, options), _word(options, "the id of an order")
-    order = Desk(mailbox).order(number)
+    order = OrderDesk(mailbox).order(number)
     if order is None:
         raise ConfigError("site work", f"there is no order {number[:16]}", "atelier site orders")
-    return work_on(Desk(mailbox), order, Policies(keys.folder), mailbox, Store(default_root()))
+    return work_on(OrderDesk(mailbox), order, Policies(keys.folder), mailbox, Store(default_root()))
 
 
 def _word(options: argparse.Namespace, about: str) -> str:

@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
+from tests.engine.loop.at_sites import all_at_once
 from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 from tests.parity.cases import finished_model
 
@@ -68,21 +68,7 @@ class Apart:
 
     def train(self, **more: Any) -> None:
         """All sites at once, each in a thread."""
-        errors: list[BaseException] = []
-
-        def at(site: str) -> None:
-            try:
-                self.setups[site].train(self.training(site, **more))
-            except BaseException as error:  # raised in the test's own thread
-                errors.append(error)
-
-        threads = [Thread(target=at, args=(site,), daemon=True) for site in self.setups]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        if errors:
-            raise errors[0]
+        all_at_once(self.setups, lambda site: self.setups[site].train(self.training(site, **more)))
 
     def losses(self, name: str, setup: TrainingSetup | None = None) -> list[float]:
         setup = setup or self.setups[self.site_of.get(name, "a")]

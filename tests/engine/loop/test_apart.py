@@ -1,7 +1,6 @@
 """A teacher at another site: its students learn what they would beside it, killed or not."""
 
 import random
-import time
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,11 +17,10 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
-from atelier.engine.io.fork_server import Process
 from atelier.engine.plan.site_checks import check_apart, check_places
 from tests.engine.loop.apart import ANSWERS, STEPS, Apart, taught
+from tests.engine.loop.at_sites import killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, student, tokens, train
-from tests.forks import start_alone
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
 
@@ -125,23 +123,7 @@ def test_killed_sites_go_on_to_the_same_bits(
     whole.train(**more)
     paths = {site: killed.write(site, **more) for site in killed.setups}
 
-    def begin(site: str) -> Process:
-        return start_alone("atelier.engine.train", paths[site], tmp_path / f"{site}.log")
-
-    ranks = {site: begin(site) for site in paths}
-    kills, until = 0, time.monotonic() + 120
-    while running := [site for site, process in ranks.items() if process.poll() is None]:
-        assert time.monotonic() < until, (tmp_path / "a.log").read_text()[-2000:]
-        time.sleep(draw.uniform(0.05, 0.4))
-        site = draw.choice(running)
-        if kills < 8 and ranks[site].poll() is None:
-            ranks[site].kill()
-            ranks[site].wait()
-            kills += 1
-        for site, process in ranks.items():
-            if process.poll() not in (None, 0):
-                assert process.poll() == -9, (tmp_path / f"{site}.log").read_text()
-                ranks[site] = begin(site)
+    kills = killed_until_they_end(paths, tmp_path, draw, 8)
     assert kills >= 2
     for site, setup in killed.setups.items():
         for name in ("teacher", *students):

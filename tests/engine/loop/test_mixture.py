@@ -50,10 +50,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def net(hidden: int = 32, **more: Any) -> Ernie:
     own = Net(num_layers=1, hidden=16, num_heads=2)
-    heads = more.pop("classes", {"reorder": 9, "distance": 3})
-    return Ernie(
-        num_layers=2, hidden=hidden, num_heads=2, vocab=VOCAB, nlu=own, nlg=own, classes=heads, **more
-    )
+    sizes = {"num_layers": 2, "num_heads": 2, "vocab": VOCAB, "classes": {"reorder": 9, "distance": 3}}
+    return Ernie(hidden=hidden, nlu=own, nlg=own, **(sizes | more))
 
 
 def reader(objective: dict[str, ObjectiveSpec] | None = None, **more: Any) -> Role:
@@ -236,9 +234,8 @@ def test_roles_of_one_training_read_the_same(tmp_path: Path) -> None:
 
 def test_a_model_without_the_head_of_an_objective_is_refused() -> None:
     needs = {"document": DocumentLM(), "reorder": Reorder()}
-    with pytest.raises(
-        ConfigError, match=r"roles\.m\.model\.classes: .* a head of 9 classes; heads: reorder: 3"
-    ):
+    says = r"roles\.m\.model\.classes: .* a head of 9 classes; heads: reorder: 3"
+    with pytest.raises(ConfigError, match=says):
         check_teaching({"m": role(shape=net(classes={"reorder": 3}), objective=needs)})
     with pytest.raises(ConfigError, match="heads: none; model=ernie_tiny"):
         check_teaching({"m": role(objective=needs)})
@@ -346,9 +343,8 @@ def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(
     teacher = reader({"document": DocumentLM(), "mlm": MLM()})
     pupil = role(objective={"kd": Logits()}, teacher="a")
     for roles in ({"a": role(objective={"mlm": MLM()})}, {"a": teacher, "b": pupil}):
-        with pytest.raises(
-            ConfigError, match=r"model\.kind: gpt does not read bidirectional_B, .* kind=ernie"
-        ):
+        says = r"model\.kind: gpt does not read bidirectional_B, .* kind=ernie"
+        with pytest.raises(ConfigError, match=says):
             check_readers(roles, row_specs(roles).values(), 64)
     control = Control(prompt_length=2)
     writer = role(shape=net(prompts=control.num_prompts), objective={"control": control})
@@ -398,7 +394,6 @@ def test_either_net_can_be_tuned_alone(tmp_path: Path, inputs: dict[str, str]) -
 def test_a_part_that_the_model_does_not_have_is_named(tmp_path: Path, inputs: dict[str, str]) -> None:
     training_setup = TrainingSetup(tmp_path, inputs)
     spec = reader(trainable=Trainable(kind="parts", parts=("nlq",)))
-    with pytest.raises(
-        ConfigError, match=r"trainable\.parts: the model has no part 'nlq'; did you mean nl[ug]"
-    ):
+    says = r"trainable\.parts: the model has no part 'nlq'; did you mean nl[ug]"
+    with pytest.raises(ConfigError, match=says):
         training_setup.train(training_setup.training({"model": spec}, how(1)))

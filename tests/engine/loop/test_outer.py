@@ -5,7 +5,6 @@ import json
 import random
 import re
 import shutil
-import time
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,13 +21,12 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
-from atelier.engine.io.fork_server import Process
 from atelier.engine.io.storage import names
 from atelier.engine.link.encoded import parts_of
 from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
+from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
-from tests.forks import start_alone
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
 
@@ -70,21 +68,7 @@ class Sites:
 
     def train(self, spec: Role, **more: Any) -> None:
         """All sites at once, each in a thread."""
-        errors: list[BaseException] = []
-
-        def at(site: str) -> None:
-            try:
-                self.setups[site].train(self.training(site, spec, **more))
-            except BaseException as error:  # raised in the test's own thread
-                errors.append(error)
-
-        threads = [Thread(target=at, args=(site,)) for site in self.setups]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        all_at_once(self.setups, lambda site: self.setups[site].train(self.training(site, spec, **more)))
 
     def models(self) -> list[bytes]:
         return [setup.weights("m") for setup in self.setups.values()]
@@ -181,22 +165,7 @@ def check_kills(tmp_path: Path, text: dict[str, str], draw: random.Random, **lin
     whole.train(spec, **sizes)
     paths = {site: killed.write(site, spec, **sizes) for site in killed.setups}
 
-    def begin(site: str) -> Process:
-        return start_alone("atelier.engine.train", paths[site], tmp_path / f"{site}.log")
-
-    ranks = {site: begin(site) for site in paths}
-    kills = 0
-    while running := [site for site, process in ranks.items() if process.poll() is None]:
-        time.sleep(draw.uniform(0.05, 0.4))
-        site = draw.choice(running)
-        if kills < 6 and ranks[site].poll() is None:
-            ranks[site].kill()
-            ranks[site].wait()
-            kills += 1
-        for site, process in ranks.items():
-            if process.poll() not in (None, 0):
-                assert process.poll() == -9, (tmp_path / f"{site}.log").read_text()
-                ranks[site] = begin(site)
+    kills = killed_until_they_end(paths, tmp_path, draw, 6)
     assert kills >= 1
     assert set(killed.models()) == set(whole.models()) and len(set(whole.models())) == 1
     for site, setup in killed.setups.items():

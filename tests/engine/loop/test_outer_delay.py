@@ -23,6 +23,7 @@ from atelier.engine.io.storage import names
 from atelier.engine.link.encoded import parts_of
 from atelier.engine.link.rounds import Rounds
 from atelier.engine.model.weights import entry_of
+from tests.engine.loop.at_sites import all_at_once
 from tests.engine.loop.test_outer import EVERY, STEPS, Sites, check_kills, first_weights, text
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, train
 from tests.parity.cases import layout as layout_of
@@ -155,26 +156,15 @@ def test_a_longer_training_goes_on_from_the_trunk_with_what_was_on_its_way_there
     how: dict[str, Any] = {"delay": 1, "outer": NESTEROV}
 
     def run(sites: Sites, steps: int, first: int) -> None:
-        errors: list[BaseException] = []
-
         def at(site: str) -> None:
             setup = sites.setups[site]
             ends = (setup.segment("trunk", 0, first), setup.segment(f"end-{steps}", first, steps))
             sizes = {"global_batch": 4, "micro_batch": 1, "checkpoint_every": 1, "keep": 1}
             each = train(steps, link=sites.link_of(site), **sizes)
             member = setup.member("m", role(lr=1e-2), steps, segments=ends)
-            try:
-                setup.train(setup.training({"m": member}, each))
-            except BaseException as error:  # raised in the test's own thread
-                errors.append(error)
+            setup.train(setup.training({"m": member}, each))
 
-        threads = [Thread(target=at, args=(site,)) for site in sites.setups]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        all_at_once(sites.setups, at)
 
     at_once, later = Sites(tmp_path / "once", text, **how), Sites(tmp_path / "later", text, **how)
     run(at_once, 24, 20)

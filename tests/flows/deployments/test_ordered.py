@@ -12,8 +12,8 @@ from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node
-from atelier.infra.sites.desk import Order, OrderedProduct, OrderedTask
-from atelier.infra.sites.policy import Policies, Policy
+from atelier.infra.sites.desk import OrderedProduct, OrderedTask, SiteOrder
+from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.store.store import Store
 
 WORDS = (
@@ -21,7 +21,7 @@ WORDS = (
     "train.link.site=a", "train.link.mailbox=/mail",
 )  # fmt: skip
 NAMES = ("curate", "learn_tokenizer", "encode", "train")
-POLICY = Policy(site="a", tasks=("all",), tracker="none")
+POLICY = SitePolicy(site="a", tasks=("all",), tracker="none")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(str(tmp_path))
 
 
-def ordered(store: Store, names: tuple[str, ...] = NAMES, **changes: Any) -> Order:
+def ordered(store: Store, names: tuple[str, ...] = NAMES, **changes: Any) -> SiteOrder:
     frozen = compose("pretrain", [*WORDS])
     tasks = {
         node.name: OrderedTask(
@@ -45,14 +45,14 @@ def ordered(store: Store, names: tuple[str, ...] = NAMES, **changes: Any) -> Ord
         if node.name in names
     }
     about: dict[str, Any] = {"act": "run", "home": "a", "site": "b", "flow": "pretrain", "version": version()}
-    return Order.of(**(about | {"document": frozen.document, "tasks": tasks} | changes))
+    return SiteOrder.of(**(about | {"document": frozen.document, "tasks": tasks} | changes))
 
 
-def drawn(order: Order, store: Store) -> list[Node]:
+def drawn(order: SiteOrder, store: Store) -> list[Node]:
     return collect_nodes(frozen_of(order, POLICY, "/other", store), store)
 
 
-def with_task(order: Order, name: str, **changes: Any) -> Order:
+def with_task(order: SiteOrder, name: str, **changes: Any) -> SiteOrder:
     task = order.tasks[name].model_copy(update=changes)
     return order.model_copy(update={"tasks": {**order.tasks, name: task}})
 
@@ -103,5 +103,5 @@ def test_a_site_trains_with_those_alone_whose_policy_says_so(store: Store, tmp_p
     of_another = order.model_copy(update={"home": "c"})
     with pytest.raises(ConfigError, match="b runs no task 'train' with a"):
         check_rows(of_another, nodes, policies)
-    policies.set(Policy(site="a", tasks=("train",)))
+    policies.set(SitePolicy(site="a", tasks=("train",)))
     check_rows(of_another, nodes, policies)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.record import FileEntry, Record, identify
-from atelier.infra.sites.desk import Answer, Desk, Order, OrderedProduct, OrderedTask
+from atelier.infra.sites.desk import OrderDesk, OrderedProduct, OrderedTask, Reply, SiteOrder
 from atelier.infra.sites.files import FileHead, Files, drop, offer
 from atelier.infra.sites.incoming import NotTaken
 
@@ -37,8 +37,8 @@ class Sites:
         other = OrderedProduct(kind="model", fingerprint="0" * 64)
         tasks = {"train": OrderedTask(task="train", products={"m": self.artifact, "n": other})}
         about: dict[str, Any] = {"act": "run", "home": "a", "site": "b", "flow": "pretrain"}
-        self.order = Order.of(**about, document={}, tasks=tasks, version="1")
-        self.desks = {name: Desk(str(folder / name)) for name in "ab"}
+        self.order = SiteOrder.of(**about, document={}, tasks=tasks, version="1")
+        self.desks = {name: OrderDesk(str(folder / name)) for name in "ab"}
         self.files = {name: Files(str(folder / name), name) for name in "ab"}
         self.address = folder / "store" / "model"
         for path, body in (
@@ -46,14 +46,14 @@ class Sites:
         ):
             (self.address / path).parent.mkdir(parents=True, exist_ok=True)
             (self.address / path).write_bytes(body)
-        answer = Answer.model_validate(
+        reply = Reply.model_validate(
             {"order": self.order.id, "home": "a", "site": "b", "number": 1, "state": "running",
              "records": [self.record.dump()]}
         )  # fmt: skip
         for name in "ab":
             self.desks[name].put(self.order)
             if is_answered or name == "b":
-                self.desks[name].put(answer)
+                self.desks[name].put(reply)
 
     def head(self, number: int = 0, **changes: Any) -> FileHead:
         head = FileHead(order=self.order.id, artifact=self.artifact, entry=self.record.files[number])

@@ -11,38 +11,38 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import names
 from atelier.infra.sites.desk import (
-    Answer,
     Cancellation,
-    Desk,
     Note,
-    Order,
+    OrderDesk,
     OrderedProduct,
     OrderedTask,
+    Reply,
+    SiteOrder,
     text_of,
 )
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.notes import MOST_OPEN, Notes
-from atelier.infra.sites.policy import EVERYTHING, Policy, is_below
+from atelier.infra.sites.policy import EVERYTHING, SitePolicy, is_below
 
 DIGEST = "ab" * 32
 
 
-def order(home: str = "a", site: str = "b", nonce: str = "", **more: Any) -> Order:
+def order(home: str = "a", site: str = "b", nonce: str = "", **more: Any) -> SiteOrder:
     product = OrderedProduct(kind="corpus", fingerprint=DIGEST)
     about: dict[str, Any] = {
         "act": "run", "home": home, "site": site, "flow": "pretrain", "version": "atelier 0",
         "document": {"data": {"source": "stdlib"}},
         "tasks": {"curate": OrderedTask(task="curate", products={"corpus": product})},
     }  # fmt: skip
-    return Order.of(nonce=nonce, **(about | more))
+    return SiteOrder.of(nonce=nonce, **(about | more))
 
 
-def answer(asked: Order, number: int = 1, state: str = "running", **more: Any) -> Answer:
+def reply(asked: SiteOrder, number: int = 1, state: str = "running", **more: Any) -> Reply:
     about = {"order": asked.id, "home": asked.home, "site": asked.site, "number": number, "state": state}
-    return Answer.model_validate(about | more)
+    return Reply.model_validate(about | more)
 
 
-def cancellation(asked: Order) -> Cancellation:
+def cancellation(asked: SiteOrder) -> Cancellation:
     return Cancellation(order=asked.id, home=asked.home, site=asked.site)
 
 
@@ -50,7 +50,7 @@ class Two:
     """The notes at home `a` and at `b`, carried by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.desks = {name: Desk(str(folder / name)) for name in "ab"}
+        self.desks = {name: OrderDesk(str(folder / name)) for name in "ab"}
         self.notes = {name: Notes(str(folder / name), name) for name in "ab"}
 
     def carry(self, sender: str, reader: str) -> None:
@@ -64,11 +64,11 @@ def test_an_order_crosses_its_answers_come_back_and_the_last_one_counts(tmp_path
     two.carry("a", "b")
     assert [*two.desks["b"].orders()] == [asked]
     for number, state in enumerate(("running", "running", "finished"), start=1):
-        two.desks["b"].put(answer(asked, number, state))
+        two.desks["b"].put(reply(asked, number, state))
         two.carry("b", "a")
         two.carry("b", "a")  # again: nothing happens
-    two.notes["a"].take(text_of(answer(asked, 2)), "b")  # an old one comes late
-    found = two.desks["a"].answer(asked.id)
+    two.notes["a"].take(text_of(reply(asked, 2)), "b")  # an old one comes late
+    found = two.desks["a"].reply(asked.id)
     assert found is not None and (found.number, found.state) == (3, "finished")
     assert not two.notes["a"].waiting_for("b", set())  # what has ended is not sent again
 
@@ -86,8 +86,8 @@ def test_a_cancellation_follows_its_order(tmp_path: Path) -> None:
     [
         (order(), "c", "the order is of a to b, and c sends it"),
         (order("a", "c"), "a", "the order is of a to c, and a sends it"),
-        (answer(order("a", "b", "known")), "a", "is none between a and b"),  # b answers, not home
-        (answer(order("a", "b", "other")), "a", "there is no order"),
+        (reply(order("a", "b", "known")), "a", "is none between a and b"),  # b replies, not home
+        (reply(order("a", "b", "other")), "a", "there is no order"),
         (cancellation(order("a", "b", "known")), "c", "is none between c and b"),
         (cancellation(order("a", "b", "other")), "a", "there is no order"),  # it may come before the order
         (order("a", "b", "known").model_copy(update={"flow": "distill"}), "a", "is another one here"),
@@ -100,7 +100,7 @@ def test_a_note_that_is_not_its_senders_is_not_taken(
     two.desks["b"].put(known)
     with pytest.raises(NotTaken, match=why):
         two.notes["b"].take(text_of(note), sender)
-    assert [*two.desks["b"].orders()] == [known] and two.desks["b"].answer(known.id) is None
+    assert [*two.desks["b"].orders()] == [known] and two.desks["b"].reply(known.id) is None
     assert not two.desks["b"].is_cancelled(known.id)
 
 
@@ -144,13 +144,13 @@ def test_a_note_that_grows_when_it_is_written_out_is_not_taken(tmp_path: Path) -
     """A task state of three bytes is a hundred with its defaults."""
     two, asked = Two(tmp_path), order()
     two.desks["a"].put(asked)
-    document = json.loads(text_of(answer(asked))) | {"tasks": {f"t{n}": {} for n in range(60_000)}}
+    document = json.loads(text_of(reply(asked))) | {"tasks": {f"t{n}": {} for n in range(60_000)}}
     with pytest.raises(AtelierError, match="bytes"):
         two.notes["a"].take(json.dumps(document).encode(), "b")
     with pytest.raises(AtelierError, match="bytes"):
-        two.desks["a"].put(Answer.model_validate(document))
-    (tmp_path / "a" / "orders" / asked.id / "answer.json").write_bytes(b" " * (3 << 20))
-    assert two.desks["a"].answer(asked.id) is None and [*two.desks["a"].orders()] == [asked]
+        two.desks["a"].put(Reply.model_validate(document))
+    (tmp_path / "a" / "orders" / asked.id / "reply.json").write_bytes(b" " * (3 << 20))
+    assert two.desks["a"].reply(asked.id) is None and [*two.desks["a"].orders()] == [asked]
 
 
 def test_a_site_that_is_not_called_hears_the_newest_answer_among_many_old_ones(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_a_site_that_is_not_called_hears_the_newest_answer_among_many_old_ones(t
         old = order(nonce=str(number))
         for desk in two.desks.values():
             desk.put(old)
-            desk.put(answer(old, 1, "finished"))
+            desk.put(reply(old, 1, "finished"))
     new = order(nonce="new")
     for desk in two.desks.values():
         desk.put(new)
-    two.desks["b"].put(answer(new, 1, "finished"))
+    two.desks["b"].put(reply(new, 1, "finished"))
     two.carry("b", "a")
     assert two.desks["a"].is_over(new.id)
 
@@ -176,9 +176,12 @@ def test_a_peer_has_a_limited_number_of_open_orders(tmp_path: Path) -> None:
         two.notes["b"].take(text_of(order(nonce="more")), "a")
 
 
-def test_without_a_policy_a_site_runs_nothing(tmp_path: Path) -> None:
-    assert [*Policy(site="a").refusals(order())] == ["curate: b runs no task 'curate' for a (it runs: none)"]
-    assert not [*Policy(site="a", tasks=("curate",)).refusals(order())]
+def test_without_a_policy_a_site_runs_nothing_and_says_what_would_let_it(tmp_path: Path) -> None:
+    assert [*SitePolicy(site="a").refusals(order())] == [
+        "curate: b runs no task 'curate' for a (it runs: none); at b: atelier site allow a, with what it has,"
+        " and --tasks curate"
+    ]
+    assert not [*SitePolicy(site="a", tasks=("curate",)).refusals(order())]
 
 
 @pytest.mark.parametrize(
@@ -197,13 +200,13 @@ def test_a_configuration_names_no_place_that_a_policy_does_not_have(value: str, 
         "key": {"data": {value: 1}},
         "deep": {"data": {"all": [{"x": [value]}]}},
     }
-    policy = Policy(site="a", tasks=(EVERYTHING,), reads=("/data/text", "s3://open"))
+    policy = SitePolicy(site="a", tasks=(EVERYTHING,), reads=("/data/text", "s3://open"))
     found = [*policy.refusals(order(document=documents[place]))]
     assert found and "b reads no such place for a" in found[0]
 
 
 def test_what_a_policy_has_and_what_is_no_place_is_let_through() -> None:
-    policy = Policy(site="a", tasks=(EVERYTHING,), reads=("/data/text", "s3://open"))
+    policy = SitePolicy(site="a", tasks=(EVERYTHING,), reads=("/data/text", "s3://open"))
     fine = [
         "/data/text/*.txt",
         "s3://open/x",
