@@ -1,7 +1,10 @@
 """render: conversations as tokens, by the chat template and the tokenizer of a model; the answers marked."""
 
+import sys
+
 from atelier.engine.config.base import Json
 from atelier.engine.config.chats import Chats
+from atelier.engine.config.data import is_stdlib
 from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -11,12 +14,14 @@ from atelier.infra.store.source_contents import contents_of, identity_of
 VERSION = 1
 
 
-def render(chats: Chats, model: Reference, sequence: int) -> Reference:
-    """Rows have at most `sequence` tokens and the one that follows."""
-    files = contents_of(files_of(chats))
+def render(chats: Chats, model: Reference, sequence: int, place: str = "chats") -> Reference:
+    """Rows have at most `sequence` tokens and the one that follows. `place`: of the chats, for errors."""
+    files = contents_of(files_of(chats, f"{place}.source"))
     identity: dict[str, Json] = {k: v for k, v in chats.as_identity().items() if k != "source"}
     identity |= identity_of(files) | {"sequence": sequence}
-    origin = {key: f"chats.{'source' if key in ('files', 'content') else key}" for key in identity}
+    origin = {key: f"{place}.{'source' if key in ('files', 'content') else key}" for key in identity}
+    if is_stdlib(chats.source):
+        identity["python"] = sys.version
     product = Product(
         kind="chats",
         name="chats",

@@ -55,7 +55,8 @@ def train(
     finished: Mapping[str, Reference] | None = None,
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
-    """Declare a training; the model of each role of this site, those that were finished before included.
+    """Declare a training; the model of each role of this site, those that were finished before included. In a
+    run over several sites a training for each site that has roles of it, and the models of all.
     `extras` are inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main":
     ...}}. `phases` have other weights of the sources from a step on. `labels` gives the models other names
     than their roles'; `prefix` is where the configuration has the roles ('' for a flow with one model);
@@ -65,6 +66,27 @@ def train(
     """
     everybody = {**roles, **(companions or {})}
     check_places(settings.link, everybody)
+    if settings.link.has_all_roles:
+        by_site = {
+            site: train(
+                roles,
+                settings=settings.at_site(site),
+                tokens=tokens,
+                weights=weights,
+                phases=phases,
+                tokenizer=tokenizer,
+                parallel=parallel,
+                name=f"{name}.{site}",
+                labels=labels,
+                inits=inits,
+                prefix=prefix,
+                companions=companions,
+                finished=finished,
+                extras=extras,
+            )
+            for site in settings.link.sites
+        }
+        return {role: by_site[settings.link.site_of(role)][role] for role in roles}
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_finished(everybody, settings.link)
     check_teaching(everybody, prefix=prefix)

@@ -2,23 +2,33 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Spec
+from atelier.engine.config.data import STDLIB, is_stdlib
 
 
 class Chats(Spec):
-    """Rows with a list of messages {"role", "content"}; what is learned are the assistant's."""
+    """Rows with a list of messages {"role", "content"}, or with a prompt and its answer; what is learned are
+    the assistant's.
+    """
 
     source: str = Field(
         min_length=1,
-        description="a path, folder or fsspec glob of .jsonl, .parquet or .tar files: a row a conversation",
+        description="a path, folder or fsspec glob of .jsonl, .parquet or .tar files, a row a conversation;"
+        " .mo files with `prompt` and `answer`; or stdlib: docstrings of this interpreter's standard"
+        " library and the signatures of what they document",
     )
     field: str = Field(
         default="messages",
         min_length=1,
         description="the field of a .jsonl line, or column of a .parquet, that holds the messages",
     )
+    prompt: str = Field(
+        default="",
+        description="the field of a prompt, with `answer` in place of `field`: msgid of a .mo",
+    )
+    answer: str = Field(default="", description="the field of the prompt's answer: msgstr of a .mo")
     template: Literal["auto", "chatml", "plain"] = Field(
         default="auto",
         description=(
@@ -37,3 +47,25 @@ class Chats(Spec):
     held_out: float = Field(
         default=0.05, gt=0, lt=0.5, description="share of conversations held out, chosen by their hash"
     )
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "Chats":
+        if bool(self.prompt) != bool(self.answer):
+            missing = "answer" if self.prompt else "prompt"
+            raise ValueError(f"{missing} is empty: pairs have a field `prompt` and a field `answer`")
+        if self.prompt and self.field != "messages":
+            raise ValueError(f"field={self.field} is not read beside prompt and answer; leave it out")
+        if is_stdlib(self.source):
+            part = STDLIB[self.source.partition(":")[0]]
+            if part or self.prompt or self.field != "messages":
+                given = f"source={self.source}" if part else "a field"
+                raise ValueError(
+                    f"{given}: pairs of the standard library are source=stdlib or stdlib:<package>,<package>"
+                    " alone"
+                )
+        return self
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a row is a prompt and its answer."""
+        return bool(self.prompt) or is_stdlib(self.source)

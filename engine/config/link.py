@@ -54,6 +54,22 @@ class Link(Spec):
         description="rows: parts of the weights, each exchanged at its own time in `every` steps",
     )
     codec: Codec = Field(default=Codec(), description="rows: in what form contributions cross between sites")
+    choose: tuple[Codec, ...] = Field(
+        default=(),
+        description="rows: codecs, the least lossy first, in place of `codec`: each site takes for each"
+        " contribution the first that its link carries in time",
+    )
+    stall: float = Field(
+        default=0.05,
+        ge=0,
+        description="choose: the share of a round's training time that its message may hold it up",
+        json_schema_extra=LAYOUT,  # what a wire decided is in the round log
+    )
+    rounds: str = Field(
+        default="",
+        description="choose: the rounds.jsonl of a finished model, whose codecs are taken again",
+        json_schema_extra=LAYOUT,
+    )
     feedback: bool = Field(
         default=True, description="rows: what the codec lost is added to the site's next contribution"
     )
@@ -77,7 +93,11 @@ class Link(Spec):
         description="roles: steps that a teacher may be before the slowest site that learns from it",
         json_schema_extra=LAYOUT,
     )
-    site: str = Field(default="", description="which of the sites this run is", json_schema_extra=LAYOUT)
+    site: str = Field(
+        default="",
+        description="which of the sites this run is; a run over `sites` has the roles of all",
+        json_schema_extra=LAYOUT,
+    )
     mailbox: str = Field(
         default="",
         description="a folder, or fsspec URL, that all sites read and write: their messages lie there",
@@ -88,7 +108,7 @@ class Link(Spec):
     def _of_sites(self) -> "Link":
         if self.rows and self.roles:
             raise ValueError("link.rows and link.roles are not built for one training; leave one out")
-        of_rows = ("every", "outer", "delay", "fragments", "codec", "feedback")
+        of_rows = ("every", "outer", "delay", "fragments", "codec", "choose", "feedback")
         own = {name: "rows" for name in of_rows} | {name: "roles" for name in ("top", "values", "ahead")}
         fields = type(self).model_fields
         for name in (name for name in fields if getattr(self, name) != fields[name].default):
@@ -109,13 +129,31 @@ class Link(Spec):
                 f"link.every={self.every} is not divisible by link.fragments={self.fragments};"
                 f" link.every={-(-self.every // self.fragments) * self.fragments} would fit"
             )
-        if not self.feedback and not self.codec.is_lossy:
+        if not self.feedback and not self.feeds_back_if_asked:
             raise ValueError("link.feedback=false does nothing with codec.kind=none, which loses nothing")
+        return self
+
+    @model_validator(mode="after")
+    def _of_choice(self) -> "Link":
+        if self.choose and self.codec != Codec():
+            raise ValueError(
+                "link.codec and link.choose both say in what form contributions cross; leave one out"
+            )
+        if len(self.choose) == 1 or len(set(map(repr, self.choose))) < len(self.choose):
+            raise ValueError("link.choose: give two codecs or more, each once; link.codec is for one")
+        if self.rounds and not self.rounds.startswith("/") and "://" not in self.rounds:
+            raise ValueError(f"link.rounds={self.rounds}: give the whole path or URL of a rounds.jsonl")
+        fields = type(self).model_fields
+        for name in ("stall", "rounds"):
+            if getattr(self, name) != fields[name].default and not self.choose:
+                raise ValueError(f"link.{name} does nothing without link.choose, the codecs to choose from")
         return self
 
     @model_validator(mode="after")
     def _of_roles(self) -> "Link":
         found: dict[str, str] = {}
+        if "controls" in self.roles:
+            raise ValueError("link.roles: no site may be called controls, as the training of students alone")
         for site in sorted(self.roles):
             for role in self.roles[site]:
                 if role in found:
@@ -129,9 +167,18 @@ class Link(Spec):
         return bool(self.rows)
 
     @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """In which contributions may come, the least lossy first."""
+        return self.choose or (self.codec,)
+
+    @property
+    def feeds_back_if_asked(self) -> bool:
+        return any(codec.is_lossy for codec in self.codecs)
+
+    @property
     def feeds_back(self) -> bool:
-        """Whether what the codec lost is kept, 4 bytes a weight."""
-        return self.codec.is_lossy and self.feedback
+        """Whether what codecs lost is kept, 4 bytes a weight."""
+        return self.feeds_back_if_asked and self.feedback
 
     @property
     def ends_apart(self) -> bool:
@@ -147,9 +194,14 @@ class Link(Spec):
         """Where a role lives; '' where roles have no sites, or this one has none."""
         return next((site for site, roles in self.roles.items() if role in roles), "")
 
+    @property
+    def has_all_roles(self) -> bool:
+        """Whether this run has the roles of all sites, each to be trained at its own."""
+        return bool(self.roles) and not self.site
+
     def is_here(self, role: str) -> bool:
         """Whether this run has the role."""
-        return not self.roles or role in self.roles.get(self.site, ())
+        return not self.roles or self.has_all_roles or role in self.roles.get(self.site, ())
 
     def is_apart(self, role: str, teacher: str) -> bool:
         """Whether a role and its teacher live at different sites."""

@@ -265,7 +265,7 @@ class Train(Spec):
                 f"link.rows={rows} are {sum(rows.values())} sequences a step, global_batch is"
                 f" {self.global_batch}; give each site one or more, global_batch in all"
             )
-        if self.link.site not in sites:
+        if self.link.site not in sites and not self.link.has_all_roles:
             raise ValueError(f"link.site={self.link.site or None}: this run is at one of {', '.join(sites)}")
         if not self.link.mailbox.startswith("/") and "://" not in self.link.mailbox:
             given = self.link.mailbox or "empty"
@@ -317,6 +317,10 @@ class Train(Spec):
         """The same settings with this site's rows as the batch."""
         rows = self.link.rows
         return self.model_copy(update={"global_batch": rows[self.link.site]}) if rows else self
+
+    def at_site(self, site: str) -> "Train":
+        """The same settings as they are at one of the link's sites."""
+        return self.model_copy(update={"link": self.link.model_copy(update={"site": site})})
 
     def at(self, step: int) -> "Train":
         """The same settings with the batch and the sequence of this step."""

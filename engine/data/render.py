@@ -16,18 +16,20 @@ import numpy as np
 
 from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.chats import Chats
+from atelier.engine.config.data import is_stdlib
 from atelier.engine.config.error import DataError
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatRow, ChatTokens
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, split_of
 from atelier.engine.data.row import Column, kind_of, text_problem
-from atelier.engine.data.source import Files
+from atelier.engine.data.source import Files, decode_source, stdlib_name
 from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.data.standard_library import docstrings
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import CHAT_TEMPLATE
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
-from atelier.engine.io.source_files import total_bytes
+from atelier.engine.io.source_files import TOPICS, total_bytes
 
 ROLES = ("system", "user", ASSISTANT)
 LEARNED = "learned.bin"
@@ -99,29 +101,61 @@ def _conversations(
 ) -> Iterator[tuple[str, list[ChatRow]]]:
     """The digest of each conversation, and its rows."""
     seen: set[str] = set()
-    columns = [Column(names=(chats.field,), is_list=True)]
+    for where, messages in _messages(chats, files, reader):
+        if isinstance(messages, str):
+            reader.broken(where, messages)
+            continue
+        digest = _digest(messages)
+        if digest in seen:
+            counts["duplicates"] += 1
+            continue
+        seen.add(digest)
+        try:
+            rows = tokens.rows(messages)
+        except DataError as error:
+            reader.broken(where, str(error))
+            continue
+        counts["conversations"] += 1
+        counts["each_answer"] += len(rows) > 1
+        counts["special_text"] += tokens.holds_special(messages)
+        # of one prompt all answers are in one split
+        yield _digest(messages[:1]) if chats.has_pairs else digest, rows
+
+
+def _digest(messages: list[ChatMessage]) -> str:
+    return hashlib.sha256(canonical([[one["role"], one["content"]] for one in messages])).hexdigest()
+
+
+def _messages(
+    chats: Chats, files: Files, reader: SourceReader
+) -> Iterator[tuple[str, list[ChatMessage] | str]]:
+    """The place of each row, and its messages or why it has none to learn from."""
+    if is_stdlib(chats.source):
+        for path, expected in files:
+            source = decode_source(reader.whole(path, expected), path)
+            name = stdlib_name(path)
+            for found in docstrings(source, path) if name != TOPICS else ():
+                prompt = " ".join(found.text.partition("\n\n")[0].split())
+                if found.signature and prompt:
+                    yield name, _pair(prompt, found.signature)
+        return
+    pair = (chats.prompt, chats.answer)
+    columns = [Column(names=(each,)) for each in pair]
+    if not chats.has_pairs:
+        columns = [Column(names=(chats.field,), is_list=True)]
     for path, expected in files:
         for _, where, row in reader.rows(path, expected, columns):
-            messages = messages_of(row, chats.field)
-            if isinstance(messages, str):
-                reader.broken(where, messages)
+            if not chats.has_pairs:
+                yield where, messages_of(row, chats.field)
                 continue
-            digest = hashlib.sha256(
-                canonical([[one["role"], one["content"]] for one in messages])
-            ).hexdigest()
-            if digest in seen:
-                counts["duplicates"] += 1
-                continue
-            seen.add(digest)
-            try:
-                rows = tokens.rows(messages)
-            except DataError as error:
-                reader.broken(where, str(error))
-                continue
-            counts["conversations"] += 1
-            counts["each_answer"] += len(rows) > 1
-            counts["special_text"] += tokens.holds_special(messages)
-            yield digest, rows
+            problems = [text_problem(row, each) for each in pair]
+            problems += [f"field '{each}' is empty" for each in pair if not str(row.get(each, "")).strip()]
+            problem = next((each for each in problems if each), "")
+            yield where, problem or _pair(str(row[chats.prompt]), str(row[chats.answer]))
+
+
+def _pair(prompt: str, answer: str) -> list[ChatMessage]:
+    return [{"role": "user", "content": prompt}, {"role": ASSISTANT, "content": answer}]
 
 
 def messages_of(row: dict[str, Json], field: str) -> list[ChatMessage] | str:

@@ -71,6 +71,7 @@ class Docstring:
 
     text: str
     kind: str  # module, class, method or function
+    signature: str = ""  # of a method or function
 
 
 def docstrings(source: str, path: str) -> list[Docstring]:
@@ -131,4 +132,11 @@ def _add(
 ) -> None:
     text = (ast.get_docstring(node) or "").strip()
     if text:
-        found.append(Docstring(text=text, kind=kind))
+        found.append(Docstring(text=text, kind=kind, signature=_signature(node)))
+
+
+def _signature(node: ast.AST) -> str:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"def {node.name}({ast.unparse(node.args)}){returned}"

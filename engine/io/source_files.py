@@ -65,19 +65,21 @@ _NOT_FOLDERS = {
 _NOT_FILES = {"sitecustomize.py", "usercustomize.py"}
 
 
-def files_of(source: Source | Labels | Chats) -> list[str]:
+def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
     """The files of `source.source`, sorted: absolute local paths, or URLs (of the hub with their commit).
+    `place`: of it in the configuration, for errors.
 
     `stdlib`: the sources of this interpreter's standard library. Else a file, a folder (all text files below
     it) or an fsspec glob. Raises ConfigError for a path that does not exist, a kind of file that cannot be
     read or needs a package that is missing, or an fsspec URL that cannot be opened; DataError for a folder or
     glob without any text file.
     """
-    if is_stdlib(source.source) and not isinstance(source, Chats):
+    if is_stdlib(source.source):
         return stdlib_files(source.source.partition(":")[2])
     name = {Labels: "labels", Chats: "chats"}.get(type(source), "data")
-    place, endings = f"{name}.source", TEXT + ROWS if name == "data" else ROWS
-    if name == "data" and (source.source.endswith(CATALOGUE) or getattr(source, "field", "") in MESSAGE):
+    place, endings = place or f"{name}.source", TEXT + ROWS if name == "data" else ROWS
+    fields = (getattr(source, "field", ""), getattr(source, "prompt", ""))
+    if name != "labels" and (source.source.endswith(CATALOGUE) or {*fields} & {*MESSAGE}):
         endings += CATALOGUE  # only where they are asked for: many folders have some beside their text
     check_no_password(source.source, place)
     system, path = _filesystem(pinned(source.source, place), place)

@@ -5,6 +5,7 @@ is written last and makes the message exist. All sites reach the folder, or an a
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -31,6 +32,7 @@ HEAD, BODY, ABOUT, PROGRESS = "message.json", "tensors.safetensors", "training.j
 WHAT = "the head of a message"
 MOST_HEAD = 1 << 20  # bytes
 ROUND = "round-"
+TRAJECTORY = re.compile("[0-9a-f]{16}")  # a folder of its messages
 Part = bytes | memoryview  # of a file
 
 
@@ -93,6 +95,7 @@ class ReaderProgress(Spec):
     kind: Literal["progress"] = "progress"
     trajectory: Digest
     site: SiteName
+    begun: int = Field(default=1, ge=1, description="how often it has begun anew, its checkpoints lost")
     step: int = Field(ge=0, description="steps that it has learned from")
     safe: int = Field(ge=0, description="steps whose answers it will not ask for again")
 
@@ -103,9 +106,13 @@ class AboutTraining(Spec):
     trajectory: Digest
     site: SiteName
     sites: tuple[SiteName, ...]
-    bytes: tuple[int, ...] = Field(
-        default=(), description="of a contribution's body: of all weights, then of each fragment; empty = any"
+    bytes: dict[str, tuple[int, ...]] = Field(
+        default={},
+        description="of a contribution's body by codec: of all weights, then of each fragment; empty = any",
     )
+    teacher: str = Field(default="", description="the site whose answers the others learn from; '' = none")
+    most: int = Field(default=0, ge=0, description="bytes of the answers to a step, at most; 0 = any")
+    ahead: int = Field(default=0, ge=0, description="steps that the teacher may be before this site")
 
 
 class Mailbox:
@@ -113,17 +120,36 @@ class Mailbox:
 
     def __init__(self, url: str, trajectory: str) -> None:
         self.trajectory = trajectory
-        self._place = join(url, trajectory[:16])
+        self.place = join(url, trajectory[:16])
 
-    def open(self, site: str, sites: Iterable[str], sizes: Iterable[int] = ()) -> None:
+    def open(self, site: str, sites: Iterable[str], sizes: Mapping[str, Iterable[int]] | None = None) -> None:
         """Say that this site trains it, before its first message: agents take no messages of others, and none
-        of other `sizes`.
+        of other codecs and `sizes`.
         """
-        about = AboutTraining(trajectory=self.trajectory, site=site, sites=tuple(sites), bytes=tuple(sizes))
-        write_bytes(join(self._place, f"{site}-{ABOUT}"), canonical(about.model_dump(mode="json")))
+        sizes = {codec: tuple(each) for codec, each in (sizes or {}).items()}
+        self._say(AboutTraining(trajectory=self.trajectory, site=site, sites=tuple(sites), bytes=sizes))
+
+    def open_answers(self, site: str, sites: Iterable[str], teacher: str, *, most: int, ahead: int) -> None:
+        """Say that this site takes part in a teacher's answers, before the first: agents take none of more
+        than `most` bytes, and none of steps that are more than `ahead` before what this site has learned.
+        """
+        self._say(
+            AboutTraining(
+                trajectory=self.trajectory,
+                site=site,
+                sites=tuple(sites),
+                teacher=teacher,
+                most=most,
+                ahead=ahead,
+            )
+        )
+
+    def _say(self, about: AboutTraining) -> None:
+        site = about.site
+        write_bytes(join(self.place, f"{site}-{ABOUT}"), canonical(about.model_dump(mode="json")))
 
     def folder(self, number: int, site: str) -> str:
-        return join(self._place, f"{ROUND}{number:06d}", site)
+        return join(self.place, f"{ROUND}{number:06d}", site)
 
     def send(
         self,
@@ -182,29 +208,29 @@ class Mailbox:
 
     def rounds(self) -> list[int]:
         """The rounds of which something lies here."""
-        found = [name.removeprefix(ROUND) for name in names(self._place) if name.startswith(ROUND)]
+        found = [name.removeprefix(ROUND) for name in names(self.place) if name.startswith(ROUND)]
         return sorted(int(number) for number in found if number.isdecimal())
 
-    def sent(self, site: str) -> Iterator[Contribution]:
-        """The heads of a site's contributions that lie here, in the order of their rounds."""
+    def sent(self, site: str) -> Iterator[Message]:
+        """The heads of a site's messages that lie here, in the order of their rounds."""
         for number in self.rounds():
-            if isinstance(head := self.read(number, site), Contribution):
+            if (head := self.read(number, site)) is not None:
                 yield head
 
     def forget(self, until: int) -> None:
         """Remove all messages of rounds up to `until`, which nobody will ask for again."""
         for number in self.rounds():
             if number <= until:
-                remove(join(self._place, f"{ROUND}{number:06d}"))
+                remove(join(self.place, f"{ROUND}{number:06d}"))
 
     def tell(self, progress: ReaderProgress) -> None:
         """Say how far a site has come."""
         text = canonical(progress.model_dump(mode="json", by_alias=True))
-        write_bytes(join(self._place, f"{progress.site}-{PROGRESS}"), text)
+        write_bytes(join(self.place, f"{progress.site}-{PROGRESS}"), text)
 
     def progress(self, site: str) -> ReaderProgress | None:
         """How far a site says that it has come, None while it says nothing. Raises DamageError, DataError."""
-        place = join(self._place, f"{site}-{PROGRESS}")
+        place = join(self.place, f"{site}-{PROGRESS}")
         if not exists(place):
             return None
         found = read_as(ReaderProgress, place, "what is said of a progress")
@@ -233,19 +259,25 @@ class Mailbox:
         place = join(self.folder(number, site), HEAD)
         if not exists(place):
             return None
-        found = head_of(read_bytes(place, MOST_HEAD), place)
+        try:
+            found = head_of(read_bytes(place, MOST_HEAD), place)
+        except FileNotFoundError:  # removed meanwhile
+            return None
         if (found.trajectory, found.site, found.round) != (self.trajectory, site, number):
             raise DataError(f"{place}: is of site {found.site}, round {found.round}, or another training")
         return found
 
 
 def trainings(url: str) -> list[AboutTraining]:
-    """What is said of the trainings whose messages lie below the folder `url`. Raises DamageError for what is
-    no such file.
+    """What is said of the trainings whose messages lie below the folder `url`; what is no such file is passed
+    over.
     """
     found: list[AboutTraining] = []
     for folder in names(url):
-        for name in names(join(url, folder)):
+        for name in names(join(url, folder)) if TRAJECTORY.fullmatch(folder) else ():
             if name.endswith(f"-{ABOUT}"):
-                found.append(read_as(AboutTraining, join(url, folder, name), "what is said of a training"))
+                with suppress(DamageError):  # one that is damaged holds up no other
+                    found.append(
+                        read_as(AboutTraining, join(url, folder, name), "what is said of a training")
+                    )
     return found

@@ -17,6 +17,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.link import Link
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
+from atelier.engine.config.train import Train
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.io.tensorfile import in_file_order
 from atelier.engine.link.mailbox import BODY, Answers, Mailbox, ReaderProgress
@@ -54,12 +55,22 @@ class Readers:
         found, first = self.box.progress(site), self.spans[site][0]
         return (first, first) if found is None else (max(first, found.step), max(first, found.safe))
 
-    def is_late(self, clock: int, ahead: int) -> bool:
-        """Whether a site is so many steps behind `clock`."""
-        return any(
-            last > (come := self._progress(site)[0]) and clock - come >= ahead
-            for site, (_, last) in self.spans.items()
-        )
+    def is_late(self, clock: int, ahead: int, own: str) -> bool:
+        """Whether a site is so many steps behind `clock`. Raises DataError for one that waits for answers
+        which are gone: it has begun anew, and is no more where it had come.
+        """
+        for site, (_, last) in self.spans.items():
+            come = self._progress(site)[0]
+            is_gone = come < min(last, clock) and self.box.answers(come + 1, own) is None
+            if is_gone and self._progress(site)[0] == come:  # not removed meanwhile
+                raise DataError(
+                    f"{self.box.folder(come + 1, own)}: is gone, and {site}, whose checkpoints are lost,"
+                    f" needs the answers to step {come + 1} again; {self.member.name} is at step {clock}:"
+                    f" remove {self.box.place} at both sites, and begin both together"
+                )
+            if last > come and clock - come >= ahead:
+                return True
+        return False
 
     def safe(self) -> int:
         """The steps whose answers no site will ask for again."""
@@ -71,9 +82,15 @@ class Readers:
         """
         for reader, (_, last) in self.spans.items():
             for clock in range(self._progress(reader)[1], min(last, until)):
-                if self.box.answers(clock + 1, site) is None:
+                if self.box.answers(clock + 1, site) is None and clock >= self._progress(reader)[1]:
                     return clock
         return until
+
+
+def most_bytes(train: Train, vocab: int) -> int:
+    """The answers to a step have at most so many bytes: 12 for each of the top tokens, and what is beside."""
+    tokens, top = train.global_batch * train.sequence, train.link.top
+    return tokens * (12 * (vocab if top == "all" else top) + 16) + (1 << 20)
 
 
 class SitesApart:
@@ -89,6 +106,7 @@ class SitesApart:
     ) -> None:
         self._link, self._gang, self._stop, self._scratch = training.train.link, gang, stop, scratch
         end = training.train.num_steps
+        self._train = training.train
         self._readers: dict[str, Readers] = {}
         self._students: dict[str, list[RoleState]] = {}  # here, by the teacher elsewhere
         self._boxes: dict[str, Mailbox] = {}
@@ -104,6 +122,7 @@ class SitesApart:
                 member.answering = AnswerParts(self._link, gang, member.grid, member.role.model.tokens)
         self._has_moving = any(member.moves for member in members.values())
         self._told: dict[str, int] = {}  # by teacher elsewhere: steps that this site will not ask for again
+        self._begun: dict[str, int] = {}  # the same: how often this site has begun
 
     @property
     def is_alone(self) -> bool:
@@ -125,8 +144,7 @@ class SitesApart:
             if not self._gang.is_first:
                 return 0
             found: list[int] = [clock] if self._has_moving else []
-            for box in (*self._boxes.values(), *(each.box for each in self._readers.values())):
-                box.open(self._link.site, self._link.sites)
+            self._open_boxes(clock)
             for name, readers in self._readers.items():
                 last = clock if readers.member.moves else readers.end
                 missing = readers.first_missing(self._link.site, last)
@@ -136,14 +154,28 @@ class SitesApart:
                         f" students at other sites need, are not in {self._link.mailbox}: begin them together"
                     )
                 found.append(missing)
-            for name in self._students:
-                box, site = self._boxes[name], self._link.site
-                if (known := box.progress(site)) is not None:  # perhaps of a run that had come further
-                    self._told[name] = safe = min(known.safe, clock)
-                    box.tell(known.model_copy(update={"step": min(known.step, clock), "safe": safe}))
             return min(found)
 
         return all_or_none(self._gang, look, lambda found: found[:1] * self._gang.world)
+
+    def _open_boxes(self, clock: int) -> None:
+        """Say in each mailbox that this site takes part, and how far it has come in what it learns."""
+        own = self._link.site
+        for readers in self._readers.values():
+            most = most_bytes(self._train, readers.member.role.model.tokens)
+            readers.box.open_answers(own, {own, *readers.spans}, own, most=most, ahead=self._link.ahead)
+        for name, students in self._students.items():
+            box, teacher = self._boxes[name], self._link.site_of(name)
+            most = most_bytes(self._train, students[0].role.model.tokens)
+            box.open_answers(own, (own, teacher), teacher, most=most, ahead=self._link.ahead)
+            first, known = min(int(student.role.start) for student in students), box.progress(own)
+            step = max(first, clock)
+            if known is None:
+                known = ReaderProgress(trajectory=box.trajectory, site=own, step=step, safe=first)
+            begun = known.begun + (known.safe > step)  # a run that had come further, and is lost
+            self._told[name], self._begun[name] = min(known.safe, step), begun
+            update = {"step": min(known.step, step), "safe": self._told[name], "begun": begun}
+            box.tell(known.model_copy(update=update))
 
     def meet(self, clock: int) -> float:
         """Before a step: wait until its answers are there, and until no site is too far behind; or until a
@@ -167,7 +199,8 @@ class SitesApart:
             for name in hearing.keys() - heads.keys():
                 if (head := self._head(name, clock)) is not None:
                     heads[name] = head
-            is_late = self._gang.is_first and any(each.is_late(clock, self._link.ahead) for each in late)
+            ahead, own = self._link.ahead, self._link.site
+            is_late = self._gang.is_first and any(each.is_late(clock, ahead, own) for each in late)
             return len(heads) == len(hearing) and not is_late
 
         if not self._wait(is_ready):
@@ -259,6 +292,7 @@ class SitesApart:
             progress = ReaderProgress(
                 trajectory=self._boxes[name].trajectory,
                 site=self._link.site,
+                begun=self._begun.get(name, 1),
                 step=step,
                 safe=min(self._told[name], step),
             )

@@ -11,7 +11,6 @@ are sent and their steps taken: engine/link/rounds.py.
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.link import Link
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
-from atelier.engine.link.encoded import message_bytes
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.engine.link.rounds import Rounds, cut
+from atelier.engine.loop.codec_choice import CodecChoice, RoundPlan
 from atelier.engine.loop.contribution import Layout, StoredContribution, encoded, layout_of
 from atelier.engine.loop.gather import gathered
 from atelier.engine.loop.outer_state import OuterState
@@ -37,20 +36,14 @@ from atelier.engine.parallel.gang import Gang
 LOOK_EVERY = 0.2  # seconds between looks for messages
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The rounds of a role, and the weights of each fragment; fragment 0 is all of them."""
-
-    rounds: Rounds
-    layouts: list[Layout]
-
-
 class OuterSteps:
     """The outer steps of one training on this rank."""
 
     def __init__(self, link: Link, gang: Gang, stop: StopRequest, scratch: Path) -> None:
         self._link, self._gang, self._stop, self._scratch = link, gang, stop, scratch
-        self._plans: dict[str, _Plan] = {}  # by role
+        self._plans: dict[str, RoundPlan] = {}  # by role
+        self._choice = CodecChoice(link, gang)
+        self.sent_bytes = 0  # of this site's contributions after the last step
 
     def plan(self, members: Iterable[RoleState]) -> None:
         """Cut the weights of the roles into fragments. A collective. Raises ConfigError for too many."""
@@ -62,7 +55,8 @@ class OuterSteps:
                 found = cut(sizes, self._link.fragments) if self._link.fragments > 1 else []
                 parts = [{name: whole[name] for name in whole if name in names} for names in found]
                 rounds = Rounds(self._link, member.end - member.start)
-                self._plans[member.name] = _Plan(rounds, [whole, *parts])
+                self._plans[member.name] = RoundPlan(rounds, [whole, *parts], self._link.codecs)
+        self._choice.begin(len(self._plans))
 
     def take_due(self, members: Iterable[RoleState]) -> float:
         """Send the contributions and take the outer steps that are due after this step; returns the seconds
@@ -71,8 +65,12 @@ class OuterSteps:
         Raises StoppedError when a stop is asked while others are waited for; DataError for a message that
         does not fit, DamageError for one that is damaged.
         """
-        began = time.perf_counter()
-        for member in members:
+        began, trained = time.perf_counter(), [*members]
+        self.sent_bytes = 0
+        for member in trained:
+            if member.outer is not None:
+                self._choice.trained(member.step)
+        for member in trained:
             if member.outer is not None:
                 rounds, step = self._plans[member.name].rounds, member.step - member.start
                 new = rounds.sent_at(step)
@@ -86,6 +84,9 @@ class OuterSteps:
                     self._send(new, member)
                 if new in due:
                     self._take(new, member)
+        for member in trained:
+            if member.outer is not None:
+                self._choice.rested(member.step)
         return time.perf_counter() - began
 
     def _box(self, number: int, member: RoleState) -> Mailbox:
@@ -102,12 +103,12 @@ class OuterSteps:
         """Send by what the weights of a round have moved, and what was lost before; keep what is lost now,
         and the weights as they are where the outer step comes later.
         """
-        outer, codec, plan = member.outer, self._link.codec, self._plans[member.name]
+        outer, plan = member.outer, self._plans[member.name]
         assert outer is not None  # it takes part
         box, layout = self._box(number, member), self._layout(number, member)
         if self._gang.is_first:
-            sizes = [message_bytes(codec, each.values()) for each in plan.layouts]
-            box.open(self._link.site, self._link.sites, sizes)
+            box.open(self._link.site, self._link.sites, plan.sizes)
+        codec, began = self._choice.codec(number, member, box, plan), time.perf_counter()
         live = {name: one for name, one in member.weights.trainable().items() if name in layout}
         moved = {name: outer.anchor[name] - weight for name, weight in live.items()}
         if outer.residual:
@@ -127,6 +128,8 @@ class OuterSteps:
             )
 
         write_files({BODY: entries_of(sent)}, sent, send if self._gang.is_first else None)
+        self._choice.took(codec, time.perf_counter() - began)
+        self.sent_bytes += plan.sizes[codec.text][plan.rounds.fragment(number)]
         if outer.residual:
             self._gang.barrier()  # it is written
             all_or_none(self._gang, partial(self._keep_lost, box, number, outer, moved, layout), nothing)
@@ -151,6 +154,8 @@ class OuterSteps:
         self._add(files, number, member)
         del outer.pending[number]
         outer.added = {site: head.body.sha256 for site, head in heads.items()}
+        if self._link.choose:
+            outer.log.add(number, {site: head.codec for site, head in heads.items()}, outer.added)
         if self._gang.is_first:
             self._forget(min(head.safe for head in heads.values()), member)
 
@@ -220,8 +225,10 @@ class OuterSteps:
             place, fragment = join(box.folder(head.round, site), BODY), plan.rounds.fragment(head.round)
             if head.before != outer.pending[head.round]:
                 raise DataError(f"{place}: {site} added other contributions in the round before")
-            if head.codec != self._link.codec:
-                raise DataError(f"{place}: is {head.codec.text}, and the training's {self._link.codec.text}")
+            if head.codec not in self._link.codecs:
+                known = ", ".join(codec.text for codec in self._link.codecs)
+                raise DataError(f"{place}: is {head.codec.text}, and the training's {known}")
+            self._choice.check(head.round, site, head.codec, head.body.sha256, place)
             if head.fragment != fragment:
                 raise DataError(f"{place}: is of fragment {head.fragment}, and the round's is {fragment}")
             result[site] = self._stored(box, head, plan.layouts[fragment])

@@ -8,6 +8,7 @@ from torch import Tensor
 from atelier.engine.checkpoint.state import Tree
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
+from atelier.engine.link.round_log import RoundLog
 from atelier.engine.loop.weights import RoleWeights
 
 
@@ -24,6 +25,7 @@ class OuterState:
     sent: dict[str, Tensor] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
     pending: dict[int, dict[str, str]] = field(default_factory=dict)
+    log: RoundLog = field(default_factory=RoundLog)  # where codecs are chosen
 
     @staticmethod
     def of(link: Link, weights: RoleWeights) -> "OuterState":
@@ -53,4 +55,5 @@ class OuterState:
             "sent": {**self.sent},
             "added": {**self.added},
             "pending": {number: {**added} for number, added in self.pending.items()},
+            "log": {**self.log.lines},
         }

@@ -18,6 +18,7 @@ from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import MixturePart, SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
+from atelier.engine.link.round_log import RoundLog
 from atelier.engine.loop.answer_parts import AnswerParts, Received
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
@@ -342,6 +343,7 @@ class RoleState:
         if self.outer is not None:
             self.outer.added = dict(state["outer"]["added"])
             self.outer.pending = dict(state["outer"].get("pending", {}))
+            self.outer.log = RoundLog(dict(state["outer"].get("log", {})))
         if self.pace is not None:
             self.pace.restore(state.get("pace", []), step)
         self.step = self.stored_step = step

@@ -258,6 +258,8 @@ class Loop:
         if self.train.link.is_linked:
             with self.gang.regions("link"):
                 step.timing["link_s"] = self.outer_steps.take_due(self.members[name] for name in outcomes)
+            if self.outer_steps.sent_bytes:
+                step.timing["link_bytes"] = self.outer_steps.sent_bytes
         elif not self.sites.is_alone:
             with self.gang.regions("link"):
                 step.timing["link_s"] = self.waited_s + self.sites.send(step.clock)

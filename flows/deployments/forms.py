@@ -56,41 +56,18 @@ ALWAYS = ("experiment", "pool")
 NEVER = ("role", "tracker")  # a whole role is swapped, or left untracked, by an override
 NESTED = ("ahead.",)  # what only some options of another select have is chosen by an override
 KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow lacks are left out
-    "name",
-    "init",
-    "models",
-    "source",
-    "pool.queue",
-    "chats.source",
-    "data.source",
-    "data.field",
-    "train.steps",
-    "train.global_batch",
-    "train.sequence",
-    "train.precision",
-    "train.seed",
-    "train.checkpoint_every",
-    "parallel.shard",
-    "parallel.replicate",
-    "parallel.tensor",
-    "parallel.pipeline",
-    "parallel.context",
-    "parallel.expert",
-    "optim.lr",
-    "roles.*.optim.lr",
-    "roles.*.start",
-    "grow.vocab",
-    "grow.mix",
-    "finetune.num_labels",
-    "finetune.draws",
-    "finetune.epochs",
-    "finetune.optim.lr",
-    "score.max_tokens",
-    "score.max_examples",
-)
+    "name", "init", "models", "source", "pool.queue", "chats.source", "data.source", "data.field",
+    "train.steps", "train.global_batch", "train.sequence", "train.precision", "train.seed",
+    "train.checkpoint_every", "parallel.shard", "parallel.replicate", "parallel.tensor",
+    "parallel.pipeline", "parallel.context", "parallel.expert", "optim.lr", "roles.*.optim.lr",
+    "roles.*.start", "grow.vocab", "grow.mix", "tune.chats.source", "tune.steps", "tune.sequence",
+    "tune.optim.lr", "finetune.num_labels", "finetune.draws", "finetune.epochs", "finetune.optim.lr",
+    "score.max_tokens", "score.max_examples",
+)  # fmt: skip
 SECTIONS = (  # of a form, in order; what is not here follows in the flow's order
     "experiment", "pool", "name", "source", "init", "models", "chats", "data", "tokenizer", "train", "model",
-    "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "finetune", "score",
+    "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "tune", "finetune",
+    "score",
 )  # fmt: skip
 RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # behind all sections
 ONE_RANK = ("finetune",)  # flows of short trainings on one rank: axes and checkpoints are not asked for

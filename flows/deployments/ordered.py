@@ -15,7 +15,7 @@ from atelier.flows.run.catalog import flow_names
 from atelier.flows.run.compose import Frozen, resolved
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
-from atelier.flows.run.over_sites import linked_at
+from atelier.flows.run.over_sites import linked_at, linked_sites, with_all_roles
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import pool_of, tracker_of
 from atelier.flows.run.registry import parameters
@@ -108,7 +108,7 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
             nodes = collect_nodes(frozen, store)
             check_tasks(order, nodes)
             check_inputs(order, nodes, policy, store)
-            check_rows(order, nodes, policies)
+            check_linked(order, nodes, policies)
             return (
                 _plan(frozen, store, replying)
                 if order.act == "plan"
@@ -138,7 +138,7 @@ def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) 
     if order.parallel is not None and order.parallel.device == "cuda" and pool_of(policy.pool).is_cpu:
         raise ConfigError(f"sites.parallel.{order.site}", f"cuda, and {order.home} gets CPUs at {order.site}")
     pool = facts(store.root, pool_of(policy.pool))
-    arguments = resolved(parse(parameters(order.flow), document, ""), pool)
+    arguments = with_all_roles(resolved(parse(parameters(order.flow), document, ""), pool))
     return Frozen(
         flow=order.flow,
         overrides=(),
@@ -198,17 +198,18 @@ def check_inputs(order: SiteOrder, nodes: list[Node], policy: SitePolicy, store:
                 )
 
 
-def check_rows(order: SiteOrder, nodes: list[Node], policies: Policies) -> None:
+def check_linked(order: SiteOrder, nodes: list[Node], policies: Policies) -> None:
     """Raises ConfigError for a training in which this site has no part, or in which it would send what it
     learned to a site that may not have trainings here.
     """
     for node in nodes:
-        for site in node.training.train.link.sites if node.task == "train" else ():
-            if order.site not in node.training.train.link.sites:
-                raise ConfigError(f"{node.name}: train.link.rows", f"{order.site} is none of its sites")
+        linked = linked_sites(node)
+        if linked and order.site not in linked:
+            raise ConfigError(f"{node.name}: train.link", f"{order.site} is none of its sites")
+        for site in node.training.train.link.sites if linked else ():
             if site not in (order.site, order.home) and not policies.of(site).runs(node.task):
                 raise ConfigError(
-                    f"{node.name}: train.link.rows", f"{order.site} runs no task {node.task!r} with {site}"
+                    f"{node.name}: train.link", f"{order.site} runs no task {node.task!r} with {site}"
                 )
 
 

@@ -39,10 +39,12 @@ def run_to_end(
         check_launcher(frozen.pool, store.root)
     elif frozen.here or frozen.ordered is not None:
         raise ConfigError(
-            "pool", f"{frozen.pool.name} is served by Prefect", "runs over sites have pool=here"
+            "pool",
+            f"{frozen.pool.name} is served by Prefect, and runs over sites are not",
+            "pool=here, or sites=[] for a run at one site",
         )
     if frozen.here and sweep:
-        raise ConfigError("sites", "a sweep runs at one site", "leave it out")
+        raise ConfigError("sites", "a sweep runs at one site", "sites=[]")
     with loopback(frozen.sites, store.root):
         return _planned_and_run(frozen, store, command, sweep, stop, run_id, listener)
 

@@ -19,6 +19,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
+from atelier.engine.config.tune import Tune
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
@@ -188,6 +189,9 @@ def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
     tuning: Finetune | None = getattr(arguments, "finetune", None)
     if tuning is not None:
         yield "finetune.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
+    tune: Tune | None = getattr(arguments, "tune", None)
+    if tune is not None:
+        yield "tune.optim.schedule", tune.optim.schedule, 0, tune.steps
 
 
 def _gives(text: str, key: str) -> bool:

@@ -20,7 +20,14 @@ from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
 from atelier.flows.run.auto import check_memory, check_specials, check_warmups, fastest_layout, with_interval
 from atelier.flows.run.catalog import CONF, groups, options
 from atelier.flows.run.finished_models import check_beginnings, filled
-from atelier.flows.run.over_sites import SiteHere, site_here, with_sites
+from atelier.flows.run.over_sites import (
+    SiteHere,
+    check_site_given,
+    site_here,
+    spelled_out,
+    with_all_roles,
+    with_sites,
+)
 from atelier.flows.run.overrides import check_overrides
 from atelier.flows.run.registry import is_idle, parameters
 from atelier.infra.calibration.history import facts
@@ -79,6 +86,11 @@ class Frozen:
         """The roles of a flow that has any."""
         return getattr(self.arguments, "roles", None) or {}
 
+    def layout_at(self, site: str) -> Parallel | None:
+        """The layout of the tasks at another site; None: chosen there. On loopback it is this machine too."""
+        given = self.sites.parallel.get(site)
+        return given or (getattr(self.arguments, "parallel", None) if self.sites.loopback else None)
+
 
 def run_of(title: str) -> str:
     """The id of the run that `Frozen.title` names."""
@@ -92,7 +104,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     check_overrides(overrides, from_form=from_form)
     _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]
-    document = _hydra(flow, [prepared(text, flow, known) for text in overrides])
+    document = _hydra(flow, [prepared(text, flow, known) for text in spelled_out(overrides)])
     _check_roles(document)
     taken = filled(document)
     given = {key: value for key, value in document.items() if key in known}
@@ -103,12 +115,18 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     tracker.check()
     resume = parse(Resume, given.pop("resume", {}), "resume")
+    if from_form and not any(text.lstrip("+~").startswith("sites") for text in overrides):
+        given.pop("sites", None)  # a form's run is at one site
     sites = parse(Sites, given.pop("sites", {}), "sites")
     if not sites.names and sites != Sites():
         raise ConfigError("sites.names", "is empty, and other keys of sites are given", "sites=[a,b]")
     here = site_here(sites, default_root()) if sites.names else None
     arguments = parse(parameters(flow), with_sites(given, sites, here) if here else given, "")
+    if here is None:
+        check_site_given(arguments)
     arguments = resolved(arguments, pool)
+    if here is not None:
+        arguments = with_all_roles(arguments)
     check_beginnings(arguments, taken, overrides)
     check_warmups(arguments, overrides)
     check_memory(arguments)

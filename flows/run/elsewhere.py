@@ -6,6 +6,7 @@ import fcntl
 import re
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, cast
 
@@ -14,6 +15,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, StoppedError,
 from atelier.engine.config.message import Message
 from atelier.engine.config.record import Provenance
 from atelier.engine.io.storage import join, local_path, put_file, verify
+from atelier.engine.link.mailbox import Mailbox
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, PlanRow
@@ -21,6 +23,7 @@ from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.roles_apart import answers_of
 from atelier.infra.sites.desk import Cancellation, OrderDesk, OrderedProduct, OrderedTask, Reply, SiteOrder
 from atelier.infra.sites.files import drop, folder_of, sent
 from atelier.infra.store.lease import Holder
@@ -76,7 +79,66 @@ class Elsewhere:
             rows += self._rows(site, reply)
             refusals += [f"{site}: {reply.problem}"] if reply.state != "finished" else []
             notes += [f"{site}: {note}" for note in reply.notes]
+        if not refusals:
+            refusals += self._left_alone(plan, rows)
         return replace(plan, rows=rows, refusals=refusals, notes=notes)
+
+    def _left_alone(self, plan: Plan, rows: list[PlanRow]) -> Iterator[str]:
+        """What would wait for ever: a student that begins where its teacher at another site has come further,
+        and a site that begins a training which another one has finished; unless what they need lies in the
+        mailbox.
+        """
+        every = (*plan.nodes, *(node for nodes in self._there.values() for node in nodes))
+        trained = [node for node in every if node.task == "train" and node.training.train.link.sites]
+        found = {row["name"]: row for row in rows}
+        of_role: dict[tuple[str, str], list[tuple[Node, PlanRow]]] = {}
+        for node in trained:
+            name = node.given_name.rpartition(".")[0] if node.training.train.link.roles else node.given_name
+            for role in node.products:
+                of_role.setdefault((name, role), []).append((node, found[row_name(node, role)]))
+        for (name, role), places in of_role.items():
+            for node, mine in places:
+                if mine["state"] != "run":
+                    continue
+                link, spec = node.training.train.link, node.training.roles[role]
+                if link.rows:
+                    others = places
+                elif link.is_apart(role, spec.teacher):
+                    others = of_role.get((name, spec.teacher), [])
+                else:
+                    continue
+                come = max(mine["from_step"], int(spec.start))
+                for other, theirs in others:
+                    is_past = theirs["state"] == "reuse" or theirs["from_step"] > come
+                    if other is not node and is_past and not self._has_what_follows(other, node, role, come):
+                        yield self._told(mine, theirs, come, other)
+
+    def _has_what_follows(self, other: Node, node: Node, role: str, step: int) -> bool:
+        """Whether the other site's message that the role needs after `step` lies in home's mailbox."""
+        link, site = node.training.train.link, other.site or self._here.name
+        if link.rows:
+            steps = link.every // link.fragments
+            return any(
+                Mailbox(self._here.mailbox, each).contribution(step // steps + 1, site) is not None
+                for each in node.products[role].trajectories
+            )
+        teacher = other.products[node.training.roles[role].teacher]
+        box = Mailbox(self._here.mailbox, answers_of(teacher.trajectories[-1], link))
+        return box.answers(step + 1, site) is not None
+
+    def _told(self, mine: PlanRow, theirs: PlanRow, step: int, other: Node) -> str:
+        site = other.site or self._here.name
+        where = "is finished" if theirs["state"] == "reuse" else f"is at step {theirs['from_step']}"
+        if other.training.train.link.rows:
+            return (
+                f"{mine['name']}: goes on after step {step}, {site} {where}, and its messages are gone:"
+                f" remove that training at {site} too, or another train.seed"
+            )
+        return (
+            f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and its answers are"
+            " gone: another seed trains both, and both at one site in link.roles have the teacher train again"
+            " beside it (attach=replay)"
+        )
 
     def _rows(self, site: str, reply: Reply) -> list[PlanRow]:
         found: list[PlanRow] = []
@@ -106,7 +168,7 @@ class Elsewhere:
         }
         return SiteOrder.of(
             nonce=nonce, act=act, home=self._here.name, site=site, flow=frozen.flow, document=document,
-            parallel=frozen.sites.parallel.get(site), tasks=tasks, version=version(),
+            parallel=frozen.layout_at(site), tasks=tasks, version=version(),
             accept_code=frozen.resume.accept_code,
         )  # fmt: skip
 

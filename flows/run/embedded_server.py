@@ -81,6 +81,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and not self.is_left:
             if self._answers(deadline - time.monotonic()):  # a new server answers what the dead one was asked
+                self._is_up, self._heard = True, time.monotonic()  # if it dies now, it is no broken one
                 return
             if self._keeper is None and self.process.poll() is not None:
                 break

@@ -43,10 +43,10 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
             for peer in sites.names:
                 if peer != name:
                     keys[name].accept(keys[peer].card.text, f"the card of {peer}")
-            policies = Policies(keys[name].folder)
-            if name != home and not policies.has(home):
-                everything = (EVERYTHING,)
-                policies.set(SitePolicy(site=home, tasks=everything, sends=everything, tracker="none"))
+            policies, everything = Policies(keys[name].folder), (EVERYTHING,)
+            for peer in sites.names if name != home else ():
+                if peer != name and not policies.has(peer):
+                    policies.set(SitePolicy(site=peer, tasks=everything, sends=everything, tracker="none"))
             store = root if name == home else str(folders[name] / "store")
             agent = _Agent(keys[name], store, folders[name] / LOG)
             stack.callback(agent.end)

@@ -1,16 +1,24 @@
 """A run over several sites: what `sites` fills in of a configuration, and which tasks run where."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, JsonObject, Spec, parse
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.link import Link
 from atelier.engine.config.sites import Sites
+from atelier.engine.config.train import Train
+from atelier.engine.config.tune import STUDENT, TEACHER
 from atelier.engine.io.storage import join
 from atelier.infra.dag import Node
 
+LIST = re.compile(r"^\+{0,2}sites=(\[.*\])$", re.DOTALL)
 LOOPBACK = "sites"  # folder of a store
+LINKED = ("train", "tune")  # sections with a `link`
+KINDS = ("rows", "roles")  # of a link, by site
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,19 @@ class Placement:
 
     here: list[Node]
     there: dict[str, list[Node]] = field(default_factory=dict)
+
+
+def spelled_out(overrides: Iterable[str]) -> list[str]:
+    """Overrides with `sites=[a,b]` as keys: a list is all of `sites`, whatever a flow's own have."""
+    texts, found = [*overrides], list[str]()
+    for text in texts:
+        if (match := LIST.match(text)) is None:
+            found.append(text)
+            continue
+        if not any(each.lstrip("+").startswith("sites.loopback") for each in texts):
+            found.append("sites.loopback=false")
+        found.append(f"sites.names={match[1]}")
+    return found
 
 
 def site_here(sites: Sites, root: str) -> SiteHere:
@@ -54,43 +75,95 @@ def site_here(sites: Sites, root: str) -> SiteHere:
 
 
 def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[str, Json]:
-    """The configuration as it is at this site: `train.link` says which it is, and has equal shares of the
-    rows where neither they nor `sites.at` are given. Raises ConfigError for rows of other sites.
+    """The configuration as it is at this site: its links say which it is. Where neither rows, nor roles by
+    site, nor `sites.at` are given, `train.link` has equal shares of the rows. Raises ConfigError for rows or
+    roles of other sites.
     """
+    result = {**document}
     train = section_of(document.get("train"))
     link, batch = section_of(train.get("link")), train.get("global_batch")
-    rows = section_of(link.get("rows"))
-    if link.get("roles"):
-        raise ConfigError(
-            "train.link.roles",
-            "with `sites` is not built: each site declares its own roles",
-            "the same command at each site, with train.link.site and one mailbox (docs/run/sites.md)",
-        )
-    if not rows and not sites.at and isinstance(batch, int):
-        rows = {**shares(batch, sites.names)}
-    if not rows:
-        return document
-    if strange := sorted({*rows} - {*sites.names}):
-        raise ConfigError("train.link.rows", f"{strange[0]} is none of sites={list(sites.names)}")
-    if link.get("mailbox") not in (None, "", here.mailbox):
-        raise ConfigError(
-            "train.link.mailbox", f"{link['mailbox']}, and the agent's is {here.mailbox}", "leave it out"
-        )
-    return linked_at(
-        {**document, "train": {**train, "link": {**link, "rows": rows}}}, here.name, here.mailbox
+    if not any(map(link.get, KINDS)) and not sites.at and isinstance(batch, int):
+        every = {} if "every" in link else {"every": interval(train, link)}
+        result["train"] = {**train, "link": {**link, **every, "rows": {**shares(batch, sites.names)}}}
+    if tune := section_of(document.get("tune")):
+        link = section_of(tune.get("link"))
+        other = next(name for name in sites.names if name != here.name)
+        roles = link.get("roles") or {other: [TEACHER], here.name: [STUDENT]}
+        result["tune"] = {**tune, "link": {**link, "roles": cast(JsonObject, roles)}}
+    for section in LINKED:
+        link = section_of(section_of(result.get(section)).get("link"))
+        for key in KINDS:
+            if strange := sorted({*section_of(link.get(key))} - {*sites.names}):
+                place = f"{section}.link.{key}"
+                raise ConfigError(place, f"{strange[0]} is none of sites={list(sites.names)}")
+        if link.get("mailbox") not in (None, "", here.mailbox):
+            raise ConfigError(
+                f"{section}.link.mailbox",
+                f"{link['mailbox']}, and the agent's is {here.mailbox}",
+                "leave it out",
+            )
+    return linked_at(result, here.name, here.mailbox)
+
+
+def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:
+    """Steps between two outer steps where none are given: at most a fourth of the training's, which they
+    divide; a multiple of `fragments`, and above `delay`. Raises ConfigError where there are none, or so few
+    that most of the time would be spent on exchanges.
+    """
+    steps = parse(Train, {**train, "link": {}}, "train").num_steps
+    most = min(Link().every, max(1, steps // 4))
+    fragments, delay = (
+        value if isinstance(value := link.get(key), int) else 0 for key in ("fragments", "delay")
     )
+    fits = [n for n in range(1, most + 1) if steps % n == 0 and n % max(1, fragments) == 0 and n > delay]
+    if not fits or 4 * fits[-1] < most:
+        raise ConfigError(
+            "train.link.every",
+            f"is not given, and no number up to {most} that divides the {steps} steps fits the link",
+            "give it, or another number of steps, such as a multiple of 100",
+        )
+    return fits[-1]
+
+
+def check_site_given(arguments: Spec) -> None:
+    """Raises ConfigError for roles of several sites in a run at one of them that does not say which."""
+    for section in LINKED:
+        link: Link = getattr(getattr(arguments, section, None), "link", Link())
+        if link.has_all_roles:
+            raise ConfigError(
+                f"{section}.link.site",
+                f"is not given, and {section}.link.roles are those of {', '.join(link.sites)}",
+                f"{section}.link.site={link.sites[0]}, or sites=[{','.join(link.sites)}] for a run over all",
+            )
 
 
 def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str, Json]:
-    """The configuration with this site and mailbox in its `train.link`, if it has rows of sites; one that has
-    no part in them stands for another: its trainings run elsewhere.
+    """The configuration with this site and mailbox in its links, where they have rows or roles of sites; one
+    that has no part in them stands for another: those trainings run elsewhere.
     """
-    train = section_of(document.get("train"))
-    link = section_of(train.get("link"))
-    if not (rows := section_of(link.get("rows"))):
-        return {**document}
-    own = {"site": site if site in rows or not site else min(rows), "mailbox": mailbox}
-    return {**document, "train": {**train, "link": {**link, **own}}}
+    result = {**document}
+    for name in LINKED:
+        section = section_of(document.get(name))
+        link = section_of(section.get("link"))
+        if found := section_of(link.get("rows")) or section_of(link.get("roles")):
+            own = {"site": site if site in found or not site else min(found), "mailbox": mailbox}
+            result[name] = {**section, "link": {**link, **own}}
+    return result
+
+
+def with_all_roles(arguments: Spec) -> Spec:
+    """The arguments of a flow, its layout chosen for this site, as they are drawn for all sites: at each, the
+    roles of all.
+    """
+    sections: dict[str, Spec] = {
+        name: getattr(arguments, name) for name in LINKED if hasattr(arguments, name)
+    }
+    found: dict[str, Spec] = {}
+    for name, section in sections.items():
+        link: Link = getattr(section, "link")  # noqa: B009 - of either spec
+        if link.roles:
+            found[name] = section.model_copy(update={"link": link.model_copy(update={"site": ""})})
+    return arguments.model_copy(update=found)
 
 
 def shares(total: int, names: Sequence[str]) -> dict[str, int]:
@@ -103,7 +176,8 @@ def shares(total: int, names: Sequence[str]) -> dict[str, int]:
 
 def place(nodes: Sequence[Node], sites: Sites, here: SiteHere | None) -> Placement:
     """Which tasks run where: one that `sites.at` names, there; a training whose `train.link` has rows of
-    several sites, at all of them; any other where a task that needs it runs, and here where none does.
+    several sites, at all of them, and one of a site's roles at that site; any other where a task that needs
+    it runs, and here where none does.
 
     Raises ConfigError for an unknown task in `sites.at`, a task of another site than home that needs what it
     does not make, and sites that have nothing to do.
@@ -142,11 +216,11 @@ def place(nodes: Sequence[Node], sites: Sites, here: SiteHere | None) -> Placeme
 def _where(nodes: Sequence[Node], sites: Sites, home: str) -> dict[str, set[str]]:
     where: dict[str, set[str]] = {node.name: set() for node in nodes}
     for node in reversed(nodes):  # what needs it comes first
-        linked = node.training.train.link.sites if node.task == "train" else []
+        linked = linked_sites(node)
         if node.name in sites.at and linked:
             raise ConfigError(
                 f"sites.at.{node.name}",
-                f"is at {sites.at[node.name]} alone, and train.link.rows has {', '.join(linked)}",
+                f"is at {sites.at[node.name]} alone, and train.link has it at {', '.join(linked)}",
                 "leave one out",
             )
         if node.name in sites.at:
@@ -159,6 +233,12 @@ def _where(nodes: Sequence[Node], sites: Sites, home: str) -> dict[str, set[str]
             if other not in sites.at:
                 where[other] |= where[node.name]
     return where
+
+
+def linked_sites(node: Node) -> list[str]:
+    """The sites at which `train.link` has a task run; none = it says nothing of it."""
+    link = node.training.train.link if node.task == "train" else Link()
+    return [link.site] if link.roles else link.sites
 
 
 def _at(node: Node, site: str) -> Node:

@@ -16,6 +16,22 @@ _OF_LABELS = ("score.max_examples", "score.shots")
 _SHARES = ("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*")
 _OF_TITAN = ("score.controls", "score.rows")
 _APART = tuple(f"train.link.{key}" for key in ("roles", "roles.*", "top", "values", "ahead"))
+_OF_ROWS = (
+    "rows",
+    "rows.*",
+    "every",
+    "outer",
+    "outer.*",
+    "delay",
+    "fragments",
+    "codec",
+    "codec.*",
+    "feedback",
+    "choose",
+    "choose.*",
+    "stall",
+    "rounds",
+)
 IDLE: dict[str, tuple[str, ...]] = {
     "corpus": _SHARES,
     "pretrain": (*_OF_LABELS, *_OF_TITAN, *_APART),
@@ -25,6 +41,7 @@ IDLE: dict[str, tuple[str, ...]] = {
     "convert": (*_OF_LABELS, *_OF_TITAN),
     "instruct": ("tokenizer", "tokenizer.*", *_APART),
     "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts", *_APART),
+    "nebula": (*_OF_LABELS, "score.rows", *_APART, *(f"tune.link.{key}" for key in _OF_ROWS)),
     "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots", *_APART),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),

@@ -109,10 +109,14 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         for key in found
         if "bits_per_byte" in scores.get(key, NONE)
     ]
+    answered = [
+        _answer_row(key, found, config, _tokens_read(store, found[key])) for key in found if key not in scores
+    ]
     told = [(row["kind"], row.get("tokens") or 0) for row in rows]  # of adopted models nobody knows
     told = [pair for pair in told if pair[0] in ("teacher", "model") and pair[1]] or told
     read = next((tokens for _, tokens in told if tokens), None)
     rows += _baseline_rows(scores.get("baselines", NONE), read)
+    rows += [row for row in answered if row is not None]
     rows += [row for key in found for row in _head_rows(key, scores)]
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
@@ -175,20 +179,10 @@ def _text_row(
     read: int,
 ) -> ReportRow:
     """`read`: the tokens that the model has seen."""
-    teachers, controls = config.teachers, config.controls
-    is_control = key in controls.values()
-    kind = (
-        "control"
-        if is_control
-        else "student"
-        if key in teachers
-        else "teacher"
-        if key in teachers.values()
-        else "model"
-    )
+    controls = config.controls
     row: ReportRow = {
         "name": key,
-        "kind": kind,
+        "kind": _kind(key, config),
         "fingerprint": record.fingerprint,
         "params": record.summary.get("params"),
         "tokens": read or None,
@@ -199,6 +193,39 @@ def _text_row(
         control = scores[controls[key]]
         if score.get("held_out", "") == control.get("held_out", score.get("held_out", "")):
             row["delta"] = score["loss"] - control["loss"]
+    return row
+
+
+def _kind(key: str, config: "ReportConfig") -> str:
+    """What a model is beside the others."""
+    if key in config.controls.values():
+        return "control"
+    if key in config.teachers:
+        return "student"
+    return "teacher" if key in config.teachers.values() else "model"
+
+
+def _answer_row(key: str, found: dict[str, Record], config: "ReportConfig", read: int) -> ReportRow | None:
+    """Of a model that has learned answers, its loss on those that were held out."""
+    record, control = found[key], found.get(config.controls.get(key, ""))
+    loss = record.summary.get("eval_loss")
+    if not isinstance(loss, float) or not any(parent.startswith("chats.") for parent in record.parents):
+        return None
+    row: ReportRow = {
+        "name": key,
+        "kind": _kind(key, config),
+        "fingerprint": record.fingerprint,
+        "params": record.summary.get("params"),
+        "tokens": read or None,
+        "answer_loss": loss,
+    }
+    beside = control.summary.get("eval_loss") if control is not None else None
+    if (
+        isinstance(beside, float)
+        and control
+        and control.summary.get("held_out") == record.summary["held_out"]
+    ):
+        row["delta"] = loss - beside
     return row
 
 

@@ -35,6 +35,7 @@ class ReportRow(TypedDict):
     bits_per_byte: NotRequired[float]
     loss: NotRequired[float]
     delta: NotRequired[float]
+    answer_loss: NotRequired[float]  # of held-out answers, nats a token
     accuracy: NotRequired[float]
     accuracy_interval: NotRequired[float]
     draws: NotRequired[int]
@@ -119,11 +120,12 @@ class Table:
 
 
 def tables_of(content: ReportContent) -> list[Table]:
-    """Tables of language modelling, of heads and of accuracy, where there are such rows: no row has two of
-    them.
+    """Tables of language modelling, of answers, of heads and of accuracy, where there are such rows: no row
+    has two of them.
     """
     rows = content.ordered()
     text = [row for row in rows if row.get("bits_per_byte") is not None]
+    answers = [row for row in rows if row.get("answer_loss") is not None]
     right = [row for row in rows if row.get("accuracy") is not None]
     found = []
     if text:
@@ -141,6 +143,21 @@ def tables_of(content: ReportContent) -> list[Table]:
         ]
         head = ["name", "kind", "parameters", "tokens", "bits/byte", "loss", "loss vs control"]
         found.append(_without_empty(Table("Held-out text", head, cells, [row["kind"] for row in text])))
+    if answers:
+        cells = [
+            [
+                row["name"],
+                row["kind"],
+                size(row.get("params")),
+                size(row.get("tokens")),
+                digits(row.get("answer_loss"), 3),
+                signed(row.get("delta")),
+            ]
+            for row in answers
+        ]
+        head = ["name", "kind", "parameters", "tokens", "loss", "loss vs control"]
+        kinds = [row["kind"] for row in answers]
+        found.append(_without_empty(Table("Held-out answers", head, cells, kinds)))
     heads = [row for row in rows if row.get("head")]
     if heads:
         cells = [

@@ -38,6 +38,13 @@ def check_finished(roles: Mapping[str, Role], link: Link) -> None:
             )
 
 
+def answers_of(trajectory: str, link: Link) -> str:
+    """Names the answers of a teacher by its last trajectory: equal at all sites, another one where they would
+    differ.
+    """
+    return identify("answers", VERSION, link.answers, {"teacher": trajectory})
+
+
 def with_others(
     members: Mapping[str, Member],
     roles: Mapping[str, Role],
@@ -54,9 +61,7 @@ def with_others(
         )
 
     def told(name: str) -> str:
-        """Names the answers of a teacher: equal at all sites, another one where they would differ."""
-        parents = {"teacher": segments[name][-1].fingerprint}
-        return identify("answers", VERSION, link.answers, parents)
+        return answers_of(segments[name][-1].fingerprint, link)
 
     taught = {role.teacher for name, role in roles.items() if link.is_apart(name, role.teacher)}
     found = {

@@ -11,7 +11,17 @@ from typing import Literal
 
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
-from atelier.engine.link.mailbox import BODY, HEAD, AboutTraining, Contribution, Mailbox, trainings
+from atelier.engine.link.mailbox import (
+    BODY,
+    HEAD,
+    AboutTraining,
+    Answers,
+    Contribution,
+    Mailbox,
+    Message,
+    ReaderProgress,
+    trainings,
+)
 
 MOST = 64 << 30  # bytes of a message
 
@@ -58,33 +68,80 @@ class Incoming:
         """The trainings here that another site takes part in."""
         return [about for about in trainings(self._url) if about.site == self._site and peer in about.sites]
 
-    def judge(self, head: Contribution, peer: str) -> Mailbox:
-        """The mailbox of a message. Raises NotTaken for one that this site does not take from `peer`."""
+    def about(self, trajectory: str, of: str, peer: str) -> AboutTraining:
+        """What this site says of the training that something `of` a site is of. Raises NotTaken where `peer`
+        takes no part in it, or it is not of `peer`.
+        """
         here = [about for about in trainings(self._url) if about.site == self._site]
-        about = next((about for about in here if about.trajectory == head.trajectory), None)
+        about = next((about for about in here if about.trajectory == trajectory), None)
         if about is None:
-            raise NotTaken(f"{head.trajectory[:16]} is not trained here", "early")
+            raise NotTaken(f"{trajectory[:16]} is not trained here", "early")
         if peer not in about.sites:
-            raise NotTaken(f"{peer} takes no part in {head.trajectory[:16]}")
-        if head.site != peer:
-            raise NotTaken(f"the message is of {head.site}, and {peer} sends it")
-        if head.body.bytes > MOST:
-            raise NotTaken(f"{head.body.bytes} bytes, at most {MOST} are taken")
-        box = Mailbox(self._url, head.trajectory)
+            raise NotTaken(f"{peer} takes no part in {trajectory[:16]}")
+        if of != peer:
+            raise NotTaken(f"the message is of {of}, and {peer} sends it")
+        return about
+
+    def judge(self, head: Message, peer: str) -> Mailbox:
+        """The mailbox of a message. Raises NotTaken for one that this site does not take from `peer`."""
+        about, box = self.about(head.trajectory, head.site, peer), Mailbox(self._url, head.trajectory)
+        most = min(MOST, about.most or MOST)
+        if head.body.bytes > most:
+            raise NotTaken(f"{head.body.bytes} bytes, at most {most} are taken")
+        if isinstance(head, Answers) != bool(about.teacher):
+            raise NotTaken(f"{head.trajectory[:16]} has no messages of kind {head.kind}")
         there = box.read(head.round, peer)
         if there is not None and there.body != head.body:
-            raise NotTaken(f"another contribution of {peer} to round {head.round} is here")
+            raise NotTaken(f"another message of {peer} to round {head.round} is here")
+        if isinstance(head, Answers):
+            self._judge_answers(head, box, about)
+        else:
+            self._judge_contribution(head, box, about, is_here=there is not None)
+        return box
+
+    def _judge_answers(self, head: Answers, box: Mailbox, about: AboutTraining) -> None:
+        if head.site != about.teacher:
+            raise NotTaken(f"the teacher of {head.trajectory[:16]} is at {about.teacher}, not {head.site}")
+        own = box.progress(self._site)
+        if own is None or head.round > own.step + about.ahead:
+            raise NotTaken(f"step {head.round} is too far ahead", "early")
+        if head.round <= own.safe:
+            raise NotTaken(f"step {head.round} is over", "over")
+
+    def _judge_contribution(
+        self, head: Contribution, box: Mailbox, about: AboutTraining, *, is_here: bool
+    ) -> None:
         own = list(box.sent(self._site))[-1:]
         if head.round > (own[0].round if own else 0) + 1:
             raise NotTaken(f"round {head.round} is not the next one", "early")
-        expected = about.bytes[head.fragment : head.fragment + 1]
+        if about.bytes and head.codec.text not in about.bytes:
+            raise NotTaken(f"is {head.codec.text}, and the training's are {', '.join(about.bytes)}")
+        expected = about.bytes.get(head.codec.text, ())[head.fragment : head.fragment + 1]
         if about.bytes and expected != (head.body.bytes,):
             raise NotTaken(f"{head.body.bytes} bytes of fragment {head.fragment}, not {[*expected]}")
-        if there is None and head.round < min(box.rounds(), default=1):
+        if not is_here and head.round < min(box.rounds(), default=1):
             raise NotTaken(f"round {head.round} is over", "over")
-        return box
 
-    def offset(self, head: Contribution, peer: str) -> int | None:
+    def take_progress(self, progress: ReaderProgress, peer: str) -> None:
+        """Keep how far `peer` has come in what it learns from a teacher here. Raises NotTaken for what is not
+        its to say.
+        """
+        about = self.about(progress.trajectory, progress.site, peer)
+        if about.teacher != self._site:
+            raise NotTaken(f"{progress.trajectory[:16]} has no teacher here")
+        box = Mailbox(self._url, progress.trajectory)
+        known = box.progress(peer)
+        if known is not None and (progress.begun, progress.safe) < (known.begun, known.safe):
+            raise NotTaken(f"step {known.safe} was safe, and now {progress.safe}", "over")
+        box.tell(progress)
+        readers = [box.progress(site) for site in about.sites if site != self._site]
+        box.forget(min(reader.safe if reader else 0 for reader in readers))
+
+    def forget(self, progress: ReaderProgress) -> None:
+        """Remove the answers that this site will not ask for again; nobody else reads them here."""
+        Mailbox(self._url, progress.trajectory).forget(progress.safe)
+
+    def offset(self, head: Message, peer: str) -> int | None:
         """How many bytes of a message have come; None = all of it is here. Raises NotTaken as `judge`."""
         box = self.judge(head, peer)
         if box.read(head.round, peer) is not None:
@@ -94,7 +151,7 @@ class Incoming:
 
     def take(
         self,
-        head: Contribution,
+        head: Message,
         peer: str,
         offset: int,
         blocks: Iterable[bytes],
@@ -110,12 +167,15 @@ class Incoming:
             if self.judge(head, peer).read(head.round, peer) is not None:
                 return
             make_folder(path.parent)
+            for other in path.parent.glob(f"{TEMPORARY}*"):  # of a message that was announced otherwise
+                if other != path:
+                    other.unlink()
             folder = box.folder(head.round, peer)
             entry = (head.body.bytes, head.body.sha256)
             received(path, local_path(folder) / BODY, entry, offset, blocks, is_trusted)
             write_bytes(f"{folder}/{HEAD}", head.text)
 
-    def _part(self, box: Mailbox, head: Contribution) -> Path:
+    def _part(self, box: Mailbox, head: Message) -> Path:
         return local_path(box.folder(head.round, head.site)) / f"{TEMPORARY}{head.body.sha256[:16]}"
 
 

@@ -1,19 +1,16 @@
 """One command over two sites: each has a store, keys and an agent of its own, on loopback."""
 
 import json
-import os
 import random
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.policy import Policies, SitePolicy
 from tests.faults.command import CommandStore
 from tests.flow.kills import weights_of
+from tests.flow.two_sites import VICTIMS, TwoSites, at, killed, ran, started, wait
 
 pytestmark = pytest.mark.slow
 WORDS = (
@@ -23,32 +20,9 @@ WORDS = (
 THERE = ("curate", "encode", "learn_tokenizer", "train")
 
 
-class TwoSites:
-    """The stores of both sites of a run on loopback."""
-
-    def __init__(self, root: Path) -> None:
-        self.home = CommandStore(root)
-        self.other = CommandStore(root / "sites" / "b" / "store")
-        self.keys = Keys(root / "sites" / "b" / "keys")
-
-    def models(self) -> list[dict[str, list[str]]]:
-        return [weights_of(self.home), weights_of(self.other)]
-
-    def rounds(self) -> int:
-        """Of which site b has sent its contribution."""
-        return len(list(self.keys.mailbox.glob("*/round-*/b/message.json")))
-
-    def replies(self) -> Iterator[dict]:
-        for path in self.keys.mailbox.glob("orders/*/reply.json"):
-            yield json.loads(path.read_text())
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> TwoSites:
-    sites = TwoSites(tmp_path_factory.mktemp("over"))
-    command = sites.home.start(*WORDS)
-    assert command.wait() == 0, command.text
-    return sites
+    return ran(tmp_path_factory.mktemp("over"), WORDS)
 
 
 def test_both_sites_have_the_model_and_home_shows_the_tasks_of_both(whole: TwoSites) -> None:
@@ -79,27 +53,10 @@ def test_killed_without_warning_it_goes_on_to_the_same_bits(
     """Home's command, an agent, or what the agent runs: in a round that is drawn. What has a parent left is
     started again by it; after home's end the same command goes on.
     """
-    draw = random.Random(seed)
-    words = {0: "atelier\0pretrain", 1: "site\0serve", 2: "site\0work"}[seed]
+    least, victim = random.Random(seed).choice((1, 2)), VICTIMS[seed]
     sites = TwoSites(tmp_path)
-    sites.home.copy_data(whole.home)
-    sites.other.root.mkdir(parents=True)
-    sites.other.copy_data(whole.other)
-    command = sites.home.start(*WORDS)
-    least = draw.choice((1, 2))
-    command.until(lambda: sites.rounds() >= least, "a round")
-    hit = [*sites.home.processes(words)]
-    assert hit
-    for process in hit:
-        os.kill(process, signal.SIGKILL)
-    code = command.wait()
-    if seed == 0:
-        sites.home.wait_for_quiet()
-        command = sites.home.start(*WORDS)
-        code = command.wait()
-    assert code == 0, command.text
+    killed(sites, whole, WORDS, victim, lambda: sites.rounds() >= least)
     assert sites.models() == whole.models()
-    sites.home.wait_for_quiet()
 
 
 def test_a_task_that_fails_at_home_ends_the_other_sites(whole: TwoSites, tmp_path: Path) -> None:
@@ -139,6 +96,51 @@ def test_a_teacher_and_its_student_train_at_both_sites_with_one_word_more(tmp_pa
     assert command.wait() == 0, command.text
     one, other = sites.models()
     assert one == other and {*one} == {"teacher", "student_a"}
+
+
+APART = (
+    "distill", *(word for word in WORDS[1:] if "link" not in word), "train.link.ahead=3",
+    "train.link.roles={a:[teacher],b:[student_a]}",
+)  # fmt: skip
+
+
+TYPED = tuple(word for word in APART if "sites" not in word)
+
+
+@pytest.fixture(scope="module")
+def whole_apart(tmp_path_factory: pytest.TempPathFactory) -> TwoSites:
+    return ran(tmp_path_factory.mktemp("apart"), APART)
+
+
+def test_a_teacher_here_and_its_student_there_are_one_run(whole_apart: TwoSites, tmp_path: Path) -> None:
+    """The student's model comes home and is scored; it is what the same command at each site makes."""
+    sites = whole_apart
+    home, there = sites.models()
+    assert {*home} == {"teacher", "student_a"} and {*there} == {"student_a"}
+    assert there["student_a"] == home["student_a"]
+    assert {record["name"] for record in sites.home.records("scores")} >= {
+        "teacher scores",
+        "student_a scores",
+    }
+    code, out, err = sites.home.finish(*APART)
+    assert code == 0 and "nothing to do" in out, err
+    code, out, err = sites.home.finish("lineage", "student_a")
+    assert code == 0 and "teacher @ steps" in out, out + err
+    runs = {site: started(tmp_path, site, (*TYPED, *at(tmp_path, site))) for site in ("a", "b")}
+    wait(tmp_path, runs)
+    assert weights_of(CommandStore(tmp_path / "a"))["teacher"] == home["teacher"]
+    assert weights_of(CommandStore(tmp_path / "b"))["student_a"] == home["student_a"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_with_its_teacher_elsewhere_is_killed_and_goes_on_to_the_same_bits(
+    whole_apart: TwoSites, tmp_path: Path, seed: int
+) -> None:
+    """Home's command, an agent, or what the agent runs: at a step that is drawn."""
+    step, sites = random.Random(seed).randint(14, 20), TwoSites(tmp_path)  # the student begins at step 12
+    name = f"*/round-{step:06d}/a/message.json"
+    killed(sites, whole_apart, APART, VICTIMS[seed], lambda: any(sites.keys.mailbox.glob(name)))
+    assert sites.models() == whole_apart.models()
 
 
 def test_a_task_that_runs_elsewhere_brings_home_what_is_needed_there(whole: TwoSites, tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from tests.stored_models import store_with
 FLOWS = flow_names()
 NEEDED = {"init": "mine", "models": ["teacher"], "source": "exported/student_a", "chats_source": "talks"}
 LOOKED_UP = {"pretrain": ("init",)}  # in the store, when a run is composed
-BESIDE = {flow: ("score.memory_gb=0",) for flow in ("semoe", "cpm2")}  # memory of their own models
+BESIDE = {"nebula": ("sites=[]",)} | {  # a form's run is at one site; memory of their own models
+    flow: ("score.memory_gb=0",) for flow in ("semoe", "cpm2")
+}
 DIGEST = "0123456789abcdef" * 2
 
 
@@ -116,13 +118,13 @@ def test_types_bounds_and_help_are_those_of_the_specs() -> None:
     assert "pattern" in properties("pretrain")["name"]
 
 
-OF_ONE_MODEL = ("pretrain", "instruct", "cpm2")
+OF_ONE_MODEL = ("pretrain", "instruct", "cpm2", "nebula")
 ONLY_OF = {  # experiments
     "titan_260b": ("titan",),
     "semoe_13b": OF_ONE_MODEL,
     "semoe_207b": OF_ONE_MODEL,
-    "cpm2_11b": ("pretrain", "cpm2"),
-    "cpm2_198b": ("pretrain", "cpm2"),
+    "cpm2_11b": ("pretrain", "cpm2", "nebula"),
+    "cpm2_198b": ("pretrain", "cpm2", "nebula"),
 }
 
 

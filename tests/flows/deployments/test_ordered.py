@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.error import ConfigError
-from atelier.flows.deployments.ordered import check_inputs, check_rows, check_tasks, frozen_of
+from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
@@ -96,12 +96,12 @@ def test_what_the_tasks_do_not_make_themselves_is_not_used(store: Store) -> None
 def test_a_site_trains_with_those_alone_whose_policy_says_so(store: Store, tmp_path: Path) -> None:
     order, policies = ordered(store), Policies(tmp_path / "keys")
     nodes = drawn(order, store)
-    check_rows(order, nodes, policies)
+    check_linked(order, nodes, policies)
     elsewhere = order.model_copy(update={"site": "c"})
     with pytest.raises(ConfigError, match="c is none of its sites"):
-        check_rows(elsewhere, nodes, policies)
+        check_linked(elsewhere, nodes, policies)
     of_another = order.model_copy(update={"home": "c"})
     with pytest.raises(ConfigError, match="b runs no task 'train' with a"):
-        check_rows(of_another, nodes, policies)
+        check_linked(of_another, nodes, policies)
     policies.set(SitePolicy(site="a", tasks=("train",)))
-    check_rows(of_another, nodes, policies)
+    check_linked(of_another, nodes, policies)

@@ -24,6 +24,7 @@ FLOWS = {
     "score": ("models=[parent]",),
     "convert": ("init=parent", "convert=upcycle"),
     "semoe": (*BLEND, *PHASE),
+    "nebula": (*BLEND, *PHASE, "sites=[]", "tune.chats.source=talks.jsonl"),
     "titan": (*BLEND, *PHASE),
 }
 

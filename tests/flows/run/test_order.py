@@ -42,6 +42,7 @@ FLOWS = {
     "score": ("models=[parent]",),
     "convert": ("init=parent", "convert=upcycle"),
     "semoe": BLEND,
+    "nebula": (*BLEND, *PHASES, "sites=[]"),
     "titan": (*BLEND, *PHASES),
 }
 SHUFFLES = 5

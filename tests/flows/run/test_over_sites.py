@@ -115,10 +115,107 @@ def test_sites_that_do_not_fit_are_one_line(root: Path, words: tuple[str, ...], 
     assert why in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_roles_apart_are_typed_at_each_site(root: Path) -> None:
-    words = ["experiment=tiny", "sites.loopback=true", "sites.names=[a,b]"]
-    with pytest.raises(ConfigError, match="with `sites` is not built"):
-        compose("distill", [*words, "train.link.roles={a:[teacher],b:[student_a]}"])
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ((), 6), (("train.steps=100",), 25), (("train.steps=320",), 40), (("train.steps=1000",), 50),
+        (("train.steps=100", "train.link.fragments=5"), 25), (("train.steps=24", "train.link.delay=5"), 6),
+    ],
+)  # fmt: skip
+def test_sites_alone_are_enough(root: Path, words: tuple[str, ...], every: int) -> None:
+    found = compose("pretrain", ["experiment=tiny", "sites=[a,b]", "sites.loopback=true", *words])
+    assert found.sites.names == ("a", "b") and found.arguments.model_dump()["train"]["link"]["every"] == every
+
+
+@pytest.mark.parametrize(
+    "words", [("train.steps=101",), ("train.link.delay=6",), ("train.link.fragments=7",)]
+)
+def test_where_no_number_fits_it_is_asked_for(root: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"train.link.every: is not given"):
+        compose("pretrain", ["experiment=tiny", "sites=[a,b]", "sites.loopback=true", *words])
+
+
+def test_a_list_is_all_of_sites(root: Path) -> None:
+    """Also where a flow has sites of its own."""
+    assert compose("nebula", ["experiment=tiny"]).sites.loopback
+    assert not compose("nebula", ["experiment=tiny", "sites=[]"]).sites.names
+    given = compose("nebula", ["experiment=tiny", "sites.loopback=true", "sites=[x,y]"]).sites
+    assert given.names == ("x", "y") and given.loopback
+    with pytest.raises(ConfigError, match="has no site"):
+        compose("nebula", ["experiment=tiny", "sites=[x,y]"])
+    assert not compose("nebula", ["experiment=tiny"], from_form=True).sites.names
+
+
+def test_nebula_pretrains_at_both_and_its_student_is_at_home(root: Path) -> None:
+    found = sites_of(placed_nodes(compose("nebula", ["experiment=tiny"]), Store(str(root))))
+    assert {"train", "tune.a", "tune.controls", "render", "score", "report"} <= {*found["a"]}
+    assert found["b"] == [
+        "curate@b", "learn_tokenizer@b", "encode@b", "train@b", "render@b", "tune.b@b"
+    ]  # fmt: skip
+    both = "tune.link.roles={b:[teacher,student]}"
+    there = sites_of(placed_nodes(compose("nebula", ["experiment=tiny", both]), Store(str(root))))["b"]
+    assert there[-1] == "tune.b@b"
+    for words in ((), ("sites=[]",)):  # what a form or GPUs choose for the first training suits the second
+        compose("nebula", ["experiment=tiny", "train.global_batch=64", "train.micro_batch=16", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("tune.link.roles={a:[teacher],c:[student]}",), "c is none of sites"),
+        (("tune.link.roles={a:[techer],b:[student]}",), "techer is neither teacher nor student"),
+        (("~tune.objective.logits",), "none of it learns from the teacher"),
+        (("~tune.objective.chat",), "none of it learns from answers"),
+        (("tune.link.choose=[{kind:int8},{kind:int4}]",), "does nothing in the flow nebula"),
+        (("tune.optim.schedule.warmup=500",), "warmup"),
+        (("tune.chats.source=/nowhere.jsonl",), "tune.chats.source: "),
+        (("sites=[]", "tune.link.roles={a:[teacher],b:[student]}"), "tune.link.site: is not given"),
+        (
+            (
+                "sites=[]",
+                "tune.link.roles={a:[teacher],b:[student]}",
+                "tune.link.site=c",
+                "tune.link.mailbox=/m",
+            ),
+            "tune: link.site=c",
+        ),
+    ],
+)
+def test_what_nebula_cannot_do_is_one_line(root: Path, words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        placed_nodes(compose("nebula", ["experiment=tiny", *words]), Store(str(root)))
+    assert why in str(refused.value) and "\n" not in str(refused.value), refused.value
+
+
+ROLES = "train.link.roles={a:[teacher],b:[student_a]}"
+
+
+def test_each_site_trains_its_own_roles_and_home_scores_all(root: Path) -> None:
+    words = ["experiment=tiny", "score.baselines=false"]
+    found = placed_nodes(
+        compose("distill", [*words, ROLES, "sites.loopback=true", "sites.names=[a,b]"]), Store(str(root))
+    )
+    assert sites_of(found)["b"] == ["curate@b", "learn_tokenizer@b", "encode@b", "train.b@b"]
+    here, there = {each.name: each for each in found.here}, found.there["b"][-1]
+    assert (
+        not {"train", "train.b"} & here.keys() and {"train.a", "score", "report", "register"} <= here.keys()
+    )
+    assert {*here["train.a"].products} == {"teacher"} and {*there.products} == {"student_a"}
+    assert {*here["report"].waits} >= {"score"} and "train.b" in here["score"].waits
+    for site, node_there in (("a", here["train.a"]), ("b", there)):
+        alone = compose("distill", [*words, ROLES, f"train.link.site={site}", "train.link.mailbox=/mail"])
+        [same] = [each for each in collect_nodes(alone, Store(str(root))) if each.task == "train"]
+        assert node_there.products == same.products  # as if it had been typed there
+
+
+def test_roles_apart_say_at_which_site_a_run_is(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.link.site=a, or sites=\[a,b\]"):
+        compose("distill", ["experiment=tiny", ROLES, "train.link.mailbox=/mail"])
+    with pytest.raises(ConfigError, match="c is none of sites"):
+        compose(
+            "distill",
+            ["experiment=tiny", ROLES.replace("b:", "c:"), "sites.loopback=true", "sites.names=[a,b]"],
+        )
 
 
 def test_sites_without_keys_say_how_to_get_some(root: Path, monkeypatch: Any) -> None:

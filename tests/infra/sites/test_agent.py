@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.record import FileEntry
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.audit import check
 from atelier.infra.sites.keys import AUDIT, Keys
@@ -209,7 +211,7 @@ ATTACKS: dict[str, tuple[dict[str, object], bytes, str]] = {
 def test_what_a_peer_may_not_send_is_refused_by_name_and_leaves_nothing(tmp_path: Path, attack: str) -> None:
     a, b = two(tmp_path)
     if attack in ("another size", "no fragment"):
-        a.box.open("a", ["a", "b"], [7000])
+        a.box.open("a", ["a", "b"], {"none": [7000]})
     document, data, problem = ATTACKS[attack]
     begin = json.dumps(document | {"offset": 0}).encode()
     with a.served():
@@ -222,7 +224,7 @@ def test_what_a_peer_may_not_send_is_refused_by_name_and_leaves_nothing(tmp_path
         assert call(a, b.keys, "Put", good, DATA[-1:] if attack == "too little" else DATA) == ""
         assert body(a, 1, "b") == DATA
         other = json.dumps(head("b", DATA + b"2") | {"offset": 0}).encode()
-        assert "another contribution of b to round 1 is here" in call(a, b.keys, "Put", other, DATA + b"2")
+        assert "another message of b to round 1 is here" in call(a, b.keys, "Put", other, DATA + b"2")
         assert call(a, b.keys, "Put", good, DATA) == ""  # the same once more
     assert {path.name for path in Path(a.box.folder(1, "b")).iterdir()} == {"message.json", BODY}
 
@@ -306,6 +308,26 @@ def test_what_one_training_is_refused_holds_up_no_other(tmp_path: Path) -> None:
     assert lines.count("not taken") == 1 and "round 1 is over" in lines
 
 
+def test_what_a_peer_has_lost_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mailbox was removed, while the agents went on."""
+    a, b = two(tmp_path)
+    with a.served() as sending, b.served():
+        for number in (1, 2, 3):
+            a.send(number, DATA)
+        b.box.open("b", ["a", "b"])
+        for number in (1, 2, 3):
+            b.send(number, DATA)
+        sending.exchange("b")
+        assert b.box.read(3, "a") is not None
+        shutil.rmtree(b.box.place)
+        b.box.open("b", ["a", "b"])
+        sending.exchange("b")
+        assert b.box.read(1, "a") is None
+        monkeypatch.setattr(message_calls, "OFFER_AGAIN_S", 0.0)
+        sending.exchange("b")
+        assert b.box.read(1, "a") is not None
+
+
 def test_what_was_accepted_is_never_replaced_by_what_began_before(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     late = threading.Event()
@@ -327,7 +349,7 @@ def test_what_was_accepted_is_never_replaced_by_what_began_before(tmp_path: Path
         assert "on its way" in call(a, b.keys, "Put", again, other)
         late.set()
         begun.result(PATIENCE_S)
-        assert "another contribution of b to round 1 is here" in call(a, b.keys, "Put", again, other)
+        assert "another message of b to round 1 is here" in call(a, b.keys, "Put", again, other)
         assert body(a, 1, "b") == DATA
 
 

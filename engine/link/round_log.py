@@ -1,0 +1,65 @@
+"""What a wire decided in a training at several sites, round by round: with which codec each site's
+contribution came, and its digest. Each line has the digest of the line before, so that none can be changed or
+left out unseen; the model's record has that of the last. With the same log the training has the same bits.
+Torch-free.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from atelier.engine.config.base import Spec, canonical
+from atelier.engine.config.codec import Codec
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import DataError
+from atelier.engine.config.link import SiteName
+from atelier.engine.config.record import Digest
+from atelier.engine.io.storage import read_bytes
+
+FILE = "rounds.jsonl"
+MOST = 1 << 28  # bytes of a file
+
+
+class RoundLine(Spec):
+    round: int = Field(ge=1)
+    codecs: dict[SiteName, Codec]
+    sha256: dict[SiteName, Digest] = Field(description="of each site's contribution")
+    before: str = Field(description="digest of the line before, '' in the first")
+
+
+@dataclass
+class RoundLog:
+    """The lines by round, as they are written."""
+
+    lines: dict[int, str] = field(default_factory=dict)
+
+    def add(self, number: int, codecs: Mapping[str, Codec], digests: Mapping[str, str]) -> None:
+        line = RoundLine(round=number, codecs=dict(codecs), sha256=dict(digests), before=self.digest)
+        self.lines[number] = canonical(line.model_dump(mode="json")).decode()
+
+    @property
+    def digest(self) -> str:
+        """Of the last line, and so of all; '' of none."""
+        last = self.lines[max(self.lines)] if self.lines else ""
+        return hashlib.sha256(last.encode()).hexdigest() if last else ""
+
+    @property
+    def text(self) -> bytes:
+        return "".join(f"{self.lines[number]}\n" for number in sorted(self.lines)).encode()
+
+
+def read_log(place: str) -> dict[int, RoundLine]:
+    """The lines of a file by round. Raises DataError for one that was changed, DamageError for none."""
+    found: dict[int, RoundLine] = {}
+    before = ""
+    for number, text in enumerate(read_bytes(place, MOST).splitlines(), start=1):
+        line = parse_as(RoundLine, text, f"{place}:{number}", "a line of a round log")
+        if line.before != before or line.round in found:
+            raise DataError(f"{place}:{number}: does not follow the line before: the file was changed")
+        before = hashlib.sha256(text).hexdigest()
+        found[line.round] = line
+    if not found:
+        raise DataError(f"{place}: has no rounds")
+    return found

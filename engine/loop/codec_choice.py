@@ -1,0 +1,130 @@
+"""Which codec this site's gang takes for a contribution: the link's only one; one that it took before, which
+lies in the mailbox; that of a round log; or what the chooser says (engine/link/chooser.py).
+"""
+
+import itertools
+import time
+from collections.abc import Sequence
+from functools import cached_property
+
+from atelier.engine.checkpoint.collective_call import all_or_none
+from atelier.engine.config.codec import Codec
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.link import Link
+from atelier.engine.link.chooser import CodecChooser
+from atelier.engine.link.encoded import message_bytes
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.rates import rate_to
+from atelier.engine.link.round_log import RoundLine, read_log
+from atelier.engine.link.rounds import Rounds
+from atelier.engine.loop.contribution import Layout
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.parallel.gang import Gang
+
+SMOOTHING = 0.2  # weight of a step's time in the mean of steps
+
+
+class RoundPlan:
+    """The rounds of a role, and the weights of each fragment; fragment 0 is all of them. Raises ConfigError
+    for codecs of which a later one is larger.
+    """
+
+    def __init__(self, rounds: Rounds, layouts: list[Layout], codecs: Sequence[Codec]) -> None:
+        self.rounds, self.layouts = rounds, layouts
+        self.sizes = {
+            codec.text: [message_bytes(codec, each.values()) for each in layouts] for codec in codecs
+        }
+        whole = [(sizes[0], text) for text, sizes in self.sizes.items()]
+        for (more, first), (less, second) in itertools.pairwise(whole):
+            if more <= less:
+                raise ConfigError(
+                    "train.link.choose",
+                    f"{first} takes {more} bytes and {second} behind it {less}",
+                    "the least lossy first, each smaller than the one before",
+                )
+
+
+class CodecChoice:
+    """The choices of one training on this rank; rank 0 decides."""
+
+    def __init__(self, link: Link, gang: Gang) -> None:
+        self._link, self._gang = link, gang
+        self._chooser = CodecChooser(
+            delay=link.delay, interval=link.every // link.fragments, stall=link.stall
+        )
+        self._roles, self._last = 1, dict[str, int]()  # the last choice by role
+        self._since: tuple[int, float] | None = None  # a step, and when it had ended
+
+    def begin(self, roles: int) -> None:
+        """`roles`: of the training, whose messages share the link."""
+        self._roles = max(1, roles)
+
+    @cached_property
+    def _log(self) -> dict[int, RoundLine]:
+        return read_log(self._link.rounds) if self._link.rounds else {}
+
+    def trained(self, step: int) -> None:
+        """The gang has ended a step, before anything is sent or waited for."""
+        if self._since is not None and step > self._since[0]:
+            took = (time.perf_counter() - self._since[1]) / (step - self._since[0])
+            before = self._chooser.step_s or took
+            self._chooser.step_s = before + SMOOTHING * (took - before)
+
+    def rested(self, step: int) -> None:
+        """What was sent and waited for after a step has ended."""
+        self._since = (step, time.perf_counter())
+
+    def took(self, codec: Codec, seconds: float) -> None:
+        """A contribution was encoded and written, in so many seconds."""
+        self._chooser.codec_s[self._link.codecs.index(codec)] = seconds * self._roles
+
+    def codec(self, number: int, member: RoleState, box: Mailbox, plan: RoundPlan) -> Codec:
+        """For a role's contribution to a round. A collective. Raises DataError for a log that has no such
+        round, or another codec.
+        """
+        if not self._link.choose:
+            return self._link.codec
+
+        def decide() -> int:
+            return self._decided(number, member, box, plan) if self._gang.is_first else 0
+
+        found = all_or_none(self._gang, decide, lambda found: found[:1] * self._gang.world)
+        self._last[member.name] = found
+        return self._link.codecs[found]
+
+    def _decided(self, number: int, member: RoleState, box: Mailbox, plan: RoundPlan) -> int:
+        own = self._link.site
+        if (there := box.contribution(number, own)) is not None:
+            codec = there.codec
+        elif self._link.rounds:
+            codec = self._logged(number, own)
+        else:
+            fragment = plan.rounds.fragment(number)
+            sizes = [plan.sizes[each.text][fragment] * self._roles for each in self._link.codecs]
+            peers = [site for site in self._link.sites if site != own]
+            rates = {site: rate_to(self._link.mailbox, site) for site in peers}
+            return self._chooser.choose(sizes, rates, self._last.get(member.name))
+        if codec not in self._link.codecs:
+            raise DataError(
+                f"train.link.choose: round {number} of {own} came as {codec.text}, which is none of them"
+            )
+        return self._link.codecs.index(codec)
+
+    def _logged(self, number: int, site: str) -> Codec:
+        line = self._log.get(number)
+        if line is None or site not in line.codecs:
+            raise DataError(f"{self._link.rounds}: has no round {number} of {site}")
+        return line.codecs[site]
+
+    def check(self, number: int, site: str, codec: Codec, sha256: str, place: str) -> None:
+        """Raises DataError where a round log is followed, and a site's contribution is another one there."""
+        if not self._link.rounds:
+            return
+        logged = self._logged(number, site)
+        if logged != codec:
+            raise DataError(f"{place}: is {codec.text}, and in {self._link.rounds} {logged.text}")
+        if self._log[number].sha256.get(site) != sha256:
+            raise DataError(
+                f"{place}: has other bits than in {self._link.rounds}; it is followed in the layouts, on the"
+                " machines and with the code that made it"
+            )

@@ -1,0 +1,282 @@
+"""The calls by which messages of trainings cross (infra/sites/incoming.py), and how far the readers of a
+teacher's answers have come: pushed to a site that can be called, fetched by one that cannot.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.document import parse_as, parse_object
+from atelier.engine.io.storage import local_path
+from atelier.engine.link.mailbox import BODY, Mailbox, Message, ReaderProgress, head_of
+from atelier.engine.link.rates import tell_rate
+from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, is_settled, patience
+
+MOST_HEADS = 1000  # of one answer
+OFFER_AGAIN_S = 30.0  # the oldest message that is kept: its reader may have lost it
+
+
+class AskedBytes(Spec):
+    """Which bytes of a message are asked for."""
+
+    trajectory: str
+    round: int
+    offset: int
+
+
+class MessageCalls:
+    """What an agent answers and asks about the messages in the mailbox `url` of `site`."""
+
+    def __init__(
+        self, url: str, site: str, audit: Audit, is_trusted: Callable[[str], bool], service: str
+    ) -> None:
+        self._url, self._site, self._audit, self._is_trusted = url, site, audit, is_trusted
+        self._service = service
+        self._incoming = Incoming(url, site)
+        self._delivered: dict[tuple[str, str], int] = {}  # the last round by peer and trajectory
+        self._offered: dict[tuple[str, str], float] = {}  # when the oldest was offered, by the same
+        self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes and seconds of what was fetched last
+        self._refused: set[tuple[str, str, int, str]] = set()  # the same, of what is not fetched
+        self._told: dict[tuple[str, str], ReaderProgress] = {}  # by peer and trajectory
+
+    # what others ask, by name of the call
+
+    def offer(self, request: bytes, peer: str) -> dict[str, Json]:
+        return {"offset": self._incoming.offset(head_of(request, peer), peer)}
+
+    def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
+        about = parse_object(next(requests, b"{}"), peer, "the begin of a message")
+        offset = about.pop("offset", None)
+        head = head_of(json.dumps(about), peer)
+        if not isinstance(offset, int):
+            raise NotTaken("without its offset")
+        self._take(head, peer, offset, requests)
+        return {}
+
+    def heads(self, request: bytes, peer: str) -> dict[str, Json]:
+        """The heads of this site's messages of rounds that are not there yet."""
+        given = parse_object(request, peer, "a request")
+        known, took = given.get("known"), given.get("took")
+        match took:  # of what it fetched last: the bytes that this site has sent
+            case [int(size), int() | float() as seconds] if size > 0 and math.isfinite(seconds):
+                tell_rate(self._url, peer, size, seconds)
+        known = known if isinstance(known, dict) else {}
+        found: list[Json] = []
+        for about in self._incoming.trainings(peer):
+            last = known.get(about.trajectory)
+            for head in Mailbox(self._url, about.trajectory).sent(self._site):
+                if not isinstance(last, int) or head.round > last:
+                    found.append(head.model_dump(mode="json", by_alias=True))
+        return {"heads": found[:MOST_HEADS]}
+
+    def get(self, request: bytes, peer: str) -> Iterator[bytes]:
+        """Raises NotTaken for a message that this site does not send to `peer`."""
+        asked = parse_as(AskedBytes, request, peer, "a request")
+        for about in self._incoming.trainings(peer):
+            if about.trajectory == asked.trajectory:
+                box = Mailbox(self._url, about.trajectory)
+                if (head := box.read(asked.round, self._site)) is not None:
+                    yield from self._blocks(box, head, asked.offset)
+                    self._audit.add("fetched", who=peer, **told(head))
+                    return
+        raise NotTaken("no such message")
+
+    def hear(self, request: bytes, peer: str) -> dict[str, Json]:
+        """How far a peer has come."""
+        self._hear(parse_as(ReaderProgress, request, peer, "what is said of a progress"), peer)
+        return {}
+
+    def progress(self, peer: str) -> dict[str, Json]:
+        """How far this site has come in what it learns from a peer's teachers."""
+        found = [*self._progress_for(peer)][:MOST_HEADS]
+        for progress in found:
+            self._note("fetched", peer, progress)
+        return {"progress": [one.model_dump(mode="json", by_alias=True) for one in found]}
+
+    def _progress_for(self, peer: str) -> Iterator[ReaderProgress]:
+        for about in self._incoming.trainings(peer):
+            if about.teacher == peer:
+                found = Mailbox(self._url, about.trajectory).progress(self._site)
+                if found is not None:
+                    yield found
+
+    def _hear(self, progress: ReaderProgress, peer: str) -> None:
+        self._incoming.take_progress(progress, peer)
+        self._note("received", peer, progress)
+
+    def _note(self, what: str, peer: str, progress: ReaderProgress) -> None:
+        """Remember what was said of a progress; the audit log has a line of it when checkpoints are made."""
+        key = (peer, progress.trajectory)
+        before, self._told[key] = self._told.get(key), progress
+        if before is None or (before.begun, before.safe) != (progress.begun, progress.safe):
+            self._audit.add(what, who=peer, **told_progress(progress))
+            if what != "received":
+                self._incoming.forget(progress)
+
+    def _take(self, head: Message, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
+        self._incoming.take(head, peer, offset, blocks, lambda: self._is_trusted(peer))
+        self._audit.add("received", who=peer, **told(head))
+
+    def _blocks(self, box: Mailbox, head: Message, offset: int) -> Iterator[bytes]:
+        with (local_path(box.folder(head.round, head.site)) / BODY).open("rb") as file:
+            file.seek(offset)
+            yield from iter(lambda: file.read(BLOCK), b"")
+
+    # what it asks
+
+    def send(self, channel: grpc.Channel, peer: str) -> None:
+        """Push what a peer lacks."""
+        for about in self._incoming.trainings(peer):
+            box, key = Mailbox(self._url, about.trajectory), (peer, about.trajectory)
+            for number, head in enumerate(box.sent(self._site)):
+                if not number and time.monotonic() - self._offered.get(key, -OFFER_AGAIN_S) >= OFFER_AGAIN_S:
+                    self._offered[key] = time.monotonic()
+                    if self._is_lacking(channel, peer, head):
+                        self._delivered[key] = head.round - 1
+                is_new = head.round > self._delivered.get(key, 0)
+                if is_new and not self._deliver(channel, peer, box, head):
+                    break  # later rounds are too early as well
+
+    def _deliver(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> bool:
+        """Send a message, unless the peer does not take it: never, which holds up no other, or not yet, for
+        which it is False.
+        """
+
+        def refused(why: str) -> None:
+            self._audit.add("not taken", who=peer, why=why, **told(head))
+
+        if not is_settled(lambda: self._send(channel, peer, box, head), refused):
+            return False
+        self._delivered[peer, head.trajectory] = head.round
+        return True
+
+    def _offset(self, channel: grpc.Channel, peer: str, head: Message) -> int | None:
+        """Where a peer wants a message from; None = it has all of it. Raises RpcError where it takes none."""
+        answer = channel.unary_unary(f"/{self._service}/Offer")(head.text, timeout=TIMEOUT_S)
+        offset = parse_object(answer, peer, "an answer").get("offset")
+        return offset if isinstance(offset, int) else None
+
+    def _is_lacking(self, channel: grpc.Channel, peer: str, head: Message) -> bool:
+        found: list[int | None] = [None]
+        is_settled(lambda: found.append(self._offset(channel, peer, head)), lambda why: None)
+        return found[-1] is not None
+
+    def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
+        offset = self._offset(channel, peer, head)
+        if offset is not None:
+            about = json.dumps(json.loads(head.text) | {"offset": offset}).encode()
+
+            def parts() -> Iterator[bytes]:
+                yield about
+                yield from self._blocks(box, head, offset)
+
+            began = time.monotonic()
+            channel.stream_unary(f"/{self._service}/Put")(parts(), timeout=patience(head.body.bytes))
+            tell_rate(self._url, peer, head.body.bytes - offset, time.monotonic() - began)
+            self._audit.add("sent", who=peer, **told(head))
+
+    def fetch(self, channel: grpc.Channel, peer: str) -> None:
+        """Fetch what a peer has for this site."""
+        known = {
+            about.trajectory: self._last_of(about.trajectory, peer)
+            for about in self._incoming.trainings(peer)
+        }
+        request = json.dumps({"known": known, "took": self._took.pop(peer, None)}).encode()
+        answer = channel.unary_unary(f"/{self._service}/Heads")(request, timeout=TIMEOUT_S)
+        heads = parse_object(answer, peer, "the heads of messages").get("heads")
+        early: set[str] = set()  # trainings of which later rounds are too early as well
+        for found in heads if isinstance(heads, list) else ():
+            head = head_of(json.dumps(found), peer)
+            if head.trajectory not in early and not self._fetch(channel, peer, head):
+                early.add(head.trajectory)
+
+    def _last_of(self, trajectory: str, peer: str) -> int:
+        """The last round up to which all messages of a peer are here, or over; 0 = none."""
+        box = Mailbox(self._url, trajectory)
+        rounds = box.rounds()
+        own = box.progress(self._site)
+        last = max(min(rounds, default=1) - 1, own.safe if own else 0)
+        for number in rounds:
+            if number != last + 1 or box.read(number, peer) is None:
+                break
+            last = number
+        return last
+
+    def _fetch(self, channel: grpc.Channel, peer: str, head: Message) -> bool:
+        """Fetch a message, unless it is here or over; False when it is too early for it."""
+        try:
+            offset = self._incoming.offset(head, peer)
+        except NotTaken as refused:
+            key = (peer, head.trajectory, head.round, head.body.sha256)
+            if refused.when == "never" and key not in self._refused:
+                self._refused.add(key)
+                self._audit.add("refused", who=peer, why=str(refused))
+                raise
+            return refused.when != "early"
+        if offset is None:
+            return True
+        asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
+        ask = channel.unary_stream(f"/{self._service}/Get")
+        began = time.monotonic()
+        blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
+        self._take(head, peer, offset, blocks)
+        self._took[peer] = (head.body.bytes - offset, time.monotonic() - began)
+        return True
+
+    def tell(self, channel: grpc.Channel, peer: str) -> None:
+        """Tell a peer how far this site has come, where that is new."""
+        for progress in self._progress_for(peer):
+            key = (peer, progress.trajectory)
+            if self._told.get(key) == progress:
+                continue
+            about = told_progress(progress)
+
+            def send(text: bytes = progress.model_dump_json(by_alias=True).encode()) -> None:
+                channel.unary_unary(f"/{self._service}/Hear")(text, timeout=TIMEOUT_S)
+
+            def refused(why: str, about: dict[str, Json] = about) -> None:
+                self._audit.add("not taken", who=peer, why=why, **about)
+
+            if is_settled(send, refused):
+                self._note("sent", peer, progress)
+
+    def ask(self, channel: grpc.Channel, peer: str) -> None:
+        """Ask a peer, which this site alone can call, how far it has come."""
+        answer = channel.unary_unary(f"/{self._service}/Progress")(b"{}", timeout=TIMEOUT_S)
+        found = parse_object(answer, peer, "what is said of a progress").get("progress")
+        for one in found if isinstance(found, list) else ():
+            progress = parse_as(ReaderProgress, json.dumps(one), peer, "what is said of a progress")
+            key = (peer, progress.trajectory)
+            if self._told.get(key) != progress:
+                try:
+                    self._hear(progress, peer)
+                except NotTaken as refused:
+                    if refused.when == "never":
+                        raise
+
+
+def told(head: Message) -> dict[str, Json]:
+    """What the audit log says of a message."""
+    return {
+        "kind": head.kind,
+        "trajectory": head.trajectory[:16],
+        "round": head.round,
+        "bytes": head.body.bytes,
+        "sha256": head.body.sha256,
+    }
+
+
+def told_progress(progress: ReaderProgress) -> dict[str, Json]:
+    """What the audit log says of how far a site has come."""
+    return {
+        "kind": progress.kind,
+        "trajectory": progress.trajectory[:16],
+        "step": progress.step,
+        "safe": progress.safe,
+    }

@@ -1,0 +1,58 @@
+"""Which codec a site takes, from what its link carries."""
+
+import random
+
+import pytest
+
+from atelier.engine.link.chooser import MARGIN, CodecChooser
+
+SIZES = (4000, 2000, 1000, 500, 250)
+
+
+def drawn(draw: random.Random) -> CodecChooser:
+    return CodecChooser(
+        delay=draw.randint(0, 20),
+        interval=draw.randint(20, 50),
+        stall=draw.choice((0.0, 0.05, 0.5)),
+        step_s=10 ** draw.uniform(-2, 1),
+        codec_s={codec: draw.uniform(0, 0.01) for codec in range(draw.randint(0, 5))},
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_least_lossy_codec_that_keeps_the_time_is_taken(seed: int) -> None:
+    """Each less lossy one would take longer than it may; and of more bandwidth no more is lost."""
+    draw = random.Random(seed)
+    chooser, peers = drawn(draw), draw.choice((("b",), ("b", "c")))
+    before = len(SIZES)
+    for power in range(-3, 9):
+        rates: dict[str, float | None] = {peer: 10.0**power for peer in peers}
+        found = chooser.choose(SIZES, rates, None)
+        times = [
+            chooser.seconds(codec, size, {peer: 10.0**power for peer in peers})
+            for codec, size in enumerate(SIZES)
+        ]
+        assert all(took > chooser.time_s for took in times[:found])
+        assert times[found] <= chooser.time_s or found == len(SIZES) - 1
+        assert found <= before
+        before = found
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_rate_at_the_border_does_not_change_it_every_round(seed: int) -> None:
+    draw = random.Random(seed)
+    chooser = CodecChooser(delay=10, interval=20, stall=0.0, step_s=1.0)
+    border, last, changes = SIZES[2] / chooser.time_s, 2, 0
+    for _ in range(100):
+        found = chooser.choose(SIZES, {"b": border * draw.uniform(1.0, 1 / MARGIN)}, last)
+        changes, last = changes + (found != last), found
+    assert changes == 0
+    assert chooser.choose(SIZES, {"b": border * 0.99}, last) == 3  # too slow for it: at once
+    assert chooser.choose(SIZES, {"b": border * 2 / MARGIN * 1.01}, last) == 1
+
+
+def test_while_nothing_is_measured_the_lossiest_is_taken() -> None:
+    chooser = CodecChooser(delay=10, interval=20, stall=0.0, step_s=1.0)
+    assert chooser.choose(SIZES, {"b": 1e9, "c": None}, 0) == 4
+    assert CodecChooser(delay=10, interval=20, stall=0.0).choose(SIZES, {"b": 1e9}, None) == 4
+    assert chooser.choose(SIZES, {"b": 1e9, "c": 1e9}, None) == 0

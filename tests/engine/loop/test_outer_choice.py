@@ -1,0 +1,149 @@
+"""Sites that choose their codecs round by round: equal bits everywhere, and those of the log, followed."""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.link import Link
+from atelier.engine.link.rates import rate_to, tell_rate
+from atelier.engine.link.round_log import FILE, read_log
+from tests.engine.loop.at_sites import killed_until_they_end
+from tests.engine.loop.test_outer import Sites, text
+from tests.engine.trainings import role
+from tests.parity.cases import layout as layout_of
+from tests.parity.cases import start_gang
+
+__all__ = ["text"]
+CHOOSE: list[dict[str, Any]] = [{}, {"kind": "bf16"}, {"kind": "int4", "block": 64}]
+HOW: dict[str, Any] = {"choose": CHOOSE, "every": 2, "delay": 1, "stall": 0.5}
+
+
+@contextmanager
+def a_changing_link(mailbox: str, draw: random.Random) -> Iterator[None]:
+    """Rates that are written anew all the time, by as many orders as there may be."""
+    ended = Event()
+
+    def change() -> None:
+        while not ended.wait(0.01):
+            for peer in "ab":
+                tell_rate(mailbox, peer, 1 << 20, (1 << 20) / 10 ** draw.uniform(4, 9))
+
+    thread = Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def log_of(sites: Sites, site: str) -> Path:
+    return sites.setups[site].output("m") / FILE
+
+
+def test_each_site_chooses_by_itself_and_the_log_makes_the_same_bits(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    sites = Sites(tmp_path / "first", text, **HOW)
+    with a_changing_link(sites.mailbox("a"), random.Random(1)):
+        sites.train(role(lr=1e-2))
+    assert len(set(sites.models())) == 1
+    logs = [log_of(sites, site).read_bytes() for site in "ab"]
+    assert logs[0] == logs[1]
+    lines = read_log(str(log_of(sites, "a")))
+    kinds = {codec.kind for line in lines.values() for codec in line.codecs.values()}
+    assert len(kinds) > 1 and any(line.codecs["a"] != line.codecs["b"] for line in lines.values()), kinds
+    assert len(sites.setups["a"].summary("m")["rounds"]) == 64
+    again = Sites(tmp_path / "again", text, **HOW, rounds=str(log_of(sites, "a")))
+    again.train(role(lr=1e-2))
+    assert again.models() == sites.models()
+    assert log_of(again, "b").read_bytes() == logs[0]
+    others = Sites(tmp_path / "others", text, **HOW)
+    others.train(role(lr=1e-2))  # nothing was measured: the lossiest
+    assert others.models() != sites.models()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_anywhere_the_bits_are_those_of_its_log(
+    tmp_path: Path, text: dict[str, str], seed: int
+) -> None:
+    sites, draw = Sites(tmp_path / "killed", text, **HOW), random.Random(seed)
+    paths = {site: sites.write(site, role(lr=1e-2), checkpoint_every=3) for site in "ab"}
+    with a_changing_link(sites.mailbox("a"), random.Random(seed)):
+        kills = killed_until_they_end(paths, tmp_path, draw, 5)
+    assert kills and len(set(sites.models())) == 1
+    again = Sites(tmp_path / "again", text, **HOW, rounds=str(log_of(sites, "b")))
+    again.train(role(lr=1e-2), checkpoint_every=3)
+    assert again.models() == sites.models()
+
+
+def test_the_ranks_of_a_site_take_one_codec(tmp_path: Path, text: dict[str, str]) -> None:
+    sites = Sites(tmp_path / "two", text, **HOW)
+    path = sites.write("b", role(lr=1e-2), layout_of(shard=2))
+    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
+    with a_changing_link(sites.mailbox("a"), random.Random(5)):
+        gang.start()
+        sites.setups["a"].train(sites.training("a", role(lr=1e-2)))
+        gang.join()
+    assert len(set(sites.models())) == 1
+    kinds = {line.codecs["b"].kind for line in read_log(str(log_of(sites, "b"))).values()}
+    assert len(kinds) > 1, kinds
+
+
+def test_a_log_that_does_not_fit_ends_the_training_with_its_place(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    sites = Sites(tmp_path / "first", text, **HOW)
+    sites.train(role(lr=1e-2))
+    lines = log_of(sites, "a").read_text().splitlines()
+    short = tmp_path / "short.jsonl"
+    short.write_text("\n".join(lines[:2]) + "\n")
+    again = Sites(tmp_path / "short", text, **HOW, rounds=str(short))
+    with pytest.raises(DataError, match="has no round 3"):
+        again.train(role(lr=1e-2))
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text("\n".join(lines).replace("int4", "int2", 1) + "\n")
+    again = Sites(tmp_path / "changed", text, **HOW, rounds=str(changed))
+    with pytest.raises(DataError, match="was changed"):
+        again.train(role(lr=1e-2))
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ({"choose": [{}]}, "two codecs or more"),
+        ({"choose": [{}, {}]}, "each once"),
+        ({"choose": CHOOSE, "codec": {"kind": "int8"}}, "leave one out"),
+        ({"stall": 0.2}, "link.stall does nothing without link.choose"),
+        ({"rounds": "/x"}, "link.rounds does nothing without link.choose"),
+        ({"rounds": "x", "choose": CHOOSE}, "give the whole path"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(link: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(Link, {"rows": {"a": 1, "b": 1}, **link}, "link")
+
+
+def test_codecs_of_which_a_later_one_is_larger_are_refused(tmp_path: Path, text: dict[str, str]) -> None:
+    sites = Sites(tmp_path, text, **HOW | {"choose": CHOOSE[::-1]})
+    with pytest.raises(ConfigError, match=r"train.link.choose: int4 .* takes \d+ bytes and bf16"):
+        sites.train(role(lr=1e-2))
+
+
+def test_a_rate_is_of_a_transfer_that_was_large_enough(tmp_path: Path) -> None:
+    assert rate_to(str(tmp_path), "b") is None
+    tell_rate(str(tmp_path), "b", 100, 1.0)
+    assert rate_to(str(tmp_path), "b") is None
+    tell_rate(str(tmp_path), "b", 1 << 20, 2.0)
+    assert rate_to(str(tmp_path), "b") == 1 << 19
+    [path] = (tmp_path / "rates").iterdir()
+    path.write_text(json.dumps({"peer": "b"}))
+    assert rate_to(str(tmp_path), "b") is None

@@ -1,0 +1,190 @@
+"""A teacher's answers between two sites with a mailbox and an agent each: real processes, real kills."""
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.record import FileEntry
+from atelier.engine.io.fork_server import Process
+from atelier.engine.link.mailbox import BODY, Answers, Mailbox, ReaderProgress
+from atelier.engine.link.rates import tell_rate
+from atelier.infra.sites.audit import check
+from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.keys import AUDIT
+from tests.engine.loop.apart import ANSWERS, Apart, taught
+from tests.engine.trainings import tokens
+from tests.forks import start_alone
+from tests.infra.sites.test_agent import Site, until
+
+PATIENCE_S = 120
+DATA = b"answers" * 100
+
+
+class Carried(Apart):
+    """Each site has its own mailbox, and an agent; `silent` cannot be called."""
+
+    def __init__(self, folder: Path, text: dict[str, str], silent: str, **more: Any) -> None:
+        super().__init__(folder, text, **more)
+        self.agents = {name: Site(folder / "agents", name, is_reachable=name != silent) for name in "ab"}
+        for site, other in (("a", "b"), ("b", "a")):
+            self.agents[site].trust(self.agents[other])
+
+    def at(self, site: str) -> dict[str, Any]:
+        return {"link": self.link | {"site": site, "mailbox": self.agents[site].mail}}
+
+
+@pytest.mark.parametrize(("seed", "silent"), [(0, "a"), (1, "b"), (2, "")])
+def test_with_agents_between_them_a_student_learns_as_with_one_mailbox(
+    tmp_path: Path, seed: int, silent: str
+) -> None:
+    text, draw = {"tokens": tokens(tmp_path / "text")}, random.Random(seed)
+    how: dict[str, Any] = {"students": {"student": taught()}, "frozen": False, "ahead": 2}
+    plain = Apart(tmp_path / "plain", text, **how)
+    plain.train()
+    apart = Carried(tmp_path / "carried", text, silent, **how)
+    paths = {site: apart.write(site, **apart.at(site)) for site in "ab"}
+
+    def train(site: str) -> Process:
+        return start_alone("atelier.engine.train", paths[site], tmp_path / f"{site}.log")
+
+    agents: dict[str, subprocess.Popen[bytes]] = {name: site.begin() for name, site in apart.agents.items()}
+    ranks = {site: train(site) for site in paths}
+    kills, end = 0, time.monotonic() + PATIENCE_S
+    try:
+        while any(rank.poll() is None for rank in ranks.values()):
+            assert time.monotonic() < end, "".join(site.log() for site in apart.agents.values())
+            time.sleep(draw.uniform(0.1, 0.6))
+            site = draw.choice("ab")
+            if kills < 6 and draw.random() < 0.5:
+                agents[site].send_signal(signal.SIGKILL)
+                agents[site].wait()
+                agents[site] = apart.agents[site].begin()
+                kills += 1
+            elif kills < 6 and ranks[site].poll() is None:
+                ranks[site].kill()
+                ranks[site].wait()
+                kills += 1
+            for name, rank in ranks.items():
+                if rank.poll() not in (None, 0):
+                    assert rank.poll() == -9, (tmp_path / f"{name}.log").read_text()[-2000:]
+                    ranks[name] = train(name)
+        boxes = [Mailbox(site.mail, ANSWERS) for site in apart.agents.values()]
+        until(lambda: not any(box.rounds() for box in boxes), "what all have learned from is still there")
+    finally:
+        for process in agents.values():
+            process.terminate()
+            process.wait()
+    assert kills >= 1
+    for role, site in (("teacher", "a"), ("student", "b")):
+        assert apart.setups[site].weights(role) == plain.setups[site].weights(role), role
+    for name in "ab":
+        log = apart.agents[name].keys.folder / AUDIT
+        assert check(log) and {json.loads(line)["kind"] for line in log.read_text().splitlines()} == {
+            "answers",
+            "progress",
+        }
+
+
+def answers(**more: Any) -> Answers:
+    entry = FileEntry(path=BODY, bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+    given = {"kind": "answers", "trajectory": ANSWERS, "site": "a", "round": 1, "body": entry} | more
+    return Answers.model_validate(given)
+
+
+def opened(folder: Path, step: int = 0, safe: int = 0) -> Incoming:
+    box = Mailbox(str(folder), ANSWERS)
+    box.open_answers("b", ("a", "b", "c"), "a", most=1000, ahead=3)
+    box.tell(ReaderProgress(trajectory=ANSWERS, site="b", step=step, safe=safe))
+    return Incoming(str(folder), "b")
+
+
+@pytest.mark.parametrize(
+    ("more", "peer", "when", "problem"),
+    [
+        ({"site": "c"}, "c", "never", "the teacher of"),
+        ({"site": "c"}, "a", "never", "the message is of c, and a sends it"),
+        ({"round": 10}, "a", "early", "too far ahead"),
+        ({"round": 4}, "a", "over", "step 4 is over"),
+        ({"body": FileEntry(path=BODY, bytes=1001, sha256="0" * 64)}, "a", "never", "at most 1000 are taken"),
+        ({"trajectory": "cd" * 32}, "a", "early", "is not trained here"),
+    ],
+)
+def test_answers_that_are_not_its_teachers_next_ones_are_not_taken(
+    tmp_path: Path, more: dict[str, Any], peer: str, when: str, problem: str
+) -> None:
+    incoming = opened(tmp_path, step=6, safe=4)
+    with pytest.raises(NotTaken, match=problem) as refused:
+        incoming.take(answers(**({"round": 7} | more)), peer, 0, [DATA])
+    assert refused.value.when == when and Mailbox(str(tmp_path), ANSWERS).rounds() == []
+    incoming.take(answers(round=9), "a", 0, [DATA])
+    assert Mailbox(str(tmp_path), ANSWERS).rounds() == [9]
+
+
+@pytest.mark.parametrize(
+    ("site", "peer", "problem"),
+    [
+        ("b", "c", "the message is of b, and c sends it"),
+        ("d", "d", "d takes no part"),
+        ("c", "c", "has no teacher here"),
+    ],
+)
+def test_a_progress_that_is_not_its_readers_to_say_is_not_taken(
+    tmp_path: Path, site: str, peer: str, problem: str
+) -> None:
+    said = ReaderProgress(trajectory=ANSWERS, site=site, step=5, safe=5)
+    with pytest.raises(NotTaken, match=problem):
+        opened(tmp_path).take_progress(said, peer)
+
+
+def test_a_reader_that_lost_its_checkpoints_says_so_and_is_believed(tmp_path: Path) -> None:
+    box = Mailbox(str(tmp_path), ANSWERS)
+    box.open_answers("a", ("a", "b"), "a", most=1000, ahead=3)
+    incoming = Incoming(str(tmp_path), "a")
+    for begun, step, safe in ((1, 9, 8), (2, 0, 0)):
+        said = ReaderProgress(trajectory=ANSWERS, site="b", begun=begun, step=step, safe=safe)
+        incoming.take_progress(said, "b")
+    with pytest.raises(NotTaken):  # what came late
+        incoming.take_progress(ReaderProgress(trajectory=ANSWERS, site="b", step=9, safe=8), "b")
+    found = box.progress("b")
+    assert found is not None and (found.begun, found.step) == (2, 0)
+
+
+def test_what_is_said_of_other_trainings_holds_up_none(tmp_path: Path) -> None:
+    """Of a version before, damaged, or of a peer whose name looks like such a file."""
+    incoming = opened(tmp_path)
+    old = {"trajectory": "cd" * 32, "site": "b", "sites": ["a", "b"], "bytes": [7, 8]}
+    for folder, text in (("c" * 16, json.dumps(old)), ("d" * 16, "{")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "b-training.json").write_text(text)
+    tell_rate(str(tmp_path), "x-training", 1 << 20, 1.0)
+    assert [about.trajectory for about in incoming.trainings("a")] == [ANSWERS]
+    incoming.take(answers(), "a", 0, [DATA])
+
+
+def test_a_message_that_is_announced_otherwise_takes_no_more_room(tmp_path: Path) -> None:
+    incoming = opened(tmp_path)
+    for number in range(5):
+        entry = FileEntry(path=BODY, bytes=900, sha256=hashlib.sha256(bytes([number])).hexdigest())
+        with pytest.raises(NotTaken, match="ended after"):
+            incoming.take(answers(body=entry), "a", 0, [b"x" * 100])
+    assert len([*Path(Mailbox(str(tmp_path), ANSWERS).folder(1, "a")).iterdir()]) == 1
+
+
+def test_what_was_safe_stays_safe(tmp_path: Path) -> None:
+    box = Mailbox(str(tmp_path), ANSWERS)
+    box.open_answers("a", ("a", "b"), "a", most=1000, ahead=3)
+    incoming = Incoming(str(tmp_path), "a")
+    for step, safe in ((5, 4), (4, 4)):  # it went on from an earlier checkpoint
+        incoming.take_progress(ReaderProgress(trajectory=ANSWERS, site="b", step=step, safe=safe), "b")
+    with pytest.raises(NotTaken, match="step 4 was safe") as refused:
+        incoming.take_progress(ReaderProgress(trajectory=ANSWERS, site="b", step=3, safe=3), "b")
+    assert refused.value.when == "over"
+    found = box.progress("b")
+    assert found is not None and (found.step, found.safe) == (4, 4)
