@@ -1,6 +1,6 @@
 """Two sites with a thin link between them: how much of its speed a training keeps, and at which codecs.
 
-python benchmarks/wan.py [--turns 3] [--tiny]      as root; 40 minutes on a quiet machine of two cores
+python benchmarks/wan.py [--turns 3] [--steps 200] [--tiny]      as root; 20 minutes, two quiet cores
 
 Each site is a network namespace with an agent and one rank bound to a core of its own; between them is a veth
 pair whose ends are capped by tc (tbf), both ways. The model's weights take ten steps at 100 Mbit/s as they
@@ -235,12 +235,14 @@ def settled(codecs: list[str], ends: list[str], changes: list[int]) -> list[int]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="of each training (200); a multiple of 50")
     parser.add_argument("--tiny", action="store_true", help="a small model and few steps: does it run?")
     size = parser.parse_args()
     use_own_code()
     layers, hidden = (5, 64) if size.tiny else (5, 512)
     size.model = GPT(num_layers=layers, hidden=hidden, num_heads=4, vocab=VOCAB)
-    size.rows, size.sequence, size.steps = (1, 32, 100) if size.tiny else (4, 64, 200)
+    size.rows, size.sequence, steps = (1, 32, 100) if size.tiny else (4, 64, 200)
+    size.steps = size.steps or steps
     numbers = size.model.num_params()
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CAPS}
     with namespaces():
