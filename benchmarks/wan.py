@@ -11,8 +11,9 @@ speed: steps a second between step 50 and ten steps before the end, of the slowe
 without a cap, by medians; the last round, which has all weights and is waited for, is left out and told as
 `last_s`. cpu_s: of both agents. wire: bytes that the veth counted, of those in the contributions. codecs: of
 each round. changed: the cap goes from 100 to 10 to 1 Mbit/s in one run; `settled`: messages after a change
-until the codec was the one that the new cap's own run ends with. data_parallel: seconds of a step's
-all-reduce of the gradients (torch.distributed, gloo) beside it. Not here: delay and lost packets, torchft.
+until the codec was the one that the new cap's own run ends with, but for the last round; null = never.
+data_parallel: seconds of a step's all-reduce of the gradients (torch.distributed, gloo) beside it. Not here:
+delay and lost packets, torchft.
 """
 
 import argparse
@@ -223,12 +224,14 @@ def reduced(folder: Path, numbers: int, mbit: float) -> float:
     return float((folder / "reduce-a.log").read_text().split()[-1])
 
 
-def settled(codecs: list[str], ends: list[str], changes: list[int]) -> list[int]:
-    """Messages after each change until the codec is the one that the new cap's own run ends with."""
-    found: list[int] = []
-    for end, (begin, until) in zip(ends, zip(changes, [*changes[1:], len(codecs)], strict=True), strict=True):
-        rounds = codecs[begin:until]
-        found.append(next((n for n, codec in enumerate(rounds) if codec == end), len(rounds)))
+def settled(codecs: list[str], ends: list[str], changes: list[int]) -> list[int | None]:
+    """Messages after each change until the codec is the one that the new cap's own run ends with; None = it
+    never was. The last round, which has all weights, is left out.
+    """
+    found: list[int | None] = []
+    ends_of = [*changes[1:], len(codecs) - 1]
+    for end, begin, until in zip(ends, changes, ends_of, strict=True):
+        found.append(next((n for n, codec in enumerate(codecs[begin:until]) if codec == end), None))
     return found
 
 

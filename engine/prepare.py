@@ -52,6 +52,8 @@ class Render(Spec):
     chats: Chats
     sequence: int
     files: tuple[tuple[str, str], ...]
+    place: str = "chats"  # the configuration's keys of both, for errors
+    length: str = "train.sequence"
 
 
 class Extract(Spec):
@@ -137,7 +139,17 @@ def _render(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     config = parse(Render, job.run.config, "config")
     output, model = job.output("chats"), job.input("model")
     files = list(config.files)
-    return output, render(config.chats, config.sequence, files, model, output, job.scratch, job.progress)
+    return output, render(
+        config.chats,
+        config.sequence,
+        files,
+        model,
+        output,
+        job.scratch,
+        job.progress,
+        place=config.place,
+        length=config.length,
+    )
 
 
 def _extract(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:

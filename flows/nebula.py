@@ -54,8 +54,11 @@ def nebula(
         "tokens": {},
         "weights": {SOURCE: 1.0},
         "tokenizer": text.tokenizer,
-        "extras": {"chats": {SOURCE: render(tune.chats, pretrained, tune.sequence, "tune.chats")}},
+        "extras": {
+            "chats": {SOURCE: render(tune.chats, pretrained, tune.sequence, "tune.chats", "tune.sequence")}
+        },
         "prefix": "tune.",
+        "section": "tune",
     }
     tuned = train_roles(
         roles,

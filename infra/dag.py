@@ -65,6 +65,7 @@ class NodeTraining(Spec):
         default=(), description="train: roles that an earlier node trains, and that teach as they ended"
     )
     train: Train
+    section: str = Field(default="train", description="of the configuration, with its length and link")
     weights: dict[str, float] = Field(default={}, description="train: of the sources of text")
     later: tuple[SourceShares, ...] = Field(default=(), description="train: their weights in later phases")
     name: str = Field(default="", description="finetune: of the model")

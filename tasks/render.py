@@ -14,8 +14,16 @@ from atelier.infra.store.source_contents import contents_of, identity_of
 VERSION = 1
 
 
-def render(chats: Chats, model: Reference, sequence: int, place: str = "chats") -> Reference:
-    """Rows have at most `sequence` tokens and the one that follows. `place`: of the chats, for errors."""
+def render(
+    chats: Chats,
+    model: Reference,
+    sequence: int,
+    place: str = "chats",
+    length: str = "train.sequence",
+) -> Reference:
+    """Rows have at most `sequence` tokens and the one that follows. `place`, `length`: the configuration's
+    keys of the chats and of the sequence, for errors.
+    """
     files = contents_of(files_of(chats, f"{place}.source"))
     identity: dict[str, Json] = {k: v for k, v in chats.as_identity().items() if k != "source"}
     identity |= identity_of(files) | {"sequence": sequence}
@@ -28,7 +36,7 @@ def render(chats: Chats, model: Reference, sequence: int, place: str = "chats") 
         version=VERSION,
         identity=identity,
         parents={"model": model.fingerprint},
-        origin=origin | {"sequence": "train.sequence"},
+        origin=origin | {"sequence": length},
     )
     node = Node(
         name="render",
@@ -39,6 +47,8 @@ def render(chats: Chats, model: Reference, sequence: int, place: str = "chats") 
             "chats": chats.model_dump(mode="json"),
             "sequence": sequence,
             "files": [list(f) for f in files],
+            "place": place,
+            "length": length,
         },
     )
     return declare(node, [model])["chats"]

@@ -51,6 +51,7 @@ def train(
     labels: Mapping[str, str] | None = None,
     inits: Mapping[str, Reference] | None = None,
     prefix: str = "roles.",
+    section: str = "train",
     companions: Mapping[str, Role] | None = None,
     finished: Mapping[str, Reference] | None = None,
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
@@ -59,13 +60,14 @@ def train(
     run over several sites a training for each site that has roles of it, and the models of all.
     `extras` are inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main":
     ...}}. `phases` have other weights of the sources from a step on. `labels` gives the models other names
-    than their roles'; `prefix` is where the configuration has the roles ('' for a flow with one model);
-    `companions` are roles of other sweep points that learn from the same teacher; `finished` are the models
-    of roles that an earlier node trains with the same settings, and whose students here are attach=frozen.
+    than their roles'; `prefix` is where the configuration has the roles ('' for a flow with one model),
+    `section` what of it has the training's length and link; `companions` are roles of other sweep points that
+    learn from the same teacher; `finished` are the models of roles that an earlier node trains with the same
+    settings, and whose students here are attach=frozen.
     Raises ConfigError for an `init` or a kind of input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
-    check_places(settings.link, everybody)
+    check_places(settings.link, everybody, section=section)
     if settings.link.has_all_roles:
         by_site = {
             site: train(
@@ -80,6 +82,7 @@ def train(
                 labels=labels,
                 inits=inits,
                 prefix=prefix,
+                section=section,
                 companions=companions,
                 finished=finished,
                 extras=extras,
@@ -87,12 +90,12 @@ def train(
             for site in settings.link.sites
         }
         return {role: by_site[settings.link.site_of(role)][role] for role in roles}
-    check_layout(parallel, everybody, settings, prefix=prefix)
-    check_finished(everybody, settings.link)
+    check_layout(parallel, everybody, settings, prefix=prefix, section=section)
+    check_finished(everybody, settings.link, section=section)
     check_teaching(everybody, prefix=prefix)
     check_schedules(everybody, settings, prefix=prefix)
     rows = row_specs(everybody, prefix).values()
-    check_readers(everybody, rows, settings.at(0).sequence, prefix=prefix)
+    check_readers(everybody, rows, settings.at(0).sequence, prefix=prefix, section=section)
     check_encoders(everybody, rows, prefix)
     begun = dict(inits or {})
     models = {key: begun.pop(key) for key, role in everybody.items() if not role.moves and key in begun}
@@ -125,6 +128,7 @@ def train(
         "roles": {key: role.model_dump(mode="json") for key, role in everybody.items()},
         **({"finished": list(finished)} if finished else {}),
         "train": settings.model_dump(mode="json"),
+        **({"section": section} if section != "train" else {}),
         "weights": dict(weights),
         **({"later": [shares.model_dump(mode="json") for shares in later]} if later else {}),
     }
@@ -138,6 +142,7 @@ def train(
             segments[role],
             feed,
             f"{prefix}{role}." if prefix else "",
+            section,
         )
         for role in everybody
         if segments[role] and settings.link.is_here(role)
@@ -192,8 +197,12 @@ def _from_init(name: str, member: Member, node: Node) -> Member:
     )
 
 
-def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -> Product:
-    """The model at the end of a role's last segment: its identity is that trajectory and the step."""
+def model_product(
+    name: str, segments: list[Segment], feed: Feed, prefix: str, section: str = "train"
+) -> Product:
+    """The model at the end of a role's last segment: its identity is that trajectory and the step. `prefix`,
+    `section`: the role's place in the configuration, and the training's.
+    """
     last = segments[-1]
     kept = {
         key: fp
@@ -206,7 +215,8 @@ def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -
         version=VERSION,
         identity={"step": last.end},
         parents={"trajectory": last.fingerprint, **feed.at(last.end - 1).parents, **kept},
-        origin=origins(prefix) | {"step": "train.steps", "weights": "data", "phases": "data.phases"},
+        origin=origins(prefix, section)
+        | {"step": f"{section}.steps", "weights": "data", "phases": "data.phases"},
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
         trajectories=tuple(segment.fingerprint for segment in segments),
@@ -276,7 +286,9 @@ def run(node: Node, context: RunContext) -> None:
                     context.store, node.products[role].name, segment, context.provenance(node), maps[role]
                 )
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
-        every = with_others(every, roles, segments, settings.link, context.vocab(node))
+        every = with_others(
+            every, roles, segments, settings.link, context.vocab(node), section=node.training.section
+        )
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.training.weights, node.training.later),

@@ -58,7 +58,8 @@ class Chats(Spec):
         if is_stdlib(self.source):
             part = STDLIB[self.source.partition(":")[0]]
             if part or self.prompt or self.field != "messages":
-                given = f"source={self.source}" if part else "a field"
+                field = f"prompt={self.prompt}" if self.prompt else f"field={self.field}"
+                given = f"source={self.source}" if part else field
                 raise ValueError(
                     f"{given}: pairs of the standard library are source=stdlib or stdlib:<package>,<package>"
                     " alone"

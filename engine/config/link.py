@@ -15,6 +15,9 @@ from atelier.engine.config.codec import Codec
 LAYOUT: JsonDict = {"layout": True}
 SITE = r"^[a-z0-9][a-z0-9-]{0,62}$"  # a site's name
 SiteName = Annotated[str, Field(pattern=SITE)]
+# fields that do nothing without `rows`, and without `roles`
+OF_ROWS = ("every", "outer", "delay", "fragments", "codec", "choose", "stall", "rounds", "feedback")
+OF_ROLES = ("top", "values", "ahead")
 
 
 class Outer(Spec):
@@ -108,8 +111,7 @@ class Link(Spec):
     def _of_sites(self) -> "Link":
         if self.rows and self.roles:
             raise ValueError("link.rows and link.roles are not built for one training; leave one out")
-        of_rows = ("every", "outer", "delay", "fragments", "codec", "choose", "feedback")
-        own = {name: "rows" for name in of_rows} | {name: "roles" for name in ("top", "values", "ahead")}
+        own = {name: "rows" for name in OF_ROWS} | {name: "roles" for name in OF_ROLES}
         fields = type(self).model_fields
         for name in (name for name in fields if getattr(self, name) != fields[name].default):
             other = own.get(name, "rows")
@@ -165,6 +167,11 @@ class Link(Spec):
     def is_linked(self) -> bool:
         """Whether sites train one model."""
         return bool(self.rows)
+
+    @property
+    def interval(self) -> int:
+        """Steps between two messages of a site."""
+        return self.every // self.fragments
 
     @property
     def codecs(self) -> tuple[Codec, ...]:

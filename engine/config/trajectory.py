@@ -223,17 +223,20 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     return identity
 
 
-def origins(prefix: str) -> dict[str, str]:
-    """First part of an identity key -> the configuration key to change. `prefix`: 'roles.teacher.', '' ..."""
+def origins(prefix: str, section: str = "train") -> dict[str, str]:
+    """First part of an identity key -> the configuration key to change. `prefix`: 'roles.teacher.', '' ...;
+    `section` has the training's length and link, and `train` what all trainings share.
+    """
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
-    train = ("global_batch", "sequence", "precision", "seed", "progressive", "health", "link")
+    train = ("global_batch", "precision", "seed", "progressive", "health")
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}
+        | {key: f"{section}.{key}" for key in ("sequence", "link")}
         | {
-            "answers": "train.link.top",
-            "horizon": "train.steps",
-            "trunk_step": "train.steps",
+            "answers": f"{section}.link.top",
+            "horizon": f"{section}.steps",
+            "trunk_step": f"{section}.steps",
             "lead": f"{prefix}objective",
         }
     )

@@ -46,3 +46,7 @@ class Tune(Spec):
             )
             raise ValueError(f"objective: none of it learns from {what}")
         return self
+
+    def at_site(self, site: str) -> "Tune":
+        """The same settings as they are at one of the link's sites."""
+        return self.model_copy(update={"link": self.link.model_copy(update={"site": site})})

@@ -56,11 +56,16 @@ class Rendered:
 
 class ChatTemplate:
     """`variables` are names that the template may use, such as bos_token; `now` is what it is told of the
-    time, None refuses to say. Raises ConfigError for a template that is none.
+    time, None refuses to say; `date` the key that sets it. Raises ConfigError for a template that is none.
     """
 
     def __init__(
-        self, source: str, place: str, variables: Mapping[str, str], now: datetime | None = None
+        self,
+        source: str,
+        place: str,
+        variables: Mapping[str, str],
+        now: datetime | None = None,
+        date: str = "chats.date",
     ) -> None:
         if len(source) > MOST_SOURCE:
             raise ConfigError(place, f"has {len(source)} characters, more than {MOST_SOURCE}")
@@ -76,7 +81,7 @@ class ChatTemplate:
         del environment.filters["random"], environment.globals["lipsum"]  # another text every time
         environment.globals |= {
             "raise_exception": _raise_exception,
-            "strftime_now": _clock(now),
+            "strftime_now": _clock(now, date),
             "dict": _Dict(),
             "namespace": _Names,
             GENERATED: self._generated,
@@ -201,12 +206,12 @@ def _to_json(
     )
 
 
-def _clock(now: datetime | None) -> Callable[[str], str]:
+def _clock(now: datetime | None, date: str) -> Callable[[str], str]:
     def strftime_now(format: str) -> str:
         if now is None:
             raise jinja2.TemplateError(
                 "asks for today's date (strftime_now), and its text would change from day to day; "
-                "chats.date=2024-07-26 tells it one"
+                f"{date}=2024-07-26 tells it one"
             )
         return now.strftime(format)
 

@@ -63,12 +63,18 @@ class ChatRow:
 
 class ChatTokens:
     """The chat template and the tokenizer of a model's artifact. `choice`: OWN, CHATML or PLAIN; `template`
-    is the text of what was chosen, `is_own` whether it is the model's. Raises ConfigError for a template that
+    is the text of what was chosen, `is_own` whether it is the model's; `place` is that of the chats in the
+    configuration. Raises ConfigError for a template that
     is none, and for CHATML without its tokens.
     """
 
     def __init__(
-        self, model: ArtifactInput, scratch: Path, choice: str = OWN, now: datetime | None = None
+        self,
+        model: ArtifactInput,
+        scratch: Path,
+        choice: str = OWN,
+        now: datetime | None = None,
+        place: str = "chats",
     ) -> None:
         data = model.file(TOKENIZER, scratch).read_bytes()
         self.vocabulary = Vocabulary.of(model, scratch)
@@ -80,7 +86,7 @@ class ChatTokens:
         lacking = [name for name in ENDS_OF_CHATML if name not in self._tokens.special]
         if choice == CHATML and lacking:
             raise ConfigError(
-                "chats.template",
+                f"{place}.template",
                 f"chatml, and the tokenizer has no special token {lacking[0]}",
                 "template=plain",
             )
@@ -88,7 +94,7 @@ class ChatTokens:
         self.template = own or BUILT_IN[built_in]
         self.name = "own" if own else built_in
         self._chat = ChatTemplate(
-            self.template, "chat_template", _words(named, settings, self.vocabulary), now
+            self.template, "chat_template", _words(named, settings, self.vocabulary), now, f"{place}.date"
         )
 
     def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:

@@ -16,12 +16,12 @@ from typing import TypedDict
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.error import DataError
-from atelier.engine.data import standard_library
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
 from atelier.engine.data.row import Column, kind_of, text_problem
 from atelier.engine.data.source import (
     Files,
     decode_source,
+    docstrings,
     stdlib_name,
     text_group,
 )
@@ -138,11 +138,9 @@ def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[
 
 def _docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, str, str]]:
     """(docstring, file, kind), files by their hash, so that no package is always first to have a text."""
-    for path, expected in sorted(files, key=lambda entry: fraction(stdlib_name(entry[0]))):
-        name = stdlib_name(path)
-        source = decode_source(reader.whole(path, expected), path)
-        for found in standard_library.docstrings(source, path) if name != TOPICS else []:
-            yield found.text, name, found.kind
+    drawn = sorted(files, key=lambda entry: fraction(stdlib_name(entry[0])))
+    for name, found in docstrings(drawn, reader):
+        yield found.text, name, found.kind
 
 
 def package_of(name: str) -> str:

@@ -22,14 +22,13 @@ from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatRow, ChatTokens
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, split_of
 from atelier.engine.data.row import Column, kind_of, text_problem
-from atelier.engine.data.source import Files, decode_source, stdlib_name
+from atelier.engine.data.source import Files, docstrings
 from atelier.engine.data.source_reader import SourceReader
-from atelier.engine.data.standard_library import docstrings
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import CHAT_TEMPLATE
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
-from atelier.engine.io.source_files import TOPICS, total_bytes
+from atelier.engine.io.source_files import total_bytes
 
 ROLES = ("system", "user", ASSISTANT)
 LEARNED = "learned.bin"
@@ -43,8 +42,11 @@ def render(
     output: ArtifactOutput,
     scratch: Path,
     progress: Progress,
+    place: str = "chats",
+    length: str = "train.sequence",
 ) -> dict[str, Json]:
     """Write the token files of both splits; rows have at most `sequence` + 1 tokens. Returns the summary.
+    `place`, `length`: the configuration's keys of `chats` and of `sequence`, for errors.
 
     A longer row ends with the last answer that fits, one in which none fits is left out; both are counted. So
     are exact copies. Raises DataError where nothing is left.
@@ -52,12 +54,12 @@ def render(
     progress.start(total_bytes(files), "bytes")
     scratch.mkdir(parents=True, exist_ok=True)
     now = datetime.fromisoformat(chats.date) if chats.date else None
-    tokens = ChatTokens(model, scratch, chats.template, now)
+    tokens = ChatTokens(model, scratch, chats.template, now, place)
     counts: Counter[str] = Counter()
     dtype, longest = token_dtype(tokens.vocabulary.size), 0
     groups, lengths = list[str](), list[int]()
     with (
-        SourceReader(on_error=chats.on_error, place="chats", progress=progress) as reader,
+        SourceReader(on_error=chats.on_error, place=place, progress=progress) as reader,
         open(scratch / "ids", "wb") as ids,
         open(scratch / LEARNED, "wb") as learned,
     ):
@@ -72,12 +74,21 @@ def render(
                 learned.write(_mask(fitting).tobytes())
     if counts["cut"] or counts["too_long"]:
         progress.warn(
-            f"longer than train.sequence={sequence} tokens: {counts['cut']} rows end with an earlier answer,"
+            f"longer than {length}={sequence} tokens: {counts['cut']} rows end with an earlier answer,"
             f" {counts['too_long']} are left out"
         )
     if not groups:
-        raise DataError(_nothing(chats.source, counts, reader.skipped, longest, sequence))
-    splits = split_of(groups, chats.held_out, "chats.source")
+        source = f"{place}.source: "
+        if counts["too_long"]:
+            raise DataError(
+                f"{source}no answer in {chats.source} ends within {length}={sequence} tokens;"
+                f" {length}={longest} would hold the first one of each row"
+            )
+        raise DataError(
+            f"{source}{chats.source} holds no conversation ({reader.skipped} broken rows left out); give"
+            " another"
+        )
+    splits = split_of(groups, chats.held_out, f"{place}.source")
     summary = _split(scratch, output, [splits[group] for group in groups], lengths, dtype)
     if not tokens.is_own:
         output.add_bytes(CHAT_TEMPLATE, tokens.template.encode())
@@ -131,13 +142,10 @@ def _messages(
 ) -> Iterator[tuple[str, list[ChatMessage] | str]]:
     """The place of each row, and its messages or why it has none to learn from."""
     if is_stdlib(chats.source):
-        for path, expected in files:
-            source = decode_source(reader.whole(path, expected), path)
-            name = stdlib_name(path)
-            for found in docstrings(source, path) if name != TOPICS else ():
-                prompt = " ".join(found.text.partition("\n\n")[0].split())
-                if found.signature and prompt:
-                    yield name, _pair(prompt, found.signature)
+        for name, found in docstrings(files, reader):
+            prompt = " ".join(found.text.partition("\n\n")[0].split())
+            if found.signature and prompt:
+                yield name, _pair(prompt, found.signature)
         return
     pair = (chats.prompt, chats.answer)
     columns = [Column(names=(each,)) for each in pair]
@@ -239,12 +247,3 @@ def _split(
     for name in ("ids", LEARNED, "ends.npy"):
         (scratch / name).unlink()
     return dict(counts)
-
-
-def _nothing(source: str, counts: Counter[str], skipped: int, longest: int, sequence: int) -> str:
-    if counts["too_long"]:
-        return (
-            f"chats.source: no answer in {source} ends within train.sequence={sequence} tokens;"
-            f" train.sequence={longest} would hold the first one of each row"
-        )
-    return f"chats.source: {source} holds no conversation ({skipped} broken rows left out); give another"

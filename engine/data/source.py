@@ -102,6 +102,15 @@ def _builtin_documents() -> Iterator[Document]:
         yield Document(id=f"builtin:{module}", text=body, group=f"builtin:{module}", kind="builtin")
 
 
+def docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, standard_library.Docstring]]:
+    """The docstrings of files of the standard library, each with the name of its file there."""
+    for path, expected in files:
+        name = stdlib_name(path)
+        source = decode_source(reader.whole(path, expected), path)
+        for found in standard_library.docstrings(source, path) if name != TOPICS else ():
+            yield name, found
+
+
 def stdlib_name(path: str) -> str:
     """The path inside the standard library, equal on every machine. Raises DataError for other files."""
     root = stdlib_folder()

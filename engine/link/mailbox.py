@@ -5,7 +5,6 @@ is written last and makes the message exist. All sites reach the folder, or an a
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -145,8 +144,14 @@ class Mailbox:
         )
 
     def _say(self, about: AboutTraining) -> None:
-        site = about.site
-        write_bytes(join(self.place, f"{site}-{ABOUT}"), canonical(about.model_dump(mode="json")))
+        write_bytes(join(self.place, f"{about.site}-{ABOUT}"), canonical(about.model_dump(mode="json")))
+
+    def about(self, site: str) -> AboutTraining | None:
+        """What a site has said of the training; None while it has said nothing, or what is there is damaged
+        or another training's.
+        """
+        found = _said(self.place, site)
+        return found if found and found.trajectory == self.trajectory else None
 
     def folder(self, number: int, site: str) -> str:
         return join(self.place, f"{ROUND}{number:06d}", site)
@@ -211,11 +216,21 @@ class Mailbox:
         found = [name.removeprefix(ROUND) for name in names(self.place) if name.startswith(ROUND)]
         return sorted(int(number) for number in found if number.isdecimal())
 
-    def sent(self, site: str) -> Iterator[Message]:
-        """The heads of a site's messages that lie here, in the order of their rounds."""
+    def sent(self, site: str, after: int = 0) -> Iterator[Message]:
+        """The heads of a site's messages that lie here, of rounds after `after`, in the order of their
+        rounds.
+        """
         for number in self.rounds():
-            if (head := self.read(number, site)) is not None:
+            if number > after and (head := self.read(number, site)) is not None:
                 yield head
+
+    def last_sent(self, site: str) -> int:
+        """The last round of which a message of a site lies here; 0 = none."""
+        return next((number for number in reversed(self.rounds()) if self.has(number, site)), 0)
+
+    def has(self, number: int, site: str) -> bool:
+        """Whether a site's message of a round lies here."""
+        return exists(join(self.folder(number, site), HEAD))
 
     def forget(self, until: int) -> None:
         """Remove all messages of rounds up to `until`, which nobody will ask for again."""
@@ -257,7 +272,7 @@ class Mailbox:
         head, DataError for one of another place.
         """
         place = join(self.folder(number, site), HEAD)
-        if not exists(place):
+        if not self.has(number, site):
             return None
         try:
             found = head_of(read_bytes(place, MOST_HEAD), place)
@@ -268,16 +283,15 @@ class Mailbox:
         return found
 
 
-def trainings(url: str) -> list[AboutTraining]:
-    """What is said of the trainings whose messages lie below the folder `url`; what is no such file is passed
-    over.
-    """
-    found: list[AboutTraining] = []
-    for folder in names(url):
-        for name in names(join(url, folder)) if TRAJECTORY.fullmatch(folder) else ():
-            if name.endswith(f"-{ABOUT}"):
-                with suppress(DamageError):  # one that is damaged holds up no other
-                    found.append(
-                        read_as(AboutTraining, join(url, folder, name), "what is said of a training")
-                    )
-    return found
+def trainings(url: str, site: str) -> list[AboutTraining]:
+    """What a site says of the trainings whose messages lie below the folder `url`."""
+    found = (_said(join(url, folder), site) for folder in names(url) if TRAJECTORY.fullmatch(folder))
+    return [about for about in found if about is not None]
+
+
+def _said(folder: str, site: str) -> AboutTraining | None:
+    """None where there is no such file, or one that is damaged: it holds up no other training."""
+    try:
+        return read_as(AboutTraining, join(folder, f"{site}-{ABOUT}"), "what is said of a training")
+    except (DamageError, FileNotFoundError):
+        return None

@@ -21,7 +21,7 @@ class Rounds:
 
     def __init__(self, link: Link, steps: int) -> None:
         self._delay, self._fragments, self._steps = link.delay, link.fragments, steps
-        self._interval = link.every // link.fragments
+        self._interval = link.interval
         self.last = steps // self._interval
 
     def sent_at(self, step: int) -> int:

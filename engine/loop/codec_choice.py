@@ -3,7 +3,6 @@ lies in the mailbox; that of a round log; or what the chooser says (engine/link/
 """
 
 import itertools
-import time
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -49,11 +48,8 @@ class CodecChoice:
 
     def __init__(self, link: Link, gang: Gang) -> None:
         self._link, self._gang = link, gang
-        self._chooser = CodecChooser(
-            delay=link.delay, interval=link.every // link.fragments, stall=link.stall
-        )
+        self._chooser = CodecChooser(delay=link.delay, interval=link.interval, stall=link.stall)
         self._roles, self._last = 1, dict[str, int]()  # the last choice by role
-        self._since: tuple[int, float] | None = None  # a step, and when it had ended
 
     def begin(self, roles: int) -> None:
         """`roles`: of the training, whose messages share the link."""
@@ -63,16 +59,11 @@ class CodecChoice:
     def _log(self) -> dict[int, RoundLine]:
         return read_log(self._link.rounds) if self._link.rounds else {}
 
-    def trained(self, step: int) -> None:
-        """The gang has ended a step, before anything is sent or waited for."""
-        if self._since is not None and step > self._since[0]:
-            took = (time.perf_counter() - self._since[1]) / (step - self._since[0])
-            before = self._chooser.step_s or took
-            self._chooser.step_s = before + SMOOTHING * (took - before)
-
-    def rested(self, step: int) -> None:
-        """What was sent and waited for after a step has ended."""
-        self._since = (step, time.perf_counter())
+    def trained(self, step_s: float) -> None:
+        """The gang has trained a step in so many seconds; 0 = they say nothing of others."""
+        if step_s:
+            before = self._chooser.step_s or step_s
+            self._chooser.step_s = before + SMOOTHING * (step_s - before)
 
     def took(self, codec: Codec, seconds: float) -> None:
         """A contribution was encoded and written, in so many seconds."""

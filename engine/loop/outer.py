@@ -58,19 +58,16 @@ class OuterSteps:
                 self._plans[member.name] = RoundPlan(rounds, [whole, *parts], self._link.codecs)
         self._choice.begin(len(self._plans))
 
-    def take_due(self, members: Iterable[RoleState]) -> float:
+    def take_due(self, members: Iterable[RoleState], step_s: float) -> float:
         """Send the contributions and take the outer steps that are due after this step; returns the seconds
-        of it. A collective.
+        of it. A collective. `step_s`: the seconds of the step, 0 where they say nothing of others.
 
         Raises StoppedError when a stop is asked while others are waited for; DataError for a message that
         does not fit, DamageError for one that is damaged.
         """
-        began, trained = time.perf_counter(), [*members]
-        self.sent_bytes = 0
-        for member in trained:
-            if member.outer is not None:
-                self._choice.trained(member.step)
-        for member in trained:
+        began, self.sent_bytes = time.perf_counter(), 0
+        self._choice.trained(step_s)
+        for member in members:
             if member.outer is not None:
                 rounds, step = self._plans[member.name].rounds, member.step - member.start
                 new = rounds.sent_at(step)
@@ -84,9 +81,6 @@ class OuterSteps:
                     self._send(new, member)
                 if new in due:
                     self._take(new, member)
-        for member in trained:
-            if member.outer is not None:
-                self._choice.rested(member.step)
         return time.perf_counter() - began
 
     def _box(self, number: int, member: RoleState) -> Mailbox:

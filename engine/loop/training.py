@@ -257,7 +257,9 @@ class Loop:
         """
         if self.train.link.is_linked:
             with self.gang.regions("link"):
-                step.timing["link_s"] = self.outer_steps.take_due(self.members[name] for name in outcomes)
+                step_s = step.timing["step_s"] if step.is_usual else 0.0  # the first one begins it all
+                members = [self.members[name] for name in outcomes]
+                step.timing["link_s"] = self.outer_steps.take_due(members, step_s)
             if self.outer_steps.sent_bytes:
                 step.timing["link_bytes"] = self.outer_steps.sent_bytes
         elif not self.sites.is_alone:

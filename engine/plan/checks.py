@@ -34,18 +34,23 @@ from atelier.engine.plan.site_checks import check_apart
 
 
 def check_layout(
-    layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str = "roles."
+    layout: Parallel,
+    roles: Mapping[str, Role],
+    train: Train,
+    *,
+    prefix: str = "roles.",
+    section: str = "train",
 ) -> None:
     """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
-    configuration, '' for a flow with one model.
+    configuration, '' for a flow with one model; `section` has the training's length and link.
     """
-    check_link(roles, train, prefix=prefix)
-    check_apart(layout, roles, train, prefix=prefix)
+    check_link(roles, train, prefix=prefix, section=section)
+    check_apart(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
-    _check_lengths(roles, train, prefix)
+    _check_lengths(roles, train, prefix, section)
     for step in train.progressive.first_steps():
         try:
-            _check_sizes(layout, roles, at_step(train, layout, step), prefix)
+            _check_sizes(layout, roles, at_step(train, layout, step), prefix, section)
         except ConfigError as error:
             if step >= train.progressive.steps:
                 raise
@@ -55,15 +60,15 @@ def check_layout(
             ) from None
 
 
-def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str) -> None:
+def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:
     """Check that no objective's rows are longer than the training's."""
     for name, role in roles.items():
         for key, spec in role.objective.items():
             if isinstance(spec, OwnRows) and spec.sequence > train.sequence:
                 raise ConfigError(
                     f"{prefix}{name}.objective.{key}.sequence" if prefix else f"objective.{key}.sequence",
-                    f"rows of {spec.sequence} tokens are longer than train.sequence {train.sequence}",
-                    f"train.sequence={spec.sequence}, or 0 for as long as that",
+                    f"rows of {spec.sequence} tokens are longer than {section}.sequence {train.sequence}",
+                    f"{section}.sequence={spec.sequence}, or 0 for as long as that",
                 )
 
 
@@ -76,7 +81,9 @@ def at_step(train: Train, layout: Parallel, step: int) -> Train:
     return now.model_copy(update={"micro_batch": math.gcd(now.micro_batch, each)})
 
 
-def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str) -> None:
+def _check_sizes(
+    layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str, section: str
+) -> None:
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
     check_schedule(layout, roles, prefix)
@@ -99,7 +106,7 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         check_router(layout, role.model, rows, model, axes=layout.axes_of(name), place=place_of(layout, name))
         check_tiers(layout, role, model, axes=layout.axes_of(name))
         check_products(layout, role, train, model, axes=layout.axes_of(name))
-        check_length(layout, name, "train.sequence", train.sequence)
+        check_length(layout, name, f"{section}.sequence", train.sequence)
         for key, spec in role.objective.items():
             own = f"{prefix}{name}.objective.{key}.sequence" if prefix else f"objective.{key}.sequence"
             check_length(layout, name, own, spec.row_tokens(train.sequence))
@@ -295,15 +302,21 @@ def _check_other_teachers(place: str, role: Role, roles: Mapping[str, Role]) -> 
 
 
 def check_readers(
-    roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], sequence: int, *, prefix: str = "roles."
+    roles: Mapping[str, Role],
+    rows: Iterable[ObjectiveSpec],
+    sequence: int,
+    *,
+    prefix: str = "roles.",
+    section: str = "train",
 ) -> None:
     """Raise ConfigError when rows of `sequence` tokens, the shortest of the training, are too short for an
-    objective that defines its rows, or a role's model cannot read them. `prefix` as in `check_layout`.
+    objective that defines its rows, or a role's model cannot read them. `prefix` and `section` as in
+    `check_layout`.
     """
     for spec in rows:
         if (tokens := spec.row_tokens(sequence)) < spec.least_sequence:
             raise ConfigError(
-                "train.sequence" if tokens == sequence else f"objective.{spec.kind}.sequence",
+                f"{section}.sequence" if tokens == sequence else f"objective.{spec.kind}.sequence",
                 f"rows of {tokens} tokens are too short for the objective {spec.kind} as it is set",
                 f"give {spec.least_sequence} or more",
             )

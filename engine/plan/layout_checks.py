@@ -171,16 +171,18 @@ def _check_log(layout: Parallel) -> None:
         )
 
 
-def check_link(roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
+def check_link(
+    roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.", section: str = "train"
+) -> None:
     """Raise ConfigError for a training of several sites that would not end with an outer step."""
     every = train.link.every
     for name, role in roles.items() if train.link.is_linked else ():
         steps = role.last(train.num_steps) - int(role.start)
         if role.moves and steps % every:
             raise ConfigError(
-                "train.link.every",
+                f"{section}.link.every",
                 f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
-                f"train.steps={-(-train.num_steps // every) * every} would fit",
+                f"{section}.steps={-(-train.num_steps // every) * every} would fit",
             )
 
 

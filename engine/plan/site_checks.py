@@ -9,34 +9,44 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
-PLACE = "train.link.roles"
 
-
-def check_places(link: Link, roles: Mapping[str, Role]) -> None:
-    """Raise ConfigError where a site is to have a role that there is not. For all roles of a training."""
+def check_places(link: Link, roles: Mapping[str, Role], *, section: str = "train") -> None:
+    """Raise ConfigError where a site is to have a role that there is not. For all roles of a training.
+    `section`: of the configuration, that has the link.
+    """
     for site in link.sites if link.roles else ():
         for name in link.roles[site]:
             if name not in roles:
                 near = nearest(name, roles)
                 known = f"there are: {', '.join(roles)}"
                 raise ConfigError(
-                    f"{PLACE}.{site}",
+                    f"{section}.link.roles.{site}",
                     f"there is no role {name!r}",
                     f"did you mean {near}?" if near else known,
                 )
 
 
-def check_apart(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
+def check_apart(
+    layout: Parallel,
+    roles: Mapping[str, Role],
+    train: Train,
+    *,
+    prefix: str = "roles.",
+    section: str = "train",
+) -> None:
     """Raise ConfigError for a role at no site, a student that needs more of a teacher elsewhere than its
-    answers, answers of more tokens than there are, or a layout at which answers are not built.
+    answers, answers of more tokens than there are, or a layout at which answers are not built. `section`: of
+    the configuration, that has the link.
     """
-    link = train.link
+    link, where = train.link, f"{section}.link"
     if not link.roles:
         return
     for name, role in roles.items():
         if not link.site_of(name):
             raise ConfigError(
-                PLACE, f"{name} is at no site", f"{PLACE}.{link.site}=[...,{name}], or at another one"
+                f"{where}.roles",
+                f"{name} is at no site",
+                f"{where}.roles.{link.site}=[...,{name}], or at another one",
             )
         place = f"{prefix}{name}"
         for key, teacher in role.other_teachers.items():
@@ -44,18 +54,18 @@ def check_apart(layout: Parallel, roles: Mapping[str, Role], train: Train, *, pr
                 raise ConfigError(
                     f"{place}.objective.{key}.teacher",
                     f"{teacher} is at {link.site_of(teacher)}, and only the role's teacher may be elsewhere",
-                    f"{place}.teacher={teacher}, or {teacher} at {link.site_of(name)} in {PLACE}",
+                    f"{place}.teacher={teacher}, or {teacher} at {link.site_of(name)} in {where}.roles",
                 )
         if link.is_apart(name, role.teacher):
-            _check_student(place, name, role, roles, link)
-    _check_circle(roles, link)
+            _check_student(place, name, role, roles, link, where)
+    _check_circle(roles, link, where)
     crossing = [name for name, role in roles.items() if link.is_apart(name, role.teacher)]
     if crossing:
         _check_layout(layout, {*crossing, *(roles[name].teacher for name in crossing)})
 
 
-def _check_circle(roles: Mapping[str, Role], link: Link) -> None:
-    """Refuse sites that would wait for each other's answers to the same step."""
+def _check_circle(roles: Mapping[str, Role], link: Link, where: str) -> None:
+    """Refuse sites that would wait for each other's answers to the same step. `where`: the link's place."""
     before: dict[str, set[str]] = {}
     for name, role in roles.items():
         if link.is_apart(name, role.teacher):
@@ -65,40 +75,45 @@ def _check_circle(roles: Mapping[str, Role], link: Link) -> None:
     except CycleError as error:
         circle = " of ".join(error.args[1])
         raise ConfigError(
-            PLACE, f"sites learn from each other in a circle: {circle}", "put one of their teachers elsewhere"
+            f"{where}.roles",
+            f"sites learn from each other in a circle: {circle}",
+            "put one of their teachers elsewhere",
         ) from None
 
 
-def _check_student(place: str, name: str, role: Role, roles: Mapping[str, Role], link: Link) -> None:
+def _check_student(
+    place: str, name: str, role: Role, roles: Mapping[str, Role], link: Link, where: str
+) -> None:
+    """`where`: the link's place."""
     teacher = role.teacher
     for key, spec in role.objective.items():
         if type(spec).needs_teacher and not getattr(type(spec), "reads_logits_only", False):
             raise ConfigError(
                 f"{place}.objective.{key}",
                 f"compares more than logits, and only answers come from {teacher} at {link.site_of(teacher)}",
-                f"an objective of kind logits, or both roles at one site in {PLACE}",
+                f"an objective of kind logits, or both roles at one site in {where}.roles",
             )
     if role.other_teachers:
         key, other = next(iter(role.other_teachers.items()))
         raise ConfigError(
             f"{place}.objective.{key}.teacher",
             f"{other}, beside {teacher} at {link.site_of(teacher)}: one teacher is built for such a student",
-            f"leave one out, or all of them at {link.site_of(name)} in {PLACE}",
+            f"leave one out, or all of them at {link.site_of(name)} in {where}.roles",
         )
     if role.attach != "refuse":
         raise ConfigError(
             f"{place}.attach",
             f"{role.attach}, which is not built for a teacher at another site ({teacher})",
-            f"leave it out, or both roles at one site in {PLACE}",
+            f"leave it out, or both roles at one site in {where}.roles",
         )
     for each in (name, teacher):
         model = roles[each].model if each in roles else None
         vocab = getattr(model, "vocab", "auto")
         if model is not None and vocab != "auto" and link.top != "all" and link.top > model.tokens:
             raise ConfigError(
-                "train.link.top",
+                f"{where}.top",
                 f"{link.top} tokens of each answer, and the vocabulary of {each} has {model.tokens}",
-                "train.link.top=all",
+                f"{where}.top=all",
             )
 
 

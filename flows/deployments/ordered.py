@@ -204,13 +204,12 @@ def check_linked(order: SiteOrder, nodes: list[Node], policies: Policies) -> Non
     """
     for node in nodes:
         linked = linked_sites(node)
+        place = f"{node.name}: {node.training.section}.link" if linked else ""
         if linked and order.site not in linked:
-            raise ConfigError(f"{node.name}: train.link", f"{order.site} is none of its sites")
+            raise ConfigError(place, f"{order.site} is none of its sites")
         for site in node.training.train.link.sites if linked else ():
             if site not in (order.site, order.home) and not policies.of(site).runs(node.task):
-                raise ConfigError(
-                    f"{node.name}: train.link", f"{order.site} runs no task {node.task!r} with {site}"
-                )
+                raise ConfigError(place, f"{order.site} runs no task {node.task!r} with {site}")
 
 
 def _plan(frozen: Frozen, store: Store, replying: Replying) -> int:

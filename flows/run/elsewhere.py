@@ -117,14 +117,11 @@ class Elsewhere:
         """Whether the other site's message that the role needs after `step` lies in home's mailbox."""
         link, site = node.training.train.link, other.site or self._here.name
         if link.rows:
-            steps = link.every // link.fragments
-            return any(
-                Mailbox(self._here.mailbox, each).contribution(step // steps + 1, site) is not None
-                for each in node.products[role].trajectories
-            )
+            boxes = (Mailbox(self._here.mailbox, each) for each in node.products[role].trajectories)
+            return any(box.has(step // link.interval + 1, site) for box in boxes)
         teacher = other.products[node.training.roles[role].teacher]
         box = Mailbox(self._here.mailbox, answers_of(teacher.trajectories[-1], link))
-        return box.answers(step + 1, site) is not None
+        return box.has(step + 1, site)
 
     def _told(self, mine: PlanRow, theirs: PlanRow, step: int, other: Node) -> str:
         site = other.site or self._here.name

@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.link import Link
 from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
-from atelier.engine.config.tune import STUDENT, TEACHER
+from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.engine.io.storage import join
 from atelier.infra.dag import Node
 
@@ -127,14 +127,24 @@ def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:
 
 def check_site_given(arguments: Spec) -> None:
     """Raises ConfigError for roles of several sites in a run at one of them that does not say which."""
-    for section in LINKED:
-        link: Link = getattr(getattr(arguments, section, None), "link", Link())
+    for section, spec in linked(arguments).items():
+        link = spec.link
         if link.has_all_roles:
             raise ConfigError(
                 f"{section}.link.site",
                 f"is not given, and {section}.link.roles are those of {', '.join(link.sites)}",
                 f"{section}.link.site={link.sites[0]}, or sites=[{','.join(link.sites)}] for a run over all",
             )
+
+
+def linked(arguments: Spec) -> dict[str, Train | Tune]:
+    """The sections of a flow's arguments that have a link, by name."""
+    found: dict[str, Train | Tune] = {}
+    for name in LINKED:
+        section = getattr(arguments, name, None)
+        if isinstance(section, Train | Tune):
+            found[name] = section
+    return found
 
 
 def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str, Json]:
@@ -155,14 +165,7 @@ def with_all_roles(arguments: Spec) -> Spec:
     """The arguments of a flow, its layout chosen for this site, as they are drawn for all sites: at each, the
     roles of all.
     """
-    sections: dict[str, Spec] = {
-        name: getattr(arguments, name) for name in LINKED if hasattr(arguments, name)
-    }
-    found: dict[str, Spec] = {}
-    for name, section in sections.items():
-        link: Link = getattr(section, "link")  # noqa: B009 - of either spec
-        if link.roles:
-            found[name] = section.model_copy(update={"link": link.model_copy(update={"site": ""})})
+    found = {name: section.at_site("") for name, section in linked(arguments).items() if section.link.roles}
     return arguments.model_copy(update=found)
 
 
@@ -175,7 +178,7 @@ def shares(total: int, names: Sequence[str]) -> dict[str, int]:
 
 
 def place(nodes: Sequence[Node], sites: Sites, here: SiteHere | None) -> Placement:
-    """Which tasks run where: one that `sites.at` names, there; a training whose `train.link` has rows of
+    """Which tasks run where: one that `sites.at` names, there; a training whose link has rows of
     several sites, at all of them, and one of a site's roles at that site; any other where a task that needs
     it runs, and here where none does.
 
@@ -220,7 +223,8 @@ def _where(nodes: Sequence[Node], sites: Sites, home: str) -> dict[str, set[str]
         if node.name in sites.at and linked:
             raise ConfigError(
                 f"sites.at.{node.name}",
-                f"is at {sites.at[node.name]} alone, and train.link has it at {', '.join(linked)}",
+                f"is at {sites.at[node.name]} alone, and {node.training.section}.link has it at"
+                f" {', '.join(linked)}",
                 "leave one out",
             )
         if node.name in sites.at:
@@ -236,7 +240,7 @@ def _where(nodes: Sequence[Node], sites: Sites, home: str) -> dict[str, set[str]
 
 
 def linked_sites(node: Node) -> list[str]:
-    """The sites at which `train.link` has a task run; none = it says nothing of it."""
+    """The sites at which its link has a task run; none = it has no link."""
     link = node.training.train.link if node.task == "train" else Link()
     return [link.site] if link.roles else link.sites
 

@@ -259,8 +259,9 @@ def _check_vocabulary(node: Node, frozen: Frozen) -> None:
     sized = {
         name: role.model_copy(update={"model": role.model.resolved(vocab)}) for name, role in roles.items()
     }
-    prefix = "roles." if "roles" in frozen.document else ""
-    check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix)
+    section = node.training.section
+    prefix = "roles." if "roles" in frozen.document else "" if section == "train" else f"{section}."
+    check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix, section=section)
 
 
 @dataclass(frozen=True)

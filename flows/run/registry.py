@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
@@ -10,28 +10,19 @@ from typing import Any
 from pydantic import create_model
 
 from atelier.engine.config.base import Spec
+from atelier.engine.config.link import OF_ROLES, OF_ROWS
 
 # keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
 _OF_LABELS = ("score.max_examples", "score.shots")
 _SHARES = ("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*")
 _OF_TITAN = ("score.controls", "score.rows")
-_APART = tuple(f"train.link.{key}" for key in ("roles", "roles.*", "top", "values", "ahead"))
-_OF_ROWS = (
-    "rows",
-    "rows.*",
-    "every",
-    "outer",
-    "outer.*",
-    "delay",
-    "fragments",
-    "codec",
-    "codec.*",
-    "feedback",
-    "choose",
-    "choose.*",
-    "stall",
-    "rounds",
-)
+
+
+def _of_link(section: str, keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{section}.link.{key}{below}" for key in keys for below in ("", ".*"))
+
+
+_APART = _of_link("train", ("roles", *OF_ROLES))
 IDLE: dict[str, tuple[str, ...]] = {
     "corpus": _SHARES,
     "pretrain": (*_OF_LABELS, *_OF_TITAN, *_APART),
@@ -41,7 +32,7 @@ IDLE: dict[str, tuple[str, ...]] = {
     "convert": (*_OF_LABELS, *_OF_TITAN),
     "instruct": ("tokenizer", "tokenizer.*", *_APART),
     "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts", *_APART),
-    "nebula": (*_OF_LABELS, "score.rows", *_APART, *(f"tune.link.{key}" for key in _OF_ROWS)),
+    "nebula": (*_OF_LABELS, "score.rows", *_APART, *_of_link("tune", ("rows", *OF_ROWS))),
     "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots", *_APART),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),

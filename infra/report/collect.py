@@ -180,20 +180,24 @@ def _text_row(
 ) -> ReportRow:
     """`read`: the tokens that the model has seen."""
     controls = config.controls
-    row: ReportRow = {
-        "name": key,
-        "kind": _kind(key, config),
-        "fingerprint": record.fingerprint,
-        "params": record.summary.get("params"),
-        "tokens": read or None,
-        "bits_per_byte": score["bits_per_byte"],
-        "loss": score["loss"],
-    }
+    row = _model_row(key, record, config, read)
+    row["bits_per_byte"], row["loss"] = score["bits_per_byte"], score["loss"]
     if key in controls and "loss" in scores.get(controls[key], NONE):
         control = scores[controls[key]]
         if score.get("held_out", "") == control.get("held_out", score.get("held_out", "")):
             row["delta"] = score["loss"] - control["loss"]
     return row
+
+
+def _model_row(key: str, record: Record, config: "ReportConfig", read: int) -> ReportRow:
+    """What a row of a model begins with. `read`: the tokens that it has seen."""
+    return {
+        "name": key,
+        "kind": _kind(key, config),
+        "fingerprint": record.fingerprint,
+        "params": record.summary.get("params"),
+        "tokens": read or None,
+    }
 
 
 def _kind(key: str, config: "ReportConfig") -> str:
@@ -211,14 +215,8 @@ def _answer_row(key: str, found: dict[str, Record], config: "ReportConfig", read
     loss = record.summary.get("eval_loss")
     if not isinstance(loss, float) or not any(parent.startswith("chats.") for parent in record.parents):
         return None
-    row: ReportRow = {
-        "name": key,
-        "kind": _kind(key, config),
-        "fingerprint": record.fingerprint,
-        "params": record.summary.get("params"),
-        "tokens": read or None,
-        "answer_loss": loss,
-    }
+    row = _model_row(key, record, config, read)
+    row["answer_loss"] = loss
     beside = control.summary.get("eval_loss") if control is not None else None
     if (
         isinstance(beside, float)

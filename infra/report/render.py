@@ -119,6 +119,9 @@ class Table:
     kinds: list[str]
 
 
+ABOUT = ("name", "kind", "parameters", "tokens")  # what every table of models begins with
+
+
 def tables_of(content: ReportContent) -> list[Table]:
     """Tables of language modelling, of answers, of heads and of accuracy, where there are such rows: no row
     has two of them.
@@ -131,31 +134,20 @@ def tables_of(content: ReportContent) -> list[Table]:
     if text:
         cells = [
             [
-                row["name"],
-                row["kind"],
-                size(row.get("params")),
-                size(row.get("tokens")),
+                *_about(row),
                 digits(row.get("bits_per_byte"), 3),
                 digits(row.get("loss"), 3),
                 signed(row.get("delta")),
             ]
             for row in text
         ]
-        head = ["name", "kind", "parameters", "tokens", "bits/byte", "loss", "loss vs control"]
+        head = [*ABOUT, "bits/byte", "loss", "loss vs control"]
         found.append(_without_empty(Table("Held-out text", head, cells, [row["kind"] for row in text])))
     if answers:
         cells = [
-            [
-                row["name"],
-                row["kind"],
-                size(row.get("params")),
-                size(row.get("tokens")),
-                digits(row.get("answer_loss"), 3),
-                signed(row.get("delta")),
-            ]
-            for row in answers
+            [*_about(row), digits(row.get("answer_loss"), 3), signed(row.get("delta"))] for row in answers
         ]
-        head = ["name", "kind", "parameters", "tokens", "loss", "loss vs control"]
+        head = [*ABOUT, "loss", "loss vs control"]
         kinds = [row["kind"] for row in answers]
         found.append(_without_empty(Table("Held-out answers", head, cells, kinds)))
     heads = [row for row in rows if row.get("head")]
@@ -187,6 +179,11 @@ def tables_of(content: ReportContent) -> list[Table]:
         head = ["name", "kind", "accuracy", "draws", "vs from scratch"]
         found.append(_without_empty(Table("Accuracy", head, cells, [row["kind"] for row in right])))
     return found
+
+
+def _about(row: ReportRow) -> list[str]:
+    """The cells of `ABOUT`."""
+    return [row["name"], row["kind"], size(row.get("params")), size(row.get("tokens"))]
 
 
 def _without_empty(table: Table) -> Table:

@@ -23,15 +23,15 @@ def roles_here(roles: Mapping[str, Role], link: Link) -> dict[str, Role]:
     }
 
 
-def check_finished(roles: Mapping[str, Role], link: Link) -> None:
+def check_finished(roles: Mapping[str, Role], link: Link, *, section: str = "train") -> None:
     """Raise ConfigError for a finished model whose students are elsewhere: a flow that trains nothing at its
-    site has nothing to run there.
+    site has nothing to run there. `section`: of the configuration, that has the link.
     """
     for name, role in roles.items():
         teacher = roles.get(role.teacher)
         if teacher is not None and not teacher.moves and link.is_apart(name, role.teacher):
             raise ConfigError(
-                "train.link.roles",
+                f"{section}.link.roles",
                 f"{role.teacher} at {link.site_of(role.teacher)} is a finished model, which no flow has teach"
                 f" {name} at {link.site_of(name)}",
                 f"a teacher that trains, or both at {link.site_of(name)}",
@@ -51,13 +51,17 @@ def with_others(
     segments: Mapping[str, list[Segment]],
     link: Link,
     vocab: int,
+    *,
+    section: str = "train",
 ) -> dict[str, Member]:
-    """The gang's members with the roles elsewhere that teach them, or learn from them."""
+    """The gang's members with the roles elsewhere that teach them, or learn from them. Raises ConfigError for
+    answers of more tokens than the vocabulary has; `section` of the configuration has the link.
+    """
     if not link.roles:
         return dict(members)
     if link.top != "all" and link.top > vocab:
         raise ConfigError(
-            "train.link.top", f"{link.top}, and the vocabulary has {vocab}", "train.link.top=all"
+            f"{section}.link.top", f"{link.top}, and the vocabulary has {vocab}", f"{section}.link.top=all"
         )
 
     def told(name: str) -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
@@ -26,6 +26,7 @@ from atelier.infra.sites.notes import Notes
 from atelier.infra.sites.transfer import TIMEOUT_S, is_settled, reason
 
 SERVICE = "atelier.Site"
+Request = TypeVar("Request", bytes, Iterator[bytes])
 LOOK_EVERY = 0.2  # seconds
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 
@@ -34,12 +35,11 @@ class Agent:
     """The agent of the site of `keys`, for the mailbox folder `mailbox`."""
 
     def __init__(self, keys: Keys, mailbox: str) -> None:
-        self.keys, self.site, self._mailbox = keys, keys.card.site, mailbox
+        self.keys, self.site = keys, keys.card.site
         self._notes = Notes(mailbox, self.site)
         self._audit = Audit(keys.folder / AUDIT)
         self._told: dict[str, set[str]] = {}  # digests of notes by peer
         self._refused: dict[str, set[str]] = {}  # the same, of those that it sent
-        self._has_files: dict[str, set[str]] = {}  # heads of files by peer
         self._messages = MessageCalls(mailbox, self.site, self._audit, self._is_trusted, SERVICE)
         self._files = FileCalls(Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE)
         self._channels = Channels(keys, OPTIONS)
@@ -56,18 +56,18 @@ class Agent:
         use.
         """
         methods = {
-            "Offer": grpc.unary_unary_rpc_method_handler(self._offer),
-            "Put": grpc.stream_unary_rpc_method_handler(self._put),
-            "Heads": grpc.unary_unary_rpc_method_handler(self._heads),
-            "Get": grpc.unary_stream_rpc_method_handler(self._get),
-            "Hear": grpc.unary_unary_rpc_method_handler(self._hear),
-            "Progress": grpc.unary_unary_rpc_method_handler(self._progress),
-            "OfferFile": grpc.unary_unary_rpc_method_handler(self._offer_file),
-            "PutFile": grpc.stream_unary_rpc_method_handler(self._put_file),
-            "FileHeads": grpc.unary_unary_rpc_method_handler(self._file_heads),
-            "GetFile": grpc.unary_stream_rpc_method_handler(self._get_file),
-            "Tell": grpc.unary_unary_rpc_method_handler(self._tell),
-            "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
+            "Offer": self._unary(self._messages.offer),
+            "Put": self._streamed_in(self._messages.put),
+            "Heads": self._unary(self._messages.heads),
+            "Get": self._streamed_out(self._messages.get),
+            "Hear": self._unary(self._messages.hear),
+            "Progress": self._unary(self._messages.progress),
+            "OfferFile": self._unary(self._files.offer),
+            "PutFile": self._streamed_in(self._files.put),
+            "FileHeads": self._unary(self._files.heads),
+            "GetFile": self._streamed_out(self._files.get),
+            "Tell": self._unary(self._tell),
+            "Ask": self._unary(self._ask),
         }
         self._server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="agent"), options=OPTIONS)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
@@ -108,89 +108,55 @@ class Agent:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
         return peer
 
-    def _answered(self, context: grpc.ServicerContext, peer: str, work: Callable[[], Json]) -> bytes:
-        """The result of `work` as JSON; what it refuses ends the call with the reason."""
+    def _unary(self, work: Callable[[bytes, str], Json]) -> grpc.RpcMethodHandler:
+        """The answer to a call: the result of `work` for the request of a peer, as JSON."""
+        return grpc.unary_unary_rpc_method_handler(partial(self._answer, work))
+
+    def _streamed_in(self, work: Callable[[Iterator[bytes], str], Json]) -> grpc.RpcMethodHandler:
+        """`_unary`, of a request in parts."""
+        return grpc.stream_unary_rpc_method_handler(partial(self._answer, work))
+
+    def _streamed_out(self, work: Callable[[bytes, str], Iterator[bytes]]) -> grpc.RpcMethodHandler:
+        """An answer in parts, which are bytes as they are."""
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            peer = self._caller(context)
+            try:
+                yield from work(request, peer)
+            except AtelierError as error:
+                self._refuse(context, peer, error)
+
+        return grpc.unary_stream_rpc_method_handler(answer)
+
+    def _answer(
+        self, work: Callable[[Request, str], Json], request: Request, context: grpc.ServicerContext
+    ) -> bytes:
+        peer = self._caller(context)
         try:
-            return json.dumps(work()).encode()
-        except NotTaken as refused:
-            if refused.when == "never":
-                self._audit.add("refused", who=peer, why=str(refused))
-            is_early = refused.when == "early"
-            code = grpc.StatusCode.ABORTED if is_early else grpc.StatusCode.FAILED_PRECONDITION
-            context.abort(code, str(refused))
+            return json.dumps(work(request, peer)).encode()
         except AtelierError as error:
+            self._refuse(context, peer, error)
+
+    def _refuse(self, context: grpc.ServicerContext, peer: str, error: AtelierError) -> NoReturn:
+        """End a call with the reason; what will never be taken is in the audit log."""
+        when = error.when if isinstance(error, NotTaken) else "never"
+        if when == "never":
             self._audit.add("refused", who=peer, why=str(error))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise AssertionError  # abort raises
+        codes = grpc.StatusCode
+        if not isinstance(error, NotTaken):
+            context.abort(codes.INVALID_ARGUMENT, str(error))
+        context.abort(codes.ABORTED if when == "early" else codes.FAILED_PRECONDITION, str(error))
 
-    def _offer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._messages.offer(request, peer))
+    def _tell(self, request: bytes, peer: str) -> Json:
+        note = self._notes.take(request, peer)
+        self._audit.add("received", who=peer, **notes.told(note))
+        return {}
 
-    def _put(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._messages.put(requests, peer))
-
-    def _heads(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._messages.heads(request, peer))
-
-    def _get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        peer = self._caller(context)
-        yield from self._streamed(context, self._messages.get(request, peer))
-
-    def _hear(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._messages.hear(request, peer))
-
-    def _progress(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._messages.progress(peer))
-
-    def _tell(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-
-        def work() -> dict[str, Json]:
-            note = self._notes.take(request, peer)
-            self._audit.add("received", who=peer, **notes.told(note))
-            return {}
-
-        return self._answered(context, peer, work)
-
-    def _ask(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-
-        def work() -> list[Json]:
-            found = self._notes.asked(request, peer)[:1]  # one fits into an answer
-            for note in found:
-                self._audit.add("fetched", who=peer, **notes.told(note))
-            return [desk.text_of(note).decode() for note in found]
-
-        return self._answered(context, peer, work)
-
-    def _offer_file(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._files.offer(request, peer))
-
-    def _put_file(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._files.put(requests, peer))
-
-    def _file_heads(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._caller(context)
-        return self._answered(context, peer, lambda: self._files.heads(peer))
-
-    def _get_file(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        peer = self._caller(context)
-        yield from self._streamed(context, self._files.get(request, peer))
-
-    def _streamed(self, context: grpc.ServicerContext, blocks: Iterator[bytes]) -> Iterator[bytes]:
-        try:
-            yield from blocks
-        except NotTaken as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        except AtelierError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    def _ask(self, request: bytes, peer: str) -> Json:
+        found = self._notes.asked(request, peer)[:1]  # one fits into an answer
+        for note in found:
+            self._audit.add("fetched", who=peer, **notes.told(note))
+        return [desk.text_of(note).decode() for note in found]
 
     # what it asks
 
@@ -224,25 +190,18 @@ class Agent:
         card = self.keys.peers[peer]
         if not card.address:
             return
-        channel, is_called = self._channels.of(card), bool(self.keys.card.address)  # it sends by itself
-        parts: list[Callable[[], None]] = [
-            lambda: self._messages.send(channel, peer),
-            lambda: None if is_called else self._messages.fetch(channel, peer),
-            lambda: self._messages.tell(channel, peer),
-            lambda: None if is_called else self._messages.ask(channel, peer),
-            lambda: self._tell_news(channel, peer),
-            lambda: None if is_called else self._hear_news(channel, peer),
-            lambda: self._files.send(channel, peer, self._has_files.setdefault(peer, set())),
-            lambda: None if is_called else self._files.fetch(channel, peer),
-        ]
+        parts = [self._messages.send, self._messages.tell, self._tell_news, self._files.send]
+        if not self.keys.card.address:  # otherwise the peer sends by itself
+            parts += [self._messages.fetch, self._messages.ask, self._hear_news, self._files.fetch]
         problems: list[Exception] = []
         for part in parts:  # one that the peer refuses, or does not know, holds up no other
             try:
-                part()
+                part(self._channels.of(card), peer)
             except (AtelierError, grpc.RpcError) as error:
                 problems.append(error)
-        if problems:
+        if any(isinstance(error, grpc.RpcError) for error in problems):
             self._channels.drop(peer)
+        if problems:
             raise problems[0]
 
     def _tell_news(self, channel: grpc.Channel, peer: str) -> None:

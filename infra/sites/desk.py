@@ -145,11 +145,6 @@ def order_id(note: Note) -> str:
     return note.id if isinstance(note, SiteOrder) else note.order
 
 
-def reader_of(note: Note) -> str:
-    """The site that a note is for."""
-    return note.home if isinstance(note, Reply) else note.site
-
-
 def digest_of(note: Note) -> str:
     return hashlib.sha256(text_of(note)).hexdigest()
 

@@ -16,7 +16,7 @@ from atelier.infra.sites import files
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, is_settled, patience
+from atelier.infra.sites.transfer import TIMEOUT_S, blocks_of, is_settled, offered, patience, push
 
 WHAT = "the head of a file"
 
@@ -33,6 +33,7 @@ class FileCalls:
 
     def __init__(self, found: Files, audit: Audit, is_trusted: Callable[[str], bool], service: str) -> None:
         self._files, self._audit, self._is_trusted, self._service = found, audit, is_trusted, service
+        self._settled: dict[str, set[str]] = {}  # by peer: heads that it has, or will never take
 
     # what others ask, by name of the call
 
@@ -44,7 +45,7 @@ class FileCalls:
         self._take(placed.head, peer, placed.offset, requests)
         return {}
 
-    def heads(self, peer: str) -> dict[str, Json]:
+    def heads(self, request: bytes, peer: str) -> dict[str, Json]:
         return {"heads": [head.model_dump(mode="json") for head in self._files.outgoing(peer)][:1000]}
 
     def get(self, request: bytes, peer: str) -> Iterator[bytes]:
@@ -52,13 +53,8 @@ class FileCalls:
         placed = parse_as(PlacedHead, request, peer, WHAT)
         if placed.head not in [*self._files.outgoing(peer)]:
             raise NotTaken("no such file")
-        yield from self._blocks(placed.head, placed.offset)
+        yield from blocks_of(self._files.path(placed.head), placed.offset)
         self._audit.add("fetched", who=peer, **files.told(placed.head))
-
-    def _blocks(self, head: FileHead, offset: int) -> Iterator[bytes]:
-        with self._files.path(head).open("rb") as file:
-            file.seek(offset)
-            yield from iter(lambda: file.read(BLOCK), b"")
 
     def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
         self._files.take(head, peer, offset, blocks, lambda: self._is_trusted(peer))
@@ -66,31 +62,28 @@ class FileCalls:
 
     # what it asks
 
-    def send(self, channel: grpc.Channel, peer: str, delivered: set[str]) -> None:
-        """Push what a peer lacks. `delivered`: heads that it has, or will never take."""
+    def send(self, channel: grpc.Channel, peer: str) -> None:
+        """Push what a peer lacks."""
+        settled = self._settled.setdefault(peer, set())
         for head in self._files.outgoing(peer):
             key = head.model_dump_json()
-            if key in delivered:
+            if key in settled:
                 continue
             if is_settled(partial(self._send, channel, peer, head), partial(self._not_taken, peer, head)):
-                delivered.add(key)
+                settled.add(key)
 
     def _send(self, channel: grpc.Channel, peer: str, head: FileHead) -> None:
-        answer = channel.unary_unary(f"/{self._service}/OfferFile")(head.text, timeout=TIMEOUT_S)
-        offset = parse_object(answer, peer, "an answer").get("offset")
-        if isinstance(offset, int):
-            self._push(channel, head, offset)
+        offset = offered(channel, f"/{self._service}/OfferFile", head.text, peer)
+        if offset is not None:
+            begin, path = (
+                PlacedHead(head=head, offset=offset).model_dump_json().encode(),
+                self._files.path(head),
+            )
+            push(channel, f"/{self._service}/PutFile", begin, path, offset, head.entry.bytes)
             self._audit.add("sent", who=peer, **files.told(head))
 
     def _not_taken(self, peer: str, head: FileHead, why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **files.told(head))
-
-    def _push(self, channel: grpc.Channel, head: FileHead, offset: int) -> None:
-        def parts() -> Iterator[bytes]:
-            yield PlacedHead(head=head, offset=offset).model_dump_json().encode()
-            yield from self._blocks(head, offset)
-
-        channel.stream_unary(f"/{self._service}/PutFile")(parts(), timeout=patience(head.entry.bytes))
 
     def fetch(self, channel: grpc.Channel, peer: str) -> None:
         """Fetch what a peer has for this site."""

@@ -66,14 +66,13 @@ class Incoming:
 
     def trainings(self, peer: str) -> list[AboutTraining]:
         """The trainings here that another site takes part in."""
-        return [about for about in trainings(self._url) if about.site == self._site and peer in about.sites]
+        return [about for about in trainings(self._url, self._site) if peer in about.sites]
 
     def about(self, trajectory: str, of: str, peer: str) -> AboutTraining:
         """What this site says of the training that something `of` a site is of. Raises NotTaken where `peer`
         takes no part in it, or it is not of `peer`.
         """
-        here = [about for about in trainings(self._url) if about.site == self._site]
-        about = next((about for about in here if about.trajectory == trajectory), None)
+        about = Mailbox(self._url, trajectory).about(self._site)
         if about is None:
             raise NotTaken(f"{trajectory[:16]} is not trained here", "early")
         if peer not in about.sites:
@@ -111,8 +110,7 @@ class Incoming:
     def _judge_contribution(
         self, head: Contribution, box: Mailbox, about: AboutTraining, *, is_here: bool
     ) -> None:
-        own = list(box.sent(self._site))[-1:]
-        if head.round > (own[0].round if own else 0) + 1:
+        if head.round > box.last_sent(self._site) + 1:
             raise NotTaken(f"round {head.round} is not the next one", "early")
         if about.bytes and head.codec.text not in about.bytes:
             raise NotTaken(f"is {head.codec.text}, and the training's are {', '.join(about.bytes)}")
@@ -144,7 +142,7 @@ class Incoming:
     def offset(self, head: Message, peer: str) -> int | None:
         """How many bytes of a message have come; None = all of it is here. Raises NotTaken as `judge`."""
         box = self.judge(head, peer)
-        if box.read(head.round, peer) is not None:
+        if box.has(head.round, peer):
             return None
         path = self._part(box, head)
         return path.stat().st_size if path.exists() else 0
@@ -164,7 +162,7 @@ class Incoming:
         box = self.judge(head, peer)
         path = self._part(box, head)
         with self._one.of(path.parent, f"{path.parent.name}'s message of this round"):
-            if self.judge(head, peer).read(head.round, peer) is not None:
+            if self.judge(head, peer).has(head.round, peer):
                 return
             make_folder(path.parent)
             for other in path.parent.glob(f"{TEMPORARY}*"):  # of a message that was announced otherwise

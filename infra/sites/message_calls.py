@@ -6,17 +6,19 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
+from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import local_path
-from atelier.engine.link.mailbox import BODY, Mailbox, Message, ReaderProgress, head_of
+from atelier.engine.link.mailbox import BODY, Contribution, Mailbox, Message, ReaderProgress, head_of
 from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S, is_settled, patience
+from atelier.infra.sites.transfer import TIMEOUT_S, blocks_of, is_settled, offered, patience, push
 
 MOST_HEADS = 1000  # of one answer
 OFFER_AGAIN_S = 30.0  # the oldest message that is kept: its reader may have lost it
@@ -25,7 +27,7 @@ OFFER_AGAIN_S = 30.0  # the oldest message that is kept: its reader may have los
 class AskedBytes(Spec):
     """Which bytes of a message are asked for."""
 
-    trajectory: str
+    trajectory: Digest
     round: int
     offset: int
 
@@ -40,8 +42,8 @@ class MessageCalls:
         self._service = service
         self._incoming = Incoming(url, site)
         self._delivered: dict[tuple[str, str], int] = {}  # the last round by peer and trajectory
-        self._offered: dict[tuple[str, str], float] = {}  # when the oldest was offered, by the same
-        self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes and seconds of what was fetched last
+        self._offered: dict[tuple[str, str], float] = {}  # when the oldest was offered again, by the same
+        self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
         self._refused: set[tuple[str, str, int, str]] = set()  # the same, of what is not fetched
         self._told: dict[tuple[str, str], ReaderProgress] = {}  # by peer and trajectory
 
@@ -70,29 +72,29 @@ class MessageCalls:
         found: list[Json] = []
         for about in self._incoming.trainings(peer):
             last = known.get(about.trajectory)
-            for head in Mailbox(self._url, about.trajectory).sent(self._site):
-                if not isinstance(last, int) or head.round > last:
-                    found.append(head.model_dump(mode="json", by_alias=True))
+            after = last if isinstance(last, int) else 0
+            for head in Mailbox(self._url, about.trajectory).sent(self._site, after):
+                found.append(head.model_dump(mode="json", by_alias=True))
         return {"heads": found[:MOST_HEADS]}
 
     def get(self, request: bytes, peer: str) -> Iterator[bytes]:
         """Raises NotTaken for a message that this site does not send to `peer`."""
         asked = parse_as(AskedBytes, request, peer, "a request")
-        for about in self._incoming.trainings(peer):
-            if about.trajectory == asked.trajectory:
-                box = Mailbox(self._url, about.trajectory)
-                if (head := box.read(asked.round, self._site)) is not None:
-                    yield from self._blocks(box, head, asked.offset)
-                    self._audit.add("fetched", who=peer, **told(head))
-                    return
-        raise NotTaken("no such message")
+        box = Mailbox(self._url, asked.trajectory)
+        about = box.about(self._site)
+        if about is None or peer not in about.sites:
+            raise NotTaken("no such message")
+        if (head := box.read(asked.round, self._site)) is None:
+            raise NotTaken("no such message", "over")
+        yield from blocks_of(_body(box, head), asked.offset)
+        self._audit.add("fetched", who=peer, **told(head))
 
     def hear(self, request: bytes, peer: str) -> dict[str, Json]:
         """How far a peer has come."""
         self._hear(parse_as(ReaderProgress, request, peer, "what is said of a progress"), peer)
         return {}
 
-    def progress(self, peer: str) -> dict[str, Json]:
+    def progress(self, request: bytes, peer: str) -> dict[str, Json]:
         """How far this site has come in what it learns from a peer's teachers."""
         found = [*self._progress_for(peer)][:MOST_HEADS]
         for progress in found:
@@ -123,25 +125,29 @@ class MessageCalls:
         self._incoming.take(head, peer, offset, blocks, lambda: self._is_trusted(peer))
         self._audit.add("received", who=peer, **told(head))
 
-    def _blocks(self, box: Mailbox, head: Message, offset: int) -> Iterator[bytes]:
-        with (local_path(box.folder(head.round, head.site)) / BODY).open("rb") as file:
-            file.seek(offset)
-            yield from iter(lambda: file.read(BLOCK), b"")
-
     # what it asks
 
     def send(self, channel: grpc.Channel, peer: str) -> None:
         """Push what a peer lacks."""
         for about in self._incoming.trainings(peer):
             box, key = Mailbox(self._url, about.trajectory), (peer, about.trajectory)
-            for number, head in enumerate(box.sent(self._site)):
-                if not number and time.monotonic() - self._offered.get(key, -OFFER_AGAIN_S) >= OFFER_AGAIN_S:
-                    self._offered[key] = time.monotonic()
-                    if self._is_lacking(channel, peer, head):
-                        self._delivered[key] = head.round - 1
-                is_new = head.round > self._delivered.get(key, 0)
-                if is_new and not self._deliver(channel, peer, box, head):
+            self._offer_again(channel, peer, box)
+            for head in box.sent(self._site, self._delivered.get(key, 0)):
+                if not self._deliver(channel, peer, box, head):
                     break  # later rounds are too early as well
+
+    def _offer_again(self, channel: grpc.Channel, peer: str, box: Mailbox) -> None:
+        """Every `OFFER_AGAIN_S` offer a peer the oldest of the messages that it has taken and that are kept:
+        where its mailbox was lost, they are sent again.
+        """
+        key, now = (peer, box.trajectory), time.monotonic()
+        if now - self._offered.setdefault(key, now) < OFFER_AGAIN_S:
+            return
+        self._offered[key] = now
+        oldest = next(box.sent(self._site), None)
+        is_delivered = oldest is not None and oldest.round <= self._delivered.get(key, 0)
+        if oldest is not None and is_delivered and self._is_lacking(channel, peer, oldest):
+            self._delivered[key] = oldest.round - 1
 
     def _deliver(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> bool:
         """Send a message, unless the peer does not take it: never, which holds up no other, or not yet, for
@@ -157,10 +163,7 @@ class MessageCalls:
         return True
 
     def _offset(self, channel: grpc.Channel, peer: str, head: Message) -> int | None:
-        """Where a peer wants a message from; None = it has all of it. Raises RpcError where it takes none."""
-        answer = channel.unary_unary(f"/{self._service}/Offer")(head.text, timeout=TIMEOUT_S)
-        offset = parse_object(answer, peer, "an answer").get("offset")
-        return offset if isinstance(offset, int) else None
+        return offered(channel, f"/{self._service}/Offer", head.text, peer)
 
     def _is_lacking(self, channel: grpc.Channel, peer: str, head: Message) -> bool:
         found: list[int | None] = [None]
@@ -170,15 +173,11 @@ class MessageCalls:
     def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
         offset = self._offset(channel, peer, head)
         if offset is not None:
-            about = json.dumps(json.loads(head.text) | {"offset": offset}).encode()
-
-            def parts() -> Iterator[bytes]:
-                yield about
-                yield from self._blocks(box, head, offset)
-
+            begin = json.dumps(json.loads(head.text) | {"offset": offset}).encode()
             began = time.monotonic()
-            channel.stream_unary(f"/{self._service}/Put")(parts(), timeout=patience(head.body.bytes))
-            tell_rate(self._url, peer, head.body.bytes - offset, time.monotonic() - began)
+            push(channel, f"/{self._service}/Put", begin, _body(box, head), offset, head.body.bytes)
+            if isinstance(head, Contribution):
+                tell_rate(self._url, peer, head.body.bytes - offset, time.monotonic() - began)
             self._audit.add("sent", who=peer, **told(head))
 
     def fetch(self, channel: grpc.Channel, peer: str) -> None:
@@ -203,7 +202,7 @@ class MessageCalls:
         own = box.progress(self._site)
         last = max(min(rounds, default=1) - 1, own.safe if own else 0)
         for number in rounds:
-            if number != last + 1 or box.read(number, peer) is None:
+            if number != last + 1 or not box.has(number, peer):
                 break
             last = number
         return last
@@ -226,7 +225,8 @@ class MessageCalls:
         began = time.monotonic()
         blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
         self._take(head, peer, offset, blocks)
-        self._took[peer] = (head.body.bytes - offset, time.monotonic() - began)
+        if isinstance(head, Contribution):
+            self._took[peer] = (head.body.bytes - offset, time.monotonic() - began)
         return True
 
     def tell(self, channel: grpc.Channel, peer: str) -> None:
@@ -259,6 +259,10 @@ class MessageCalls:
                 except NotTaken as refused:
                     if refused.when == "never":
                         raise
+
+
+def _body(box: Mailbox, head: Message) -> Path:
+    return local_path(box.folder(head.round, head.site)) / BODY
 
 
 def told(head: Message) -> dict[str, Json]:

@@ -1,8 +1,13 @@
-"""What all transfers between agents have: frames, patience, and how their errors read."""
+"""What all transfers between agents have: frames, patience, how bytes are offered and pushed, and how their
+errors read.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
+
+from atelier.engine.config.document import parse_object
 
 BLOCK = 1 << 20  # bytes of a frame
 SLOWEST = 10_000  # bytes a second
@@ -13,6 +18,32 @@ NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT) 
 def patience(size: int) -> float:
     """Seconds after which a transfer of so many bytes is broken off; it goes on where it stopped."""
     return TIMEOUT_S + size / SLOWEST
+
+
+def offered(channel: grpc.Channel, call: str, head: bytes, peer: str) -> int | None:
+    """Where a peer wants the bytes that `head` announces from; None = it has all of them. Raises RpcError
+    where it takes none.
+    """
+    answer = channel.unary_unary(call)(head, timeout=TIMEOUT_S)
+    offset = parse_object(answer, peer, "an answer").get("offset")
+    return offset if isinstance(offset, int) else None
+
+
+def push(channel: grpc.Channel, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
+    """Send `begin`, which says what follows, and a file of `size` bytes from `offset` on."""
+
+    def parts() -> Iterator[bytes]:
+        yield begin
+        yield from blocks_of(path, offset)
+
+    channel.stream_unary(call)(parts(), timeout=patience(size))
+
+
+def blocks_of(path: Path, offset: int) -> Iterator[bytes]:
+    """A file's bytes from `offset` on, in frames."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        yield from iter(lambda: file.read(BLOCK), b"")
 
 
 def is_settled(send: Callable[[], None], on_refused: Callable[[str], None]) -> bool:

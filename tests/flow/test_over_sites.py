@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -72,6 +73,25 @@ def test_a_task_that_fails_at_home_ends_the_other_sites(whole: TwoSites, tmp_pat
     assert command.wait() == 1 and "round-000003" in command.text and "site serve" not in command.text
     [reply] = [each for each in sites.replies() if each["state"] == "stopped"]
     assert reply["tasks"]["train"]["state"] == "stopped"
+    sites.home.wait_for_quiet()
+
+
+@pytest.mark.parametrize("site", ["a", "b"])
+def test_a_site_that_lost_a_training_whose_messages_are_gone_is_refused(
+    whole: TwoSites, tmp_path: Path, site: str
+) -> None:
+    """It would wait for ever for a site that has finished: the plan says so, and what to do."""
+    sites = TwoSites(tmp_path)  # without a message
+    sites.other.root.mkdir(parents=True)
+    stores = {"a": (sites.home, whole.home), "b": (sites.other, whole.other)}
+    for name, (store, source) in stores.items():
+        store.copy_data(source)
+        for kind in ("model", "trajectory") if name != site else ():
+            shutil.copytree(source.root / kind, store.root / kind)
+    code, out, err = sites.home.finish(*WORDS)
+    assert code == 2 and "and its messages are gone" in err, out + err
+    other = "b" if site == "a" else "a"
+    assert f"{other} is finished" in err and f"remove that training at {other} too" in err, err
     sites.home.wait_for_quiet()
 
 

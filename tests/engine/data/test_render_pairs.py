@@ -77,6 +77,7 @@ def test_the_standard_library_has_docstrings_and_their_signatures(workshop: Work
     learned = {answer for _, answer in rows}
     assert "def loads(s, *, cls=None, object_hook=None" in " ".join(learned)
     assert all(answer.startswith("def ") for answer in learned)
+    assert chats.record.summary["conversations"] == len(rows) > 20
     assert not any("\n\n" in whole.partition("def ")[0].split("user\n")[1].rstrip() for whole, _ in rows)
 
 
@@ -84,6 +85,25 @@ def test_a_signature_is_its_function_s() -> None:
     source = 'async def f(a: int, /, *b, c=1) -> str:\n    "Says."\nclass C:\n    "Is."\n'
     found = {each.text: each.signature for each in docstrings(source, "m.py")}
     assert found == {"Says.": "def f(a: int, /, *b, c=1) -> str", "Is.": ""}
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("a", r"^tune.chats.source: no answer in .* ends within tune.sequence=2 tokens; tune.sequence=\d+ "),
+        ("other", r"pairs.jsonl:1: field 'other' is missing.*tune.chats.on_error=skip"),
+    ],
+)
+def test_an_error_names_the_keys_that_the_flow_has(
+    workshop: Workshop, tmp_path: Path, answer: str, problem: str
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"q": q, "a": a}) + "\n" for q, a in PAIRS))
+    spec = Chats(source=str(path), prompt="q", answer=answer)
+    config = {"chats": spec.model_dump(mode="json"), "sequence": 2, "files": workshop.files(spec)}
+    config |= {"place": "tune.chats", "length": "tune.sequence"}
+    with pytest.raises(DataError, match=problem):
+        workshop.run("render", config, {"model": model_with(tmp_path / "model")}, "chats")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +131,8 @@ def test_a_broken_pair_is_one_line_or_left_out(
     [
         ({"source": "x.jsonl", "prompt": "q"}, "answer is empty"),
         ({"source": "x.jsonl", "answer": "a"}, "prompt is empty"),
-        ({"source": "stdlib", "prompt": "q", "answer": "a"}, "a field: pairs of the standard library"),
+        ({"source": "stdlib", "prompt": "q", "answer": "a"}, "prompt=q: pairs of the standard library"),
+        ({"source": "stdlib", "field": "chat"}, "field=chat: pairs of the standard library"),
         ({"source": "stdlib-prose"}, "source=stdlib-prose: pairs of the standard library"),
     ],
 )

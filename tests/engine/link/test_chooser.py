@@ -1,6 +1,7 @@
 """Which codec a site takes, from what its link carries."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,37 @@ def test_a_rate_at_the_border_does_not_change_it_every_round(seed: int) -> None:
     assert changes == 0
     assert chooser.choose(SIZES, {"b": border * 0.99}, last) == 3  # too slow for it: at once
     assert chooser.choose(SIZES, {"b": border * 2 / MARGIN * 1.01}, last) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "rates", "last", "found"),
+    [
+        ({}, (400,), None, 0),  # 4000 bytes in exactly the 10 s that they have
+        ({}, (399,), None, 1),
+        ({}, (400,), 0, 0),
+        ({}, (400,), 1, 1),  # less lossy than the last: in 8 of the 10 s
+        ({}, (499,), 1, 1),
+        ({}, (500,), 1, 0),
+        ({}, (800, 800), None, 0),  # to each peer, one after another
+        ({}, (800, 799), None, 1),
+        ({}, (25,), None, 4),
+        ({}, (1,), None, 4),  # the lossiest, however long it takes
+        ({"delay": 30}, (200,), None, 0),  # of the delay no more than there is between two messages
+        ({"delay": 30}, (199,), None, 1),
+        ({"delay": 0, "stall": 0.5}, (400,), None, 0),  # 10 s of the round's 20 s
+        ({"delay": 0, "stall": 0.5}, (399,), None, 1),
+        ({"codec_s": {0: 2.0}}, (500,), None, 0),  # the codec's own seconds
+        ({"codec_s": {0: 2.0}}, (499,), None, 1),
+        ({"codec_s": {1: 2.0}}, (250,), None, 1),
+        ({"codec_s": {1: 2.1}}, (250,), None, 2),
+    ],
+)
+def test_at_the_border_of_its_time_a_codec_is_taken_and_beyond_it_the_next(
+    how: dict[str, Any], rates: tuple[int, ...], last: int | None, found: int
+) -> None:
+    given: dict[str, Any] = {"delay": 10, "interval": 20, "stall": 0.0, "step_s": 1.0} | how
+    peers = {f"peer-{number}": float(rate) for number, rate in enumerate(rates)}
+    assert CodecChooser(**given).choose(SIZES, peers, last) == found
 
 
 def test_while_nothing_is_measured_the_lossiest_is_taken() -> None:

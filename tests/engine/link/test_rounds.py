@@ -20,6 +20,19 @@ def drawn(seed: int) -> tuple[Link, int]:
     return link, every * draw.randint(1, 5)
 
 
+@pytest.mark.parametrize(
+    ("every", "fragments", "interval"), [(50, 1, 50), (50, 5, 10), (12, 12, 1), (6, 2, 3), (1, 1, 1)]
+)
+def test_a_message_comes_every_so_many_steps_by_its_number_of_fragments(
+    every: int, fragments: int, interval: int
+) -> None:
+    link = Link(rows={"a": 1}, every=every, fragments=fragments)
+    assert link.interval == interval and Link().interval == Link().every
+    rounds = Rounds(link, 2 * every)
+    assert [rounds.step_of(number) for number in (1, 2)] == [interval, 2 * interval]
+    assert rounds.last == 2 * fragments
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_each_round_is_sent_once_and_taken_once_as_many_steps_later_all_by_the_end(seed: int) -> None:
     link, steps = drawn(seed)

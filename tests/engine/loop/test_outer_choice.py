@@ -13,10 +13,12 @@ import pytest
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.link import Link
+from atelier.engine.config.metric import FOLDER, merge
+from atelier.engine.link.mailbox import BODY, ROUND
 from atelier.engine.link.rates import rate_to, tell_rate
 from atelier.engine.link.round_log import FILE, read_log
-from tests.engine.loop.at_sites import killed_until_they_end
-from tests.engine.loop.test_outer import Sites, text
+from tests.engine.loop.at_sites import PATIENCE_S, killed_until_they_end
+from tests.engine.loop.test_outer import STEPS, Sites, text
 from tests.engine.trainings import role
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
@@ -42,7 +44,8 @@ def a_changing_link(mailbox: str, draw: random.Random) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 def log_of(sites: Sites, site: str) -> Path:
@@ -71,6 +74,28 @@ def test_each_site_chooses_by_itself_and_the_log_makes_the_same_bits(
     assert others.models() != sites.models()
 
 
+def link_bytes(sites: Sites, site: str) -> dict[int, int]:
+    """What its metric files say that it has sent, by step."""
+    files = (sites.setups[site].folder / "trajectory" / "m" / FOLDER).glob("*.jsonl")
+    lines = merge((path.name, path.read_text()) for path in sorted(files))
+    timing = {line["step"]: line.get("timing", {}) for line in lines}
+    assert all("link_s" in each for each in timing.values())
+    return {step: int(each["link_bytes"]) for step, each in timing.items() if "link_bytes" in each}
+
+
+def test_the_metrics_say_how_many_bytes_a_site_has_sent_after_which_step(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """Those of the messages' bodies, as they lie in the mailbox: of a fragment each, of all weights last."""
+    sites = Sites(tmp_path / "first", text, **HOW | {"every": 4, "fragments": 2})
+    with a_changing_link(sites.mailbox("a"), random.Random(2)):
+        sites.train(role(lr=1e-2), checkpoint_every=STEPS)
+    for site in "ab":
+        bodies = Path(sites.mailbox(site)).glob(f"*/{ROUND}*/{site}/{BODY}")
+        found = {int(path.parts[-3].removeprefix(ROUND)) * 2: path.stat().st_size for path in bodies}
+        assert found == link_bytes(sites, site) and [*sorted(found)] == [*range(2, STEPS + 1, 2)]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_anywhere_the_bits_are_those_of_its_log(
     tmp_path: Path, text: dict[str, str], seed: int
@@ -92,7 +117,8 @@ def test_the_ranks_of_a_site_take_one_codec(tmp_path: Path, text: dict[str, str]
     with a_changing_link(sites.mailbox("a"), random.Random(5)):
         gang.start()
         sites.setups["a"].train(sites.training("a", role(lr=1e-2)))
-        gang.join()
+        gang.join(PATIENCE_S)
+    assert not gang.is_alive()
     assert len(set(sites.models())) == 1
     kinds = {line.codecs["b"].kind for line in read_log(str(log_of(sites, "b"))).values()}
     assert len(kinds) > 1, kinds
@@ -114,6 +140,9 @@ def test_a_log_that_does_not_fit_ends_the_training_with_its_place(
     again = Sites(tmp_path / "changed", text, **HOW, rounds=str(changed))
     with pytest.raises(DataError, match="was changed"):
         again.train(role(lr=1e-2))
+    other = Sites(tmp_path / "other", text, **HOW, rounds=str(log_of(sites, "a")))
+    with pytest.raises(DataError, match=r"round-000001.*has other bits than in .*rounds.jsonl"):
+        other.train(role(lr=2e-2))
 
 
 @pytest.mark.parametrize(

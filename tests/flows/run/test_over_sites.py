@@ -11,6 +11,7 @@ from atelier.engine.config.sites import Sites
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes, placed_nodes
 from atelier.flows.run.over_sites import Placement, SiteHere, place, shares
+from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 
@@ -169,6 +170,9 @@ def test_nebula_pretrains_at_both_and_its_student_is_at_home(root: Path) -> None
         (("tune.link.choose=[{kind:int8},{kind:int4}]",), "does nothing in the flow nebula"),
         (("tune.optim.schedule.warmup=500",), "warmup"),
         (("tune.chats.source=/nowhere.jsonl",), "tune.chats.source: "),
+        (("tune.link.roles={a:[teacher],b:[]}",), "tune.link.roles: student is at no site"),
+        (("tune.link.roles={a:[teacher],b:[]}",), "tune.link.roles.a=[...,student]"),
+        (("sites.at={tune.a:b}",), "and tune.link has it at a"),
         (("sites=[]", "tune.link.roles={a:[teacher],b:[student]}"), "tune.link.site: is not given"),
         (
             (
@@ -185,6 +189,11 @@ def test_what_nebula_cannot_do_is_one_line(root: Path, words: tuple[str, ...], w
     with pytest.raises(ConfigError) as refused:
         placed_nodes(compose("nebula", ["experiment=tiny", *words]), Store(str(root)))
     assert why in str(refused.value) and "\n" not in str(refused.value), refused.value
+
+
+def test_answers_of_more_tokens_than_there_are_are_refused_where_they_are_set(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tune.link.top: .*tune.link.top=all"):
+        make_plan(compose("nebula", ["experiment=tiny", "tune.link.top=100000"]), Store(str(root)))
 
 
 ROLES = "train.link.roles={a:[teacher],b:[student_a]}"

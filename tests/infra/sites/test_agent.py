@@ -5,94 +5,28 @@ import json
 import os
 import random
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
 from atelier.engine.config.codec import Codec
+from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.audit import check
 from atelier.infra.sites.keys import AUDIT, Keys
-from tests.checkout import TOP
-
-TRAJECTORY = "ab" * 32
-PATIENCE_S = 60
+from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Site, friends, running, until
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
-class Site:
-    """A site with its keys and its mailbox; its agent as a process, or in this one."""
-
-    def __init__(self, folder: Path, name: str, *, is_reachable: bool = True) -> None:
-        self.name, self.folder, self.mail = name, folder / name, str(folder / name / "mail")
-        self.port = free_port()
-        address = f"127.0.0.1:{self.port}" if is_reachable else ""
-        self.keys = Keys.create(self.folder / "keys", name, address)
-        self.box = Mailbox(self.mail, TRAJECTORY)
-
-    def trust(self, other: "Site") -> None:
-        self.keys.accept(other.keys.card.text, "card")
-
-    def begin(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "atelier", "site", "serve", "--mailbox", self.mail]
-        env = os.environ | {"ATELIER_SITE": str(self.keys.folder)}
-        with (self.folder / "agent.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*command, "--listen", f"127.0.0.1:{self.port}"], cwd=TOP, env=env, stdout=log, stderr=log
-            )
-        until(lambda: self._answers() or process.poll() is not None, "the agent does not listen")
-        assert process.poll() is None, self.log()
-        return process
-
-    def _answers(self) -> bool:
-        with socket.socket() as found:
-            return found.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def log(self) -> str:
-        return (self.folder / "agent.log").read_text()
-
-    @contextmanager
-    def served(self) -> Iterator[Agent]:
-        """Its agent in this process, that asks nothing by itself."""
-        agent = Agent(self.keys, self.mail)
-        agent.serve(f"127.0.0.1:{self.port}")
-        try:
-            yield agent
-        finally:
-            agent.stop()
-
-    def send(self, number: int, data: bytes) -> None:
-        self.box.send(number, self.name, [data], {}, 0, codec=Codec())
-
-
-def two(folder: Path, **more: bool) -> list[Site]:
-    sites = [Site(folder, "a", **more), Site(folder, "b")]
-    sites[0].trust(sites[1])
-    sites[1].trust(sites[0])
+def two(folder: Path, silent: str = "") -> list[Site]:
+    sites = [*friends(folder, silent=silent).values()]
     for site in sites:
         site.box.open(site.name, ["a", "b"])
     return sites
@@ -104,13 +38,10 @@ def body(site: Site, number: int, of: str) -> bytes:
 
 @pytest.mark.parametrize("is_reachable", [True, False])
 def test_messages_arrive_whole_also_where_one_side_only_dials_out(tmp_path: Path, is_reachable: bool) -> None:
-    a, b = two(tmp_path, is_reachable=is_reachable)
+    a, b = two(tmp_path, silent="" if is_reachable else "a")
     data = {site.name: os.urandom(3_000_001) for site in (a, b)}
-    with ExitStack() as stack:
+    with running((a, b)):
         for site in (a, b):
-            process = site.begin()
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
             site.send(1, data[site.name])
         until(lambda: a.box.read(1, "b") is not None and b.box.read(1, "a") is not None, a.log() + b.log())
         assert body(a, 1, "b") == data["b"] and body(b, 1, "a") == data["a"]
@@ -125,33 +56,23 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -
     a, b = two(tmp_path)
     draw = random.Random(3)
     data = {(site.name, number): draw.randbytes(4_000_000) for site in (a, b) for number in range(1, 6)}
-    agents = {site.name: site.begin() for site in (a, b)}
     kills = 0
-    try:
+
+    def is_done() -> bool:
+        return all(
+            site.box.has(number, other.name) for site, other in ((a, b), (b, a)) for number in range(1, 6)
+        )
+
+    with running((a, b)) as kill:
         for (name, number), content in data.items():
             {"a": a, "b": b}[name].send(number, content)
-
-        def is_done() -> bool:
-            return all(
-                site.box.read(number, other.name) is not None
-                for site, other in ((a, b), (b, a))
-                for number in range(1, 6)
-            )
-
         end = time.monotonic() + PATIENCE_S
         while not is_done():
             assert time.monotonic() < end, a.log() + b.log()
             time.sleep(draw.uniform(0.0, 0.2))
             if kills < 6:
-                site = draw.choice((a, b))
-                agents[site.name].send_signal(signal.SIGKILL)
-                agents[site.name].wait()
-                agents[site.name] = site.begin()
+                kill(draw.choice("ab"))
                 kills += 1
-    finally:
-        for process in agents.values():
-            process.terminate()
-            process.wait()
     for site, other in ((a, b), (b, a)):
         for number in range(1, 6):
             assert body(site, number, other.name) == data[other.name, number]
@@ -318,7 +239,7 @@ def test_what_a_peer_has_lost_is_sent_again(tmp_path: Path, monkeypatch: pytest.
         for number in (1, 2, 3):
             b.send(number, DATA)
         sending.exchange("b")
-        assert b.box.read(3, "a") is not None
+        assert b.box.read(3, "a") is not None and rate_to(a.mail, "b") is not None
         shutil.rmtree(b.box.place)
         b.box.open("b", ["a", "b"])
         sending.exchange("b")
@@ -326,6 +247,43 @@ def test_what_a_peer_has_lost_is_sent_again(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(message_calls, "OFFER_AGAIN_S", 0.0)
         sending.exchange("b")
         assert b.box.read(1, "a") is not None
+
+
+def test_what_is_damaged_here_ends_no_connection(tmp_path: Path) -> None:
+    """One that broke is opened anew."""
+    a, b = two(tmp_path)
+    with b.served():
+        asking = Agent(a.keys, a.mail)
+        channel = asking._channels.of(b.keys.card)
+        a.send(1, DATA)
+        (Path(a.box.folder(1, "a")) / "message.json").write_bytes(b"{")
+        with pytest.raises(AtelierError, match=r"message\.json"):
+            asking.exchange("b")
+        assert asking._channels.of(b.keys.card) is channel
+    shutil.rmtree(a.box.folder(1, "a"))
+    a.send(1, DATA)
+    with pytest.raises(grpc.RpcError):
+        asking.exchange("b")
+    assert asking._channels.of(b.keys.card) is not channel
+    asking.stop()
+
+
+def test_what_a_stream_is_refused_is_in_the_audit_log(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    a.send(1, DATA)
+    asked = {"trajectory": TRAJECTORY, "round": 1, "offset": 0}
+    card = a.keys.card.certificate.encode()
+    credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
+    options = [("grpc.ssl_target_name_override", "a")]
+    with a.served(), grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
+        ask = channel.unary_stream(f"/{SERVICE}/Get")
+        assert b"".join(ask(json.dumps(asked).encode(), timeout=20)) == DATA
+        for changed in ({"trajectory": "cd" * 32}, {"trajectory": "../" * 21 + "x"}):
+            with pytest.raises(grpc.RpcError):
+                next(ask(json.dumps(asked | changed).encode(), timeout=20))
+    lines = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+    assert [line["what"] for line in lines] == ["fetched", "refused", "refused"]
+    assert lines[1]["why"] == "no such message" and lines[1]["who"] == "b"
 
 
 def test_what_was_accepted_is_never_replaced_by_what_began_before(tmp_path: Path) -> None:

@@ -3,28 +3,24 @@
 import hashlib
 import json
 import random
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atelier.engine.config.record import FileEntry
-from atelier.engine.io.fork_server import Process
-from atelier.engine.link.mailbox import BODY, Answers, Mailbox, ReaderProgress
-from atelier.engine.link.rates import tell_rate
+from atelier.engine.link.mailbox import BODY, Answers, Contribution, Mailbox, ReaderProgress
+from atelier.engine.link.rates import rate_to, tell_rate
+from atelier.infra.sites import message_calls
 from atelier.infra.sites.audit import check
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
 from tests.engine.loop.apart import ANSWERS, Apart, taught
+from tests.engine.loop.at_sites import killed_until_they_end
 from tests.engine.trainings import tokens
-from tests.forks import start_alone
-from tests.infra.sites.test_agent import Site, until
+from tests.infra.sites.agents import friends, running, until
 
-PATIENCE_S = 120
-DATA = b"answers" * 100
+DATA, CONTRIBUTED = b"answers" * 100, "ef" * 32
 
 
 class Carried(Apart):
@@ -32,9 +28,7 @@ class Carried(Apart):
 
     def __init__(self, folder: Path, text: dict[str, str], silent: str, **more: Any) -> None:
         super().__init__(folder, text, **more)
-        self.agents = {name: Site(folder / "agents", name, is_reachable=name != silent) for name in "ab"}
-        for site, other in (("a", "b"), ("b", "a")):
-            self.agents[site].trust(self.agents[other])
+        self.agents = friends(folder / "agents", silent=silent)
 
     def at(self, site: str) -> dict[str, Any]:
         return {"link": self.link | {"site": site, "mailbox": self.agents[site].mail}}
@@ -50,37 +44,10 @@ def test_with_agents_between_them_a_student_learns_as_with_one_mailbox(
     plain.train()
     apart = Carried(tmp_path / "carried", text, silent, **how)
     paths = {site: apart.write(site, **apart.at(site)) for site in "ab"}
-
-    def train(site: str) -> Process:
-        return start_alone("atelier.engine.train", paths[site], tmp_path / f"{site}.log")
-
-    agents: dict[str, subprocess.Popen[bytes]] = {name: site.begin() for name, site in apart.agents.items()}
-    ranks = {site: train(site) for site in paths}
-    kills, end = 0, time.monotonic() + PATIENCE_S
-    try:
-        while any(rank.poll() is None for rank in ranks.values()):
-            assert time.monotonic() < end, "".join(site.log() for site in apart.agents.values())
-            time.sleep(draw.uniform(0.1, 0.6))
-            site = draw.choice("ab")
-            if kills < 6 and draw.random() < 0.5:
-                agents[site].send_signal(signal.SIGKILL)
-                agents[site].wait()
-                agents[site] = apart.agents[site].begin()
-                kills += 1
-            elif kills < 6 and ranks[site].poll() is None:
-                ranks[site].kill()
-                ranks[site].wait()
-                kills += 1
-            for name, rank in ranks.items():
-                if rank.poll() not in (None, 0):
-                    assert rank.poll() == -9, (tmp_path / f"{name}.log").read_text()[-2000:]
-                    ranks[name] = train(name)
+    with running(apart.agents.values()) as kill:
+        kills = killed_until_they_end(paths, tmp_path, draw, 6, kill)
         boxes = [Mailbox(site.mail, ANSWERS) for site in apart.agents.values()]
         until(lambda: not any(box.rounds() for box in boxes), "what all have learned from is still there")
-    finally:
-        for process in agents.values():
-            process.terminate()
-            process.wait()
     assert kills >= 1
     for role, site in (("teacher", "a"), ("student", "b")):
         assert apart.setups[site].weights(role) == plain.setups[site].weights(role), role
@@ -102,6 +69,7 @@ def opened(folder: Path, step: int = 0, safe: int = 0) -> Incoming:
     box = Mailbox(str(folder), ANSWERS)
     box.open_answers("b", ("a", "b", "c"), "a", most=1000, ahead=3)
     box.tell(ReaderProgress(trajectory=ANSWERS, site="b", step=step, safe=safe))
+    Mailbox(str(folder), CONTRIBUTED).open("b", ("a", "b", "c"))
     return Incoming(str(folder), "b")
 
 
@@ -114,6 +82,7 @@ def opened(folder: Path, step: int = 0, safe: int = 0) -> Incoming:
         ({"round": 4}, "a", "over", "step 4 is over"),
         ({"body": FileEntry(path=BODY, bytes=1001, sha256="0" * 64)}, "a", "never", "at most 1000 are taken"),
         ({"trajectory": "cd" * 32}, "a", "early", "is not trained here"),
+        ({"trajectory": CONTRIBUTED}, "a", "never", "has no messages of kind answers"),
     ],
 )
 def test_answers_that_are_not_its_teachers_next_ones_are_not_taken(
@@ -156,6 +125,49 @@ def test_a_reader_that_lost_its_checkpoints_says_so_and_is_believed(tmp_path: Pa
     assert found is not None and (found.begun, found.step) == (2, 0)
 
 
+def test_a_contribution_to_a_training_of_answers_is_not_taken(tmp_path: Path) -> None:
+    entry = FileEntry(path=BODY, bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+    head = Contribution(trajectory=ANSWERS, site="a", round=1, body=entry, before={}, safe=0)
+    with pytest.raises(NotTaken, match="has no messages of kind contribution") as refused:
+        opened(tmp_path).take(head, "a", 0, [DATA])
+    assert refused.value.when == "never" and Mailbox(str(tmp_path), ANSWERS).rounds() == []
+
+
+def test_a_reader_that_lost_its_checkpoints_gets_answers_again_and_no_rate_is_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that its agent has had, and that its teacher has given once more."""
+    sites = friends(tmp_path)
+    boxes = {name: Mailbox(site.mail, ANSWERS) for name, site in sites.items()}
+    for name, box in boxes.items():
+        box.open_answers(name, ("a", "b"), "a", most=1 << 20, ahead=3)
+
+    def told(begun: int, step: int, safe: int) -> None:
+        boxes["b"].tell(ReaderProgress(trajectory=ANSWERS, site="b", begun=begun, step=step, safe=safe))
+
+    def answer(*steps: int) -> None:
+        for step in steps:
+            boxes["a"].answer(step, "a", [bytes([step]) * 4096])
+
+    told(1, 0, 0)
+    answer(1, 2, 3)
+    with sites["a"].served() as teacher, sites["b"].served() as reader:
+        teacher.exchange("b")
+        assert boxes["b"].rounds() == [1, 2, 3]
+        told(1, 3, 3)
+        reader.exchange("a")
+        assert boxes["a"].rounds() == boxes["b"].rounds() == []
+        told(2, 0, 0)
+        reader.exchange("a")
+        answer(1, 2)
+        teacher.exchange("b")
+        assert boxes["b"].rounds() == []
+        monkeypatch.setattr(message_calls, "OFFER_AGAIN_S", 0.0)
+        teacher.exchange("b")
+        assert boxes["b"].rounds() == [1, 2]
+    assert rate_to(sites["a"].mail, "b") is None
+
+
 def test_what_is_said_of_other_trainings_holds_up_none(tmp_path: Path) -> None:
     """Of a version before, damaged, or of a peer whose name looks like such a file."""
     incoming = opened(tmp_path)
@@ -164,7 +176,7 @@ def test_what_is_said_of_other_trainings_holds_up_none(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "b-training.json").write_text(text)
     tell_rate(str(tmp_path), "x-training", 1 << 20, 1.0)
-    assert [about.trajectory for about in incoming.trainings("a")] == [ANSWERS]
+    assert {about.trajectory for about in incoming.trainings("a")} == {ANSWERS, CONTRIBUTED}
     incoming.take(answers(), "a", 0, [DATA])
 
 

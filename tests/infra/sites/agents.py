@@ -1,0 +1,111 @@
+"""Sites with keys, a mailbox and an agent each, over mutual TLS on loopback."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atelier.engine.config.codec import Codec
+from atelier.engine.link.mailbox import Mailbox
+from atelier.infra.sites.agent import Agent
+from atelier.infra.sites.keys import Keys
+from tests.checkout import TOP
+
+TRAJECTORY = "ab" * 32
+PATIENCE_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Site:
+    """A site with its keys and its mailbox; its agent as a process, or in this one."""
+
+    def __init__(self, folder: Path, name: str, *, is_reachable: bool = True) -> None:
+        self.name, self.folder, self.mail = name, folder / name, str(folder / name / "mail")
+        self.port = free_port()
+        address = f"127.0.0.1:{self.port}" if is_reachable else ""
+        self.keys = Keys.create(self.folder / "keys", name, address)
+        self.box = Mailbox(self.mail, TRAJECTORY)
+
+    def trust(self, other: "Site") -> None:
+        self.keys.accept(other.keys.card.text, "card")
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "atelier", "site", "serve", "--mailbox", self.mail]
+        env = os.environ | {"ATELIER_SITE": str(self.keys.folder)}
+        with (self.folder / "agent.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "--listen", f"127.0.0.1:{self.port}"], cwd=TOP, env=env, stdout=log, stderr=log
+            )
+        until(lambda: self._answers() or process.poll() is not None, "the agent does not listen")
+        assert process.poll() is None, self.log()
+        return process
+
+    def _answers(self) -> bool:
+        with socket.socket() as found:
+            return found.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def log(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+    @contextmanager
+    def served(self) -> Iterator[Agent]:
+        """Its agent in this process, that asks nothing by itself."""
+        agent = Agent(self.keys, self.mail)
+        agent.serve(f"127.0.0.1:{self.port}")
+        try:
+            yield agent
+        finally:
+            agent.stop()
+
+    def send(self, number: int, data: bytes) -> None:
+        self.box.send(number, self.name, [data], {}, 0, codec=Codec())
+
+
+def friends(folder: Path, names: Iterable[str] = "ab", silent: str = "") -> dict[str, Site]:
+    """Sites that trust each other; those whose names are in `silent` cannot be called."""
+    sites = {name: Site(folder, name, is_reachable=name not in silent) for name in names}
+    for site in sites.values():
+        for other in sites.values():
+            if other is not site:
+                site.trust(other)
+    return sites
+
+
+@contextmanager
+def running(sites: Iterable[Site]) -> Iterator[Callable[[str], None]]:
+    """The agents of the sites as processes, ended at the end; what is given kills that of a site, and begins
+    it again.
+    """
+    known = {site.name: site for site in sites}
+    agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def kill(name: str) -> None:
+        agents[name].send_signal(signal.SIGKILL)
+        agents[name].wait()
+        agents[name] = known[name].begin()
+
+    try:
+        for name, site in known.items():
+            agents[name] = site.begin()
+        yield kill
+    finally:
+        for process in agents.values():
+            process.terminate()
+            process.wait()
