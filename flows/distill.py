@@ -44,8 +44,10 @@ def distill(
     )
     extract_adapters(models, low_rank(roles, begun))
     here = {name: role for name, role in roles.items() if train.link.is_here(name)}
-    students = [name for name, role in here.items() if role.teacher and score.controls]
-    by_themselves = controls_of(here) if students else {}
+    detectors = [name for name, role in here.items() if role.detects]  # they predict no tokens
+    taught = {name: role for name, role in here.items() if role.teacher and name not in detectors}
+    students = [*taught] if score.controls else []
+    by_themselves = controls_of(taught) if students else {}
     if by_themselves:
         models = models | train_roles(
             by_themselves,
@@ -59,12 +61,16 @@ def distill(
             extras=extras(text, by_themselves),
             name="train.controls",
         )
-    scores = score_models(models, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
+    predicting = {name: model for name, model in models.items() if name not in detectors}
+    scores = score_models(
+        predicting, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
+    )
     report(
         models,
         scores,
         title="distill",
         teachers={name: role.teacher for name, role in here.items()},
         controls={name: control_of(name) for name in students},
+        detectors=detectors,
     )
     register(models, scores)

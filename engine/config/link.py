@@ -4,6 +4,7 @@ roles live at different sites: a student learns from a teacher whose answers com
 tokens with their log-probabilities. Torch-free.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -16,7 +17,10 @@ LAYOUT: JsonDict = {"layout": True}
 SITE = r"^[a-z0-9][a-z0-9-]{0,62}$"  # a site's name
 SiteName = Annotated[str, Field(pattern=SITE)]
 # fields that do nothing without `rows`, and without `roles`
-OF_ROWS = ("every", "outer", "delay", "fragments", "codec", "choose", "stall", "rounds", "feedback")
+OF_ROWS = (
+    *("every", "outer", "delay", "fragments", "membership"),
+    *("codec", "choose", "stall", "rounds", "feedback", "clip"),
+)
 OF_ROLES = ("top", "values", "ahead")
 
 
@@ -32,6 +36,47 @@ class Outer(Spec):
     def _fits(self) -> "Outer":
         if self.kind == "average" and (self.momentum or self.lr != 1.0):
             raise ValueError("an average has no lr and no momentum; kind=nesterov has")
+        return self
+
+
+ANY = "any"
+
+
+class Membership(Spec):
+    """Who takes part in an outer step. Which sites did is in the round log (engine/link/round_log.py)."""
+
+    kind: Literal["strict", "elastic"] = Field(
+        default="strict",
+        description="an outer step waits for all sites, or is taken without those that are late or silent:"
+        " what they were to learn is assigned again",
+    )
+    minimum: int = Field(default=1, ge=1, description="elastic: sites that an outer step needs")
+    deadline: float = Field(
+        default=120.0,
+        gt=0,
+        description="elastic: seconds that the other sites are waited for when `minimum` have contributed",
+        json_schema_extra=LAYOUT,  # who was in is in the round log
+    )
+    grace: float = Field(
+        default=60.0,
+        gt=0,
+        description="elastic: seconds of silence after which a site is not waited for; above its longest"
+        " step",
+        json_schema_extra=LAYOUT,
+    )
+    coordinator: str = Field(
+        default="",
+        description="elastic: the site that decides who is in, the first by name; any = whichever comes"
+        " first, where all sites reach one mailbox without agents",
+        json_schema_extra=LAYOUT,
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Membership":
+        fields = type(self).model_fields
+        for name in fields if self.kind == "strict" else ():
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name} does nothing in a strict membership; kind=elastic has it")
         return self
 
 
@@ -70,11 +115,21 @@ class Link(Spec):
     )
     rounds: str = Field(
         default="",
-        description="choose: the rounds.jsonl of a finished model, whose codecs are taken again",
+        description="choose, membership: the rounds.jsonl of a finished model, whose codecs and sites are"
+        " taken again",
         json_schema_extra=LAYOUT,
+    )
+    membership: Membership = Field(
+        default=Membership(), description="rows: whether an outer step waits for all sites"
     )
     feedback: bool = Field(
         default=True, description="rows: what the codec lost is added to the site's next contribution"
+    )
+    clip: float = Field(
+        default=0.0,
+        ge=0,
+        description="rows: L2 norm, over all its weights, to which a contribution is shortened; one that is"
+        " longer is refused; 0 = any",
     )
     roles: dict[SiteName, tuple[str, ...]] = Field(
         default={},
@@ -146,9 +201,26 @@ class Link(Spec):
         if self.rounds and not self.rounds.startswith("/") and "://" not in self.rounds:
             raise ValueError(f"link.rounds={self.rounds}: give the whole path or URL of a rounds.jsonl")
         fields = type(self).model_fields
-        for name in ("stall", "rounds"):
-            if getattr(self, name) != fields[name].default and not self.choose:
-                raise ValueError(f"link.{name} does nothing without link.choose, the codecs to choose from")
+        if self.stall != fields["stall"].default and not self.choose:
+            raise ValueError("link.stall does nothing without link.choose, the codecs to choose from")
+        if self.rounds and not self.has_log:
+            raise ValueError("link.rounds does nothing without link.choose, or link.membership.kind=elastic")
+        return self
+
+    @model_validator(mode="after")
+    def _of_membership(self) -> "Link":
+        if not self.is_elastic:
+            return self
+        given, sites = self.membership, self.sites
+        for name in ("delay", "fragments"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"link.{name} is not built for an elastic membership; leave one out")
+        if given.minimum > len(sites):
+            raise ValueError(f"link.membership.minimum={given.minimum}, and there are {len(sites)} sites")
+        if given.coordinator not in ("", ANY, *sites):
+            raise ValueError(
+                f"link.membership.coordinator={given.coordinator}: one of {', '.join(sites)}, or {ANY}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -172,6 +244,21 @@ class Link(Spec):
     def interval(self) -> int:
         """Steps between two messages of a site."""
         return self.every // self.fragments
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether outer steps go on without sites that are late or silent."""
+        return self.membership.kind == "elastic"
+
+    @property
+    def has_log(self) -> bool:
+        """Whether a clock or a wire decides something, which the round log has."""
+        return bool(self.choose) or self.is_elastic
+
+    @property
+    def coordinator(self) -> str:
+        """The site that decides who is in an elastic round; `any`; '' where all are."""
+        return (self.membership.coordinator or self.sites[0]) if self.is_elastic else ""
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -224,6 +311,6 @@ class Link(Spec):
         """Of this site, among the rows of a step."""
         return sum(self.rows[site] for site in self.sites[: self.sites.index(self.site)])
 
-    def share(self, site: str) -> float:
-        """Of a site's rows in those of all."""
-        return self.rows[site] / sum(self.rows.values())
+    def share(self, site: str, among: Collection[str] = ()) -> float:
+        """Of a site's rows in those of all, or of the sites `among` which it is."""
+        return self.rows[site] / sum(self.rows[each] for each in among or self.rows)

@@ -114,12 +114,22 @@ class ObjectiveSpec(Kind):
     )
     reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
     extras: ClassVar[tuple[str, ...]] = ()  # tensors that only its rows have, for the model to read
+    reads_drawn: ClassVar[bool] = (
+        False  # whether its teacher has drawn the tokens in the place of hidden ones
+    )
+    is_of_every_token: ClassVar[bool] = (
+        False  # a mean over all tokens of its rows, not over those with labels
+    )
 
     kind: str
     weight: float = Field(default=1.0, gt=0)
     schedule: WeightSchedule = Field(
         default=WeightSchedule(), description="how the weight moves over the role's steps"
     )
+
+    def added(self, model: ModelSpec, teacher_hidden: int) -> dict[str, tuple[int, ...]]:
+        """Weights that it adds to the student, by name; the finished model is without them."""
+        return {}
 
     def weight_at(self, step: int, start: int, end: int, lead: float = 0.0) -> float:
         """The weight at a step of a role from `start` to `end`. `lead`: its teacher's, in nats."""

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Spec, Step
+from atelier.engine.config.objective.replaced import Replaced
 from atelier.engine.config.registry import Model, Objectives, Optim
 from atelier.engine.config.soft_prompt import Place, SoftPrompt
 
@@ -128,6 +129,16 @@ class Role(Spec):
     def teachers(self) -> tuple[str, ...]:
         """All roles that it learns from, its `teacher` first."""
         return tuple(dict.fromkeys([*filter(None, [self.teacher]), *self.other_teachers.values()]))
+
+    @property
+    def detects(self) -> bool:
+        """Whether it learns which tokens its teacher, a generator, has replaced."""
+        return any(type(spec).reads_drawn for spec in self.objective.values())
+
+    @property
+    def delay(self) -> int:
+        """Of a role that detects: the steps that it is behind its generator."""
+        return max((spec.delay for spec in self.objective.values() if isinstance(spec, Replaced)), default=0)
 
     def last(self, num_steps: int) -> int:
         """The step at which the role's training ends, in a training of `num_steps`."""

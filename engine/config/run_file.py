@@ -101,6 +101,11 @@ class Member(Spec):
         pattern=r"^([0-9a-f]{64})?$",
         description="names the messages with its answers to students at other sites; empty = it has none",
     )
+    drawings: str = Field(
+        default="",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="names the messages with the tokens that it draws, to roles at other sites; empty = none",
+    )
 
 
 class MixturePart(NamedTuple):
@@ -192,9 +197,15 @@ class Training(Spec):
         away = {key: each.role for key, each in self.members.items() if each.mode == "elsewhere"}
         return {key: role for key, role in away.items() if role.teacher == name}
 
+    def detectors(self, name: str) -> dict[str, Role]:
+        """The roles, here or elsewhere, that learn which tokens a role has replaced."""
+        roles = {key: each.role for key, each in self.members.items()}
+        return {key: role for key, role in roles.items() if role.teacher == name and role.detects}
+
     def readers_end(self, name: str) -> int:
         """The last step at which a role here has one elsewhere that learns from it; 0 = it has none."""
-        return max((role.last(self.train.num_steps) for role in self.readers(name).values()), default=0)
+        steps = self.train.num_steps
+        return max((role.last(steps) - role.delay for role in self.readers(name).values()), default=0)
 
 
 class Trainings(Spec):

@@ -1,5 +1,7 @@
 """Which sites a run has, and what runs at which of them. Torch-free."""
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Given, Spec
@@ -19,6 +21,11 @@ class Sites(Spec):
     parallel: dict[SiteName, Parallel] = Field(
         default={}, description="layout at another site; where there is none it is chosen there"
     )
+    mbps: dict[SiteName, Annotated[float, Field(gt=0)]] = Field(
+        default={},
+        description="what the link to another site carries, Mbit/s each way, for plans; not given: what this"
+        " site's agent has measured of its last transfer",
+    )
     loopback: bool = Field(
         default=False,
         description="all of them on this machine, in the store's folder sites/, for the time of the run: to"
@@ -36,7 +43,7 @@ class Sites(Spec):
             raise ValueError(f"sites={list(self.names)}: each has a name of its own")
         if len(self.names) == 1:
             raise ValueError(f"sites={list(self.names)}: a run at one site needs no sites")
-        strange = {*self.at.values(), *self.parallel} - {*self.names}
+        strange = {*self.at.values(), *self.parallel, *self.mbps} - {*self.names}
         if strange:
             raise ValueError(f"sites: {', '.join(sorted(strange))} is none of {list(self.names)}")
         return self

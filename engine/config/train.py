@@ -3,7 +3,7 @@ steps (progressive learning, ERNIE 3.0, 2107.02137, section 3.3.2); and the hand
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic.config import JsonDict
@@ -11,6 +11,7 @@ from pydantic.config import JsonDict
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
+from atelier.engine.config.privacy import Privacy
 from atelier.engine.config.registry import Objectives, Optim
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
@@ -248,6 +249,18 @@ class Train(Spec):
     )
     health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
     link: Link = Field(default=Link(), description="sites that train together; none by default")
+    privacy: Privacy = Field(
+        default=Privacy(), description="a bound for what each row changes, for adapters; none by default"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_apart(cls, given: Any) -> Any:
+        """`micro_batch=auto` is 1 where rows are clipped one by one."""
+        privacy = given.get("privacy") if isinstance(given, dict) else None
+        kind = privacy.get("kind") if isinstance(privacy, dict) else getattr(privacy, "kind", "none")
+        is_open = isinstance(given, dict) and given.get("micro_batch", "auto") == "auto"
+        return {**given, "micro_batch": 1} if is_open and kind == "record" else given
 
     @model_validator(mode="after")
     def _length(self) -> "Train":
@@ -270,6 +283,11 @@ class Train(Spec):
         if not self.link.mailbox.startswith("/") and "://" not in self.link.mailbox:
             given = self.link.mailbox or "empty"
             raise ValueError(f"link.mailbox is {given}: give the whole path or URL of a folder for messages")
+        if self.link.is_elastic and "://" in self.link.mailbox and not self.link.mailbox.startswith("file:"):
+            raise ValueError(
+                f"link.mailbox={self.link.mailbox} is no folder: an elastic membership decides each round"
+                " once, by exclusive create; give a folder that all sites reach, or use agents"
+            )
         if self.progressive.steps or self.health.rolls_back:
             what = "progressive growth" if self.progressive.steps else "rollback"
             raise ValueError(f"link: {what} is not built for several sites")

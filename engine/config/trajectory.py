@@ -218,7 +218,7 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     identity |= train.as_identity()
     if train.link.roles:
         identity.pop("link", None)  # a teacher is the same whoever learns from it
-        if train.link.is_apart(name, role.teacher):
+        if train.link.is_apart(name, role.teacher) and not role.detects:
             identity["answers"] = train.link.answers
     return identity
 
@@ -228,7 +228,7 @@ def origins(prefix: str, section: str = "train") -> dict[str, str]:
     `section` has the training's length and link, and `train` what all trainings share.
     """
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
-    train = ("global_batch", "precision", "seed", "progressive", "health")
+    train = ("global_batch", "precision", "seed", "progressive", "health", "privacy")
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}

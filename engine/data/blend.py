@@ -10,6 +10,7 @@ import numpy as np
 
 from atelier.engine.config.batch import DOCUMENTS, batch_tensor
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.privacy import Visits
 from atelier.engine.data.counter_rng import Permutation
 
 BLOCK = 4096
@@ -156,10 +157,35 @@ class Blend:
 
     def _drawn_before(self, place: int) -> np.ndarray:
         """How often each set was drawn before this sample, by the last of the phases so far."""
-        phase = self._phases[-1]
+        return self._drawn_in(self._phases[-1], place)
+
+    def _drawn_in(self, phase: _Phase, place: int) -> np.ndarray:
         blocks, rest = divmod(place - phase.first, BLOCK)
         sets, _ = self._block(phase, blocks)
         return phase.drawn + blocks * phase.shares + np.bincount(sets[:rest], minlength=len(phase.shares))
+
+    @property
+    def num_rows(self) -> int:
+        """Of all data sets."""
+        return sum(len(dataset) for dataset in self._datasets)
+
+    def visits(self, first: int, end: int, batch: int) -> Visits:
+        """How often steps of `batch` samples each, first .. end - 1 in all, have the same row, at most."""
+        before, after = self._drawn_at(first), self._drawn_at(end)
+        is_alone = len(self._datasets) == 1
+        found = [Visits(0, 0)]
+        for begin, last, dataset in zip(before.tolist(), after.tolist(), self._datasets, strict=True):
+            if last > begin:
+                rows = len(dataset)
+                epochs = (last - 1) // rows - begin // rows + 1
+                is_aligned = is_alone and rows % batch == 0 and begin % batch == 0
+                found.append(Visits.of(epochs, rows=rows, batch=batch, is_aligned=is_aligned))
+        return Visits(max(one.times for one in found), max(one.squares for one in found))
+
+    def _drawn_at(self, place: int) -> np.ndarray:
+        """How often each set was drawn before this sample."""
+        phase = next(one for one in reversed(self._phases) if one.first <= place)
+        return self._drawn_in(phase, place)
 
     def batch(self, first: int, count: int) -> dict[str, np.ndarray]:
         """Samples first .. first + count - 1 as one batch."""

@@ -25,9 +25,14 @@ class CodecChooser:
     codec_s: dict[int, float] = field(default_factory=dict)
 
     @property
+    def hidden_s(self) -> float:
+        """Seconds of training while a message crosses, until it is waited for."""
+        return self.step_s * min(self.delay, self.interval)
+
+    @property
     def time_s(self) -> float:
         """Seconds that a message has until the training waits for it longer than it may."""
-        return self.step_s * (min(self.delay, self.interval) + self.stall * self.interval)
+        return self.hidden_s + self.step_s * self.stall * self.interval
 
     def seconds(self, codec: int, num_bytes: int, rates: Mapping[str, float]) -> float:
         """What a message takes."""

@@ -3,16 +3,18 @@ bytes. Sender and reader share this arithmetic. Torch-free.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.tensorfile import TensorEntry, head
 from atelier.engine.io.weight_files import METADATA
+from atelier.engine.link.rounds import cut
 
 SCALES, CODES = "scales", "codes"  # int8, int4, int2
 INDICES, VALUES = "indices", "values"  # topk
 LEFT, RIGHT = "left", "right"  # powersgd
+Layout = dict[str, TensorEntry]  # of a contribution: its weights, by name, in the order of names
 _ALIGN = 4  # bytes: every tensor of a message begins at a multiple of its elements' size
 _LARGEST = 2**31  # numbers of a tensor that 32-bit indices reach
 
@@ -72,5 +74,25 @@ def is_factored(codec: Codec, shape: tuple[int, ...]) -> bool:
 
 def message_bytes(codec: Codec, weights: Iterable[TensorEntry]) -> int:
     """Bytes of the body of a message of these weights, its header included."""
-    entries = [part for weight in weights for part in parts_of(codec, weight)]
+    return body_bytes([part for weight in weights for part in parts_of(codec, weight)])
+
+
+def body_bytes(entries: Sequence[TensorEntry]) -> int:
+    """Bytes of a body of these tensors, its header included."""
     return len(head(entries, METADATA)) + sum(entry.num_bytes for entry in entries)
+
+
+def layouts_of(weights: Mapping[str, TensorEntry], fragments: int) -> list[Layout]:
+    """The layout of all weights, then those of the fragments, where there are several. Raises ConfigError for
+    more fragments than blocks, and weights beside them.
+    """
+    whole = {name: weights[name] for name in sorted(weights)}
+    sizes = {name: math.prod(entry.shape) for name, entry in whole.items()}
+    found = cut(sizes, fragments) if fragments > 1 else []
+    return [whole, *({name: whole[name] for name in whole if name in names} for names in found)]
+
+
+def sizes_of(codecs: Iterable[Codec], layouts: Iterable[Layout]) -> dict[str, list[int]]:
+    """Bytes of a contribution's body by codec: of each layout."""
+    layouts = [*layouts]
+    return {codec.text: [message_bytes(codec, each.values()) for each in layouts] for codec in codecs}

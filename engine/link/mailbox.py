@@ -13,7 +13,7 @@ from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import DamageError, DataError
-from atelier.engine.config.link import SiteName
+from atelier.engine.config.link import ANY, Membership, SiteName
 from atelier.engine.config.record import Digest, FileEntry
 from atelier.engine.io.storage import (
     exists,
@@ -74,8 +74,20 @@ class Answers(Head):
     kind: Literal["answers"]
 
 
-Message = Contribution | Answers
-KINDS: dict[str, type[Contribution] | type[Answers]] = {"contribution": Contribution, "answers": Answers}
+class Drawings(Head):
+    """The tokens that a generator has drawn in the place of hidden ones, for roles at other sites that detect
+    them: numbers of samples, places and ids; `round` is the generator's step, from 1.
+    """
+
+    kind: Literal["drawings"]
+
+
+OfStep = Answers | Drawings  # of a step, by the role that others learn from
+What = Literal["answers", "drawings"]
+Message = Contribution | OfStep
+KINDS: dict[str, type[Message]] = {
+    "contribution": Contribution, "answers": Answers, "drawings": Drawings,
+}  # fmt: skip
 
 
 def head_of(data: bytes | str, place: str) -> Message:
@@ -99,6 +111,22 @@ class ReaderProgress(Spec):
     safe: int = Field(ge=0, description="steps whose answers it will not ask for again")
 
 
+class AboutRounds(Spec):
+    """The rounds of an elastic membership."""
+
+    rows: dict[SiteName, int]
+    every: int = Field(ge=1)
+    first: int = Field(default=1, ge=1, description="the first round of the trajectory")
+    last: int = Field(ge=1, description="the last one")
+    membership: Membership
+    coordinator: str = Field(description="the site that decides who is in; any")
+    is_followed: bool = Field(default=False, description="a round log says it, and nobody decides")
+
+    def may_decide(self, site: str) -> bool:
+        """Whether a site decides who is in a round."""
+        return not self.is_followed and self.coordinator in (ANY, site)
+
+
 class AboutTraining(Spec):
     """What a site's ranks say of a training whose messages it takes part in."""
 
@@ -110,8 +138,12 @@ class AboutTraining(Spec):
         description="of a contribution's body by codec: of all weights, then of each fragment; empty = any",
     )
     teacher: str = Field(default="", description="the site whose answers the others learn from; '' = none")
+    what: What = Field(default="answers", description="what that site sends")
     most: int = Field(default=0, ge=0, description="bytes of the answers to a step, at most; 0 = any")
     ahead: int = Field(default=0, ge=0, description="steps that the teacher may be before this site")
+    rounds: AboutRounds | None = Field(
+        default=None, description="of an elastic membership; None = all are in"
+    )
 
 
 class Mailbox:
@@ -121,16 +153,39 @@ class Mailbox:
         self.trajectory = trajectory
         self.place = join(url, trajectory[:16])
 
-    def open(self, site: str, sites: Iterable[str], sizes: Mapping[str, Iterable[int]] | None = None) -> None:
+    def open(
+        self,
+        site: str,
+        sites: Iterable[str],
+        sizes: Mapping[str, Iterable[int]] | None = None,
+        rounds: AboutRounds | None = None,
+    ) -> None:
         """Say that this site trains it, before its first message: agents take no messages of others, and none
-        of other codecs and `sizes`.
+        of other codecs and `sizes`. `rounds`: of an elastic membership.
         """
-        sizes = {codec: tuple(each) for codec, each in (sizes or {}).items()}
-        self._say(AboutTraining(trajectory=self.trajectory, site=site, sites=tuple(sites), bytes=sizes))
+        self._say(
+            AboutTraining(
+                trajectory=self.trajectory,
+                site=site,
+                sites=tuple(sites),
+                bytes={codec: tuple(each) for codec, each in (sizes or {}).items()},
+                rounds=rounds,
+            )
+        )
 
-    def open_answers(self, site: str, sites: Iterable[str], teacher: str, *, most: int, ahead: int) -> None:
-        """Say that this site takes part in a teacher's answers, before the first: agents take none of more
-        than `most` bytes, and none of steps that are more than `ahead` before what this site has learned.
+    def open_answers(
+        self,
+        site: str,
+        sites: Iterable[str],
+        teacher: str,
+        *,
+        most: int,
+        ahead: int,
+        what: What = "answers",
+    ) -> None:
+        """Say that this site takes part in a teacher's answers, or drawings, before the first: agents take
+        none of more than `most` bytes, and none of steps that are more than `ahead` before what this site
+        has learned.
         """
         self._say(
             AboutTraining(
@@ -140,6 +195,7 @@ class Mailbox:
                 teacher=teacher,
                 most=most,
                 ahead=ahead,
+                what=what,
             )
         )
 
@@ -190,18 +246,19 @@ class Mailbox:
                 " outer weights would differ between the sites. Train on in the layout in which it was sent"
             )
 
-    def answer(self, step: int, site: str, parts: Iterable[Part]) -> None:
-        """Send a teacher's answers to the batch of a step, from 1; what was sent before has to have the same
-        bytes. Raises DataError when it has not.
+    def answer(self, step: int, site: str, parts: Iterable[Part], what: What = "answers") -> None:
+        """Send a teacher's answers to the batch of a step, from 1, or what it has drawn there; what was sent
+        before has to have the same bytes. Raises DataError when it has not.
         """
         there, body = self._put(step, site, parts)
-        head = Answers(kind="answers", trajectory=self.trajectory, site=site, round=step, body=body)
+        given = {"kind": what, "trajectory": self.trajectory, "site": site, "round": step, "body": body}
+        head = KINDS[what].model_validate(given)
         place = self.folder(step, site)
         if there is None:
             write_bytes(join(place, HEAD), head.text)
         elif there != head:
             raise DataError(
-                f"{place}: this site sent other answers to step {step} before, from the same weights; its"
+                f"{place}: this site sent other {what} to step {step} before, from the same weights; its"
                 " students would learn from two versions of one step. Train on in the layout in which they"
                 " were sent"
             )
@@ -260,12 +317,12 @@ class Mailbox:
             raise DataError(f"{self.folder(number, site)}: is of kind {found.kind}, not a contribution")
         return found
 
-    def answers(self, step: int, site: str) -> Answers | None:
-        """`read`, of a teacher's answers to a step. Raises DataError for another kind as well."""
+    def answers(self, step: int, site: str, what: What = "answers") -> OfStep | None:
+        """`read`, of a teacher's answers to a step, or drawings. Raises DataError for another kind, too."""
         found = self.read(step, site)
-        if not isinstance(found, Answers | None):
-            raise DataError(f"{self.folder(step, site)}: is of kind {found.kind}, not a teacher's answers")
-        return found
+        if found is not None and found.kind != what:
+            raise DataError(f"{self.folder(step, site)}: is of kind {found.kind}, not a teacher's {what}")
+        return found if isinstance(found, OfStep) else None
 
     def read(self, number: int, site: str) -> Message | None:
         """The head of a site's message, None while it is not there. Raises DamageError for one that is no

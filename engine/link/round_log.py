@@ -17,7 +17,9 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.link import SiteName
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import read_bytes
+from atelier.engine.link.sample_log import RoundSamples, size_of
 
+WHAT = "a line of a round log"
 FILE = "rounds.jsonl"
 MOST = 1 << 28  # bytes of a file
 
@@ -26,7 +28,16 @@ class RoundLine(Spec):
     round: int = Field(ge=1)
     codecs: dict[SiteName, Codec]
     sha256: dict[SiteName, Digest] = Field(description="of each site's contribution")
+    samples: RoundSamples | None = Field(default=None, description="of an elastic membership")
     before: str = Field(description="digest of the line before, '' in the first")
+
+    @property
+    def text(self) -> str:
+        return canonical(self.model_dump(mode="json", exclude_none=True)).decode()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass
@@ -36,14 +47,33 @@ class RoundLog:
     lines: dict[int, str] = field(default_factory=dict)
 
     def add(self, number: int, codecs: Mapping[str, Codec], digests: Mapping[str, str]) -> None:
-        line = RoundLine(round=number, codecs=dict(codecs), sha256=dict(digests), before=self.digest)
-        self.lines[number] = canonical(line.model_dump(mode="json")).decode()
+        self.follow(RoundLine(round=number, codecs=dict(codecs), sha256=dict(digests), before=self.digest))
+
+    def follow(self, line: RoundLine) -> None:
+        """Add a line that was decided for all. Raises DataError for one that does not follow the last."""
+        if line.before != self.digest:
+            raise DataError(f"round {line.round}: does not follow the line before in the round log")
+        self.lines[line.round] = line.text
+
+    @property
+    def last(self) -> RoundLine | None:
+        return parse_as(RoundLine, self.lines[max(self.lines)], "", WHAT) if self.lines else None
 
     @property
     def digest(self) -> str:
         """Of the last line, and so of all; '' of none."""
         last = self.lines[max(self.lines)] if self.lines else ""
         return hashlib.sha256(last.encode()).hexdigest() if last else ""
+
+    def learned(self) -> dict[str, int]:
+        """Samples by the site that has learned them; {} where every site learns its own rows."""
+        found: dict[str, int] = {}
+        for text in self.lines.values():
+            line = parse_as(RoundLine, text, "", WHAT)
+            assigned = line.samples.assigned if line.samples else {}
+            for site, spans in assigned.items():
+                found[site] = found.get(site, 0) + (size_of(spans) if site in line.sha256 else 0)
+        return found
 
     @property
     def text(self) -> bytes:
@@ -55,7 +85,7 @@ def read_log(place: str) -> dict[int, RoundLine]:
     found: dict[int, RoundLine] = {}
     before = ""
     for number, text in enumerate(read_bytes(place, MOST).splitlines(), start=1):
-        line = parse_as(RoundLine, text, f"{place}:{number}", "a line of a round log")
+        line = parse_as(RoundLine, text, f"{place}:{number}", WHAT)
         if line.before != before or line.round in found:
             raise DataError(f"{place}:{number}: does not follow the line before: the file was changed")
         before = hashlib.sha256(text).hexdigest()

@@ -1,96 +1,37 @@
-"""A distillation over several sites (engine/config/link.py): a teacher's answers to the batches of its steps
-go as messages to the sites of its students, and nothing else does; how far those have come goes back.
+"""A distillation over several sites (engine/config/link.py): a teacher's answers to the batches of its steps,
+or the tokens that a generator has drawn in them, go as messages to the sites of its students, and nothing
+else does; how far those have come goes back, in steps of the teacher.
 
-All sites compute the same samples from the seed: an answer says of which samples it is. A teacher waits for
+All sites compute the same samples from the seed: a message says of which samples it is. A teacher waits for
 the slowest site once it is `ahead` steps before it; a student waits for its step's answers. What all sites
 have passed in two checkpoints is removed.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DataError
-from atelier.engine.config.link import Link
-from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
-from atelier.engine.config.train import Train
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.io.tensorfile import in_file_order
-from atelier.engine.link.mailbox import BODY, Answers, Mailbox, ReaderProgress
-from atelier.engine.loop.answer_parts import AnswerParts, Received, opened
+from atelier.engine.link.encoded import body_bytes
+from atelier.engine.link.mailbox import BODY, Mailbox, OfStep, ReaderProgress, What
+from atelier.engine.loop.answer_ends import Heard, Readers, most_bytes, what_of
+from atelier.engine.loop.answer_parts import AnswerParts, opened
+from atelier.engine.loop.drawn import opened_drawn
+from atelier.engine.loop.link_meter import LinkMeter
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.model.weights import entries_of, in_memory, write_files
 from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.05  # seconds between looks for messages
-
-
-class Readers:
-    """A teacher here, and the sites of its students elsewhere."""
-
-    def __init__(self, box: Mailbox, member: RoleState, roles: Mapping[str, Role], link: Link, end: int):
-        self.box, self.member = box, member
-        self.spans: dict[
-            str, tuple[int, int]
-        ] = {}  # by site: the first step of a student there, and the last
-        for name, role in roles.items():
-            site, span = link.site_of(name), (int(role.start), role.last(end))
-            first, last = self.spans.get(site, span)
-            self.spans[site] = min(first, span[0]), max(last, span[1])
-
-    @property
-    def end(self) -> int:
-        return max(last for _, last in self.spans.values())
-
-    def reads_at(self, clock: int) -> bool:
-        return any(first <= clock < last for first, last in self.spans.values())
-
-    def _progress(self, site: str) -> tuple[int, int]:
-        """Steps that a site has learned from, and whose answers it will not ask for again."""
-        found, first = self.box.progress(site), self.spans[site][0]
-        return (first, first) if found is None else (max(first, found.step), max(first, found.safe))
-
-    def is_late(self, clock: int, ahead: int, own: str) -> bool:
-        """Whether a site is so many steps behind `clock`. Raises DataError for one that waits for answers
-        which are gone: it has begun anew, and is no more where it had come.
-        """
-        for site, (_, last) in self.spans.items():
-            come = self._progress(site)[0]
-            is_gone = come < min(last, clock) and self.box.answers(come + 1, own) is None
-            if is_gone and self._progress(site)[0] == come:  # not removed meanwhile
-                raise DataError(
-                    f"{self.box.folder(come + 1, own)}: is gone, and {site}, whose checkpoints are lost,"
-                    f" needs the answers to step {come + 1} again; {self.member.name} is at step {clock}:"
-                    f" remove {self.box.place} at both sites, and begin both together"
-                )
-            if last > come and clock - come >= ahead:
-                return True
-        return False
-
-    def safe(self) -> int:
-        """The steps whose answers no site will ask for again."""
-        return min(self._progress(site)[1] for site in self.spans)
-
-    def first_missing(self, site: str, until: int) -> int:
-        """The first step before `until` whose answers a site may ask for, and which are not there; `until`
-        when all are.
-        """
-        for reader, (_, last) in self.spans.items():
-            for clock in range(self._progress(reader)[1], min(last, until)):
-                if self.box.answers(clock + 1, site) is None and clock >= self._progress(reader)[1]:
-                    return clock
-        return until
-
-
-def most_bytes(train: Train, vocab: int) -> int:
-    """The answers to a step have at most so many bytes: 12 for each of the top tokens, and what is beside."""
-    tokens, top = train.global_batch * train.sequence, train.link.top
-    return tokens * (12 * (vocab if top == "all" else top) + 16) + (1 << 20)
+WHATS: tuple[What, ...] = ("answers", "drawings")
 
 
 class SitesApart:
@@ -103,35 +44,37 @@ class SitesApart:
         gang: Gang,
         stop: StopRequest,
         scratch: Path,
+        meter: LinkMeter,
     ) -> None:
         self._link, self._gang, self._stop, self._scratch = training.train.link, gang, stop, scratch
         end = training.train.num_steps
-        self._train = training.train
-        self._readers: dict[str, Readers] = {}
-        self._students: dict[str, list[RoleState]] = {}  # here, by the teacher elsewhere
-        self._boxes: dict[str, Mailbox] = {}
-        for name, spec in training.members.items():
-            box = Mailbox(self._link.mailbox, spec.answers)
-            if spec.mode == "elsewhere" and spec.answers:
-                taught = [member for member in members.values() if member.role.teacher == name]
-                self._students |= {name: taught} if taught else {}
-                self._boxes[name] = box
-            elif name in members and (roles := training.readers(name)):
-                member = members[name]
-                self._readers[name] = Readers(box, member, roles, self._link, end)
-                member.answering = AnswerParts(self._link, gang, member.grid, member.role.model.tokens)
+        self._train, self._meter = training.train, meter
+        self._readers: list[Readers] = []
+        self._heard: list[Heard] = []
+        for (name, spec), what in product(training.members.items(), WHATS):
+            box = Mailbox(self._link.mailbox, spec.drawings if what == "drawings" else spec.answers)
+            if not box.trajectory:
+                continue
+            if spec.mode == "elsewhere":
+                taught = [m for m in members.values() if m.role.teacher == name and what_of(m.role) == what]
+                if taught:
+                    self._heard.append(Heard(box, what, self._link.site_of(name), taught))
+            elif name in members:
+                roles = {n: role for n, role in training.readers(name).items() if what_of(role) == what}
+                self._readers.append(Readers(box, what, members[name], roles, self._link, end))
+                if what == "answers":
+                    tokens = members[name].role.model.tokens
+                    members[name].answering = AnswerParts(self._link, gang, members[name].grid, tokens)
         self._has_moving = any(member.moves for member in members.values())
-        self._told: dict[str, int] = {}  # by teacher elsewhere: steps that this site will not ask for again
-        self._begun: dict[str, int] = {}  # the same: how often this site has begun
 
     @property
     def is_alone(self) -> bool:
-        return not (self._readers or self._students)
+        return not (self._readers or self._heard)
 
     @property
     def end(self) -> int:
         """The last step that a site elsewhere learns from; 0 = none does."""
-        return max((each.end for each in self._readers.values()), default=0)
+        return max((each.end for each in self._readers), default=0)
 
     def begin(self, clock: int) -> int:
         """Say that this site takes part; the step at which it begins: `clock`, or an earlier one that a
@@ -145,7 +88,8 @@ class SitesApart:
                 return 0
             found: list[int] = [clock] if self._has_moving else []
             self._open_boxes(clock)
-            for name, readers in self._readers.items():
+            for readers in self._readers:
+                name = readers.member.name
                 last = clock if readers.member.moves else readers.end
                 missing = readers.first_missing(self._link.site, last)
                 if readers.member.moves and missing < clock:
@@ -160,22 +104,23 @@ class SitesApart:
 
     def _open_boxes(self, clock: int) -> None:
         """Say in each mailbox that this site takes part, and how far it has come in what it learns."""
-        own = self._link.site
-        for readers in self._readers.values():
-            most = most_bytes(self._train, readers.member.role.model.tokens)
-            readers.box.open_answers(own, {own, *readers.spans}, own, most=most, ahead=self._link.ahead)
-        for name, students in self._students.items():
-            box, teacher = self._boxes[name], self._link.site_of(name)
-            most = most_bytes(self._train, students[0].role.model.tokens)
-            box.open_answers(own, (own, teacher), teacher, most=most, ahead=self._link.ahead)
-            first, known = min(int(student.role.start) for student in students), box.progress(own)
-            step = max(first, clock)
+        own, ahead = self._link.site, self._link.ahead
+        for readers in self._readers:
+            most = most_bytes(self._train, readers.member.role.model.tokens, readers.what)
+            sites = {own, *readers.spans}
+            readers.box.open_answers(own, sites, own, most=most, ahead=ahead, what=readers.what)
+        for heard in self._heard:
+            most = most_bytes(self._train, heard.students[0].role.model.tokens, heard.what)
+            sites = (own, heard.site)
+            heard.box.open_answers(own, sites, heard.site, most=most, ahead=ahead, what=heard.what)
+            first, known = heard.first, heard.box.progress(own)
+            step = max(first, clock - heard.behind)
             if known is None:
-                known = ReaderProgress(trajectory=box.trajectory, site=own, step=step, safe=first)
-            begun = known.begun + (known.safe > step)  # a run that had come further, and is lost
-            self._told[name], self._begun[name] = min(known.safe, step), begun
-            update = {"step": min(known.step, step), "safe": self._told[name], "begun": begun}
-            box.tell(known.model_copy(update=update))
+                known = ReaderProgress(trajectory=heard.box.trajectory, site=own, step=step, safe=first)
+            heard.begun = known.begun + (known.safe > step)  # a run that had come further, and is lost
+            heard.told = min(known.safe, step)
+            update = {"step": min(known.step, step), "safe": heard.told, "begun": heard.begun}
+            heard.box.tell(known.model_copy(update=update))
 
     def meet(self, clock: int) -> float:
         """Before a step: wait until its answers are there, and until no site is too far behind; or until a
@@ -187,32 +132,39 @@ class SitesApart:
             return 0.0
         began = time.perf_counter()
         self._gang.heartbeat.rest("link")
-        hearing = {
-            name: students
-            for name, students in self._students.items()
-            if any(student.is_active(clock) for student in students)
-        }
-        late = [each for each in self._readers.values() if each.reads_at(clock)]
-        heads: dict[str, Answers] = {}
+        hearing = [
+            (heard, delay)
+            for heard in self._heard
+            for delay in {each.role.delay for each in heard.students if each.is_active(clock)}
+        ]
+        late = [each for each in self._readers if each.reads_at(clock)]
+        heads: dict[int, OfStep] = {}  # by place in `hearing`
 
         def is_ready() -> bool:
-            for name in hearing.keys() - heads.keys():
-                if (head := self._head(name, clock)) is not None:
-                    heads[name] = head
+            for number, (heard, delay) in enumerate(hearing):
+                if number not in heads and (head := heard.head(clock - delay)) is not None:
+                    heads[number] = head
             ahead, own = self._link.ahead, self._link.site
             is_late = self._gang.is_first and any(each.is_late(clock, ahead, own) for each in late)
             return len(heads) == len(hearing) and not is_late
 
         if not self._wait(is_ready):
             return time.perf_counter() - began
-        found: dict[str, Received] = {}
-        all_or_none(self._gang, lambda: found.update(self._open(heads)), nothing)
-        for name, students in hearing.items():
-            for student in students:
-                student.heard = found[name]
+
+        def open_all() -> None:
+            for number, (heard, delay) in enumerate(hearing):
+                self._open(heard, heads[number], heard.active(clock, delay))
+
+        all_or_none(self._gang, open_all, nothing)
+        for number, (heard, delay) in enumerate(hearing):
+            ahead = heard.ahead(clock - delay) if self._gang.is_first else 0
+            for student in heard.active(clock, delay):
+                size = heads[number].body.bytes
+                self._meter.add(student.name, link_received_bytes=size, link_ahead_steps=ahead)
         for each in late:
-            assert each.member.answering is not None  # it has readers
-            each.member.answering.begin()
+            if each.what == "answers":
+                assert each.member.answering is not None  # it has students elsewhere
+                each.member.answering.begin()
         return time.perf_counter() - began
 
     def _wait(self, is_ready: Callable[[], bool]) -> bool:
@@ -228,43 +180,34 @@ class SitesApart:
                 return ready
             time.sleep(LOOK_EVERY)
 
-    def _head(self, teacher: str, clock: int) -> Answers | None:
-        """The head of a teacher's answers to a step. Raises DataError when they will not come any more."""
-        box, site = self._boxes[teacher], self._link.site_of(teacher)
-        if (head := box.answers(clock + 1, site)) is not None:
-            return head
-        if (there := box.rounds()) and there[0] > clock + 1:
-            raise DataError(
-                f"{box.folder(clock + 1, site)}: is gone, {site} is at step {there[-1]}: this site's"
-                " checkpoints are too old to go on; begin all sites again"
-            )
-        return None
-
-    def _open(self, heads: Mapping[str, Answers]) -> dict[str, Received]:
-        """The answers by teacher, verified."""
-        found: dict[str, Received] = {}
-        for teacher, head in heads.items():
-            place = join(self._boxes[teacher].folder(head.round, head.site), BODY)
-            path = self._scratch / f"link-{self._gang.rank}" / head.trajectory[:16] / BODY
-            if is_local(place):
-                path = local_path(place)
-            else:
-                fetch(place, path)
-            verify(str(path), head.body, place)
-            vocab = self._students[teacher][0].role.model.tokens
-            found[teacher] = opened(path, place, self._link, vocab)
-        return found
+    def _open(self, heard: Heard, head: OfStep, students: list[RoleState]) -> None:
+        """Verify a teacher's message and give it to these students."""
+        place = join(heard.box.folder(head.round, head.site), BODY)
+        path = self._scratch / f"link-{self._gang.rank}" / head.trajectory[:16] / f"{head.round % 2}" / BODY
+        if is_local(place):
+            path = local_path(place)
+        else:
+            fetch(place, path)
+        verify(str(path), head.body, place)
+        model = students[0].role.model
+        if heard.what == "drawings":
+            drawn = opened_drawn(path, place, num_ids=model.ids, step=head.round - 1, train=self._train)
+            for student in students:
+                student.drawn = drawn
+            return
+        received = opened(path, place, self._link, model.tokens)
+        for student in students:
+            student.heard = received
 
     def send(self, clock: int) -> float:
         """After a step: send what the teachers here have answered, and say how far this site has come; the
         seconds of it. A collective.
         """
         began = time.perf_counter()
-        for readers in self._readers.values():
+        for readers in self._readers:
             if not readers.reads_at(clock):
                 continue
-            assert readers.member.answering is not None  # it has readers
-            found = readers.member.answering.whole()
+            found = readers.whole(clock)
             if self._gang.is_first:
                 self._send(readers, clock, found)
         self._tell(clock + 1)
@@ -274,33 +217,36 @@ class SitesApart:
         safe = readers.safe()
         if clock >= safe:  # else it was sent, learned from and removed
             weights = in_memory(found)
+            entries = in_file_order(entries_of(weights))
             write_files(
-                {BODY: in_file_order(entries_of(weights))},
+                {BODY: entries},
                 weights,
-                lambda _, parts: readers.box.answer(clock + 1, self._link.site, parts),
+                lambda _, parts: readers.box.answer(clock + 1, self._link.site, parts, readers.what),
             )
+            ahead = clock + 1 - readers.slowest()
+            self._meter.add(readers.member.name, link_bytes=body_bytes(entries), link_ahead_steps=ahead)
         readers.box.forget(safe)
 
     def _tell(self, step: int, *, is_last: bool = False) -> None:
         """Say how far this site has come in what it learns from each teacher elsewhere."""
-        for name, students in self._students.items() if self._gang.is_first else ():
-            if not is_last:
-                durable = [max(student.durable_steps[0], 0) for student in students]
-                self._told[name] = max(self._told.get(name, 0), min(durable))
+        for heard in self._heard if self._gang.is_first else ():
+            if is_last:
+                come = heard.told = max(each.end - each.role.delay for each in heard.students)
             else:
-                self._told[name] = step = max(student.end for student in students)
+                durable = [max(each.durable_steps[0] - each.role.delay, 0) for each in heard.students]
+                heard.told, come = max(heard.told, min(durable)), max(step - heard.behind, heard.first)
             progress = ReaderProgress(
-                trajectory=self._boxes[name].trajectory,
+                trajectory=heard.box.trajectory,
                 site=self._link.site,
-                begun=self._begun.get(name, 1),
-                step=step,
-                safe=min(self._told[name], step),
+                begun=heard.begun,
+                step=come,
+                safe=min(heard.told, come),
             )
-            self._boxes[name].tell(progress)
+            heard.box.tell(progress)
 
     def finish(self) -> None:
         """Say that this site needs no more answers, its students being published; remove what nobody does."""
         if self._gang.is_first:
             self._tell(0, is_last=True)
-            for readers in self._readers.values():
+            for readers in self._readers:
                 readers.box.forget(readers.safe())

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atelier.engine.config.conversions import OPTIMIZER, OPTIMIZER_KIND, keeps_states
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import OptimSpec
-from atelier.engine.config.role import Trainable, without_pipeline
+from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
@@ -27,7 +27,7 @@ from atelier.engine.loop.stage import RoleModel, StageModule
 from atelier.engine.loop.weights import RoleWeights, Values, fill_stages
 from atelier.engine.model.auxiliary import is_auxiliary
 from atelier.engine.model.contract import Model, blocks_of, stored
-from atelier.engine.model.load import blank, build, first_values, read_weights
+from atelier.engine.model.load import blank, build, first_values, move_parts, read_weights
 from atelier.engine.model.lora import addition_values, is_addition
 from atelier.engine.model.lora import apply as apply_lora
 from atelier.engine.model.soft_prompt import TABLE, first_prompt, tune_prompt
@@ -259,7 +259,14 @@ def _stage(
         ring=ring,
     )
     if ring is None:
-        shard(stage, blocks, grid=grid, zero=layout.zero, precision=train.precision)
+        shard(
+            stage,
+            blocks,
+            grid=grid,
+            zero=layout.zero,
+            precision=train.precision,
+            is_private=train.privacy.is_on and spec.mode != "frozen",
+        )
     return stage
 
 
@@ -349,13 +356,6 @@ def _streamed(
     size = weight_dtype(train.precision).itemsize
     check_frozen(layout, name)
     return source if sum(weight.numel() for _, weight in stored(bare)) * size > memory else None
-
-
-def move_parts(model: nn.Module, trainable: Trainable) -> None:
-    """Freeze all weights of the plain model except those of the parts named by `trainable`, in place."""
-    if trainable.kind == "parts":
-        for name, child in model.named_children():
-            child.requires_grad_(name in trainable.parts)
 
 
 def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int, ...]:

@@ -11,12 +11,11 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.link import Link
 from atelier.engine.link.chooser import CodecChooser
-from atelier.engine.link.encoded import message_bytes
+from atelier.engine.link.encoded import Layout, sizes_of
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.rates import rate_to
 from atelier.engine.link.round_log import RoundLine, read_log
 from atelier.engine.link.rounds import Rounds
-from atelier.engine.loop.contribution import Layout
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.parallel.gang import Gang
 
@@ -30,9 +29,7 @@ class RoundPlan:
 
     def __init__(self, rounds: Rounds, layouts: list[Layout], codecs: Sequence[Codec]) -> None:
         self.rounds, self.layouts = rounds, layouts
-        self.sizes = {
-            codec.text: [message_bytes(codec, each.values()) for each in layouts] for codec in codecs
-        }
+        self.sizes = sizes_of(codecs, layouts)
         whole = [(sizes[0], text) for text, sizes in self.sizes.items()]
         for (more, first), (less, second) in itertools.pairwise(whole):
             if more <= less:

@@ -2,6 +2,7 @@
 pieces that the ranks of its gang hold, and read back by every rank.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,9 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.tensorfile import TensorEntry
-from atelier.engine.link.encoded import parts_of
+from atelier.engine.link.encoded import Layout, parts_of
+from atelier.engine.loop.clip import norm, square_sums
 from atelier.engine.model.weights import StoredWeights, Weight, entries_of, type_of
-
-Layout = dict[str, TensorEntry]  # of a contribution: its weights, by name
 
 
 def layout_of(weights: Mapping[str, Weight]) -> Layout:
@@ -77,7 +77,12 @@ class StoredContribution:
         parts = [self._held[part.name] for part in parts_of(self._codec, entry)]
         return decode(self._codec, entry, parts, f"{self._place}: {name}")
 
-    def check(self, names: Iterable[str]) -> None:
-        """Raise DataError unless these weights can all be read."""
-        for name in names:
-            self.whole(name)
+    def check(self, names: Iterable[str], most: float = math.inf) -> None:
+        """Raise DataError unless these weights can all be read, and all weights have at most this norm."""
+        if math.isinf(most):
+            for name in names:
+                self.whole(name)
+            return
+        found = norm(part for name in self._layout for part in square_sums(self.whole(name)))
+        if found > most:
+            raise DataError(f"{self._place}: has the norm {found:.4g}, and at most {most:.4g} is taken")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from atelier.engine.checkpoint.state import Nested
+from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.train import Bad, Health
@@ -69,8 +69,8 @@ class TeacherLead:
         if not isinstance(self.threshold, str) and not self.is_open and self.nats >= self.threshold:
             self.opened = step + 1
 
-    def state(self) -> dict[str, dict[str, float | int] | int]:
-        return {"average": self.average.state(), "opened": self.opened}
+    def state(self) -> dict[str, Tree]:
+        return {"average": {**self.average.state()}, "opened": self.opened}
 
     def restore(self, state: Nested) -> None:
         self.average.restore(state["average"])
@@ -145,9 +145,9 @@ class HealthDetector:
             found["pass_over"] = self.spec.pass_over
         return found
 
-    def state(self) -> dict[str, float | list[int]]:
+    def state(self) -> dict[str, Tree]:
         counts = {"num_seen": self.num_seen, "num_skipped": self.num_skipped}
-        return {**self.sums, **counts, "rolled_back": list(self.rolled_back)}
+        return {**self.sums, **counts, "rolled_back": [*self.rolled_back]}
 
     def restore(self, state: Nested) -> None:
         """Restore `state()`; fields missing from an older checkpoint keep their initial values."""

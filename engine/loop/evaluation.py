@@ -65,8 +65,9 @@ class HeldOut:
         return held_out_name(rows, length)
 
     def means(self, member: RoleState) -> dict[str, float]:
-        """Held-out means by metric name: the next-token loss on windows, of several sources also each one's,
-        and each objective's mean on its rows, in nats; for classes also the accuracy.
+        """Held-out means by metric name: the next-token loss on windows, of several sources also each one's
+        (none of a role that predicts no tokens), and each objective's mean on its rows, in nats; for classes
+        also the accuracy.
         """
         found = self._of_text(member)
         for name, spec in member.role.objective.items():
@@ -81,7 +82,7 @@ class HeldOut:
 
     def _of_text(self, member: RoleState) -> dict[str, float]:
         read = [name for name in self._sources if self._places[f"/{name}"]]
-        if not read:
+        if not read or member.detects_alone:
             return {}
         sums = {name: self._sums(member, f"/{name}", member.text) for name in read}
         several = {f"eval/source/{name}": loss / number for name, (loss, _, number) in sums.items()}

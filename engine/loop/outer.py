@@ -8,9 +8,8 @@ added to the next contribution (error feedback, 1901.09847). Optimiser states st
 are sent and their steps taken: engine/link/rounds.py.
 """
 
-import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,14 +17,19 @@ import torch
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
-from atelier.engine.config.error import DataError, StoppedError
+from atelier.engine.config.error import DamageError, DataError, StoppedError
 from atelier.engine.config.link import Link
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
+from atelier.engine.link.encoded import layouts_of
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
-from atelier.engine.link.rounds import Rounds, cut
+from atelier.engine.link.round_log import RoundLine
+from atelier.engine.link.rounds import Rounds
+from atelier.engine.loop.clip import clipped, most_norm
 from atelier.engine.loop.codec_choice import CodecChoice, RoundPlan
 from atelier.engine.loop.contribution import Layout, StoredContribution, encoded, layout_of
+from atelier.engine.loop.elastic import ElasticRounds
 from atelier.engine.loop.gather import gathered
+from atelier.engine.loop.link_meter import LinkMeter
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
@@ -39,11 +43,23 @@ LOOK_EVERY = 0.2  # seconds between looks for messages
 class OuterSteps:
     """The outer steps of one training on this rank."""
 
-    def __init__(self, link: Link, gang: Gang, stop: StopRequest, scratch: Path) -> None:
+    def __init__(
+        self,
+        link: Link,
+        gang: Gang,
+        stop: StopRequest,
+        scratch: Path,
+        meter: LinkMeter,
+        say: Callable[[str], None],
+    ) -> None:
+        """`say`: a warning."""
         self._link, self._gang, self._stop, self._scratch = link, gang, stop, scratch
+        self._meter, self._say = meter, say
+        self._opened: set[str] = set()  # trajectories whose mailbox knows of this site
+        self.elastic: ElasticRounds | None = None  # None where all sites are in every round
         self._plans: dict[str, RoundPlan] = {}  # by role
         self._choice = CodecChoice(link, gang)
-        self.sent_bytes = 0  # of this site's contributions after the last step
+        self.norms: dict[str, float] = {}  # of the last contributions by role, before they were clipped
 
     def plan(self, members: Iterable[RoleState]) -> None:
         """Cut the weights of the roles into fragments. A collective. Raises ConfigError for too many."""
@@ -51,25 +67,38 @@ class OuterSteps:
             if member.outer is not None:
                 held = {name: weight.detach() for name, weight in member.weights.trainable().items()}
                 whole = layout_of(gathered(held, member.grid, self._gang))
-                sizes = {name: math.prod(entry.shape) for name, entry in whole.items()}
-                found = cut(sizes, self._link.fragments) if self._link.fragments > 1 else []
-                parts = [{name: whole[name] for name in whole if name in names} for names in found]
+                layouts = layouts_of(whole, self._link.fragments)
                 rounds = Rounds(self._link, member.end - member.start)
-                self._plans[member.name] = RoundPlan(rounds, [whole, *parts], self._link.codecs)
+                self._plans[member.name] = RoundPlan(rounds, layouts, self._link.codecs)
+                if self._link.is_elastic:
+                    safe = partial(self._safe, member)
+                    is_good = partial(self._is_good, member)
+                    self.elastic = ElasticRounds(self._link, self._gang, self._stop, member, safe, is_good)
+                    member.outer.kept = member.learned()
         self._choice.begin(len(self._plans))
 
-    def take_due(self, members: Iterable[RoleState], step_s: float) -> float:
-        """Send the contributions and take the outer steps that are due after this step; returns the seconds
-        of it. A collective. `step_s`: the seconds of the step, 0 where they say nothing of others.
+    def sits_out(self, clock: int) -> bool:
+        """Whether this site leaves out step `clock`, of a round in which it takes no part. A collective."""
+        if self.elastic is None:
+            return False
+        for plan in self._plans.values() if self._gang.is_first else ():
+            number = self.elastic.number(clock)
+            self._open_box(self.elastic.box(number), number, plan)
+        return self.elastic.sits_out(clock)
+
+    def take_due(self, members: Iterable[RoleState], step_s: float) -> None:
+        """Send the contributions and take the outer steps that are due after this step. A collective.
+        `step_s`: the seconds of the step, 0 where they say nothing of others.
 
         Raises StoppedError when a stop is asked while others are waited for; DataError for a message that
         does not fit, DamageError for one that is damaged.
         """
-        began, self.sent_bytes = time.perf_counter(), 0
         self._choice.trained(step_s)
+        self.norms = {}
         for member in members:
             if member.outer is not None:
-                rounds, step = self._plans[member.name].rounds, member.step - member.start
+                began, rounds = time.perf_counter(), self._plans[member.name].rounds
+                step = member.step - member.start
                 new = rounds.sent_at(step)
                 due = rounds.due_at(step)
                 if new or due:
@@ -77,11 +106,11 @@ class OuterSteps:
                 for number in due:
                     if number != new:
                         self._take(number, member)
-                if new:
+                if new and (self.elastic is None or self.elastic.contributes(new)):
                     self._send(new, member)
                 if new in due:
                     self._take(new, member)
-        return time.perf_counter() - began
+                self._meter.add(member.name, link_s=time.perf_counter() - began)
 
     def _box(self, number: int, member: RoleState) -> Mailbox:
         """Where the messages of a round lie: that of the trajectory in which it was sent."""
@@ -101,13 +130,21 @@ class OuterSteps:
         assert outer is not None  # it takes part
         box, layout = self._box(number, member), self._layout(number, member)
         if self._gang.is_first:
-            box.open(self._link.site, self._link.sites, plan.sizes)
+            self._open_box(box, number, plan)
         codec, began = self._choice.codec(number, member, box, plan), time.perf_counter()
         live = {name: one for name, one in member.weights.trainable().items() if name in layout}
         moved = {name: outer.anchor[name] - weight for name, weight in live.items()}
         if outer.residual:
             moved = {name: one + outer.residual[name] for name, one in moved.items()}
-        all_or_none(self._gang, partial(_check_finite, moved, member), nothing)
+        if not self._is_finite(moved, member):
+            assert self.elastic is not None  # else it is an error
+            self._say(f"{member.name}: not finite after step {member.step}; round {number} goes without it")
+            self.elastic.refuse(number)
+            return
+        if self._link.clip:
+            moved, self.norms[member.name] = clipped(
+                moved, self._link.clip, grid=member.grid, gang=self._gang
+            )
         sent = encoded(gathered(moved, member.grid, self._gang), codec, number)
 
         def send(_: str, parts: Iterable[Part]) -> None:
@@ -123,7 +160,8 @@ class OuterSteps:
 
         write_files({BODY: entries_of(sent)}, sent, send if self._gang.is_first else None)
         self._choice.took(codec, time.perf_counter() - began)
-        self.sent_bytes += plan.sizes[codec.text][plan.rounds.fragment(number)]
+        size = plan.sizes[codec.text][plan.rounds.fragment(number)]
+        self._meter.add(member.name, link_bytes=size, link_codec=self._link.codecs.index(codec))
         if outer.residual:
             self._gang.barrier()  # it is written
             all_or_none(self._gang, partial(self._keep_lost, box, number, outer, moved, layout), nothing)
@@ -133,25 +171,54 @@ class OuterSteps:
         outer.pending[number] = dict(outer.added)
 
     def _take(self, number: int, member: RoleState) -> None:
-        """Take the outer step of a round, when all sites' contributions are there."""
+        """Take the outer step of a round, when the contributions of all sites that are in it are there."""
         outer, box, layout = member.outer, self._box(number, member), self._layout(number, member)
         assert outer is not None  # it takes part
-        heads = self._heads(box, number, member)
+        began = time.perf_counter()
+        line = self.elastic.who(number) if self.elastic is not None else None
+        heads = self._heads(box, number, member, line.sha256 if line else self._link.sites)
+        self._meter.add(
+            member.name,
+            link_wait_s=time.perf_counter() - began,
+            link_received_bytes=sum(
+                head.body.bytes for head in heads.values() if head.site != self._link.site
+            ),
+            link_round=number,
+            link_delay_steps=member.step - member.start - self._plans[member.name].rounds.step_of(number),
+        )
         files: dict[str, StoredContribution] = {}
 
         def open_all() -> None:
-            files.update(self._open(box, heads, member))
-            for held in files.values():
-                held.check(name for name in member.weights.trainable() if name in layout)
+            files.update(self._open(box, heads, member, line))
+            for site, held in files.items():
+                most = most_norm(self._link.clip, heads[site].codec.kind)
+                held.check([name for name in member.weights.trainable() if name in layout], most)
 
         all_or_none(self._gang, open_all, nothing)
         self._add(files, number, member)
-        del outer.pending[number]
+        outer.pending.pop(number, None)
         outer.added = {site: head.body.sha256 for site, head in heads.items()}
-        if self._link.choose:
+        if line is not None:
+            outer.log.follow(line)
+            if self._link.site in line.sha256:
+                outer.kept = member.learned()
+            else:
+                self._forgo(member)
+        elif self._link.choose:
             outer.log.add(number, {site: head.codec for site, head in heads.items()}, outer.added)
+        elastic = self.elastic
+        safe = elastic.safe_everywhere(number) if elastic else min(head.safe for head in heads.values())
         if self._gang.is_first:
-            self._forget(min(head.safe for head in heads.values()), member)
+            self._forget(safe, member)
+
+    def _forgo(self, member: RoleState) -> None:
+        """Keep nothing of the steps of a round that this site has no part in."""
+        outer = member.outer
+        assert outer is not None  # it takes part
+        member.weights.forget_steps()
+        member.take_back(outer.kept)
+        for lost in outer.residual.values():
+            local(lost).zero_()
 
     def _forget(self, done: int, member: RoleState) -> None:
         """Remove the messages of rounds that nobody will ask for again. Those that were on their way at the
@@ -161,6 +228,28 @@ class OuterSteps:
         for segment in member.spec.segments:
             until = min(done, rounds.done_by(segment.end - member.start))
             Mailbox(self._link.mailbox, segment.fingerprint).forget(until)
+
+    def _open_box(self, box: Mailbox, number: int, plan: RoundPlan) -> None:
+        """Say that this site trains, where the messages of a round lie; once."""
+        if box.trajectory not in self._opened:
+            rounds = self.elastic.about(number) if self.elastic is not None else None
+            box.open(self._link.site, self._link.sites, plan.sizes, rounds)
+            self._opened.add(box.trajectory)
+
+    def _is_finite(self, moved: Mapping[str, Tensor], member: RoleState) -> bool:
+        """Whether what is to be sent is finite on all ranks. A collective. Raises DataError where it is not,
+        and all sites are in every round.
+        """
+
+        def check() -> str:
+            name = _not_finite(moved)
+            if name and self.elastic is None:
+                raise DataError(
+                    f"roles.{member.name}: {name} is not finite after step {member.step}; not sent"
+                )
+            return name
+
+        return not all_or_none(self._gang, check, lambda found: ["".join(found)] * len(found))
 
     def _keep_lost(
         self, box: Mailbox, number: int, outer: OuterState, moved: Mapping[str, Tensor], layout: Layout
@@ -177,25 +266,29 @@ class OuterSteps:
         """The last round that this site has in two checkpoints: the newer one may be damaged."""
         return self._plans[member.name].rounds.done_by(max(0, member.durable_steps[0] - member.start))
 
-    def _heads(self, box: Mailbox, number: int, member: RoleState) -> dict[str, Contribution]:
-        """The heads of all sites' messages, when all are there."""
+    def _heads(
+        self, box: Mailbox, number: int, member: RoleState, sites: Collection[str]
+    ) -> dict[str, Contribution]:
+        """The heads of the messages of `sites`, when all are there."""
         heads: dict[str, Contribution] = {}
         while True:
-            missing = [site for site in self._link.sites if site not in heads]
+            missing = [site for site in sorted(sites) if site not in heads]
             there = {site: head for site in missing if (head := box.contribution(number, site)) is not None}
             heads |= there
             if len(there) < len(missing) and (later := [each for each in box.rounds() if each > number]):
                 self._check_missing(box, number, later, [site for site in missing if site not in there])
-            lacking = torch.tensor([len(self._link.rows) - len(heads), int(self._stop.is_asked)])
+            lacking = torch.tensor([len(sites) - len(heads), int(self._stop.is_asked)])
             late, is_asked = self._gang.sum(lacking).tolist()
             if not late:
                 return heads
             if is_asked:
-                others = ", ".join(site for site in self._link.sites if site not in heads)
+                others = ", ".join(site for site in sorted(sites) if site not in heads)
                 raise StoppedError(
                     f"stopped while {member.name} waited for {others or 'others'} in round {number}, after"
                     f" step {member.step}; it goes on from its last checkpoint"
                 )
+            if self.elastic is not None:
+                self.elastic.beat(number)
             time.sleep(LOOK_EVERY)
 
     def _check_missing(self, box: Mailbox, number: int, later: list[int], missing: list[str]) -> None:
@@ -209,15 +302,24 @@ class OuterSteps:
                 )
 
     def _open(
-        self, box: Mailbox, heads: Mapping[str, Contribution], member: RoleState
+        self,
+        box: Mailbox,
+        heads: Mapping[str, Contribution],
+        member: RoleState,
+        line: RoundLine | None = None,
     ) -> dict[str, StoredContribution]:
-        """The contributions by site, verified."""
+        """The contributions by site, verified; `line`: what was decided of the round."""
         result: dict[str, StoredContribution] = {}
         plan, outer = self._plans[member.name], member.outer
         assert outer is not None  # it takes part
         for site, head in sorted(heads.items()):
             place, fragment = join(box.folder(head.round, site), BODY), plan.rounds.fragment(head.round)
-            if head.before != outer.pending[head.round]:
+            if line is not None and (head.codec, head.body.sha256) != (line.codecs[site], line.sha256[site]):
+                raise DataError(
+                    f"{place}: is another one than was decided on in round {head.round}; {site} has sent two,"
+                    " from the same steps: train on there in the layout of the first"
+                )
+            if head.before != outer.pending.get(head.round, outer.added):
                 raise DataError(f"{place}: {site} added other contributions in the round before")
             if head.codec not in self._link.codecs:
                 known = ", ".join(codec.text for codec in self._link.codecs)
@@ -227,6 +329,17 @@ class OuterSteps:
                 raise DataError(f"{place}: is of fragment {head.fragment}, and the round's is {fragment}")
             result[site] = self._stored(box, head, plan.layouts[fragment])
         return result
+
+    def _is_good(self, member: RoleState, head: Contribution) -> bool:
+        """Whether a contribution can be added; on this rank alone."""
+        box, layout = self._box(head.round, member), self._layout(head.round, member)
+        try:
+            held = self._open(box, {head.site: head}, member)[head.site]
+            held.check(layout, most_norm(self._link.clip, head.codec.kind))
+        except (DataError, DamageError) as bad:
+            self._say(f"round {head.round} goes without {head.site}: {bad}")
+            return False
+        return True
 
     def _stored(self, box: Mailbox, head: Contribution, layout: Layout) -> StoredContribution:
         """A contribution in the mailbox. Raises DamageError for one that is not as its head says."""
@@ -246,6 +359,10 @@ class OuterSteps:
         """
         outer, how, layout = member.outer, self._link.outer, self._layout(number, member)
         assert outer is not None  # it takes part
+        if not files:  # nobody is in the round: all go on from the outer weights before it
+            for name, weight in member.weights.trainable().items():
+                local(weight).copy_(local(outer.anchor[name]))
+            return
         has_trained = self._plans[member.name].rounds.step_of(number) < member.step - member.start
         for name, weight in member.weights.trainable().items():
             if name not in layout:
@@ -253,7 +370,7 @@ class OuterSteps:
             total = torch.zeros_like(local(weight))
             for site, held in files.items():
                 part = part_like(held.whole(name), weight).to(total)
-                total = total + part * self._link.share(site)
+                total = total + part * self._link.share(site, files)
             if how.kind == "nesterov":
                 speed = local(outer.momentum[name])
                 speed.copy_(speed * how.momentum + total)
@@ -266,8 +383,6 @@ class OuterSteps:
                 local(weight).copy_(anchor)
 
 
-def _check_finite(moved: Mapping[str, Tensor], member: RoleState) -> None:
-    """Raise DataError before anything is sent that no site would take."""
-    for name, part in moved.items():
-        if not torch.isfinite(local(part)).all():
-            raise DataError(f"roles.{member.name}: {name} is not finite after step {member.step}; not sent")
+def _not_finite(moved: Mapping[str, Tensor]) -> str:
+    """The name of a weight that no site would take; '' = none."""
+    return next((name for name, part in moved.items() if not torch.isfinite(local(part)).all()), "")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from atelier.engine.checkpoint.state import Tree
+from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
 from atelier.engine.link.round_log import RoundLog
@@ -25,7 +25,8 @@ class OuterState:
     sent: dict[str, Tensor] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
     pending: dict[int, dict[str, str]] = field(default_factory=dict)
-    log: RoundLog = field(default_factory=RoundLog)  # where codecs are chosen
+    log: RoundLog = field(default_factory=RoundLog)  # where codecs are chosen, or sites come and go
+    kept: dict[str, Tree] = field(default_factory=dict)  # of an elastic membership: RoleState.learned
 
     @staticmethod
     def of(link: Link, weights: RoleWeights) -> "OuterState":
@@ -56,4 +57,12 @@ class OuterState:
             "added": {**self.added},
             "pending": {number: {**added} for number, added in self.pending.items()},
             "log": {**self.log.lines},
+            "kept": {**self.kept},
         }
+
+    def restore(self, state: Nested) -> None:
+        """What a `state()` returned, but for the tensors, which were filled in place."""
+        self.added = dict(state["added"])
+        self.pending = dict(state.get("pending", {}))
+        self.log = RoundLog(dict(state.get("log", {})))
+        self.kept = dict(state.get("kept", {}))

@@ -7,7 +7,7 @@ Ranks that share a model, a row's tokens or a matrix have the same data index an
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -44,11 +44,13 @@ class Prefetcher:
         grid: Grid,
         num_parts: int = 0,
         assigner: Assigner | None = None,
+        places: Callable[[int], Sequence[int] | None] | None = None,
     ) -> None:
         """`open_blend` opens the blend for a sequence length, `micro_batch` gives the sequences of a
-        micro-batch at a step. `assigner`: None = every rank has equally many samples.
+        micro-batch at a step. `assigner`: None = every rank has equally many samples. `places`: the samples
+        of a step at this site, where no rule has them; None of a step = they are not known yet.
         """
-        self._assigner = assigner
+        self._assigner, self._places = assigner, places
         self._open, self._train, self._micro_batch = open_blend, train, micro_batch
         self._grid, self._last, self._num_parts = grid, last, num_parts
         self._blend: tuple[int, Blend] | None = None  # the last step's blend and its sequence length
@@ -59,11 +61,11 @@ class Prefetcher:
         """The data of step `clock`; the next step's is prepared meanwhile."""
         begin = time.perf_counter()
         if self._ahead is None or self._ahead[0] != clock:
-            self._ahead = (clock, self._thread.submit(self._make, clock))
+            self._ahead = (clock, self._thread.submit(self._make, clock, self._samples(clock)))
         data = self._ahead[1].result()
         self._ahead = None
-        if clock + 1 < self._last:
-            self._ahead = (clock + 1, self._thread.submit(self._make, clock + 1))
+        if clock + 1 < self._last and (places := self._samples(clock + 1)) is not None:
+            self._ahead = (clock + 1, self._thread.submit(self._make, clock + 1, places))
         batches = [
             {name: tensor.to(self._grid.gang.device) for name, tensor in batch.items()}
             for batch in data.batches
@@ -73,16 +75,23 @@ class Prefetcher:
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def _make(self, clock: int) -> StepData:
+    def _samples(self, clock: int) -> np.ndarray | None:
+        """The samples of a step at this site, None while they are not known."""
+        if self._places is not None:
+            found = self._places(clock)
+            return None if found is None else np.array(found)
+        now, link = self._train.at(clock), self._train.link
+        every = sum(link.rows.values()) if link.is_linked else self._train.global_batch
+        before = self._train.progressive.samples_before(clock, every)
+        before += link.first_row if link.is_linked else 0
+        return np.arange(before, before + now.global_batch)
+
+    def _make(self, clock: int, places: np.ndarray | None) -> StepData:
+        assert places is not None  # of a step that is taken
         now = self._train.at(clock)
         if self._blend is None or self._blend[0] != now.sequence:
             self._blend = (now.sequence, self._open(now.sequence))
         blend, size = self._blend[1], self._micro_batch(clock)
-        link = self._train.link
-        every = sum(link.rows.values()) if link.is_linked else self._train.global_batch
-        before = self._train.progressive.samples_before(clock, every)
-        before += link.first_row if link.is_linked else 0
-        places = np.arange(before, before + now.global_batch)
         if self._assigner is not None:
             batches = [tensors_of(batch) for batch in self._assigner.batches(blend, places, size, clock)]
         else:

@@ -106,7 +106,8 @@ def summary(member: RoleState) -> dict[str, Json]:
     if member.lead is not None:
         opened = member.lead.opened
         result["gate_step"] = opened if opened >= 0 else None
-        result["teacher_steps"] = [opened, member.end - 1] if 0 <= opened < member.end else []
+        steps = [opened - member.role.delay, member.end - 1 - member.role.delay]
+        result["teacher_steps"] = steps if 0 <= opened < member.end else []
         result["teacher_forwards"] = member.teacher_forwards
         result["left_at"] = member.end
         result["period"] = member.role.period
@@ -114,6 +115,10 @@ def summary(member: RoleState) -> dict[str, Json]:
         result["began_with_states"] = True  # of the optimiser of the model that it began from
     if member.outer is not None and member.outer.log.lines:
         result["rounds"] = member.outer.log.digest
+        if learned := member.outer.log.learned():
+            result["learned_samples"] = {**learned}
+    if member.private is not None:
+        result["privacy"] = member.private.statement(member.end - member.start)
     if member.pace is not None:
         result["speed_log"] = member.pace.state()
     return result | member.health.summary()

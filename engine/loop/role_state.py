@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atelier.engine.checkpoint.state import Nested, State
+from atelier.engine.checkpoint.state import Nested, State, Tree
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import WINDOWS
 from atelier.engine.config.objective.lm import LM
@@ -18,13 +18,13 @@ from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import MixturePart, SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
-from atelier.engine.link.round_log import RoundLog
 from atelier.engine.loop.answer_parts import AnswerParts, Received
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
+from atelier.engine.loop.drawn import Drawing, Drawn
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.pace import Pace
-from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
+from atelier.engine.loop.stage import After, Private, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Model
 from atelier.engine.model.transformer import noise_keys
@@ -71,19 +71,17 @@ class RoleState:
         self.outer: OuterState | None = None  # of several sites
         self.answering: AnswerParts | None = None  # to students at other sites
         self.heard: Received | None = None  # of a teacher at another site, of this step
+        self.drawing: Drawing | None = None  # of a generator, for those that detect
+        self.drawn: Drawn | None = None  # by a generator at another site, for this step
+        self.private: Private | None = None  # gradients, where rows are clipped one by one
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # of the newest checkpoint that this process read or began to write
-        self.durable_steps: tuple[int, int] = (
-            -1,
-            -1,
-        )  # of the two newest checkpoints that are known to be whole
+        self.durable_steps: tuple[int, int] = (-1, -1)  # of the two newest checkpoints known to be whole
         self.lead = TeacherLead(spec.role.gate, self.start, settled) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
-        self.codes: tuple[str, ...] = (
-            (spec.code,) if spec.code else ()
-        )  # digests of the code that has trained it, newest last
+        self.codes: tuple[str, ...] = (spec.code,) if spec.code else ()  # digests, the newest last
         self.computed = computed_in(precision, grid.gang.device)
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
         self.held_out = ""  # the name of what eval/loss was last measured on
@@ -128,6 +126,11 @@ class RoleState:
         """Where the copy for a checkpoint goes, of a role that is not in memory; None = to memory."""
         tiers = self.body.tiers if self.body is not None else []
         return tiers[0].weight_file.folder if tiers else None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether roles elsewhere, or those that detect, need its outputs of this step."""
+        return any(each is not None and each.is_asked for each in (self.answering, self.drawing))
 
     def is_active(self, clock: int) -> bool:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:
@@ -194,15 +197,21 @@ class RoleState:
         """The parts of the mixture that an objective reads; None = all rows, as for every objective that
         needs a teacher and asks for no source.
         """
-        spec = self.role.objective.get(name.removesuffix(RIGHT))
+        spec = self.role.objective.get(name.partition(".")[0])
         if spec is None or not self.parts:
             return None
-        if not type(spec).needs_teacher:
+        if not type(spec).needs_teacher or type(spec).reads != WINDOWS:
             return (
                 self.parts_of(type(spec).reads) if {part.kind for part in self.parts} != {WINDOWS} else None
             )
         sources = getattr(spec, "sources", ())
         return tuple(n for n, part in enumerate(self.parts) if part.source in sources) if sources else None
+
+    def divisor(self, name: str, counts: Counts) -> int:
+        """What a sum of an objective, or of all scored tokens, is divided by for a mean."""
+        spec = self.role.objective.get(name.partition(".")[0])
+        every_token = spec is not None and type(spec).is_of_every_token
+        return counts.of(self.reads(name), every_token=every_token)
 
     def parts_of(self, kind: str) -> tuple[int, ...]:
         """The parts of the mixture that have rows of this kind."""
@@ -210,8 +219,17 @@ class RoleState:
 
     @property
     def text(self) -> str:
-        """The name of the cross-entropy of all scored tokens among the sums."""
+        """The name of the cross-entropy of all scored tokens among the sums; where nothing but detection is
+        learned, that of its own.
+        """
+        if self.detects_alone:
+            return next(iter(self.role.objective))
         return "lm" if self.reads("lm") is None else ALL
+
+    @property
+    def detects_alone(self) -> bool:
+        """Whether detection is all that it learns: it predicts no tokens."""
+        return all(type(spec).reads_drawn for spec in self.role.objective.values())
 
     def logged(self) -> list[str]:
         """The names of the sums that a step computes."""
@@ -222,7 +240,7 @@ class RoleState:
         """The objectives with shares rescaled for sums divided by all scored tokens, so that an objective of
         few rows keeps its weight.
         """
-        scales = {name: counts.divisor / max(1, counts.of(self.reads(name))) for name in self.mix()}
+        scales = {name: counts.divisor / max(1, self.divisor(name, counts)) for name in self.mix()}
         return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
 
     def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> StepWork:
@@ -253,6 +271,8 @@ class RoleState:
 
     def train(self, work: StepWork, after: After) -> None:
         """Forward and backward passes of all micro-batches."""
+        if self.private is not None:
+            self.private.begin(self.step, self.segment(self.step + 1).fingerprint)
         if self.body is not None:
             self.body.train(work, after)
 
@@ -303,6 +323,12 @@ class RoleState:
         self.step += 1
         return rate
 
+    def row_divisor(self, batch: dict[str, Tensor], counts: Counts) -> int:
+        """By which the sum over a micro-batch's tokens is divided: the step's scored tokens; its own where it
+        is a row whose gradient no other row may change.
+        """
+        return counts.divisor if self.private is None else max(1, int((batch["labels_BT"] >= 0).sum()))
+
     def check_skipped(self) -> None:
         self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
 
@@ -318,34 +344,48 @@ class RoleState:
     def state(self) -> State:
         """Everything to checkpoint, under names independent of role and layout. Tensors are the live ones."""
         return self.weights.state() | {
-            "lead": self.lead.state() if self.lead is not None else {},
+            **self.learned(),
+            "last": dict(self.last),
+            **({"pace": self.pace.state()} if self.pace is not None else {}),
+            **({"privacy": {"key": self.private.key}} if self.private is not None else {}),
+            **({"outer": self.outer.state()} if self.outer is not None else {}),
+            **({"drawn": drawn} if self.drawing is not None and (drawn := self.drawing.state()) else {}),
+        }
+
+    def learned(self) -> dict[str, Tree]:
+        """What its steps have left beside weights and optimiser: counts, running averages, decisions."""
+        return {
+            "lead": {**self.lead.state()} if self.lead is not None else {},
             "counts": {
                 "tokens": self.tokens,
                 "forwards": self.forwards,
                 "teacher_forwards": self.teacher_forwards,
                 "num_skipped": self.num_skipped,
             },
-            "last": dict(self.last),
-            "health": self.health.state(),
-            **({"pace": self.pace.state()} if self.pace is not None else {}),
-            **({"outer": self.outer.state()} if self.outer is not None else {}),
+            "health": {**self.health.state()},
         }
+
+    def take_back(self, learned: Nested) -> None:
+        """Go back to what `learned` returned."""
+        if self.lead is not None and "lead" in learned:  # not in older checkpoints
+            self.lead.restore(learned["lead"])
+        counts = learned["counts"]
+        self.tokens, self.forwards = counts["tokens"], counts["forwards"]
+        self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]
+        self.health.restore(learned.get("health", {}))
 
     def restore(self, state: Nested, step: int) -> None:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
-        if self.lead is not None and "lead" in state:  # not in older checkpoints
-            self.lead.restore(state["lead"])
-        counts = state["counts"]
-        self.tokens, self.forwards = counts["tokens"], counts["forwards"]
-        self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]
+        self.take_back(state)
         self.last = dict(state["last"])
-        self.health.restore(state.get("health", {}))
         if self.outer is not None:
-            self.outer.added = dict(state["outer"]["added"])
-            self.outer.pending = dict(state["outer"].get("pending", {}))
-            self.outer.log = RoundLog(dict(state["outer"].get("log", {})))
+            self.outer.restore(state["outer"])
+        if self.private is not None:
+            self.private.key = str(state["privacy"]["key"])
         if self.pace is not None:
             self.pace.restore(state.get("pace", []), step)
+        if self.drawing is not None:
+            self.drawing.restore(state.get("drawn", {}))
         self.step = self.stored_step = step
         self.durable_steps = (-1, step)
         self.weights.restored()

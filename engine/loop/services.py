@@ -9,8 +9,9 @@ from atelier.engine.config.run_file import FILE_BYTES, Training
 from atelier.engine.loop.build import BuildContext
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.stop import StopRequest
-from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
+from atelier.engine.plan.checks import check_layout, check_readers, check_teaching
 from atelier.engine.plan.layout_checks import check_encoders
+from atelier.engine.plan.role_checks import check_schedules
 
 
 @dataclass(frozen=True)

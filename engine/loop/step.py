@@ -22,7 +22,7 @@ from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.role_state import ALL, RoleState, is_finite
 from atelier.engine.loop.stage import AUX, ForwardResult
 from atelier.engine.loop.teacher_outputs import own_rows, teacher_side_for
-from atelier.engine.objective.load import RIGHT, reads_relations
+from atelier.engine.objective.load import RIGHT, SHARE, reads_relations
 from atelier.engine.parallel.gang import Gang
 
 
@@ -63,8 +63,7 @@ def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
     frozen = [
         member
         for member in members.values()
-        if not member.moves
-        and (member.name in students or (member.answering is not None and member.answering.is_asked))
+        if not member.moves and (member.name in students or member.is_asked)
     ]
     beside = {
         name: tuple(
@@ -97,7 +96,7 @@ class StepOutcome:
     skipped: bool = False
     bad: Bad = ""
     has_text: bool = True
-    passed_over: bool = False  # its root rolled back: no samples were seen, no update was made
+    passed_over: bool = False  # no samples were seen, no update was made
     rolled_back: bool = False  # passed over, and the step for which it rolled back
     weights: dict[str, float] = field(default_factory=dict)  # of objectives, where they move
     measured: dict[str, float] = field(default_factory=dict)  # by the model, from sums that are only counted
@@ -122,9 +121,11 @@ class StepOutcome:
 
 
 def metric_name(name: str) -> str:
-    """Metric name of an objective's mean loss or accuracy, or of a sum that leaves a model's blocks."""
+    """Metric name of an objective's mean, accuracy or share, or of a sum that leaves a model's blocks."""
     if name.startswith(AUX):
         return name
+    if name.endswith(SHARE):
+        return f"objective/share/{name.removesuffix(SHARE)}"
     return f"objective/accuracy/{name.removesuffix(RIGHT)}" if name.endswith(RIGHT) else f"objective/{name}"
 
 
@@ -167,6 +168,8 @@ def train_step(
     outcomes = {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
     for member in step_group.moving():
         outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
+        if member.private is not None:
+            outcomes[member.name].measured |= member.private.values
     return outcomes
 
 
@@ -183,6 +186,7 @@ class RoleStep:
         tally: _Tally,
     ) -> None:
         self.root, self.step_group, self.counts, self.tally = root, step_group, counts, tally
+        self.clock = clock
         self.works = {root.name: root.work(batches, clock, counts)}
         self.lengths = [batch["tokens_BT"].shape[1] for batch in batches]
         self._deal_out(root, batches, clock)
@@ -223,13 +227,16 @@ class RoleStep:
         if member.answering is not None and member.answering.is_asked:
             batch = self.works[member.name].batches[index]
             member.answering.add(batch, result.hidden_BTD, result.head_weight_VD)
+        if member.drawing is not None and member.drawing.is_asked:
+            batch = self.works[member.name].batches[index]
+            member.drawing.add(batch, self.clock, result.hidden_BTD, result.head_weight_VD)
         students = self.step_group.students.get(member.name, ())
         asked = {t for s in students if s.is_distilling() for t in s.role.other_teachers.values()}
         others = [other for other in self.step_group.beside.get(member.name, ()) if other.name in asked]
         with torch.enable_grad():
             self._teach(member, students, index, [(member, result)], others)
         member.gang.heartbeat.at("backward")
-        return total / self.counts.divisor
+        return total / member.row_divisor(self.works[member.name].batches[index], self.counts)
 
     def _teach(
         self,
@@ -315,10 +322,10 @@ def _gather(
     for member, vector in zip(step_group.all(), added, strict=True):
         mine = list(islice(values, len(vector)))
         for name, value in zip(names[member.name], mine, strict=False):
-            if divisor := counts.of(member.reads(name)):
+            if divisor := member.divisor(name, counts):
                 result[(member.name, name)] = value / divisor
-            if name == member.text and counts.scored:
-                result[(member.name, ALL)] = value / counts.scored
+                if name == member.text:
+                    result[(member.name, ALL)] = value / divisor
         place, counted[member.name] = len(names[member.name]), {}
         for name, one in member.sums.items():
             end = place + math.prod(one.shape)
@@ -352,11 +359,11 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
     result.weights = member.weights_that_move()
     result.has_text = (name, ALL) in numbers
-    result.bad = member.health.judge(
-        loss, norm, {metric_name(key): value for key, value in objectives.items()}
-    )
+    if member.private is None:  # else a row's loss would decide whether the others are learned from
+        means = {metric_name(key): value for key, value in objectives.items()}
+        result.bad = member.health.judge(loss, norm, means)
     result.skipped = bool(result.bad)
-    if member.lead is not None and result.has_text:
+    if member.lead is not None and result.has_text and not member.role.detects:
         lead = loss - _teacher_loss(member, numbers)
         if is_finite(lead):
             member.lead.observe(lead, member.step)

@@ -2,12 +2,10 @@
 before and after a step. The loop itself is in engine/train.py.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NoReturn
 
 import torch
@@ -16,13 +14,12 @@ from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.answers import SitesApart
-from atelier.engine.loop.assigner import Assigner
-from atelier.engine.loop.build import auto_micro_batch
+from atelier.engine.loop.clip import clip_values
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.evaluation import HeldOut
+from atelier.engine.loop.detecting import Detecting
+from atelier.engine.loop.link_meter import LinkMeter
 from atelier.engine.loop.outer import OuterSteps
-from atelier.engine.loop.pace import Pace
-from atelier.engine.loop.prefetch import Prefetcher, StepData
+from atelier.engine.loop.prefetch import StepData
 from atelier.engine.loop.profile import Profiler
 from atelier.engine.loop.publish import check_digest, publish
 from atelier.engine.loop.replica_check import check_copies
@@ -30,14 +27,11 @@ from atelier.engine.loop.report import MetricLog
 from atelier.engine.loop.resume import ResumePoint, protected_steps, students_first
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
-from atelier.engine.loop.samples import Samples
 from atelier.engine.loop.save import Retention, Saver
 from atelier.engine.loop.services import TrainingServices
-from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at
+from atelier.engine.loop.step import StepGroup, StepOutcome
 from atelier.engine.loop.straggler import StragglerDetector
-from atelier.engine.plan.checks import at_step
-from atelier.engine.plan.expert_checks import rows_together
-from atelier.engine.plan.layout_checks import refuse_measuring
+from atelier.engine.loop.training_data import TrainingData
 
 Outcomes = dict[str, StepOutcome]  # by role, students first
 
@@ -53,6 +47,8 @@ class LoopStep:
     counts: Counts  # of all ranks
     began: float  # time.perf_counter()
     is_usual: bool  # this process has computed one like it, so that nothing is compiled
+    detecting: list[StepGroup] = field(default_factory=list)  # roles whose rows have drawn tokens
+    read: dict[str, Counts] = field(default_factory=dict)  # of these roles
     timing: dict[str, float] = field(default_factory=dict)  # what it took, once it has ended
 
     def passed_over(self) -> Outcomes:
@@ -69,7 +65,8 @@ class Loop:
         self.gang, self.report = services.build_context.gang, services.report
         self.order = [members[name] for name in students_first(training.members) if name in members]
         scratch = services.build_context.scratch
-        self.sites = SitesApart(training, members, self.gang, services.stop, scratch)
+        self.link_meter = LinkMeter()
+        self.sites = SitesApart(training, members, self.gang, services.stop, scratch, self.link_meter)
         self.begin = self.end = max(self.sites.end, *(member.end for member in self.order))
         self.protected = protected_steps(training.members)
         self.curves = {
@@ -86,49 +83,24 @@ class Loop:
         self.has_begun = False
         self.profiler = Profiler(self.train.profile, self.gang, self.order, scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
-        self.outer_steps = OuterSteps(self.train.link, self.gang, services.stop, scratch)
+        self.outer_steps = OuterSteps(
+            self.train.link,
+            self.gang,
+            services.stop,
+            scratch,
+            self.link_meter,
+            lambda text: self.report.say(warning=text),
+        )
         self.outer_steps.plan(self.order)
         self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
-        self._open_data()
-
-    def _open_data(self) -> None:
-        context = self.services.build_context
-        layout, device = context.layout, self.gang.device
-        models = {name: member.role.model for name, member in self.training.members.items()}
-        resolve = partial(
-            auto_micro_batch, layout=layout, device=device, together=rows_together(layout, models)
+        self.data = TrainingData(
+            training,
+            {member.name: member for member in self.order},
+            services.build_context,
+            end=self.end,
+            places=self.outer_steps.elastic.places if self.outer_steps.elastic is not None else None,
         )
-        self.micro_batch = resolve(self.train)
-        unit = math.lcm(layout.axes.row_unit, *(layout.axes_of(name).row_unit for name in models))
-        samples = Samples(self.training, context.inputs, context.scratch, unit=unit)
-        grid = context.grid("", is_student=False)
-        self.pace = Pace(layout.speed_log, layout.axes.data, is_measured=layout.assignment == "measured")
-        self.assigner = None
-        if layout.assignment != "rows":
-            self.assigner = Assigner(grid, self.pace, self._row_flops)
-        if self.pace.is_measured and device.type == "cuda":
-            refuse_measuring()
-        if self.assigner is not None:
-            for member in self.order:
-                member.pace = self.pace
-        self.feed = Prefetcher(
-            samples.blend,
-            self.train,
-            lambda step: resolve(at_step(self.train, layout, step)),
-            last=self.end,
-            grid=grid,
-            num_parts=len(self.training.parts),
-            assigner=self.assigner,
-        )
-        windows, rows, sources = samples.held_out()
-        self.held_out = HeldOut(
-            windows,
-            rows,
-            sources=sources,
-            num_windows=self.train.eval_sequences,
-            micro_batch=self.micro_batch,
-            gang=self.gang,
-        )
+        self.detecting = Detecting(training, members, self.gang, self.data.open_feed)
 
     def load(self, where: ResumePoint, history: History) -> None:
         """Bring every role to its resume point, where the gang's clock begins.
@@ -151,7 +123,7 @@ class Loop:
                 "ranks": self.gang.world,
                 "device": str(self.gang.device),
                 "threads": torch.get_num_threads(),
-                "micro_batch": self.micro_batch,
+                "micro_batch": self.data.micro_batch,
                 "compiled": compiled,
                 "on_disk": [member.name for member in self.order if member.body and member.body.tiers],
                 "streamed": [member.name for member in self.order if member.body and member.body.is_streamed],
@@ -168,21 +140,42 @@ class Loop:
         Raises StoppedError, with everything checkpointed, where any rank was asked to stop; DataError when no
         token is scored.
         """
+        self.link_meter.begin()
         self.waited_s = self.sites.meet(clock)
         began = time.perf_counter()
-        group, passing = part(step_group_at(self.members, clock), clock)
+        active, detecting = self.detecting.begin(clock)
+        group, passing = part(active, clock)
+        if self.outer_steps.sits_out(clock):
+            return self._passed_over(clock, [*group.moving(), *passing], began)
         sizes = self.train.at(clock)
-        now = {(m.name, *m.mix(), f"{sizes.global_batch} x {sizes.sequence}") for m in group.all()}
-        for member in group.all():
+        every = [member for each in (group, *detecting) for member in each.all()]
+        now = {(m.name, *m.mix(), f"{sizes.global_batch} x {sizes.sequence}") for m in every}
+        for member in every:
             member.scale_dropout(self.train.progressive.dropout_at(clock))
         is_usual, self.known = now <= self.known, self.known | now
         self.gang.heartbeat.begin(clock + 1, is_usual=is_usual)
         self.straggler.begin()
         self.profiler.begin(clock + 1)
         with self.gang.regions("data"):
-            data = self.feed.at(clock)
+            data = self.data.at(clock)
         counts = self._agree(data, clock)
-        return LoopStep(clock, group, passing, data, counts, began, is_usual)
+        return LoopStep(clock, group, passing, data, counts, began, is_usual, detecting)
+
+    def detect(self, step: LoopStep) -> Outcomes:
+        """Take the step of the roles that learn which tokens others have replaced."""
+        outcomes, step.read = self.detecting.learn(step.detecting, step.clock, step.data, step.counts)
+        return outcomes
+
+    def _passed_over(self, clock: int, passing: list[RoleState], began: float) -> LoopStep:
+        """A step of which this site learns nothing."""
+        self.gang.heartbeat.rest("link")
+        self.straggler.begin()
+        self.profiler.begin(clock + 1)
+        counts = Counts(0, 0, *[(0,) * len(self.training.parts)] * 2)
+        if self.gang.from_first(self.services.stop.is_asked):
+            self._stop(clock)
+        nothing = StepData([], counts)
+        return LoopStep(clock, StepGroup((), {}), passing, nothing, counts, began, is_usual=False)
 
     def _agree(self, data: StepData, clock: int) -> Counts:
         """Sum the step's counts over all ranks; stops all ranks here if any of them has a stop request.
@@ -195,7 +188,7 @@ class Loop:
         counts, (num_asked, *heard) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
         if slow := self.straggler.slow_rank(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
-        self._hear(clock, heard)
+        self.data.hear(clock, heard)
         if num_asked:
             self._stop(clock)
         if not counts.scored and not any(counts.parts):
@@ -204,19 +197,6 @@ class Loop:
                 "train.sequence is too short"
             )
         return counts
-
-    def _hear(self, clock: int, told: list[int]) -> None:
-        """Tell the pace how long each data rank computed the step before."""
-        if self.assigner is None or clock == self.begin:
-            return
-        data = self.services.build_context.layout.axes.data
-        each = self.gang.world // data
-        times = [max(told[rank * each : (rank + 1) * each]) / 1e6 for rank in range(data)]
-        self.pace.hear(clock, self.assigner.costs(clock - 1), times)
-
-    def _row_flops(self, tokens: int) -> float:
-        """FLOPs of a row of so many tokens, of all roles."""
-        return tokens * math.fsum(member.flops_per_token(tokens) for member in self.members.values())
 
     def _stop(self, clock: int) -> NoReturn:
         self._save(clock)
@@ -229,24 +209,26 @@ class Loop:
         self.straggler.end(step.data.wait_s, is_usual=step.is_usual and not step.passing)
         step.timing = self._timing(step, time.perf_counter() - step.began)
         for name in outcomes:
-            self.members[name].tokens += step.counts.tokens
+            self.members[name].tokens += step.read.get(name, step.counts).tokens
 
     def _timing(self, step: LoopStep, step_s: float) -> dict[str, float]:
         timing = {
             "step_s": step_s,
-            "tokens_per_s": step.counts.tokens / step_s,
             "data_wait_s": step.data.wait_s,
             "checkpoint_stall_s": self.stall_s,
         }
+        if step.counts.tokens:
+            timing["tokens_per_s"] = step.counts.tokens / step_s
         if not self.has_begun:
             self.has_begun = True
             timing["startup_s"] = max(0.0, time.monotonic() - self.services.began - step_s)
         timing |= self.straggler.timing()
         self.stall_s = 0.0
-        if self.services.peak_flops:
+        if self.services.peak_flops and step.counts.tokens:
             # a frozen teacher has no backward pass, which is two thirds
             sequence = self.train.at(step.clock).sequence
-            each = sum(member.flops_per_token(sequence) for member in step.group.all())
+            every = [member for group in (step.group, *step.detecting) for member in group.all()]
+            each = sum(member.flops_per_token(sequence) for member in every)
             peak = self.services.peak_flops * self.gang.world
             timing["mfu"] = each * step.counts.tokens / step_s / peak
         return timing
@@ -258,13 +240,13 @@ class Loop:
         if self.train.link.is_linked:
             with self.gang.regions("link"):
                 step_s = step.timing["step_s"] if step.is_usual else 0.0  # the first one begins it all
-                members = [self.members[name] for name in outcomes]
-                step.timing["link_s"] = self.outer_steps.take_due(members, step_s)
-            if self.outer_steps.sent_bytes:
-                step.timing["link_bytes"] = self.outer_steps.sent_bytes
+                self.outer_steps.take_due([self.members[name] for name in outcomes], step_s)
+            for name, norm in self.outer_steps.norms.items():
+                outcomes[name].measured |= clip_values(norm, self.train.link.clip)
         elif not self.sites.is_alone:
             with self.gang.regions("link"):
                 step.timing["link_s"] = self.waited_s + self.sites.send(step.clock)
+            step.timing["link_wait_s"] = self.waited_s
 
     def evaluate_if_due(self, outcomes: Outcomes) -> None:
         """Held-out means of the roles that are due, added to their outcomes. Never at a step due only to
@@ -274,11 +256,11 @@ class Loop:
         for name, outcome in outcomes.items():
             member = self.members[name]
             is_due = member.step % every == 0 or member.step == member.end
-            if member.is_kept and is_due and not self.held_out.is_empty:
+            if member.is_kept and is_due and not self.data.held_out.is_empty:
                 with self.gang.regions(f"evaluate {name}"):
-                    outcome.looks = self.held_out.means(member)
+                    outcome.looks = self.data.held_out.means(member)
                 member.last |= outcome.looks | {"eval/step": member.step}
-                member.held_out = self.held_out.name
+                member.held_out = self.data.held_out.name
 
     def log(self, step: LoopStep, outcomes: Outcomes) -> None:
         """A metric line of every kept role."""
@@ -290,7 +272,7 @@ class Loop:
                     role=name,
                     tokens=member.tokens,
                     values=outcome.values(),
-                    timing=step.timing | {"time": time.time()},
+                    timing=step.timing | self.link_meter.timing(name) | {"time": time.time()},
                 )
                 self.curves[name].add(line)
 
@@ -367,7 +349,8 @@ class Loop:
 
     def stop_reading(self) -> None:
         """End the thread that reads ahead, and the profiler."""
-        self.feed.close()
+        self.data.close()
+        self.detecting.close()
         self.profiler.close()
 
     def publish(self) -> None:

@@ -98,7 +98,11 @@ class RoleWeights:
         set_lr(optimizer, 0.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        for state in optimizer.state.values():
+        self.forget_steps()
+
+    def forget_steps(self) -> None:
+        """Go on with the optimiser's states of a first step: all zero."""
+        for state in self.optimizer.state.values() if self.optimizer is not None else ():
             for value in state.values():
                 value.zero_()
 

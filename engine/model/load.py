@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from atelier.engine.config.base import canonical
 from atelier.engine.config.error import DataError
 from atelier.engine.config.registry import ModelSpec, model_of
+from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, index_of, plan_files
@@ -92,6 +93,13 @@ def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
     return torch.empty(shape, device="cpu").normal_(
         0.0, std, generator=torch.Generator("cpu").manual_seed(seed)
     )
+
+
+def move_parts(model: nn.Module, trainable: Trainable) -> None:
+    """Freeze all weights of the plain model except those of the parts named by `trainable`, in place."""
+    if trainable.kind == "parts":
+        for name, child in model.named_children():
+            child.requires_grad_(name in trainable.parts)
 
 
 def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, ModelSpec]:

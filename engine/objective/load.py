@@ -19,7 +19,8 @@ from torch import nn
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.registry import ObjectiveSpec, kinds
 
-RIGHT = ".right"  # suffix of an objective's name: how many rows it gets right
+# suffixes of an objective's name: how many rows or tokens it gets right, how many of them are replaced
+RIGHT, SHARE = ".right", ".share"
 
 
 def module_of(spec: ObjectiveSpec) -> ModuleType:

@@ -54,12 +54,34 @@ def mixed_terms(
     others: Mapping[str, Side] = {},
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name, with
-    `text`, the cross-entropy of all scored tokens. `others`: of the objectives that compare with another
+    `text`, the cross-entropy of all scored tokens (unless an objective of another kind has that name).
+    `others`: of the objectives that compare with another
     teacher. `rows` [B]: the rows that an objective reads, if not all.
     Raises as `objective_sums`, and ConfigError when an output that an objective needs is missing.
     """
     of_tokens = {name: part for name, part in mix.items() if is_of_tokens(part[0])}
-    total, sums = objective_sums(
+    total, sums = state.hidden_BTD.new_zeros(()), dict[str, Tensor]()
+    if text not in mix.keys() - of_tokens.keys():  # else there is no head of tokens to compute
+        total, sums = _token_sums(state, of_tokens, teacher, rows, logit_cache, text, others)
+    for name, (spec, share) in mix.items():
+        if name in of_tokens:
+            continue
+        term: Term = module_of(spec).terms(spec, state, others.get(name, teacher), rows.get(name))
+        total = total + share * term.total
+        sums |= {name + suffix: value for suffix, value in term.sums.items()}
+    return total, sums
+
+
+def _token_sums(
+    state: State,
+    of_tokens: Mix,
+    teacher: Side | None,
+    rows: Mapping[str, Tensor],
+    logit_cache: LogitCache | None,
+    text: str,
+    others: Mapping[str, Side],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    return objective_sums(
         state.hidden_BTD,
         state.head_weight_VD,
         state.batch["labels_BT"],
@@ -73,10 +95,3 @@ def mixed_terms(
         text=text,
         others={name: side for name, side in others.items() if name in of_tokens},
     )
-    for name, (spec, share) in mix.items():
-        if name in of_tokens:
-            continue
-        term: Term = module_of(spec).terms(spec, state, others.get(name, teacher), rows.get(name))
-        total = total + share * term.total
-        sums |= {name + suffix: value for suffix, value in term.sums.items()}
-    return total, sums

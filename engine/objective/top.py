@@ -17,13 +17,13 @@ from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import DataError
+from atelier.engine.link.answer_size import NARROW
 from atelier.engine.model.contract import compute_dtype
 from atelier.engine.model.products import with_padding
 from atelier.engine.objective.vocab_slice import TokenDistribution
 
 SIXTEENTHS, MOST_CODE = 16, 255  # of a nat
 MASSES = 1 << 16  # values of the others' mass
-NARROW = 1 << 16  # vocabularies up to here have ids of 16 bits
 LOGITS = 1 << 22  # of a chunk
 MASS_ERROR = {"8bit": 0.05, "exact": 1e-3}  # of a distribution's sum: 8-bit values are 3 % off at most
 

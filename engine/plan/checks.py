@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.divisors import largest_divisor
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.config.train import Train
+from atelier.engine.plan.detector_checks import check_detectors
 from atelier.engine.plan.expert_checks import (
     check_axis,
     check_products,
@@ -30,6 +31,8 @@ from atelier.engine.plan.layout_checks import (
     place_of,
     shared_rows,
 )
+from atelier.engine.plan.privacy_checks import check_privacy
+from atelier.engine.plan.role_checks import check_trainable
 from atelier.engine.plan.site_checks import check_apart
 
 
@@ -46,6 +49,8 @@ def check_layout(
     """
     check_link(roles, train, prefix=prefix, section=section)
     check_apart(layout, roles, train, prefix=prefix, section=section)
+    check_privacy(layout, {f"{prefix}{name}." if prefix else "": role for name, role in roles.items()}, train)
+    check_detectors(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
     _check_lengths(roles, train, prefix, section)
     for step in train.progressive.first_steps():
@@ -322,78 +327,3 @@ def check_readers(
             )
         for name, role in roles.items():
             spec.check_reader(f"{prefix}{name}." if prefix else "", role.model)
-
-
-def check_trainable(place: str, role: Role) -> None:
-    """Raise ConfigError when a role is to train parts or matrices that its model does not have. `place` with
-    a dot at its end, or ''.
-    """
-    model, trainable = role.model, role.trainable
-    if trainable.kind == "full":
-        return
-    shapes = (model.resolved(1) if model.vocab == "auto" else model).shapes()
-    if trainable.kind == "prompt" and not getattr(model, "soft_prompt", SoftPrompt()).length:
-        raise ConfigError(
-            f"{place}trainable.kind",
-            "prompt, which is tuned on labelled examples",
-            "atelier finetune finetune.trainable.kind=prompt",
-        )
-    if trainable.kind == "parts":
-        _check_names(
-            f"{place}trainable.parts", "part", trainable.parts, {name.split(".")[0] for name in shapes}
-        )
-    if trainable.kind == "lora":
-        matrices = {
-            name.split(".")[-2]
-            for name, shape in shapes.items()
-            if "blocks." in name and len(shape) == 2 and name.endswith(".weight")
-        }
-        usual = type(trainable)().targets  # not every model has all of them
-        given = [
-            name for name in trainable.targets if name not in usual or not matrices & set(trainable.targets)
-        ]
-        _check_names(f"{place}trainable.targets", "matrix", given, matrices)
-
-
-def _check_names(place: str, what: str, given: Iterable[str], known: set[str]) -> None:
-    for name in given:
-        if name not in known:
-            near = nearest(name, known)
-            hint = f"did you mean {near}? " if near else ""
-            raise ConfigError(
-                place, f"the model has no {what} {name!r}", f"{hint}there are: {', '.join(sorted(known))}"
-            )
-
-
-def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
-    """Raise ConfigError when an objective's weight does not move within its role's steps, or a role has a
-    step on which nothing has a weight. For roles whose `start` is a step; `prefix` as in `check_layout`.
-    """
-    for name, role in roles.items():
-        if not role.moves:
-            continue
-        place = f"{prefix}{name}." if prefix else ""
-        start, end = int(role.start), role.last(train.num_steps)
-        points = {start, end - 1}
-        for key, spec in role.objective.items():
-            spec.schedule.check(start, end, f"{place}objective.{key}.schedule")
-            if spec.schedule.follows_lead:
-                continue
-            begin, after = spec.schedule.span(start, end)
-            for point in (begin, after - 1):  # elsewhere, whatever moves is above 0
-                points |= {point - 1, point, point + 1}
-        own = [spec for spec in role.objective.values() if not type(spec).needs_teacher]
-        is_gated = role.gate != "open"
-        for step in sorted(point for point in points if start <= point < end):
-            is_alone = is_gated or (step - start) % role.period  # it may have to learn without its teacher
-            # (what follows a lead counts for nothing here: there may be none)
-            for specs in (role.objective.values(), own if is_alone else ()):
-                if specs and not any(spec.weight_at(step, start, end) for spec in specs):
-                    which = " of its own" if specs is own else ""
-                    raise ConfigError(
-                        f"{place}objective",
-                        f"at step {step} no objective{which} has a weight above 0",
-                        "leave one constant, as lm: what follows a teacher's lead has no weight without one"
-                        if any(spec.schedule.follows_lead for spec in specs)
-                        else "leave one constant, or give schedule.last",
-                    )

@@ -175,7 +175,13 @@ def check_link(
     roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.", section: str = "train"
 ) -> None:
     """Raise ConfigError for a training of several sites that would not end with an outer step."""
-    every = train.link.every
+    every, trained = train.link.every, [name for name, role in roles.items() if role.moves]
+    if train.link.is_elastic and len(trained) > 1:
+        raise ConfigError(
+            "train.link.membership",
+            f"an elastic one is built for one role, and this training has {', '.join(trained)}",
+            "kind=strict",
+        )
     for name, role in roles.items() if train.link.is_linked else ():
         steps = role.last(train.num_steps) - int(role.start)
         if role.moves and steps % every:

@@ -35,8 +35,8 @@ def check_apart(
     section: str = "train",
 ) -> None:
     """Raise ConfigError for a role at no site, a student that needs more of a teacher elsewhere than its
-    answers, answers of more tokens than there are, or a layout at which answers are not built. `section`: of
-    the configuration, that has the link.
+    answers or drawings, answers of more tokens than there are, or a layout at which answers are not built.
+    `section`: of the configuration, that has the link.
     """
     link, where = train.link, f"{section}.link"
     if not link.roles:
@@ -59,7 +59,7 @@ def check_apart(
         if link.is_apart(name, role.teacher):
             _check_student(place, name, role, roles, link, where)
     _check_circle(roles, link, where)
-    crossing = [name for name, role in roles.items() if link.is_apart(name, role.teacher)]
+    crossing = [n for n, role in roles.items() if link.is_apart(n, role.teacher) and not role.detects]
     if crossing:
         _check_layout(layout, {*crossing, *(roles[name].teacher for name in crossing)})
 
@@ -87,7 +87,8 @@ def _check_student(
     """`where`: the link's place."""
     teacher = role.teacher
     for key, spec in role.objective.items():
-        if type(spec).needs_teacher and not getattr(type(spec), "reads_logits_only", False):
+        is_sent = getattr(type(spec), "reads_logits_only", False) or type(spec).reads_drawn
+        if type(spec).needs_teacher and not is_sent:
             raise ConfigError(
                 f"{place}.objective.{key}",
                 f"compares more than logits, and only answers come from {teacher} at {link.site_of(teacher)}",
@@ -106,7 +107,7 @@ def _check_student(
             f"{role.attach}, which is not built for a teacher at another site ({teacher})",
             f"leave it out, or both roles at one site in {where}.roles",
         )
-    for each in (name, teacher):
+    for each in () if role.detects else (name, teacher):
         model = roles[each].model if each in roles else None
         vocab = getattr(model, "vocab", "auto")
         if model is not None and vocab != "auto" and link.top != "all" and link.top > model.tokens:

@@ -189,13 +189,14 @@ TABLE = (
         words=(
             Word(
                 "act",
-                "create, card, accept, peers, allow, revoke, rotate, serve, orders, cancel",
+                "create, card, accept, peers, allow, revoke, rotate, serve, audit, orders, cancel",
                 "anything",
                 required=True,
             ),
             Word(
                 "what",
-                "create: a name; accept: a file with a card; allow, revoke: a site; cancel: an order",
+                "create: a name; accept: a file with a card; allow, revoke: a site; audit: another's log;"
+                " cancel: an order",
                 "anything",
             ),
         ),

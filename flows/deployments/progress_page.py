@@ -7,17 +7,15 @@ import logging
 import threading
 from contextlib import suppress
 from types import TracebackType
-from uuid import UUID
 
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_table_artifact
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import hydrated_context, serialize_context
 
 from atelier.engine.config.message import LiveState, Message
 from atelier.flows.deployments.live import forget_live, left_s, read_live
 from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.prefect_page import replace_artifact
 from atelier.infra.run.context import RunContext
 
 EVERY_S = 5.0
@@ -118,12 +116,6 @@ class ProgressPage:
             self._shown = rows
         except Exception as error:  # the page is only for display
             self._log.debug("progress is not shown: %s", error)
-
-
-def replace_artifact(artifact: str, data: str, about: str) -> None:
-    """Replace the content of a page's artifact."""
-    with get_client(sync_client=True) as client:
-        client.update_artifact(UUID(artifact), ArtifactUpdate(data=data, description=about))
 
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]

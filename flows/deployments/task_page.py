@@ -24,9 +24,9 @@ from atelier.flows.deployments.progress_page import (
     amount_text,
     log_message,
     losses,
-    replace_artifact,
     time_text,
 )
+from atelier.flows.run.prefect_page import replace_artifact
 from atelier.infra.dag import Node
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 300, 56, 36, 16

@@ -16,6 +16,7 @@ from atelier.engine.config.message import Message
 from atelier.engine.config.record import Provenance
 from atelier.engine.io.storage import join, local_path, put_file, verify
 from atelier.engine.link.mailbox import Mailbox
+from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, PlanRow
@@ -23,7 +24,7 @@ from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
-from atelier.infra.run.roles_apart import answers_of
+from atelier.infra.run.roles_apart import answers_of, drawings_of
 from atelier.infra.sites.desk import Cancellation, OrderDesk, OrderedProduct, OrderedTask, Reply, SiteOrder
 from atelier.infra.sites.files import drop, folder_of, sent
 from atelier.infra.store.lease import Holder
@@ -81,7 +82,8 @@ class Elsewhere:
             notes += [f"{site}: {note}" for note in reply.notes]
         if not refusals:
             refusals += self._left_alone(plan, rows)
-        return replace(plan, rows=rows, refusals=refusals, notes=notes)
+        plan = plan.with_rows(rows, vocab_of(self._frozen.arguments))
+        return replace(plan, refusals=refusals, notes=notes)
 
     def _left_alone(self, plan: Plan, rows: list[PlanRow]) -> Iterator[str]:
         """What would wait for ever: a student that begins where its teacher at another site has come further,
@@ -107,7 +109,7 @@ class Elsewhere:
                     others = of_role.get((name, spec.teacher), [])
                 else:
                     continue
-                come = max(mine["from_step"], int(spec.start))
+                come = max(mine["from_step"], int(spec.start)) - spec.delay
                 for other, theirs in others:
                     is_past = theirs["state"] == "reuse" or theirs["from_step"] > come
                     if other is not node and is_past and not self._has_what_follows(other, node, role, come):
@@ -119,8 +121,9 @@ class Elsewhere:
         if link.rows:
             boxes = (Mailbox(self._here.mailbox, each) for each in node.products[role].trajectories)
             return any(box.has(step // link.interval + 1, site) for box in boxes)
-        teacher = other.products[node.training.roles[role].teacher]
-        box = Mailbox(self._here.mailbox, answers_of(teacher.trajectories[-1], link))
+        spec = node.training.roles[role]
+        last = other.products[spec.teacher].trajectories[-1]
+        box = Mailbox(self._here.mailbox, drawings_of(last) if spec.detects else answers_of(last, link))
         return box.has(step + 1, site)
 
     def _told(self, mine: PlanRow, theirs: PlanRow, step: int, other: Node) -> str:

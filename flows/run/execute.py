@@ -25,6 +25,7 @@ from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
 from atelier.flows.run.registry import body
 from atelier.flows.run.scheduler import PrefectScheduler
+from atelier.flows.run.sites_page import showing_sites
 from atelier.flows.run.work import mend, work
 from atelier.infra.dag import Future, Node, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
@@ -358,7 +359,7 @@ def _inside(
     if elsewhere is not None:
         elsewhere.begin()
     looking_in(context.store)
-    with stopping(context.stop):
+    with stopping(context.stop), showing_sites(plan, context, outcome.states):
         token = scheduling(scheduler)
         try:
             body(frozen.flow)(**frozen.call())

@@ -8,7 +8,7 @@ from typing import cast
 from atelier.engine.config.base import Json, JsonObject, Spec, parse
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.link import Link
+from atelier.engine.config.link import ANY, Link
 from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
@@ -92,6 +92,12 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
         result["tune"] = {**tune, "link": {**link, "roles": cast(JsonObject, roles)}}
     for section in LINKED:
         link = section_of(section_of(result.get(section)).get("link"))
+        if section_of(link.get("membership")).get("coordinator") == ANY:
+            raise ConfigError(
+                f"{section}.link.membership.coordinator",
+                f"{ANY} is for one mailbox that all sites reach, and agents carry messages between theirs",
+                f"leave it out ({here.name}, home, decides), or name one of {list(sites.names)}",
+            )
         for key in KINDS:
             if strange := sorted({*section_of(link.get(key))} - {*sites.names}):
                 place = f"{section}.link.{key}"
@@ -102,7 +108,7 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
                 f"{link['mailbox']}, and the agent's is {here.mailbox}",
                 "leave it out",
             )
-    return linked_at(result, here.name, here.mailbox)
+    return linked_at(decided_at(result, here.name), here.name, here.mailbox)
 
 
 def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:
@@ -159,6 +165,19 @@ def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str
             own = {"site": site if site in found or not site else min(found), "mailbox": mailbox}
             result[name] = {**section, "link": {**link, **own}}
     return result
+
+
+def decided_at(document: Mapping[str, Json], home: str) -> dict[str, Json]:
+    """The configuration with home as the coordinator of elastic memberships, where none is given."""
+    train = section_of(document.get("train"))
+    link = section_of(train.get("link"))
+    membership = section_of(link.get("membership"))
+    if membership.get("kind") != "elastic" or membership.get("coordinator"):
+        return {**document}
+    return {
+        **document,
+        "train": {**train, "link": {**link, "membership": {**membership, "coordinator": home}}},
+    }
 
 
 def with_all_roles(arguments: Spec) -> Spec:

@@ -3,10 +3,10 @@ cost, and in which arithmetic.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from atelier.engine.config.base import Json, canonical
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
@@ -21,7 +21,9 @@ from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
+from atelier.flows.run.link_rows import Here, LinkRow, SiteRow, link_rows, site_rows
 from atelier.flows.run.memory_fit import too_much
+from atelier.flows.run.reasons import Reason, reasons_of
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.flows.run.written import written_row
@@ -29,7 +31,7 @@ from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.resume_plan import Resume, made_by_other
-from atelier.infra.store.run_manifest import Row, comparable, nearest_run, parents_of, row_name
+from atelier.infra.store.run_manifest import Row, nearest_run, row_name
 from atelier.infra.store.store import Store
 from atelier.tasks import finetune as finetune_task
 from atelier.tasks import train as train_task
@@ -55,19 +57,6 @@ def other_than_here(node: Node, product: Product, record: Record, pool: Pool) ->
     was = computed(node, product, record, pool)
     now = here(node, pool) if was else ""
     return f"computed in {was}, where this pool computes {now}" if was != now else ""
-
-
-class Reason(TypedDict, total=False):
-    """Why an artifact is made: a key or parent that differs from the nearest finished run, `new` = true when
-    that had no such task, or lost files. Of one that is reused, what has changed in the code that made it.
-    """
-
-    key: str
-    old: Json
-    new: Json
-    parent: str
-    lost: bool
-    code: str  # of what is reused: it was made by other code
 
 
 class PlanRow(EstimateRow):
@@ -109,6 +98,8 @@ class PlanDocument(TypedDict):
     refused: list[str]
     notes: list[str]
     pace: float
+    sites: list[SiteRow]  # of a run over several sites
+    links: list[LinkRow]
 
 
 @dataclass(frozen=True)
@@ -123,6 +114,22 @@ class Plan:
     pace: float = 1.0  # measured / planned step time on this pool, median
     wall_s: float = 0.0  # from the start of the run to its end
     there: Mapping[str, list[Node]] = field(default_factory=dict)  # the nodes of other sites
+    here: Here = field(default_factory=Here)
+    links: list[LinkRow] = field(default_factory=list)
+
+    @property
+    def sites(self) -> list[SiteRow]:
+        """A row a site, where there are others."""
+        return site_rows({self.here.site: self.nodes, **self.there}, self.rows) if self.there else []
+
+    def with_rows(self, rows: list[PlanRow], vocab: int) -> "Plan":
+        """The plan with these rows, of all sites, and what they mean for links."""
+        every = [*self.nodes, *(node for nodes in self.there.values() for node in nodes)]
+        step_s: dict[str, float] = {row["name"]: row["step_s"] for row in rows}
+        of_node = {
+            node.name: sum(step_s.get(row_name(node, key), 0.0) for key in node.products) for node in every
+        }
+        return replace(self, rows=rows, links=link_rows(every, of_node, vocab, self.here))
 
     def document(self) -> PlanDocument:
         running = [row for row in self.rows if row["state"] != "reuse"]
@@ -143,6 +150,8 @@ class Plan:
             "refused": self.refusals,
             "notes": self.notes,
             "pace": round(self.pace, 4),
+            "sites": self.sites,
+            "links": self.links,
         }
 
 
@@ -200,7 +209,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool, vocab)
     refusals += too_little_disk(running, store)
-    return Plan(
+    plan = Plan(
         flow=frozen.flow,
         nodes=nodes,
         rows=rows,
@@ -209,7 +218,17 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         pace=plan_inputs.pace,
         wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool) if seconds else 0.0,
         there=placed.there,
+        here=_here(frozen, nodes),
     )
+    return plan.with_rows(rows, vocab)
+
+
+def _here(frozen: Frozen, nodes: list[Node]) -> Here:
+    """This site; of a run that is typed at each site the one that its links name."""
+    if frozen.here is not None:
+        return Here(frozen.here.name, frozen.sites.mbps)
+    named = (node.training.train.link.site for node in nodes if node.task == "train")
+    return Here(next(filter(None, named), ""))
 
 
 def _left_s(rows: list[PlanRow]) -> float:
@@ -310,7 +329,7 @@ def _row(
         "kind": product.kind,
         "fingerprint": product.fingerprint,
         "state": state,
-        "reasons": [] if is_done else _reasons(row_name(node, key), product, plan_inputs.known),
+        "reasons": [] if is_done else reasons_of(row_name(node, key), product, plan_inputs.known),
         "from_step": 0 if is_done else standing.from_step,
         "params": 0,
         "flops": 0.0,
@@ -349,32 +368,3 @@ def _first_of(key: str, node: Node, standing: Standing) -> list[str]:
     """The teachers that do not train here, and from which this role is the first to learn."""
     teachers = node.training.roles[key].teachers
     return [name for name in teachers if key in standing.teaching.get(name, ())[:1]]
-
-
-def _reasons(name: str, product: Product, known: dict[str, Row]) -> list[Reason]:
-    """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such
-    task.
-    """
-    before = known.get(name)
-    if before is None:
-        return [{"new": True}]
-    ours, theirs = comparable(product), before.identity
-    changed = [
-        key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
-    ]
-    reasons: list[Reason] = [{"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed]
-    parents, old = parents_of(product), before.parents
-    other = [role for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
-    reasons += [Reason(parent=role) for role in other]
-    return reasons or [{"lost": True}]
-
-
-def text_of(reason: Reason) -> str:
-    """A reason as text."""
-    if "key" in reason:
-        return f"{reason['key']}: {reason.get('old')} -> {reason.get('new')}"
-    if "parent" in reason:
-        return f"its {reason['parent']} changes"
-    if "code" in reason:
-        return f"although {reason['code']}"
-    return "not made yet" if "new" in reason else "its files are gone"

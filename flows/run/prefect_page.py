@@ -1,12 +1,17 @@
-"""What the Prefect page of a run shows: the plan as a table, and at the end the report with its picture."""
+"""What the Prefect page of a run shows: the plan as a table, texts that are updated, at last the report
+with its picture.
+"""
 
 import base64
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from uuid import UUID
 
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, read_bytes
-from atelier.flows.run.plan import Plan, text_of
+from atelier.flows.run.plan import Plan
+from atelier.flows.run.reasons import text_of
 from atelier.infra.dag import Node
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
@@ -62,6 +67,42 @@ def _put(name: str, create: Callable[[], object]) -> None:  # the id that it ret
         if not is_away(error):
             raise
         print(f"Prefect's page is without the {name}: its server is away", file=sys.stderr)
+
+
+def replace_artifact(artifact: str, data: str, about: str) -> None:
+    """Replace the content of a page's artifact."""
+    from prefect.client.orchestration import get_client  # as above
+    from prefect.client.schemas.actions import ArtifactUpdate
+
+    with get_client(sync_client=True) as client:
+        client.update_artifact(UUID(artifact), ArtifactUpdate(data=data, description=about))
+
+
+class Updated:
+    """A text on the page of the running Prefect flow, made in its thread and updated from any. An unavailable
+    server delays and stops nothing.
+    """
+
+    def __init__(self, key: str, text: str, about: str) -> None:
+        from prefect.artifacts import create_markdown_artifact  # as above
+        from prefect.context import serialize_context
+
+        self._about, self._shown, self._ids = about, text, list[str]()
+        self._context = serialize_context()
+
+        def create() -> None:
+            made = create_markdown_artifact(markdown=text, key=key, description=about)
+            self._ids.append(str(made))
+
+        _put(key, create)
+
+    def update(self, text: str) -> None:
+        from prefect.context import hydrated_context  # as above
+
+        for artifact in self._ids if text != self._shown else ():
+            with suppress(Exception), hydrated_context(self._context):  # it is only for display
+                replace_artifact(artifact, text, self._about)
+                self._shown = text
 
 
 def report_files(nodes: list[Node], store: Store) -> tuple[Record, str, dict[str, str]] | None:

@@ -1,6 +1,6 @@
 """What a plan says of single roles: of experts on disk, bytes of each tier, what a step moves, and when that
 is hidden; of models that are scored in less memory than they take, what a pass reads; what a base width
-scales.
+scales; what private trainings claim.
 """
 
 from atelier.engine.config.base import Spec
@@ -10,12 +10,14 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.train import Train
+from atelier.engine.plan.epsilon import foretold
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.step_time import micro_batch
 from atelier.engine.plan.streamed import SCORED, StreamedPass, streamed_pass
 from atelier.engine.plan.tiers import tier_cost
 from atelier.flows.run.auto import trained
 from atelier.flows.run.memory_fit import limit_gb
+from atelier.infra.code.code_map import TRAINED
 from atelier.infra.dag import Node
 
 MOST_DOUBLINGS = 12  # of a batch that are tried
@@ -23,7 +25,7 @@ MOST_DOUBLINGS = 12  # of a batch that are tried
 
 def role_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
     """Lines about the roles that these nodes train."""
-    return _width_notes(nodes) + _tier_notes(nodes, pool, vocab)
+    return _width_notes(nodes) + _tier_notes(nodes, pool, vocab) + _privacy_notes(nodes)
 
 
 def _width_notes(nodes: list[Node]) -> list[str]:
@@ -40,6 +42,18 @@ def _width_notes(nodes: list[Node]) -> list[str]:
                     f"{model.base_width}: of matrices in blocks {rates}, init_std times {ratio**-0.5:.3g}; "
                     f"logits times {model.logit_scale:.3g}"
                 )
+    return notes
+
+
+def _privacy_notes(nodes: list[Node]) -> list[str]:
+    """A line for every private training."""
+    notes = []
+    for node in nodes:
+        train = node.training.train if node.task in TRAINED else None
+        if train is not None and train.privacy.is_on:
+            rows = node.training.num_labels if node.task == "finetune" else 0
+            said = foretold(train.privacy, steps=train.num_steps, batch=train.global_batch, rows=rows)
+            notes.append(f"{node.name}: train.privacy: {said}")
     return notes
 
 

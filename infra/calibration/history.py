@@ -61,7 +61,7 @@ def measure(urls: Sequence[str]) -> MeasuredSteps | None:
 
 def _measured(chain: Sequence[list[tuple[str, str]]]) -> MeasuredSteps | None:
     timings = [line.get("timing", {}) for files in chain for line in merge(files)]
-    timings = [timing for timing in timings if "step_s" in timing]
+    timings = [timing for timing in timings if "tokens_per_s" in timing]  # not of a step that was left out
     share = effective(time_spent(files) for files in chain)
     if not timings or share is None:
         return None

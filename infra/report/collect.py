@@ -19,6 +19,8 @@ from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
 from atelier.infra.report.lineage import find_trajectory, lineage
+from atelier.infra.report.link_use import link_tables
+from atelier.infra.report.notes import MAJORITY, detection_rows, notes_of
 from atelier.infra.report.render import ReportContent, ReportRow, write_report
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
@@ -64,10 +66,10 @@ class ReportConfig(Spec):
     title: str
     teachers: dict[str, str] = Field(description="student -> its teacher")
     controls: dict[str, str] = Field(description="student -> its control")
+    detectors: tuple[str, ...] = Field(default=(), description="models that detect replaced tokens")
 
 
 ASKED = ("/zero-shot", "/few-shot")  # suffixes of the score keys of models that were not fine-tuned
-MAJORITY = "majority class"  # the row of always giving the most common answer
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -118,6 +120,8 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     rows += _baseline_rows(scores.get("baselines", NONE), read)
     rows += [row for row in answered if row is not None]
     rows += [row for key in found for row in _head_rows(key, scores)]
+    detected = [detection_rows(key, _curve(store, found[key])) for key in config.detectors if key in found]
+    rows += [row for each, _ in detected for row in each]
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
     curves = {
@@ -135,7 +139,8 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         curves=curves,
         samples=samples,
         graph=lineage(store, found[focus].fingerprint),
-        notes=_notes(rows),
+        notes=[*notes_of(rows, found), *(note for _, each in detected for note in each)],
+        more=link_tables(found, store, _curve),
         controls={v: k for k, v in controls.items()},
         starts={k: found[k].summary.get("started_at", 0) for k in found},
     )
@@ -358,37 +363,3 @@ def _curve(store: Store, record: Record) -> list[CurveLine]:
         trajectory_record = find_trajectory(store, fingerprint)  # without a record the curve begins here
         fingerprint = trajectory_record.parents.get("trunk") if trajectory_record is not None else None
     return lines
-
-
-def _majority(rows: list[ReportRow]) -> str:
-    """What always giving the most common answer would be right in."""
-    most = next((row.get("accuracy") for row in rows if row["name"] == MAJORITY), None)
-    return "" if most is None else f"; always the most common answer: {most:.3f}"
-
-
-def _notes(rows: list[ReportRow]) -> list[str]:
-    notes = []
-    if any(row.get("bits_per_byte") is not None for row in rows):
-        notes.append(
-            "loss in the table is of whole held-out documents, in picture and lineage of the windows that "
-            "trainings look at"
-        )
-    if any(row.get("accuracy") is not None for row in rows):
-        notes.append(f"accuracy: held-out labels answered right; ± is 95 %{_majority(rows)}")
-    weak = [row for row in rows if row.get("head") and row.get("right", 0) < row.get("right_without", 0)]
-    if weak:
-        names = ", ".join(dict.fromkeys(row.get("head", "") for row in weak))
-        notes.append(f"heads that know less than what needs no network: {names}; they need more rows")
-    for row in rows:
-        if "delta" in row:
-            better = "below" if row["delta"] < 0 else "ABOVE"
-            notes.append(
-                f"{row['name']} is {abs(row['delta']):.3f} nats per token {better} its same-seed control"
-            )
-        if "accuracy_delta" in row:
-            notes.append(
-                f"{row['name']}: {row['accuracy_delta']:+.3f} ± {row.get('accuracy_delta_interval', 0.0):.3f}"
-                f" accuracy against the same network from scratch, paired over {row.get('draws')} draws (95 %"
-                " t-interval)"
-            )
-    return notes

@@ -61,6 +61,7 @@ class ReportContent:
     samples: dict[str, str] = field(default_factory=dict)
     graph: Graph | None = None
     notes: list[str] = field(default_factory=list)
+    more: list["Table"] = field(default_factory=list)  # other tables, behind those of the rows
     controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
 
@@ -178,7 +179,7 @@ def tables_of(content: ReportContent) -> list[Table]:
         ]
         head = ["name", "kind", "accuracy", "draws", "vs from scratch"]
         found.append(_without_empty(Table("Accuracy", head, cells, [row["kind"] for row in right])))
-    return found
+    return [*found, *content.more]
 
 
 def _about(row: ReportRow) -> list[str]:

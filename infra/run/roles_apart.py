@@ -45,6 +45,11 @@ def answers_of(trajectory: str, link: Link) -> str:
     return identify("answers", VERSION, link.answers, {"teacher": trajectory})
 
 
+def drawings_of(trajectory: str) -> str:
+    """The same of what a generator draws."""
+    return identify("drawings", VERSION, {}, {"teacher": trajectory})
+
+
 def with_others(
     members: Mapping[str, Member],
     roles: Mapping[str, Role],
@@ -59,24 +64,24 @@ def with_others(
     """
     if not link.roles:
         return dict(members)
-    if link.top != "all" and link.top > vocab:
+    apart = [role for name, role in roles.items() if link.is_apart(name, role.teacher)]
+    answering = {role.teacher for role in apart if not role.detects}
+    drawing = {role.teacher for role in apart if role.detects}
+    if answering and link.top != "all" and link.top > vocab:
         raise ConfigError(
             f"{section}.link.top", f"{link.top}, and the vocabulary has {vocab}", f"{section}.link.top=all"
         )
 
-    def told(name: str) -> str:
-        return answers_of(segments[name][-1].fingerprint, link)
+    def told(name: str) -> dict[str, str]:
+        last = segments[name][-1].fingerprint if name in answering | drawing else ""
+        found = {"answers": answers_of(last, link)} if name in answering else {}
+        return found | ({"drawings": drawings_of(last)} if name in drawing else {})
 
-    taught = {role.teacher for name, role in roles.items() if link.is_apart(name, role.teacher)}
-    found = {
-        name: member.model_copy(update={"answers": told(name)}) if name in taught else member
-        for name, member in members.items()
-    }
+    found = {name: member.model_copy(update=told(name)) for name, member in members.items()}
     for name, role in roles.items():
         teaches = any(link.is_apart(one, name) and roles[one].teacher == name for one in members)
         learns = role.teacher in members and link.is_apart(name, role.teacher)
         if name not in members and (teaches or learns):
             sized = role.model_copy(update={"model": role.model.resolved(vocab)})
-            answers = told(name) if name in taught else ""
-            found[name] = Member(role=sized, mode="elsewhere", answers=answers)
+            found[name] = Member(role=sized, mode="elsewhere").model_copy(update=told(name))
     return found

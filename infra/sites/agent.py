@@ -17,10 +17,12 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.infra.sites import desk, notes
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.channels import Channels
+from atelier.infra.sites.countersign import Countersigning
 from atelier.infra.sites.file_calls import FileCalls
 from atelier.infra.sites.files import Files
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
+from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.notes import Notes
 from atelier.infra.sites.transfer import TIMEOUT_S, is_settled, reason
@@ -42,7 +44,9 @@ class Agent:
         self._refused: dict[str, set[str]] = {}  # the same, of those that it sent
         self._messages = MessageCalls(mailbox, self.site, self._audit, self._is_trusted, SERVICE)
         self._files = FileCalls(Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE)
-        self._channels = Channels(keys, OPTIONS)
+        self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
+        self._signing = Countersigning(keys, self._audit, SERVICE)
+        self._channels, self._aside = Channels(keys, OPTIONS), Channels(keys, OPTIONS)
         self._said: dict[str, str] = {}  # the last problem with each peer
         self._server: grpc.Server | None = None
 
@@ -62,12 +66,15 @@ class Agent:
             "Get": self._streamed_out(self._messages.get),
             "Hear": self._unary(self._messages.hear),
             "Progress": self._unary(self._messages.progress),
+            "Meet": self._unary(self._meetings.meet),
+            "Met": self._unary(self._meetings.met),
             "OfferFile": self._unary(self._files.offer),
             "PutFile": self._streamed_in(self._files.put),
             "FileHeads": self._unary(self._files.heads),
             "GetFile": self._streamed_out(self._files.get),
             "Tell": self._unary(self._tell),
             "Ask": self._unary(self._ask),
+            "Sign": self._unary(self._signing.answer),
         }
         self._server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="agent"), options=OPTIONS)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
@@ -85,6 +92,7 @@ class Agent:
 
     def stop(self) -> None:
         self._channels.close()
+        self._aside.close()
         if self._server is not None:
             self._server.stop(1.0).wait()
 
@@ -164,6 +172,53 @@ class Agent:
         """Carry messages to and from the peers that have an address, until `stop` is set. What goes wrong is
         said once and tried again.
         """
+        aside = threading.Thread(target=self._meet, args=(stop, say), name="meetings")
+        aside.start()
+        try:
+            self._carry(stop, say)
+        finally:
+            stop.set()
+            aside.join()
+
+    def _meet(self, stop: threading.Event, say: Callable[[str], None]) -> None:
+        """Say that trainings here are there, and decide rounds, whatever else is on its way. What goes wrong
+        is said once and tried again; that a peer does not answer is said where messages are carried.
+        """
+        said: dict[str, str] = {}
+        while not stop.is_set():
+            peers = self._peers(lambda problem: None)
+            works = {"rounds": self._meetings.decide} | {
+                f"rounds with {peer}": partial(self.meet, peer) for peer in peers
+            }
+            for what, work in works.items():
+                try:
+                    work()
+                    problem = ""
+                except grpc.RpcError:
+                    problem = said.get(what, "")
+                except Exception as error:  # whatever a peer causes, the others are served
+                    problem = f"{what}: {error}"
+                if problem != said.get(what, ""):
+                    said[what] = problem
+                    say(problem or f"{what}: go on")
+            stop.wait(LOOK_EVERY)
+
+    def meet(self, peer: str) -> None:
+        """Tell a peer that this site is there and what is decided, and ask it where it cannot call; nothing
+        where the peer has no address.
+        """
+        card = self.keys.peers[peer]
+        if not card.address:
+            return
+        try:
+            self._meetings.tell(self._aside.of(card), peer)
+            if not self.keys.card.address:
+                self._meetings.ask(self._aside.of(card), peer)
+        except grpc.RpcError:
+            self._aside.drop(peer)
+            raise
+
+    def _carry(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         while not stop.is_set():
             for peer in self._peers(say):
                 try:
@@ -193,6 +248,7 @@ class Agent:
         parts = [self._messages.send, self._messages.tell, self._tell_news, self._files.send]
         if not self.keys.card.address:  # otherwise the peer sends by itself
             parts += [self._messages.fetch, self._messages.ask, self._hear_news, self._files.fetch]
+        parts.append(self._signing.ask_if_due)
         problems: list[Exception] = []
         for part in parts:  # one that the peer refuses, or does not know, holds up no other
             try:

@@ -1,36 +1,124 @@
 """The audit log of a site's agent: a line for every message that crossed, or was refused. Each line has the
-digest of the one before, so that none can be changed or left out without a trace.
+digest of the one before, so that none can be changed or left out without a trace; and now and then both sites
+sign how far each has come (infra/sites/countersign.py).
 """
 
 import hashlib
 import json
+import os
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import DamageError
+from atelier.engine.io.storage import sync_folder
 
 FIRST = "0" * 64
+BROKE_OFF = "broke off"  # what a line says of a message of which a part was fetched
+WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
+SIGNED = "signed"  # what a line with signatures says
+Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and bytes
+
+
+@dataclass
+class Chain:
+    """Lines that follow from each other: how many, the last one's digest, and what has crossed by peer."""
+
+    lines: int = 0
+    digest: str = FIRST
+    crossed: dict[str, Crossed] = field(default_factory=dict)
+    signed: dict[str, int] = field(default_factory=dict)  # messages that this site has signed, by peer
+
+    def add(self, line: str, found: Mapping[str, Json]) -> None:
+        """Take the next line, with what it says."""
+        self.lines += 1
+        self.digest = hashlib.sha256(line.encode()).hexdigest()
+        what, peer, kind = found.get("what"), str(found.get("who", "")), str(found.get("kind", "other"))
+        if what == SIGNED:
+            self.signed[peer] = max(self.signed.get(peer, 0), _messages_signed(found.get("own")))
+        if way := WAYS.get(str(what)):
+            kinds = self.crossed.setdefault(peer, {}).setdefault(way, {})
+            messages, size = kinds.get(kind, (0, 0))
+            kinds[kind] = (messages + 1, size + whole_of(found.get("bytes")))
+
+    def unsigned(self, peer: str) -> int:
+        """Messages to and from a peer that are in no statement which both have signed."""
+        ways = self.crossed.get(peer, {}).values()
+        messages = sum(count for kinds in ways for count, _ in kinds.values())
+        return max(0, messages - self.signed.get(peer, 0))
+
+    def with_peer(self, peer: str) -> Crossed:
+        """A copy of what has crossed to and from a peer."""
+        return {way: dict(kinds) for way, kinds in self.crossed.get(peer, {}).items()}
+
+
+def _messages_signed(own: Json) -> int:
+    """Messages that a site's own statement in a line counts; 0 where it is none."""
+    statement = own.get("statement") if isinstance(own, dict) else None
+    crossed = statement.get("crossed") if isinstance(statement, dict) else None
+    ways = crossed.values() if isinstance(crossed, dict) else ()
+    counts = [count for kinds in ways if isinstance(kinds, dict) for count in kinds.values()]
+    return sum(whole_of(count[0]) for count in counts if isinstance(count, list) and count)
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a log had come, and what had crossed with one peer."""
+
+    lines: int
+    digest: str
+    crossed: Crossed
+    unsigned: int
 
 
 class Audit:
     """The log at `path`; it goes on where it ended."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self.path, self._lock = path, threading.Lock()
         cut_last(path)
-        self._previous = check(path)
+        self._chain = Chain()
+        for _ in read_lines(path, self._chain):
+            pass
 
     def add(self, what: str, **about: Json) -> None:
         """Append a line: what happened, when, with whom."""
         with self._lock:
-            line = json.dumps(
-                {"time": round(time.time(), 3), "what": what, **about, "previous": self._previous}
-            )
-            with self._path.open("a") as file:
+            found: dict[str, Json] = {"time": round(time.time(), 3), "what": what, **about}
+            line = json.dumps(found | {"previous": self._chain.digest})
+            with self.path.open("a") as file:
                 file.write(line + "\n")
-            self._previous = hashlib.sha256(line.encode()).hexdigest()
+            self._chain.add(line, found)
+
+    def given(self, blocks: Iterable[bytes], left: int, who: str, **about: Json) -> Iterator[bytes]:
+        """Pass blocks on, of which there are `left` bytes; a line with the bytes that were passed on, also
+        where whoever takes them stops before the last.
+        """
+        count = 0
+        try:
+            for block in blocks:
+                count += len(block)
+                yield block
+        finally:
+            if count or left == 0:
+                self.add("fetched" if count == left else BROKE_OFF, who=who, **about | {"bytes": count})
+
+    def position(self, peer: str) -> Position:
+        """Where the log is now."""
+        with self._lock:
+            chain = self._chain
+            return Position(chain.lines, chain.digest, chain.with_peer(peer), chain.unsigned(peer))
+
+    def sync(self) -> None:
+        """Have all lines until now on disk: what is signed is not lost with the power."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+            sync_folder(self.path.parent)
 
 
 def cut_last(path: Path) -> None:
@@ -44,15 +132,28 @@ def check(path: Path) -> str:
     """The digest of the last line of a log. Raises DamageError naming the first line that does not follow
     from the one before.
     """
-    previous = FIRST
+    chain = Chain()
+    for _ in read_lines(path, chain):
+        pass
+    return chain.digest
+
+
+def read_lines(path: Path, chain: Chain) -> Iterator[dict[str, Json]]:
+    """What each line says, in order; `chain` has come as far. Raises DamageError naming the first line that
+    does not follow from the one before.
+    """
     if not path.exists():
-        return previous
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            raise DamageError(f"{path}:{number}: no line of an audit log; move the file away") from None
-        if not isinstance(found, dict) or found.get("previous") != previous:
-            raise DamageError(f"{path}:{number}: does not follow from the line before; move the file away")
-        previous = hashlib.sha256(line.encode()).hexdigest()
-    return previous
+        return
+    with path.open() as file:
+        for number, text in enumerate(file, start=1):
+            line = text.removesuffix("\n")
+            try:
+                found = json.loads(line)
+            except ValueError:
+                raise DamageError(f"{path}:{number}: no line of an audit log; move the file away") from None
+            if not isinstance(found, dict) or found.get("previous") != chain.digest:
+                raise DamageError(
+                    f"{path}:{number}: does not follow from the line before; move the file away"
+                )
+            chain.add(line, found)
+            yield found

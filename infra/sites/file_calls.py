@@ -53,8 +53,9 @@ class FileCalls:
         placed = parse_as(PlacedHead, request, peer, WHAT)
         if placed.head not in [*self._files.outgoing(peer)]:
             raise NotTaken("no such file")
-        yield from blocks_of(self._files.path(placed.head), placed.offset)
-        self._audit.add("fetched", who=peer, **files.told(placed.head))
+        blocks = blocks_of(self._files.path(placed.head), placed.offset)
+        left = placed.head.entry.bytes - placed.offset
+        yield from self._audit.given(blocks, left, peer, **files.told(placed.head))
 
     def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
         self._files.take(head, peer, offset, blocks, lambda: self._is_trusted(peer))

@@ -14,14 +14,16 @@ from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_fol
 from atelier.engine.link.mailbox import (
     BODY,
     HEAD,
+    AboutRounds,
     AboutTraining,
-    Answers,
     Contribution,
     Mailbox,
     Message,
+    OfStep,
     ReaderProgress,
     trainings,
 )
+from atelier.engine.link.membership import Meeting
 
 MOST = 64 << 30  # bytes of a message
 
@@ -87,18 +89,18 @@ class Incoming:
         most = min(MOST, about.most or MOST)
         if head.body.bytes > most:
             raise NotTaken(f"{head.body.bytes} bytes, at most {most} are taken")
-        if isinstance(head, Answers) != bool(about.teacher):
+        if head.kind != (about.what if about.teacher else "contribution"):
             raise NotTaken(f"{head.trajectory[:16]} has no messages of kind {head.kind}")
         there = box.read(head.round, peer)
         if there is not None and there.body != head.body:
             raise NotTaken(f"another message of {peer} to round {head.round} is here")
-        if isinstance(head, Answers):
-            self._judge_answers(head, box, about)
-        else:
+        if isinstance(head, Contribution):
             self._judge_contribution(head, box, about, is_here=there is not None)
+        else:
+            self._judge_answers(head, box, about)
         return box
 
-    def _judge_answers(self, head: Answers, box: Mailbox, about: AboutTraining) -> None:
+    def _judge_answers(self, head: OfStep, box: Mailbox, about: AboutTraining) -> None:
         if head.site != about.teacher:
             raise NotTaken(f"the teacher of {head.trajectory[:16]} is at {about.teacher}, not {head.site}")
         own = box.progress(self._site)
@@ -110,7 +112,11 @@ class Incoming:
     def _judge_contribution(
         self, head: Contribution, box: Mailbox, about: AboutTraining, *, is_here: bool
     ) -> None:
-        if head.round > box.last_sent(self._site) + 1:
+        if about.rounds is not None:
+            last = self._judge_round(head, box, about.rounds)
+        else:
+            last = box.last_sent(self._site)
+        if head.round > last + 1:
             raise NotTaken(f"round {head.round} is not the next one", "early")
         if about.bytes and head.codec.text not in about.bytes:
             raise NotTaken(f"is {head.codec.text}, and the training's are {', '.join(about.bytes)}")
@@ -119,6 +125,20 @@ class Incoming:
             raise NotTaken(f"{head.body.bytes} bytes of fragment {head.fragment}, not {[*expected]}")
         if not is_here and head.round < min(box.rounds(), default=1):
             raise NotTaken(f"round {head.round} is over", "over")
+
+    def _judge_round(self, head: Contribution, box: Mailbox, rounds: AboutRounds) -> int:
+        """The last round that has begun here, of an elastic membership. Raises NotTaken for a contribution
+        that was decided against, or another one than was decided on.
+        """
+        meeting = Meeting(box)
+        decision, last = meeting.decision(head.round), meeting.last()
+        if decision is not None and head.site not in decision.line.sha256:
+            raise NotTaken(f"round {head.round} was decided without {head.site}", "over")
+        if decision is not None and decision.line.sha256[head.site] != head.body.sha256:
+            raise NotTaken(f"another message of {head.site} to round {head.round} was decided on")
+        if rounds.is_followed:
+            return rounds.last
+        return max(box.last_sent(self._site), last.line.round if last is not None else 0)
 
     def take_progress(self, progress: ReaderProgress, peer: str) -> None:
         """Keep how far `peer` has come in what it learns from a teacher here. Raises NotTaken for what is not

@@ -23,7 +23,7 @@ from atelier.engine.config.link import SITE
 from atelier.engine.io.storage import write_bytes
 
 KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
-MAILBOX_AT, LOCK = "mailbox.txt", "agent.lock"
+MAILBOX_AT, LOCK, FORMER = "mailbox.txt", "agent.lock", "former"
 FOLDER = "ATELIER_SITE"  # environment variable
 DAYS = 825  # for which a certificate is valid
 MOST_CARD = 100_000  # bytes
@@ -105,6 +105,8 @@ class Keys:
         self._renew(card.site, card.address)
 
     def _renew(self, site: str, address: str) -> None:
+        if self.card_path.exists():
+            self._keep_former(self.card)
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
         now = datetime.now(UTC)
@@ -142,18 +144,24 @@ class Keys:
             raise _none(self.folder) from None
 
     def accept(self, card: bytes, place: str) -> Card:
-        """Trust a site, by its card. Raises ConfigError for what is none, or this site's own."""
+        """Trust a site, by its card. Raises ConfigError for what is none, is this site's own, or has the
+        certificate of another.
+        """
         try:
             found = parse_as(Card, card[: MOST_CARD + 1], place, "a site's card")
         except DamageError as error:
             raise ConfigError(
                 place, str(error).removeprefix(f"{place}: "), "what `site card` printed there"
             ) from None
-        _ = found.digest  # a certificate that can be read
+        owner, _ = self.certificates.get(found.digest, (found.site, ""))  # a certificate that can be read
+        if (former := self.peers.get(found.site)) is not None:
+            self._keep_former(former)
         if found.site == self.card.site:
             raise ConfigError(
                 place, f"is of {found.site}, as this site is called", "another name for one of them"
             )
+        if owner != found.site:
+            raise ConfigError(place, f"has the certificate of {owner}", f"a card of {found.site} itself")
         write_bytes(str(self.folder / PEERS / f"{found.site}.json"), found.text)
         return found
 
@@ -163,7 +171,25 @@ class Keys:
         if not re.fullmatch(SITE, site) or not path.exists():
             known = ", ".join(self.peers) or "none"
             raise ConfigError("site revoke", f"{site!r} is not trusted", f"trusted: {known}")
+        self._keep_former(self.peers[site])
         path.unlink()
+
+    def _keep_former(self, card: Card) -> None:
+        """Keep a card that is trusted no longer: what was signed with it can be verified."""
+        write_bytes(str(self.folder / FORMER / f"{card.digest}.json"), card.text)
+
+    @property
+    def certificates(self) -> dict[str, tuple[str, str]]:
+        """Whose a certificate is, and its PEM, by digest: this site's, its peers', and those that were so
+        before. The first that has one keeps it.
+        """
+        former = sorted((self.folder / FORMER).glob("*.json"))
+        cards = [self.card, *self._cards()]
+        cards += [parse_as(Card, path.read_bytes(), str(path), "a site's card") for path in former]
+        found: dict[str, tuple[str, str]] = {}
+        for card in cards:
+            found.setdefault(card.digest, (card.site, card.certificate))
+        return found
 
     @property
     def peers(self) -> dict[str, Card]:

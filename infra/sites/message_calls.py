@@ -86,8 +86,8 @@ class MessageCalls:
             raise NotTaken("no such message")
         if (head := box.read(asked.round, self._site)) is None:
             raise NotTaken("no such message", "over")
-        yield from blocks_of(_body(box, head), asked.offset)
-        self._audit.add("fetched", who=peer, **told(head))
+        blocks, left = blocks_of(_body(box, head), asked.offset), head.body.bytes - asked.offset
+        yield from self._audit.given(blocks, left, peer, **told(head))
 
     def hear(self, request: bytes, peer: str) -> dict[str, Json]:
         """How far a peer has come."""

@@ -17,7 +17,16 @@ MEASURED = (
     "gpu_percent",
     "gpu_memory_gb",
 )  # by process_stats.py and gpu_stats.py
-SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", *MEASURED)}
+SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", *MEASURED)} | {
+    "link_s": "link/seconds",  # between sites: engine/loop/link_meter.py
+    "link_wait_s": "link/wait_seconds",
+    "link_bytes": "link/bytes_sent",
+    "link_received_bytes": "link/bytes_received",
+    "link_codec": "link/codec",
+    "link_round": "link/round",
+    "link_delay_steps": "link/delay_steps",
+    "link_ahead_steps": "link/ahead_steps",
+}
 ALWAYS = "eval/"
 
 
@@ -90,9 +99,10 @@ def points(
         timing = line.get("timing", {})
         time = timing.get("time", now)
         whole = step == last or is_kept(step - start)
+        always = (ALWAYS, "link/") if "link_round" in timing or "link_codec" in timing else (ALWAYS,)
         values = {**line.get("values", {}), "tokens": line.get("tokens")}
         values |= {name: timing[key] for key, name in SYSTEM.items() if key in timing}
         for key, value in values.items():
-            if (whole or key.startswith(ALWAYS)) and (key, step) not in sent and value is not None:
+            if (whole or key.startswith(always)) and (key, step) not in sent and value is not None:
                 result.append((key, float(value), step, time if time > 1e9 else now))
     return result

@@ -3,11 +3,15 @@
 import json
 import random
 import shutil
+import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.metric import CurveLine, merge
 from atelier.infra.sites.policy import Policies, SitePolicy
 from tests.faults.command import CommandStore
 from tests.flow.kills import weights_of
@@ -45,6 +49,38 @@ def test_again_there_is_nothing_to_do_and_plan_asks_the_other_site(whole: TwoSit
     assert [rows[f"{name}@b"]["state"] for name in THERE] == ["reuse", "reuse", "reuse", "run"]
     assert rows["train@b"]["site"] == "b" and rows["train"]["site"] == "" and rows["train@b"]["params"] > 0
     whole.home.wait_for_quiet()
+
+
+def test_plan_page_and_report_say_what_crossed(whole: TwoSites) -> None:
+    """The bytes that were planned are those that both sites sent; the page of the run has a row a site and
+    one for the link.
+    """
+    code, out, err = whole.home.finish("plan", *WORDS, "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    [link], sites = document["links"], document["sites"]
+    [cost] = link["costs"]
+    assert [(each["site"], each["run"]) for each in sites] == [("a", 0), ("b", 0)]
+    for store in (whole.home, whole.other):
+        timings = [line.get("timing", {}) for lines in curves(store) for line in lines]
+        assert sum(each.get("link_bytes", 0) for each in timings) == cost["sent"] > 0
+        assert sum(each.get("link_received_bytes", 0) for each in timings) == cost["sent"]
+    assert link["mbps"]["b"] > 0 and cost["seconds"] > 0  # as the agent has measured
+    with closing(sqlite3.connect(whole.home.root / "prefect" / "prefect.db")) as database:
+        [[page]] = database.execute("select data from artifact where key = 'sites'")
+    rows = [row for row in json.loads(page).splitlines() if row.startswith("| ")]
+    assert rows[1].startswith("| a | 7 of 7 |") and "train 24/24" in rows[1]
+    assert rows[2].startswith("| b | 4 of 4 |") and "train@b 24/24" in rows[2]
+    size = f"{cost['sent'] / 1e6:.3g}MB"
+    assert rows[4].startswith(f"| train.model | a, b | {link['messages']} | {size} | {size} |")
+    assert f"none x {link['messages']}" in rows[4]
+    [report] = whole.home.root.glob("report/*/payload-*/report.md")
+    assert "## Between sites" in report.read_text() and f"| {size} | {size} |" in report.read_text()
+
+
+def curves(store: CommandStore) -> Iterator[list[CurveLine]]:
+    for folder in store.root.glob("trajectory/*/metrics"):
+        yield merge((path.name, path.read_text()) for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -28,6 +28,7 @@ from atelier.engine.config.run_file import Member, Training
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
 from tests.engine.trainings import TrainingSetup, artifact, model_files, role, student, tokens, train
 from tests.forks import start_into
+from tests.parity.detectors import detecting
 
 STEPS = 10
 FEW_STEPS = 4  # of six roles in gangs of four
@@ -272,19 +273,14 @@ TRAININGS = {
     "guests": guests,
     "reading": reading,
     "headed": headed,
+    "detecting": lambda setup: setup.training(detecting(), train(STEPS, **(HOW | ROWS))),
     "chain of 0": chain_of_0,
     "chain of 1": chain_of_1,
     "chain of 3": chain_of_3,
 }
 ALIKE = {"paired": "taught", "classed": "reading"}  # the same training in one process
-READING = (
-    "reading",
-    "headed",
-    "classed",
-    "chain of 0",
-    "chain of 1",
-    "chain of 3",
-)  # read the library's rows
+# read the library's rows
+READING = ("reading", "headed", "classed", "detecting", "chain of 0", "chain of 1", "chain of 3")
 
 
 class Parity:

@@ -34,11 +34,13 @@ from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Health, Progressive, Train
 from atelier.engine.config.trajectory import resolve_starts
-from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
+from atelier.engine.plan.checks import check_layout, check_readers, check_teaching
 from atelier.engine.plan.layout_checks import check_encoders
+from atelier.engine.plan.role_checks import check_schedules
 from tests.engine.row_inputs import VOCAB as LIBRARY_VOCAB
 from tests.engine.trainings import VOCAB
 from tests.parity.cases import layout
+from tests.parity.detectors import or_detectors
 from tests.parity.drawn import split
 from tests.parity.objectives import TAUGHT, Draw, has_encoder, own_objectives
 
@@ -89,6 +91,7 @@ def product(name: str) -> Product | None:
     try:
         train = training(draw, reads_library)
         drawn = cast(draw, train, LIBRARY_VOCAB if reads_library else VOCAB, reads_library)
+        drawn = or_detectors(random.Random(f"{name}/detectors"), drawn) if reads_library else drawn
         drawn = padded(random.Random(f"{name}/padding"), drawn)
         if train.precision == "fp64":  # of rounded scores another pair may be the best
             drawn = remembering(random.Random(f"{name}/memory"), drawn)
@@ -358,7 +361,7 @@ def place(draw: Draw, ranks: int, roles: Mapping[str, Role]) -> Parallel:
     own = {
         name: Axes(**split(draw, in_stage, AXES))
         for name, role in roles.items()
-        if role.teacher and draw.random() < 0.5
+        if role.teacher and not role.detects and draw.random() < 0.5
     }
     schedule = draw.choice(("1f1b", "interleaved", "zb")) if sizes["pipeline"] > 1 else "1f1b"
     root = roles["root0"].model.num_blocks

@@ -12,6 +12,7 @@ import pytest
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import kinds
+from tests.parity.detectors import DETECTED
 from tests.parity.objectives import OWN, TAUGHT
 from tests.parity.products import MODELS, OPTIMISERS, Product, products, regathers
 from tests.parity.trials import try_for, try_some
@@ -31,7 +32,7 @@ def has_memories(one: Product) -> bool:
 
 @pytest.mark.parametrize(
     ("group", "drawn"),
-    [("model", {*MODELS}), ("objective", {*OWN, *TAUGHT}), ("optim", {*OPTIMISERS})],
+    [("model", {*MODELS}), ("objective", {*OWN, *TAUGHT, *DETECTED}), ("optim", {*OPTIMISERS})],
 )
 def test_every_kind_takes_part_in_the_products(group: str, drawn: set[str]) -> None:
     assert drawn == set(kinds(group))
@@ -42,6 +43,11 @@ def test_padding_of_the_vocabulary_and_memories_take_part_in_the_products() -> N
     padded = [one for one in drawn if any(getattr(r.model, "vocab_padding", 0) for r in one.roles.values())]
     for some in (padded, [one for one in drawn if has_memories(one)]):
         assert len(some) > 5 and any(one.layout.tensor > 1 for one in some)
+
+
+def test_roles_that_detect_take_part_in_the_products() -> None:
+    drawn = [one for one in islice(products(1, 4), 80) if any(role.detects for role in one.roles.values())]
+    assert len(drawn) > 4 and any(one.layout.tensor * one.layout.pipeline > 1 for one in drawn)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from atelier.engine.config.base import Count
+from atelier.engine.config.blocks import Blocks
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
@@ -63,6 +64,16 @@ class Attention(Taught):
                 raise ConfigError(
                     place, f"{heads} does not divide {whose} width {width}", f"{near} would fit"
                 )
+
+    def added(self, model: ModelSpec, teacher_hidden: int) -> dict[str, tuple[int, ...]]:
+        if not self.auxiliary or not isinstance(model, Blocks):
+            return {}
+        norm = ["weight"] if model.norm == "rms" else ["weight", "bias"]
+        heads = {"query": model.num_heads, "key": model.kv_heads}
+        return {f"auxiliary.norm.{name}": (model.hidden,) for name in norm} | {
+            f"auxiliary.attention.{name}.weight": (number * model.head_width, model.hidden)
+            for name, number in heads.items()
+        }
 
     def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
         return {} if self.relation_heads == "auto" else {"{key}.relation_heads": self.relation_heads}

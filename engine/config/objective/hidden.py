@@ -14,6 +14,9 @@ class Hidden(Taught):
     kind: Literal["hidden"] = "hidden"
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
 
+    def added(self, model: ModelSpec, teacher_hidden: int) -> dict[str, tuple[int, ...]]:
+        return {"projection.weight": (teacher_hidden, model.hidden)}
+
     def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
         name, model = teacher
         return {f"the width of {name}, which {{key}} compares,": model.hidden}

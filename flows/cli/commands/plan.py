@@ -4,16 +4,19 @@ import json
 import sys
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.link_rows import LinkRow
 from atelier.flows.run.measured import MeasuredRow, rows_of
 from atelier.flows.run.overrides import resume_overrides
-from atelier.flows.run.plan import Plan, PlanRow, PlanTotals, text_of
+from atelier.flows.run.plan import Plan, PlanRow, PlanTotals
 from atelier.flows.run.planned import TaskLayouts, planned
+from atelier.flows.run.reasons import text_of
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
 from atelier.infra.launch.machine import num_cores
@@ -72,7 +75,12 @@ def say(text: str) -> None:
 def _show(plan: Plan, totals: PlanTotals) -> None:
     columns = ("task", "state", "why", "from step", "params", "computed", "memory", "step", "time")
     right = ("from step", "params", "memory", "step", "time")
-    print_table(columns, [_cells(row) for row in plan.rows], right=right, flexible="why")
+    rows = [_cells(row) for row in plan.rows]
+    if plan.there:
+        columns = ("site", *columns)
+        rows = [(row["site"] or plan.here.site, *cells) for row, cells in zip(plan.rows, rows, strict=True)]
+    print_table(columns, rows, right=right, flexible="why")
+    _show_sites(plan)
     print()
     hours = totals["device_hours"] * 3600
     cost = f", about {duration(hours)} of device time, {amount(totals['flops'])}FLOP" if hours else ""
@@ -84,6 +92,51 @@ def _show(plan: Plan, totals: PlanTotals) -> None:
         print(f"by the clock about {duration(plan.wall_s)}, starts included, if nothing else runs")
     for note in (*plan.notes, *_goodput(plan)):
         print(f"note: {note}")
+
+
+def _show_sites(plan: Plan) -> None:
+    """Print a row a site, and what crosses between them: a row for each codec that may be taken."""
+    if plan.sites:
+        columns = ("site", "tasks", "artifacts", "to reuse", "to make", "device time")
+        rows = [
+            (
+                one["site"],
+                *(str(one[key]) for key in ("tasks", "artifacts", "reuse", "run")),
+                duration(one["device_hours"] * 3600),
+            )
+            for one in plan.sites
+        ]
+        print()
+        print_table(columns, rows, right=columns[1:])
+    if plan.links:
+        columns = ("link", "of", "codec", "messages", "each", "of a part", "in all", "needs", "carries")
+        columns = (*columns, "seconds", "stall", "staleness")
+        print()
+        print_table(columns, [cells for row in plan.links for cells in _link_cells(row)], right=columns[3:])
+
+
+def _link_cells(row: LinkRow) -> Iterator[tuple[str, ...]]:
+    """A row of a link for each of its costs; seconds and stall where its rate is known."""
+    is_known = bool(row["mbps"] and row["step_s"])
+    is_of_all = row["kind"] == "contributions"
+    arrow = ", " if is_of_all else " -> "
+    steps = f"{row['staleness']} steps"
+    for cost in row["costs"]:
+        is_chosen = cost["codec"] == row["chosen"]
+        yield (
+            arrow.join(row["sites"]),
+            f"{row['task']}.{row['role']}, {row['kind']}",
+            cost["codec"] + (" (taken)" if is_chosen else ""),
+            str(row["messages"]),
+            f"{amount(cost['bytes'])}B",
+            f"{amount(max(cost['fragments']))}B" if cost["fragments"] else "",
+            f"{amount(cost['sent'])}B",
+            f"{amount(cost['needs_mbps'] * 1e6)}bit/s" if cost["needs_mbps"] else "",
+            f"{amount(min(row['mbps'].values()) * 1e6)}bit/s" if row["mbps"] else "",
+            duration(cost["seconds"]) if is_known else "",
+            f"{100 * cost['stall']:.2g} %" if is_known else "",
+            steps if is_of_all else f"up to {steps}",
+        )
 
 
 def _show_measured(seen: list[MeasuredRow]) -> None:

@@ -13,7 +13,7 @@ from atelier.engine.config.error import ConfigError, nearest, printable
 from atelier.engine.io.storage import is_local
 from atelier.flows.run.pools import check_policy
 from atelier.infra.sites.desk import Cancellation, OrderDesk
-from atelier.infra.sites.keys import Keys, keys_folder
+from atelier.infra.sites.keys import AUDIT, Keys, keys_folder
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.store.store import Store, default_root
@@ -156,6 +156,41 @@ def _words(given: list[str] | None) -> tuple[str, ...]:
     return tuple(word for text in given or () for word in text.split(",") if word)
 
 
+def _audit(keys: Keys, options: argparse.Namespace) -> int:
+    """Verify the audit log of this site, and against that of another where it is given."""
+    from atelier.infra.sites.audit_check import (  # cryptography: other acts need none
+        DIFFERS,
+        compare,
+        site_of,
+        table,
+        verify,
+    )
+
+    path, site, certificates = keys.folder / AUDIT, keys.card.site, keys.certificates
+    verified = verify(path, site, certificates)
+    print(f"{site}: {path}: {verified.chain.lines} lines, each follows from the one before")
+    for peer, statement in sorted(verified.own.items()):
+        left = verified.unsigned(peer)
+        print(
+            f"signed with {peer} up to line {statement.lines}; {left} messages since then are not signed yet"
+        )
+    rows = table(verified)
+    print(*rows, sep="\n")
+    if options.what:
+        other = Path(options.what)
+        if not other.exists():
+            raise ConfigError("site audit", f"{other} is no file", "the audit.jsonl of another site")
+        peer = site_of(other, site, certificates)
+        count = compare(path, site, other, peer, certificates)
+        print(f"{other}: holds {count} signatures of {site}, all of them under lines of this log")
+        count = compare(other, peer, path, site, certificates)
+        print(f"{path}: holds {count} signatures of {peer}, all of them under lines of that log")
+    differing = sum(row.endswith(DIFFERS) for row in rows)
+    if differing:
+        print(f"{differing} rows differ from what the peer has signed: not signed yet, broken off, or wrong")
+    return 0
+
+
 def _orders(keys: Keys, options: argparse.Namespace) -> int:
     """List the runs that sites have asked each other for, the newest last."""
     desk = OrderDesk(_mailbox(keys, options))
@@ -203,6 +238,7 @@ ACTS: dict[str, Callable[[Keys, argparse.Namespace], int]] = {
     "rotate": _rotate,
     "allow": _allow,
     "serve": _serve,
+    "audit": _audit,
     "orders": _orders,
     "cancel": _cancel,
     "work": _work,

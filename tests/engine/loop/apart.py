@@ -20,6 +20,9 @@ SIZES = {"precision": "fp64", "global_batch": 4, "micro_batch": 2, "checkpoint_e
 class Apart:
     """A teacher at site a, each student at a site of its own."""
 
+    field = "answers"  # of a member, what names the messages
+    sizes: Mapping[str, Any] = SIZES
+
     def __init__(
         self, folder: Path, text: dict[str, str], *, students: Mapping[str, Role], frozen: bool, **link: Any
     ) -> None:
@@ -30,7 +33,7 @@ class Apart:
         self.link = {"roles": roles, "mailbox": str(folder / "mail")} | link
         self.setups = {site: TrainingSetup(folder / site, dict(text)) for site in roles}
 
-    def _teacher(self, setup: TrainingSetup, steps: int) -> Member:
+    def teacher(self, setup: TrainingSetup, steps: int) -> Member:
         if self.frozen:
             return finished_model(setup, "teacher", model(32), seed=1)
         return setup.member("teacher", role(32, lr=1e-2), steps)
@@ -38,24 +41,24 @@ class Apart:
     def whole(self, folder: Path, text: dict[str, str], steps: int = STEPS, **more: Any) -> TrainingSetup:
         """The same roles in one gang, trained."""
         setup = TrainingSetup(folder, dict(text))
-        roles = {"teacher": self._teacher(setup, steps), **self.students}
-        setup.train(setup.training(roles, train(steps, **(SIZES | more))))
+        roles = {"teacher": self.teacher(setup, steps), **self.students}
+        setup.train(setup.training(roles, train(steps, **({**self.sizes} | more))))
         return setup
 
     def training(self, site: str, steps: int = STEPS, **more: Any) -> Training:
         setup, link = self.setups[site], self.link | {"site": site}
-        teacher = self._teacher(setup, steps)
+        teacher = self.teacher(setup, steps)
         if site == "a":
             away = {name: Member(role=spec, mode="elsewhere") for name, spec in self.students.items()}
-            members = {"teacher": teacher.model_copy(update={"answers": ANSWERS}), **away}
+            members = {"teacher": teacher.model_copy(update={self.field: ANSWERS}), **away}
         else:
             setup.inputs.pop("teacher", None)
             here = {name: spec for name, spec in self.students.items() if self.site_of[name] == site}
             away = teacher.model_copy(
-                update={"mode": "elsewhere", "answers": ANSWERS, "segments": (), "output": "", "init": ""}
+                update={"mode": "elsewhere", self.field: ANSWERS, "segments": (), "output": "", "init": ""}
             )
             members = {"teacher": away, **here}
-        return setup.training(members, train(steps, **(SIZES | {"link": link} | more)))
+        return setup.training(members, train(steps, **({**self.sizes} | {"link": link} | more)))
 
     def write(self, site: str, layout: Parallel = ONE, **more: Any) -> str:
         """The run file of a site."""

@@ -1,6 +1,8 @@
 """Trainings of several sites on this machine: all at once, and killed."""
 
+import json
 import random
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -68,6 +70,75 @@ def killed_until_they_end(
                     ranks[site] = begin(site)
     finally:
         for process in ranks.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return kills
+
+
+def decisions(mailbox: str) -> dict[int, list[str]]:
+    """Who was in the rounds of an elastic membership that are decided, by round, of those that lie here."""
+    found = [json.loads(path.read_bytes())["line"] for path in Path(mailbox).glob("*/round-*/decision.json")]
+    return {line["round"]: [*line["sha256"]] for line in found}
+
+
+def out_until_they_end(
+    paths: Mapping[str, str],
+    mailbox: str,
+    folder: Path,
+    draw: random.Random,
+    most: int,
+    *,
+    needed: str = "",
+    minimum: int = 1,
+    kill_agent: Callable[[str], None] | None = None,
+) -> int:
+    """Trainings of an elastic membership by site, killed or halted for a while at drawn times at most so
+    often in all, each begun again at once, or when the others have gone on without it, until all have ended;
+    how many were.
+
+    `mailbox`: where decisions lie first. `needed`: a site without which nothing goes on, `minimum` sites as
+    well. `kill_agent`: that of a site, in place of every third training.
+    """
+    began: dict[str, Process] = {}
+    away: dict[str, int] = {}  # sites that stay away until they have missed a round after this one
+    kills, until = 0, time.monotonic() + 2 * PATIENCE_S
+
+    def is_back(site: str) -> bool:
+        others = [began[each].poll() == 0 for each in paths if each != site and each in began]
+        missed = [number for number, members in decisions(mailbox).items() if site not in members]
+        return site not in away or max(missed, default=0) > away[site] or (len(others) > 0 and all(others))
+
+    try:
+        while any(site not in began or began[site].poll() != 0 for site in paths):
+            assert time.monotonic() < until, [(folder / f"{site}.log").read_text()[-2000:] for site in paths]
+            for site, path in paths.items():
+                code = began[site].poll() if site in began else -9
+                assert code in (None, 0, -9), (folder / f"{site}.log").read_text()[-2000:]
+                if code == -9 and is_back(site):
+                    away.pop(site, None)
+                    began[site] = start_alone("atelier.engine.train", path, folder / f"{site}.log")
+            time.sleep(draw.uniform(0.1, 0.6))
+            alive = [site for site, process in began.items() if process.poll() is None]
+            if kills >= (most if decisions(mailbox) else 2) or not alive:
+                continue
+            kills += 1
+            if kill_agent is not None and draw.random() < 0.3:
+                kill_agent(draw.choice([*paths]))
+                continue
+            site = draw.choice(alive)
+            if draw.random() < 0.3 and decisions(mailbox):  # it is silent, and goes on late
+                began[site].send_signal(signal.SIGSTOP)
+                time.sleep(draw.uniform(0, 2))
+                began[site].send_signal(signal.SIGCONT)
+                continue
+            began[site].kill()
+            began[site].wait()
+            may_miss = site != needed and len(alive) > minimum and decisions(mailbox)
+            if may_miss and not away and (kills > most // 2 or draw.random() < 0.7):
+                away[site] = max(decisions(mailbox))
+    finally:
+        for process in began.values():
             if process.poll() is None:
                 process.kill()
                 process.wait()

@@ -12,7 +12,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.config.schedule import WeightSchedule
-from atelier.engine.plan.checks import check_schedules
+from atelier.engine.plan.role_checks import check_schedules
 from tests.engine.trainings import TrainingSetup, role, train
 
 STEPS = 12

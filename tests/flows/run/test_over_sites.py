@@ -231,3 +231,58 @@ def test_sites_without_keys_say_how_to_get_some(root: Path, monkeypatch: Any) ->
     monkeypatch.setenv("ATELIER_SITE", str(root / "keys"))
     with pytest.raises(ConfigError, match="atelier site create"):
         compose("pretrain", ["experiment=tiny", "train.link.every=6", "sites=[a,b]"])
+
+
+def test_a_plan_has_a_row_for_what_crosses_with_its_bytes_and_its_time(root: Path) -> None:
+    """Seconds are bytes by the given rate, which a link carries each way."""
+    words = ["experiment=tiny", "sites.loopback=true", "sites.names=[a,b]", "sites.mbps={b:8}"]
+    store = Store(str(root))
+    plan = make_plan(compose("pretrain", [*words, "train.link.every=6"]), store)
+    [row], [cost] = plan.links, plan.links[0]["costs"]
+    assert (row["task"], row["role"], row["kind"], row["sites"]) == (
+        "train",
+        "model",
+        "contributions",
+        ["a", "b"],
+    )
+    params = next(each["params"] for each in plan.rows if each["name"] == "train")
+    assert 4 * params < cost["bytes"] < 4 * params + 10_000 and cost["sent"] == 4 * cost["bytes"]
+    assert cost["seconds"] == pytest.approx(cost["bytes"] / 1e6) and row["messages"] == 4
+    assert [(each["site"], each["tasks"]) for each in plan.sites] == [("a", 7), ("b", 4)]
+    assert {**plan.document()}.keys() >= {"sites", "links"}
+    apart = make_plan(compose("distill", [*words, ROLES]), store)
+    [row], [cost] = apart.links, apart.links[0]["costs"]
+    assert (row["role"], row["kind"], row["sites"]) == ("teacher", "answers", ["a", "b"])
+    assert row["token_bytes"] == 98 and 8 * 64 * 98 < cost["bytes"] < 8 * 64 * 98 + 1000
+    assert cost["sent"] == row["messages"] * cost["bytes"] and row["messages"] == 12  # from its start on
+    turned = compose("distill", [*words, "train.link.roles={b:[teacher],a:[student_a]}"])
+    [row] = make_plan(turned, store).links
+    assert row["sites"] == ["b", "a"] and row["mbps"] == {"a": 8.0} and row["costs"][0]["seconds"] > 0
+
+
+def test_a_plan_has_a_row_for_what_a_generator_draws_for_another_site(root: Path) -> None:
+    words = ["experiment=detector", "sites.loopback=true", "sites.names=[a,b]", ROLES]
+    late = ["objective@roles.student_a.objective=replaced", "roles.student_a.objective.replaced.delay=3"]
+    [row] = make_plan(compose("distill", [*words, *late, "roles.student_a.start=3"]), Store(str(root))).links
+    [cost] = row["costs"]
+    assert (row["role"], row["kind"], row["sites"]) == ("teacher", "drawings", ["a", "b"])
+    assert (row["messages"], row["token_bytes"]) == (147, 6)
+    hidden = round(16 * 64 * 0.15)
+    assert hidden * 6 + 16 * 12 < cost["bytes"] < hidden * 6 + 16 * 12 + 500
+    assert cost["sent"] == 147 * cost["bytes"]
+
+
+def test_a_plan_of_one_site_says_nothing_of_sites(root: Path) -> None:
+    plan = make_plan(compose("pretrain", ["experiment=tiny"]), Store(str(root)))
+    assert not plan.sites and not plan.links
+
+
+def test_more_fragments_than_blocks_are_refused_by_the_plan(root: Path) -> None:
+    words = ["experiment=tiny", "sites.loopback=true", "sites=[a,b]", "train.link.every=6"]
+    with pytest.raises(ConfigError, match=r"train.link.fragments: 6, and the weights are \d blocks"):
+        make_plan(compose("pretrain", [*words, "train.link.fragments=6"]), Store(str(root)))
+
+
+def test_a_rate_is_of_one_of_the_sites(root: Path) -> None:
+    with pytest.raises(ConfigError, match="c is none of"):
+        compose("pretrain", ["experiment=tiny", "sites.loopback=true", "sites=[a,b]", "sites.mbps={c:8}"])

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.record import FileEntry
-from atelier.engine.link.mailbox import BODY, Answers, Contribution, Mailbox, ReaderProgress
+from atelier.engine.link.mailbox import (
+    BODY,
+    Answers,
+    Contribution,
+    Drawings,
+    Mailbox,
+    ReaderProgress,
+    What,
+)
 from atelier.engine.link.rates import rate_to, tell_rate
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.audit import check
@@ -65,12 +73,25 @@ def answers(**more: Any) -> Answers:
     return Answers.model_validate(given)
 
 
-def opened(folder: Path, step: int = 0, safe: int = 0) -> Incoming:
+def opened(folder: Path, step: int = 0, safe: int = 0, what: What = "answers") -> Incoming:
     box = Mailbox(str(folder), ANSWERS)
-    box.open_answers("b", ("a", "b", "c"), "a", most=1000, ahead=3)
+    box.open_answers("b", ("a", "b", "c"), "a", most=1000, ahead=3, what=what)
     box.tell(ReaderProgress(trajectory=ANSWERS, site="b", step=step, safe=safe))
     Mailbox(str(folder), CONTRIBUTED).open("b", ("a", "b", "c"))
     return Incoming(str(folder), "b")
+
+
+def test_a_message_of_another_kind_than_the_trainings_is_not_taken(tmp_path: Path) -> None:
+    """Answers where a generator's drawings are awaited, and the other way round."""
+    drawings = Drawings.model_validate(answers().model_dump(by_alias=True) | {"kind": "drawings"})
+    incoming = opened(tmp_path / "answers")
+    incoming.judge(answers(), "a")
+    with pytest.raises(NotTaken, match="no messages of kind drawings"):
+        incoming.judge(drawings, "a")
+    incoming = opened(tmp_path / "drawings", what="drawings")
+    incoming.judge(drawings, "a")
+    with pytest.raises(NotTaken, match="no messages of kind answers"):
+        incoming.judge(answers(), "a")
 
 
 @pytest.mark.parametrize(

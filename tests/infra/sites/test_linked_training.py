@@ -2,10 +2,13 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.engine.loop.at_sites import killed_until_they_end
+from atelier.engine.link.round_log import FILE
+from tests.engine.loop.at_sites import killed_until_they_end, out_until_they_end
+from tests.engine.loop.test_elastic import check_samples, elastic, log_of
 from tests.engine.loop.test_outer import Sites
 from tests.engine.trainings import role, tokens
 from tests.infra.sites.agents import friends, running
@@ -41,3 +44,25 @@ def test_with_agents_between_them_sites_train_as_with_one_mailbox(
         kills = killed_until_they_end(paths, tmp_path, draw, 6, kill)
     assert kills >= 1
     assert set(linked.models()) == set(plain.models()) and len(set(plain.models())) == 1
+
+
+@pytest.mark.parametrize(("seed", "coordinator"), [(0, "a"), pytest.param(1, "b", marks=pytest.mark.slow)])
+def test_an_elastic_membership_goes_on_without_the_ranks_of_any_site(
+    tmp_path: Path, seed: int, coordinator: str
+) -> None:
+    """The coordinator's own as well: its agent decides. Agents are killed, too."""
+    text, draw = {"tokens": tokens(tmp_path / "text")}, random.Random(seed)
+    how = elastic(coordinator=coordinator, grace=1.5)
+    linked = Linked(tmp_path / "linked", text, **how)
+    sizes: dict[str, Any] = {"steps": 30, "checkpoint_every": 3}
+    paths = {name: linked.write(name, role(lr=1e-2), **sizes) for name in linked.setups}
+    with running(linked.sites.values()) as kill:
+        kills = out_until_they_end(paths, linked.mailbox(coordinator), tmp_path, draw, 8, kill_agent=kill)
+    assert kills and len(set(linked.models())) == 1
+    lines = log_of(linked, "a")
+    assert lines == log_of(linked, "b")
+    assert any(len(line.sha256) < 2 for line in lines.values())
+    check_samples(lines)
+    again = Sites(tmp_path / "again", text, **how, rounds=str(linked.setups["b"].output("m") / FILE))
+    again.train(role(lr=1e-2), **sizes)
+    assert again.models() == linked.models()

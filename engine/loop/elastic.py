@@ -1,0 +1,209 @@
+"""Rounds of a training whose membership is elastic, at this site: whether it takes part in one, which samples
+it learns in it, and who was in (engine/link/coordinator.py). A site that missed a round passes over its
+steps, takes the outer step that the others took, and goes on as one that has just come: with optimiser states
+of zero, so that its bits depend on the round log alone.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from atelier.engine.checkpoint.collective_call import all_or_none
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import DataError, StoppedError
+from atelier.engine.config.link import Link
+from atelier.engine.link.coordinator import Coordinator, check_after, check_who
+from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
+from atelier.engine.link.membership import Meeting, Presence
+from atelier.engine.link.round_log import WHAT, RoundLine, read_log
+from atelier.engine.link.sample_log import SampleLog
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.parallel.gang import Gang
+
+Found = TypeVar("Found")
+LOOK_EVERY = 0.2  # seconds between looks for a decision
+BEATS = 6  # of a site in the time of silence that is allowed
+
+
+class ElasticRounds:
+    """The rounds of the one role that sites train together. `safe`: the last round that this site will not
+    ask for again; `is_good`: whether a contribution can be added, of those that this site decides about.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        gang: Gang,
+        stop: StopRequest,
+        member: RoleState,
+        safe: Callable[[], int],
+        is_good: Callable[[Contribution], bool],
+    ) -> None:
+        self._is_good = is_good
+        self._link, self._gang, self._stop, self._member, self._safe = link, gang, stop, member, safe
+        self._log: tuple[int, SampleLog] = (-1, SampleLog(link.rows, link.every))  # after so many rounds
+        self._coordinator: tuple[str, Coordinator] | None = None  # by trajectory
+        self._followed = read_log(link.rounds) if link.rounds else None
+        self._told = (0, 0, 0.0)  # the rounds that were told last, and when
+        self._refused = 0  # the round to which this site does not contribute
+        self.is_out = False  # whether this site sits out the step that it is at
+
+    def number(self, clock: int) -> int:
+        """The round that step `clock` belongs to."""
+        return (clock - self._member.start) // self._link.every + 1
+
+    def box(self, number: int) -> Mailbox:
+        """Where the messages of a round lie: that of the trajectory in which it is sent."""
+        segment = self._member.segment(self._member.start + number * self._link.every)
+        return Mailbox(self._link.mailbox, segment.fingerprint)
+
+    @property
+    def samples(self) -> SampleLog:
+        """Of the round after the last one that is decided."""
+        assert self._member.outer is not None  # it takes part
+        log = self._member.outer.log
+        if self._log[0] != len(log.lines):
+            last = log.last
+            before = last.samples if last else None
+            self._log = (len(log.lines), SampleLog(self._link.rows, self._link.every, before))
+        return self._log[1]
+
+    def sits_out(self, clock: int) -> bool:
+        """Whether this site leaves out step `clock`: it is not expected in the round, or the round was
+        decided without it. A collective.
+        """
+        number, own = self.number(clock), self._link.site
+        is_expected = own in self.samples.assigned
+
+        def look() -> bool:
+            line = self._decided(number)
+            out = not is_expected or (line is not None and own not in line.sha256)
+            self._tell(number, number + out)
+            return out
+
+        self.is_out = self._from_first(look, other=False)
+        return self.is_out
+
+    def places(self, clock: int) -> list[int] | None:
+        """The samples of this site at step `clock`; None = not assigned yet, or not to it."""
+        rounds, own = self.number(clock), self._link.site
+        assert self._member.outer is not None  # it takes part
+        if rounds != len(self._member.outer.log.lines) + 1 or own not in self.samples.assigned:
+            return None
+        return self.samples.of_step(own, (clock - self._member.start) % self._link.every)
+
+    def refuse(self, number: int) -> None:
+        """Do not contribute to a round, and say so: what was trained is not finite."""
+        self._refused = number
+        self.beat(number)
+
+    def beat(self, number: int) -> None:
+        """Say that this site is there, while it waits for something of a round."""
+        if self._gang.is_first:
+            self._tell(number, number + (not self.contributes(number)))
+
+    def contributes(self, number: int) -> bool:
+        """Whether this site has trained a round to its end."""
+        return not self.is_out and self._refused != number
+
+    def who(self, number: int) -> RoundLine:
+        """The decision of a round, which is waited for, and made where this site may. A collective. Raises
+        StoppedError when a stop is asked meanwhile; DataError for a decision that does not follow the log.
+        """
+        outer = self._member.outer
+        assert outer is not None  # it takes part
+        before = outer.log.last
+
+        about = self.about(number)
+
+        def look() -> str:
+            self.beat(number)
+            line = self._decided(number)
+            if line is None and about.may_decide(self._link.site):
+                line = self._deciding(number).look(number, before)
+            return line.text if line is not None else ""
+
+        while not (text := self._from_first(look, other="")):
+            if self._gang.from_first(self._stop.is_asked):
+                raise StoppedError(
+                    f"stopped while {self._member.name} waited for the decision of round {number}, after step"
+                    f" {self._member.step}; it goes on from its last checkpoint"
+                )
+            time.sleep(LOOK_EVERY)
+        line = parse_as(RoundLine, text, f"round {number}", WHAT)
+        check_who(line, about)
+        check_after(line, about, before)
+        return line
+
+    def _from_first(self, work: Callable[[], Found], *, other: Found) -> Found:
+        """What rank 0 finds; its error is raised on every rank."""
+        return all_or_none(
+            self._gang,
+            lambda: work() if self._gang.is_first else other,
+            lambda found: found[:1] * self._gang.world,
+        )
+
+    def _decided(self, number: int) -> RoundLine | None:
+        if self._followed is not None:
+            if number not in self._followed:
+                raise DataError(f"{self._link.rounds}: has no round {number}")
+            return self._followed[number]
+        meeting = Meeting(self.box(number))
+        for site in self._link.sites:
+            said = meeting.presence(site)
+            if said is not None and said.coordinator != self._link.coordinator:
+                raise DataError(
+                    f"train.link.membership.coordinator: {said.coordinator} at {site},"
+                    f" {self._link.coordinator} at {self._link.site}; give all sites the same"
+                )
+        decision = meeting.current(number)
+        return decision.line if decision else None
+
+    def _deciding(self, number: int) -> Coordinator:
+        box = self.box(number)
+        if self._coordinator is None or self._coordinator[0] != box.trajectory:
+            new = Coordinator(self._link.site, self.about(number), box, is_good=self._is_good)
+            self._coordinator = (box.trajectory, new)
+        return self._coordinator[1]
+
+    def about(self, number: int) -> AboutRounds:
+        """What is said of the rounds of the trajectory that a round belongs to."""
+        begin, every = self._member.start, self._link.every
+        segment = self._member.segment(begin + number * every)
+        return AboutRounds(
+            rows=self._link.rows,
+            every=every,
+            first=(segment.start - begin) // every + 1,
+            last=(segment.end - begin) // every,
+            membership=self._link.membership,
+            coordinator=self._link.coordinator,
+            is_followed=self._followed is not None,
+        )
+
+    def _tell(self, number: int, following: int) -> None:
+        """Say that this site is there in round `number`, and contributes to round `following` next."""
+        now, every = time.monotonic(), self._link.membership.grace / BEATS
+        if self._told[:2] != (number, following) or now - self._told[2] >= every:
+            self._told = (number, following, now)
+            box = self.box(number)
+            Meeting(box).tell(
+                Presence(
+                    trajectory=box.trajectory,
+                    site=self._link.site,
+                    round=following,
+                    safe=self._safe(),
+                    beat=time.time_ns(),
+                    coordinator=self._link.coordinator,
+                )
+            )
+
+    def safe_everywhere(self, number: int) -> int:
+        """The last round that no site will ask for again, as far as they have said. A collective."""
+        meeting = Meeting(self.box(number))
+
+        def look() -> int:
+            said = [meeting.presence(site) for site in self._link.sites]
+            return min(one.safe if one else 0 for one in said)
+
+        return self._from_first(look, other=0)

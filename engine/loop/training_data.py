@@ -1,0 +1,100 @@
+"""The data of a training on this rank: its batches step by step, which rank has which samples, and what is
+held out.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from atelier.engine.config.run_file import Training
+from atelier.engine.loop.assigner import Assigner
+from atelier.engine.loop.build import BuildContext, auto_micro_batch
+from atelier.engine.loop.evaluation import HeldOut
+from atelier.engine.loop.pace import Pace
+from atelier.engine.loop.prefetch import Prefetcher, StepData
+from atelier.engine.loop.private import begin_privacy
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.samples import Samples
+from atelier.engine.plan.checks import at_step
+from atelier.engine.plan.expert_checks import rows_together
+from atelier.engine.plan.layout_checks import refuse_measuring
+
+
+class TrainingData:
+    """Opened for the roles `members`. `end`: of the training's steps; `places`: the samples of a step, where
+    no rule has them. Raises ConfigError for a layout that has none.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        members: Mapping[str, RoleState],
+        context: BuildContext,
+        *,
+        end: int,
+        places: Callable[[int], Sequence[int] | None] | None,
+    ) -> None:
+        train, layout, device = training.train.here(), context.layout, context.gang.device
+        self._members, self._layout, self._gang = members, layout, context.gang
+        models = {name: member.role.model for name, member in training.members.items()}
+        resolve = partial(
+            auto_micro_batch, layout=layout, device=device, together=rows_together(layout, models)
+        )
+        self.micro_batch = resolve(train)
+        unit = math.lcm(layout.axes.row_unit, *(layout.axes_of(name).row_unit for name in models))
+        samples = Samples(training, context.inputs, context.scratch, unit=unit)
+        if train.privacy.is_on:
+            blend, rows = samples.blend(train.sequence), training.train.global_batch
+            begin_privacy([*members.values()], train, blend, rows_a_step=rows)
+        grid = context.grid("", is_student=False)
+        self._pace = Pace(layout.speed_log, layout.axes.data, is_measured=layout.assignment == "measured")
+        self._assigner = None
+        if layout.assignment != "rows":
+            self._assigner = Assigner(grid, self._pace, self._row_flops)
+            for member in members.values():
+                member.pace = self._pace
+        if self._pace.is_measured and device.type == "cuda":
+            refuse_measuring()
+        self._before = self._last = -2  # the steps that were read last
+        self.open_feed = partial(  # the training's batches once more
+            Prefetcher,
+            samples.blend,
+            train,
+            lambda step: resolve(at_step(train, layout, step)),
+            last=end,
+            grid=grid,
+            num_parts=len(training.parts),
+            assigner=self._assigner,
+            places=places,
+        )
+        self._feed = self.open_feed()
+        windows, rows, sources = samples.held_out()
+        self.held_out = HeldOut(
+            windows,
+            rows,
+            sources=sources,
+            num_windows=train.eval_sequences,
+            micro_batch=self.micro_batch,
+            gang=context.gang,
+        )
+
+    def at(self, clock: int) -> StepData:
+        """The data of step `clock`."""
+        self._before, self._last = self._last, clock
+        return self._feed.at(clock)
+
+    def hear(self, clock: int, told: list[int]) -> None:
+        """Tell the pace how long each rank computed the step before `clock`, in microseconds."""
+        if self._assigner is None or self._before != clock - 1:
+            return
+        data = self._layout.axes.data
+        each = self._gang.world // data
+        times = [max(told[rank * each : (rank + 1) * each]) / 1e6 for rank in range(data)]
+        self._pace.hear(clock, self._assigner.costs(clock - 1), times)
+
+    def _row_flops(self, tokens: int) -> float:
+        """FLOPs of a row of so many tokens, of all roles."""
+        return tokens * math.fsum(member.flops_per_token(tokens) for member in self._members.values())
+
+    def close(self) -> None:
+        self._feed.close()

@@ -1,0 +1,57 @@
+"""Replaced-token detection: -log sigmoid(w . h) of a token that another one was put in the place of, else
+-log(1 - sigmoid(w . h)) (ELECTRA, 2003.10555, section 2). A drawn token that is the hidden one counts as not
+replaced.
+
+The tokens of a row are those that the generator has drawn where its labels are, else the text's.
+
+B rows, T tokens, D hidden
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.objective.replaced import Replaced
+from atelier.engine.objective.chunked import Side
+from atelier.engine.objective.load import RIGHT, SHARE
+from atelier.engine.objective.terms import State, Term
+
+LOGGED = ("", RIGHT, SHARE)
+
+
+def terms(spec: Replaced, state: State, teacher: Side | None, rows_B: Tensor | None) -> Term:
+    """Of all tokens of the rows that it reads: the loss, how many are told right, how many are replaced."""
+    is_read_BT = state.batch["documents_BT"] >= 0
+    if rows_B is not None:
+        is_read_BT = is_read_BT & rows_B[:, None]
+    is_replaced_BT = replaced(state.batch["tokens_BT"], state.batch["labels_BT"]) & is_read_BT
+    logits_BT = detection_logits(
+        state.hidden_BTD, state.weight(f"classes.{spec.kind}.weight"), share=_ranks(state.group)
+    )
+    loss_BT = F.binary_cross_entropy_with_logits(
+        logits_BT, is_replaced_BT.to(logits_BT.dtype), reduction="none"
+    )
+    total = loss_BT.masked_fill(~is_read_BT, 0.0).sum()
+    is_right_BT = ((logits_BT > 0) == is_replaced_BT) & is_read_BT
+    return Term(total, {"": total.detach(), RIGHT: is_right_BT.sum(), SHARE: is_replaced_BT.sum()})
+
+
+def replaced(tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
+    """Which tokens are other ones than the text's, where labels say what that has [B, T]."""
+    return (labels_BT != NOT_SCORED) & (tokens_BT != labels_BT)
+
+
+def detection_logits(hidden_BTD: Tensor, weight_1D: Tensor, *, share: int = 1) -> Tensor:
+    """[B, T] logits of being replaced, in float32 or more. Of `share` ranks each has them whole, and its
+    share of the hidden states' gradient.
+    """
+    exact = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    if share > 1:
+        hidden_BTD = hidden_BTD.detach() + (hidden_BTD - hidden_BTD.detach()) / share
+    return F.linear(hidden_BTD, weight_1D)[..., 0].to(exact)
+
+
+def _ranks(group: dist.ProcessGroup | None) -> int:
+    return 1 if group is None else dist.get_world_size(group)

@@ -1,0 +1,122 @@
+"""What a training at several sites costs its link: bytes, the rate that it needs, and how long it would hold
+up the training, by the arithmetic of the engine's messages (engine/link/encoded.py, rounds.py) and of its
+choice of codecs (engine/link/chooser.py). Seconds of encoding are not known beforehand. Torch-free.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TypedDict
+
+from atelier.engine.config.codec import Codec
+from atelier.engine.config.link import Link
+from atelier.engine.link.answer_size import answer_bytes, drawing_entries
+from atelier.engine.link.chooser import CodecChooser
+from atelier.engine.link.encoded import Layout, body_bytes, layouts_of, sizes_of
+from atelier.engine.link.rounds import Rounds
+
+BITS, MEGA = 8, 1e6
+
+
+class LinkCost(TypedDict):
+    """Of one codec: bytes of a message, of each fragment where there are several, and of all that a site
+    sends to one other in the training. Mbit/s that it needs each way; seconds of the largest message but the
+    last, and the share of the training's time that is waited, where the link's rate is known; else 0.
+    """
+
+    codec: str
+    bytes: int
+    fragments: list[int]
+    sent: int
+    needs_mbps: float
+    seconds: float
+    stall: float
+
+
+def contribution_costs(
+    link: Link, weights: Layout, *, steps: int, step_s: float, roles: int, rates: Mapping[str, float]
+) -> list[LinkCost]:
+    """Of each codec of a link that has rows, for a role of `steps` steps. `roles`: of the training, whose
+    messages share the link; `rates`: bytes a second to each of the other sites, {} where not all are known.
+    Raises ConfigError for more fragments than there can be.
+    """
+    rounds, peers = Rounds(link, steps), len(link.sites) - 1
+    chooser = chooser_of(link, step_s)
+    found: list[LinkCost] = []
+    for codec, sizes in sizes_of(link.codecs, layouts_of(weights, link.fragments)).items():
+        sent = [sizes[rounds.fragment(number)] for number in range(1, rounds.last + 1)]
+        largest = max(sizes[1:] or sizes) * roles
+        took = {size: chooser.seconds(-1, size * roles, rates) for size in {*sizes}}
+        waited = math.fsum(
+            max(0.0, took[size] - step_s * min(chooser.interval, rounds.due(n) - rounds.step_of(n)))
+            for n, size in enumerate(sent, start=1)
+        )
+        is_known = bool(rates and step_s)
+        found.append(
+            {
+                "codec": codec,
+                "bytes": sizes[0],
+                "fragments": sizes[1:],
+                "sent": sum(sent),
+                "needs_mbps": BITS * largest * peers / chooser.time_s / MEGA if chooser.time_s else 0.0,
+                "seconds": chooser.seconds(-1, largest, rates),
+                "stall": waited / (waited + steps * step_s) if is_known else 0.0,
+            }
+        )
+    return found
+
+
+def chooser_of(link: Link, step_s: float) -> CodecChooser:
+    return CodecChooser(
+        delay=link.delay, interval=link.every // link.fragments, stall=link.stall, step_s=step_s
+    )
+
+
+def chosen(
+    link: Link, costs: list[LinkCost], *, step_s: float, roles: int, rates: Mapping[str, float]
+) -> Codec:
+    """The codec that a site would take at these rates for all but its last contribution."""
+    sizes = [max(cost["fragments"] or [cost["bytes"]]) * roles for cost in costs]
+    return link.codecs[chooser_of(link, step_s).choose(sizes, rates, None)]
+
+
+def answer_cost(
+    link: Link,
+    vocab: int,
+    *,
+    rows: int,
+    sequence: int,
+    steps: int,
+    precision: str,
+    step_s: float,
+    rate: float,
+) -> LinkCost:
+    """Of a teacher's answers to the batches of `steps` steps, for one other site; all tokens are counted, of
+    which those at documents' ends are not scored. `rate`: bytes a second, 0 = not known.
+    """
+    size = answer_bytes(link, vocab, rows=rows, tokens=rows * sequence, precision=precision)
+    return _cost_of_steps(f"top {link.top}, {link.values}", size, steps, step_s, rate)
+
+
+def drawing_cost(
+    ids: int, hidden: float, *, rows: int, sequence: int, steps: int, step_s: float, rate: float
+) -> LinkCost:
+    """The same of what a generator draws, of a vocabulary of `ids`: every row is counted as one in which the
+    share `hidden` of the tokens is hidden, which it is on average.
+    """
+    entries = drawing_entries(ids, rows=rows, tokens=round(rows * sequence * hidden))
+    return _cost_of_steps("drawn ids", body_bytes(entries), steps, step_s, rate)
+
+
+def _cost_of_steps(codec: str, size: int, steps: int, step_s: float, rate: float) -> LinkCost:
+    """Of a message a step, of `size` bytes."""
+    took = size / rate if rate else 0.0
+    waited = max(0.0, took - step_s)
+    return {
+        "codec": codec,
+        "bytes": size,
+        "fragments": [],
+        "sent": size * steps,
+        "needs_mbps": BITS * size / step_s / MEGA if step_s else 0.0,
+        "seconds": took,
+        "stall": waited / (waited + step_s) if step_s else 0.0,
+    }

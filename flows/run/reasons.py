@@ -1,0 +1,49 @@
+"""Why an artifact of a plan is made: what differs from the nearest finished run."""
+
+from typing import TypedDict
+
+from atelier.engine.config.base import Json, canonical
+from atelier.infra.dag import Product
+from atelier.infra.store.run_manifest import Row, comparable, parents_of
+
+
+class Reason(TypedDict, total=False):
+    """Why an artifact is made: a key or parent that differs from the nearest finished run, `new` = true when
+    that had no such task, or lost files. Of one that is reused, what has changed in the code that made it.
+    """
+
+    key: str
+    old: Json
+    new: Json
+    parent: str
+    lost: bool
+    code: str  # of what is reused: it was made by other code
+
+
+def reasons_of(name: str, product: Product, known: dict[str, Row]) -> list[Reason]:
+    """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such
+    task.
+    """
+    before = known.get(name)
+    if before is None:
+        return [{"new": True}]
+    ours, theirs = comparable(product), before.identity
+    changed = [
+        key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
+    ]
+    reasons: list[Reason] = [{"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed]
+    parents, old = parents_of(product), before.parents
+    other = [role for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
+    reasons += [Reason(parent=role) for role in other]
+    return reasons or [{"lost": True}]
+
+
+def text_of(reason: Reason) -> str:
+    """A reason as text."""
+    if "key" in reason:
+        return f"{reason['key']}: {reason.get('old')} -> {reason.get('new')}"
+    if "parent" in reason:
+        return f"its {reason['parent']} changes"
+    if "code" in reason:
+        return f"although {reason['code']}"
+    return "not made yet" if "new" in reason else "its files are gone"

@@ -1,0 +1,88 @@
+"""What stands below the table of a report: what its numbers are of, and what is not as it should be; and the
+rows of roles that detect replaced tokens, with what stands below for them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from atelier.engine.config.metric import CurveLine
+from atelier.engine.config.record import Record
+from atelier.engine.plan.epsilon import sentence
+from atelier.infra.report.render import ReportRow
+
+MAJORITY = "majority class"  # the row of always giving the most common answer
+SHARE, RIGHT = "objective/share/", "objective/accuracy/"  # metrics of detection
+LAST = 0.25  # of the steps
+
+
+def notes_of(rows: list[ReportRow], found: Mapping[str, Record]) -> list[str]:
+    """The notes of a report's rows and of its models' records."""
+    return _of_rows(rows) + _of_privacy(found)
+
+
+def _majority(rows: list[ReportRow]) -> str:
+    """What always giving the most common answer would be right in."""
+    most = next((row.get("accuracy") for row in rows if row["name"] == MAJORITY), None)
+    return "" if most is None else f"; always the most common answer: {most:.3f}"
+
+
+def _of_rows(rows: list[ReportRow]) -> list[str]:
+    notes = []
+    if any(row.get("bits_per_byte") is not None for row in rows):
+        notes.append(
+            "loss in the table is of whole held-out documents, in picture and lineage of the windows that "
+            "trainings look at"
+        )
+    if any(row.get("accuracy") is not None for row in rows):
+        notes.append(f"accuracy: held-out labels answered right; ± is 95 %{_majority(rows)}")
+    weak = [row for row in rows if row.get("head") and row.get("right", 0) < row.get("right_without", 0)]
+    if weak:
+        names = ", ".join(dict.fromkeys(row.get("head", "") for row in weak))
+        notes.append(f"heads that know less than what needs no network: {names}; they need more rows")
+    for row in rows:
+        if "delta" in row:
+            better = "below" if row["delta"] < 0 else "ABOVE"
+            notes.append(
+                f"{row['name']} is {abs(row['delta']):.3f} nats per token {better} its same-seed control"
+            )
+        if "accuracy_delta" in row:
+            notes.append(
+                f"{row['name']}: {row['accuracy_delta']:+.3f} ± {row.get('accuracy_delta_interval', 0.0):.3f}"
+                f" accuracy against the same network from scratch, paired over {row.get('draws')} draws (95 %"
+                " t-interval)"
+            )
+    return notes
+
+
+def _of_privacy(found: Mapping[str, Record]) -> list[str]:
+    """What private trainings claim, a line for the models of which the same is true."""
+    told: dict[str, list[str]] = {}
+    for key, record in found.items():
+        if isinstance(privacy := record.summary.get("privacy"), Mapping):
+            told.setdefault(sentence(privacy), []).append(key)
+    return [f"privacy of {', '.join(keys)}: {text}" for text, keys in told.items()]
+
+
+def detection_rows(name: str, lines: Sequence[CurveLine]) -> tuple[list[ReportRow], list[str]]:
+    """Of a model that detects replaced tokens the row of its head, beside one that finds none, and a note:
+    means over the last quarter of its steps, in each of which it is asked before it learns. None of a model
+    that detects nothing.
+    """
+    last = [line.get("values", {}) for line in lines[-max(1, round(len(lines) * LAST)) :]]
+    rows: list[ReportRow] = []
+    notes: list[str] = []
+    for key in sorted({key for values in last for key in values if key.startswith(SHARE)}):
+        head = key.removeprefix(SHARE)
+        share, right, loss = (
+            math.fsum(values.get(each) or 0.0 for values in last) / len(last)
+            for each in (key, RIGHT + head, f"objective/{head}")
+        )
+        row: ReportRow = {"name": name, "kind": "head", "head": head, "right": right}
+        row["right_without"], row["by"] = 1 - share, "calls none replaced"
+        rows.append(row)
+        guess = -share * math.log(share) - (1 - share) * math.log1p(-share) if 0 < share < 1 else 0.0
+        notes.append(
+            f"{name}: {loss:.3f} nats a token in its last {len(last)} steps, in which {share:.1%} of the"
+            f" tokens were replaced ({guess:.3f} nats for one that knows this share alone)"
+        )
+    return rows, notes

@@ -1,0 +1,196 @@
+"""Signatures under audit logs: a site tells a peer how far its log has come and what has crossed between the
+two, signed with its key; the peer answers with the same of its own, which names what it answers. Both keep
+both. So neither can later shorten its log, or change a line before, without what the other holds saying so.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import Field
+
+from atelier.engine.config.base import Json, Spec, canonical
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import DamageError
+from atelier.engine.config.link import SiteName
+from atelier.engine.config.record import Digest
+from atelier.infra.sites.audit import SIGNED, Audit, Chain, Crossed, read_lines
+from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.transfer import TIMEOUT_S
+
+WHAT = "a statement about an audit log"
+REST_S, MOST_S = 2.0, 30.0  # a log is signed when nothing was added for so long, and at least so often
+MOST_STATEMENT = 1 << 16  # bytes
+
+
+class Statement(Spec):
+    """How far the audit log of `site` has come, and what has crossed between it and `peer` by then."""
+
+    site: SiteName
+    peer: SiteName
+    lines: int = Field(ge=0)
+    digest: Digest = Field(description="of the last of these lines")
+    crossed: Crossed = Field(description="messages and bytes by way (out, in) and kind")
+    answers: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="digest of the one it answers")
+    certificate: Digest = Field(description="of the key that signs it")
+
+    @property
+    def text(self) -> bytes:
+        return canonical({"what": WHAT, **self.model_dump(mode="json")})
+
+    @property
+    def own_digest(self) -> str:
+        return hashlib.sha256(self.text).hexdigest()
+
+
+class Signed(Spec):
+    """A statement and its signature (ECDSA over P-256 with SHA-256, base64)."""
+
+    statement: Statement
+    signature: str = Field(max_length=200)
+
+    def check(self, certificate: str, place: str) -> None:
+        """Raise DamageError unless the key of this certificate (PEM) has signed it."""
+        key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
+        try:
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise InvalidSignature
+            raw = base64.b64decode(self.signature, validate=True)
+            key.verify(raw, self.statement.text, ec.ECDSA(hashes.SHA256()))
+        except (InvalidSignature, ValueError):
+            raise DamageError(
+                f"{place}: the signature of {self.statement.site} is not by its certificate"
+            ) from None
+
+
+def sign(statement: Statement, keys: Keys) -> Signed:
+    key = serialization.load_pem_private_key(keys.key, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)  # as Keys makes it
+    raw = key.sign(statement.text, ec.ECDSA(hashes.SHA256()))
+    return Signed(statement=statement, signature=base64.b64encode(raw).decode())
+
+
+class Countersigning:
+    """What an agent answers and asks about audit logs."""
+
+    def __init__(self, keys: Keys, audit: Audit, service: str) -> None:
+        self._keys, self._audit, self._service = keys, audit, service
+        self._not_before: dict[str, float] = {}  # when a peer is asked again
+        self._lock = threading.Lock()  # around what is taken, signed and kept, in one order; in no call
+        self._last: dict[str, Statement] = {}  # by peer, of those taken: where its log had come furthest
+        self._taken: dict[str, list[tuple[float, int]]] = {}  # by peer: when, and how many lines; in order
+        self._since: dict[str, tuple[int, float, float]] = {}  # unsigned messages; when first, when last seen
+        for found in read_lines(audit.path, Chain()):
+            if found.get("what") == SIGNED:
+                theirs = parse_as(Signed, json.dumps(found.get("theirs")), str(audit.path), WHAT).statement
+                self._remember(theirs, -math.inf)
+
+    def _remember(self, said: Statement, now: float) -> None:
+        """Remember how far a peer has come, and for as long as a call may last how far it had before."""
+        if said.site not in self._last or said.lines >= self._last[said.site].lines:
+            self._last[said.site] = said
+            taken = self._taken.setdefault(said.site, [])
+            taken.append((now, said.lines))
+            while len(taken) > 1 and now - taken[1][0] > TIMEOUT_S:
+                taken.pop(0)
+
+    def _own(self, peer: str, answers: str = "") -> Signed:
+        """What this site says now, of lines that are on disk."""
+        position = self._audit.position(peer)
+        self._audit.sync()
+        statement = Statement(
+            site=self._keys.card.site,
+            peer=peer,
+            lines=position.lines,
+            digest=position.digest,
+            crossed=position.crossed,
+            answers=answers,
+            certificate=self._keys.card.digest,
+        )
+        return sign(statement, self._keys)
+
+    def _take(self, theirs: Signed, peer: str, now: float, least: int | None = None) -> None:
+        """Check what a peer has signed. Raises NotTaken, DamageError. A statement of fewer lines than another
+        that is here was overtaken by that, where it has not fewer than `least`; by default than what was
+        taken before a call that is under way can have begun.
+        """
+        said, card = theirs.statement, self._keys.peers.get(peer)
+        if card is None:
+            raise NotTaken(f"{peer} is not trusted any more")
+        if (said.site, said.peer) != (peer, self._keys.card.site) or said.certificate != card.digest:
+            raise NotTaken(f"a statement of {said.site} for {said.peer}, and {peer} sends it")
+        theirs.check(card.certificate, peer)
+        before = self._last.get(peer)
+        if before is not None and said.lines < before.lines:
+            old = [lines for at, lines in self._taken[peer] if now - at > TIMEOUT_S]
+            is_overtaken = said.lines >= (max(old, default=0) if least is None else least)
+            raise NotTaken(
+                f"the audit log of {peer} has {said.lines} lines, and it has signed {before.lines}",
+                "early" if is_overtaken else "never",
+            )
+        if before is not None and said.lines == before.lines and said.digest != before.digest:
+            raise NotTaken(f"{peer} has signed another audit log of {said.lines} lines")
+        self._remember(said, now)
+
+    def _keep(self, peer: str, own: Signed, theirs: Signed) -> None:
+        about = {"own": own.model_dump(mode="json"), "theirs": theirs.model_dump(mode="json")}
+        self._audit.add(SIGNED, who=peer, **about)
+
+    def answer(self, request: bytes, peer: str, now: Callable[[], float] = time.monotonic) -> dict[str, Json]:
+        """Take a peer's statement; this site's own. Raises NotTaken, DamageError."""
+        theirs = parse_as(Signed, request[:MOST_STATEMENT], peer, WHAT)
+        with self._lock:
+            self._take(theirs, peer, now())
+            own = self._own(peer, theirs.statement.own_digest)
+            self._keep(peer, own, theirs)
+        return own.model_dump(mode="json")
+
+    def ask_if_due(self, channel: grpc.Channel, peer: str, now: Callable[[], float] = time.monotonic) -> None:
+        """Have a peer sign, when messages that crossed are not signed and none has come for a while, or they
+        have not been for long. Raises RpcError, NotTaken, DamageError.
+        """
+        unsigned, at = self._audit.position(peer).unsigned, now()
+        if not unsigned or at < self._not_before.get(peer, at):
+            self._since.pop(peer, None)
+            return
+        seen, first, last = self._since.get(peer, (0, at, at))
+        self._since[peer] = (unsigned, first, at if unsigned != seen else last)
+        if at - self._since[peer][2] >= REST_S or at - first >= MOST_S:
+            self._not_before[peer] = at + MOST_S  # of what is refused a line each time, not each look
+            try:
+                self.ask(channel, peer)
+            except (NotTaken, DamageError) as refused:
+                if isinstance(refused, NotTaken) and refused.when == "early":
+                    return
+                self._audit.add("refused", who=peer, why=str(refused))
+                raise
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.ABORTED:
+                    return  # the peer has a later statement already
+                raise
+            del self._not_before[peer]
+
+    def ask(self, channel: grpc.Channel, peer: str) -> None:
+        """Have a peer sign. Raises RpcError, NotTaken, DamageError."""
+        with self._lock:
+            own, before = self._own(peer), self._last.get(peer)
+        answer = channel.unary_unary(f"/{self._service}/Sign")(
+            own.model_dump_json().encode(), timeout=TIMEOUT_S
+        )
+        theirs = parse_as(Signed, answer[:MOST_STATEMENT], peer, WHAT)
+        if theirs.statement.answers != own.statement.own_digest:
+            raise NotTaken(f"{peer} signed an answer to something else")
+        with self._lock:
+            self._take(theirs, peer, time.monotonic(), before.lines if before is not None else 0)
+            self._keep(peer, own, theirs)
+        self._since.pop(peer, None)

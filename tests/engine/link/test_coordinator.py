@@ -1,0 +1,269 @@
+"""Who is in a round: a coordinator's decisions by a clock that the test moves."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.codec import Codec
+from atelier.engine.config.error import DataError
+from atelier.engine.config.link import Membership
+from atelier.engine.link.coordinator import Coordinator, check_after, check_who
+from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
+from atelier.engine.link.membership import Decision, Meeting, Presence
+from atelier.engine.link.round_log import RoundLine
+from atelier.engine.link.sample_log import SampleLog
+
+TRAJECTORY = "ab" * 32
+ROWS = {"a": 1, "b": 2, "c": 1}
+
+
+class Table:
+    """Three sites around one mailbox, and a clock."""
+
+    def __init__(self, folder: Path, **membership: object) -> None:
+        self.now = 100.0
+        self.box = Mailbox(str(folder), TRAJECTORY)
+        given = {"kind": "elastic", "grace": 10.0, "deadline": 50.0} | membership
+        self.rounds = AboutRounds(
+            rows=ROWS,
+            every=4,
+            last=9,
+            membership=Membership.model_validate(given),
+            coordinator=str(given.get("coordinator", "a")),
+        )
+        self.coordinator = Coordinator("a", self.rounds, self.box, lambda: self.now)
+        self.line: RoundLine | None = None
+        self.beats = 0
+
+    def contribute(self, *sites: str, number: int = 1) -> None:
+        before = self.line.sha256 if self.line else {}
+        for site in sites:
+            self.box.send(number, site, [f"{site}{number}".encode()], before, 0, codec=Codec())
+
+    def say(self, *sites: str, number: int = 1) -> None:
+        for site in sites:
+            self.beats += 1
+            said = Presence(
+                trajectory=TRAJECTORY, site=site, round=number, safe=0, beat=self.beats, coordinator="a"
+            )
+            Meeting(self.box).tell(said)
+
+    def look(self, number: int = 1) -> list[str] | None:
+        """Who is in a round, None while that is open."""
+        line = self.coordinator.look(number, self.line)
+        if line is not None:
+            self.line = line
+        return None if line is None else sorted(line.sha256)
+
+
+def test_a_round_is_decided_at_once_when_all_have_contributed(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.contribute("a", "b")
+    assert table.look() is None
+    table.contribute("c")
+    assert table.look() == ["a", "b", "c"]
+    assert table.line is not None and table.line.sha256["a"] == hashlib.sha256(b"a1").hexdigest()
+    table.contribute("a", "b", number=2)
+    table.say("c", number=2)
+    assert table.look(2) is None
+
+
+def test_a_site_that_is_heard_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.contribute("a", "b")
+    for _ in range(7):
+        table.say("c")
+        assert table.look() is None
+        table.now += 8.0
+    table.say("c")
+    assert table.look() == ["a", "b"]  # 56 seconds after a and b had contributed
+
+
+def test_a_silent_site_is_waited_for_as_long_as_the_grace(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.say("a", "b", "c")
+    table.contribute("a", "b")
+    assert table.look() is None
+    table.now += 9.0
+    assert table.look() is None
+    table.now += 2.0
+    assert table.look() == ["a", "b"]
+    assert table.line is not None and table.line.samples is not None
+    assert [*table.line.samples.next] == ["a", "b"]  # c is not expected
+
+
+def test_fewer_than_the_minimum_wait_for_ever(tmp_path: Path) -> None:
+    table = Table(tmp_path, minimum=2)
+    table.contribute("a")
+    for _ in range(20):
+        assert table.look() is None
+        table.now += 100.0
+    table.contribute("b")
+    assert table.look() == ["a", "b"]
+
+
+def test_one_that_says_it_goes_on_later_is_not_waited_for_and_is_in_the_next_round(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.contribute("a", "b")
+    table.say("c", number=2)
+    assert table.look() == ["a", "b"]
+    assert table.line is not None and table.line.samples is not None
+    assert [*table.line.samples.next] == ["a", "b", "c"]
+
+
+def test_where_all_of_a_round_are_gone_nobody_is_in_it_and_those_that_wait_are_in_the_next(
+    tmp_path: Path,
+) -> None:
+    """Else a site that came too late for a round would wait for one that has died in it."""
+    table = Table(tmp_path)
+    table.contribute("a")
+    table.look()
+    table.now += 11.0
+    assert table.look() == ["a"]
+    table.now += 11.0
+    table.say("b", number=3)
+    assert table.look(2) == []
+    assert table.line is not None and table.line.samples is not None
+    assert [*table.line.samples.next] == ["b"]
+    first = [*table.line.samples.next["b"]]
+    assert first == [(4, 12)] and table.line.samples.again == ((12, 16),)  # missed in round 1, and a's
+
+
+def test_a_contribution_to_other_weights_is_none(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.contribute("a", "b", "c")
+    assert table.look() == ["a", "b", "c"]
+    table.box.send(2, "c", [b"c2"], {"a": "0" * 64}, 0, codec=Codec())
+    table.contribute("a", "b", number=2)
+    assert table.look(2) == ["a", "b"]  # c will send no other one
+
+
+def test_of_two_that_decide_at_once_the_first_has_decided(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    lines = [
+        RoundLine(round=1, codecs={}, sha256={}, before=""),
+        RoundLine(round=1, codecs={}, sha256={}, before="x"),
+    ]
+    one, other = (Decision(trajectory=TRAJECTORY, site="a", line=line) for line in lines)
+    meeting = Meeting(table.box)
+    assert meeting.decide(one) == one and meeting.decide(other) == one
+    assert [*meeting.decided()] == [one]
+
+
+def test_a_round_whose_decision_is_gone_is_refused(tmp_path: Path) -> None:
+    """This site's checkpoints were lost, or the mailbox is another run's."""
+    table = Table(tmp_path)
+    table.contribute("a", "b", "c")
+    table.look()
+    table.contribute("a", "b", "c", number=2)
+    table.look(2)
+    table.box.forget(1)
+    with pytest.raises(
+        DataError, match=r"decision.json: is gone, and round 2 is decided.*begin all sites again"
+    ):
+        Table(tmp_path).coordinator.look(1, None)
+
+
+def test_a_contribution_that_cannot_be_added_is_as_one_that_never_came(tmp_path: Path) -> None:
+    table, asked = Table(tmp_path), list[str]()
+
+    def is_good(head: Contribution) -> bool:
+        asked.append(head.site)
+        return head.site != "b"
+
+    table.coordinator = Coordinator("a", table.rounds, table.box, lambda: table.now, is_good)
+    table.contribute("a", "b")
+    table.say("b")
+    assert table.look() is None
+    table.contribute("c")
+    assert table.look() == ["a", "c"]
+    assert sorted(asked) == ["a", "b", "c"]  # each once
+
+
+def test_in_a_branch_any_site_decides_without_those_that_are_away(tmp_path: Path) -> None:
+    table = Table(tmp_path, coordinator="any")
+    table.contribute("a")
+    table.rounds = table.rounds.model_copy(update={"first": 3})
+    table.coordinator = Coordinator("a", table.rounds, table.box, lambda: table.now)
+    before = RoundLine(
+        round=2, codecs={}, sha256={}, samples=SampleLog(ROWS, 4).decided(ROWS, ROWS), before=""
+    )
+    table.box.send(3, "a", [b"a3"], {}, 0, codec=Codec())
+    assert table.coordinator.look(3, before) is None
+    table.now += 11.0
+    assert (line := table.coordinator.look(3, before)) is not None and [*line.sha256] == ["a"]
+
+
+def wrong_lines(line: RoundLine) -> dict[str, RoundLine]:
+    """Decisions that no coordinator makes, of one that it has made."""
+    samples = line.samples
+    assert samples is not None
+
+    def with_samples(**more: object) -> RoundLine:
+        return line.model_copy(update={"samples": samples.model_copy(update=more)})
+
+    return {
+        "after the last": line.model_copy(update={"round": 10}),
+        "without samples": line.model_copy(update={"samples": None}),
+        "a stranger": line.model_copy(update={"sha256": {"d": "0" * 64}, "codecs": {"d": Codec()}}),
+        "a stranger comes": with_samples(next={**samples.next, "d": ((0, 4),)}),
+        "other codecs": line.model_copy(update={"codecs": {"a": Codec()}}),
+        "too few": line.model_copy(update={"sha256": {"a": "0" * 64}, "codecs": {"a": Codec()}}),
+        "one that had none": with_samples(assigned={"a": samples.assigned["a"]}),
+        "samples twice": with_samples(next={**samples.next, "a": samples.assigned["a"]}),
+        "samples lost": with_samples(fresh=samples.fresh + 4),
+        "not after the last": line.model_copy(update={"before": "0" * 64}),
+    }
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *wrong_lines(
+            RoundLine(round=1, codecs={}, sha256={}, samples=SampleLog(ROWS, 4).decided((), ROWS), before="")
+        )
+    ],
+)
+def test_a_decision_that_no_coordinator_makes_is_refused(tmp_path: Path, fault: str) -> None:
+    table = Table(tmp_path, minimum=2)
+    table.contribute("a", "b", "c")
+    table.look()
+    assert table.line is not None
+
+    def check(line: RoundLine) -> None:
+        check_who(line, table.rounds)
+        check_after(line, table.rounds, None)
+
+    check(table.line)
+    with pytest.raises(DataError, match="round"):
+        check(wrong_lines(table.line)[fault])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_decision_is_made_once(tmp_path: Path, number: int) -> None:
+    """Another coordinator, with another clock and another view, finds it."""
+    table = Table(tmp_path)
+    table.contribute("a", "b", "c")
+    table.look()
+    if number == 2:
+        table.contribute("a", number=2)
+        table.look(2)
+        table.now += 11
+        assert table.look(2) == ["a"]
+    other = Table(tmp_path)
+    before = None
+    for each in range(1, number + 1):
+        found = other.coordinator.look(each, before)
+        before = found
+    assert before == table.line
+
+
+def test_any_site_decides_only_where_all_reach_one_mailbox(tmp_path: Path) -> None:
+    table = Table(tmp_path, coordinator="any")
+    table.contribute("a", "b", "c")
+    table.box.open("a", "abc")
+    assert table.look() is None
+    table.box.open("b", "abc")
+    table.box.open("c", "abc")
+    assert table.look() == ["a", "b", "c"]

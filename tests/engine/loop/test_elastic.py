@@ -1,0 +1,265 @@
+"""Sites of an elastic membership: some are late, silent or killed, the others go on; outer weights are the
+same bits everywhere, those of the round log, and every sample is learned once.
+"""
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Training
+from atelier.engine.config.train import Train
+from atelier.engine.io.fork_server import Process
+from atelier.engine.io.storage import names
+from atelier.engine.link.round_log import FILE, RoundLine, read_log
+from atelier.engine.loop.outer import OuterSteps
+from atelier.engine.loop.role_state import RoleState
+from tests.engine.loop.at_sites import decisions, out_until_they_end
+from tests.engine.loop.test_outer import Sites, text
+from tests.engine.trainings import role
+from tests.forks import start_alone
+from tests.infra.sites.agents import until
+from tests.parity.cases import layout as layout_of
+from tests.parity.cases import start_gang
+
+__all__ = ["text"]
+EVERY, STEPS = 2, 24
+GRACE_S = 0.6
+
+
+def elastic(**more: Any) -> dict[str, Any]:
+    membership = {"kind": "elastic", "grace": GRACE_S, "deadline": 30.0} | more
+    return {"every": EVERY, "membership": membership}
+
+
+def log_of(sites: Sites, site: str) -> dict[int, RoundLine]:
+    return read_log(str(sites.setups[site].output("m") / FILE))
+
+
+def learned(lines: Mapping[int, RoundLine]) -> dict[str, list[int]]:
+    """The samples that each site has learned, in the order in which it has."""
+    found: dict[str, list[int]] = {}
+    for line in lines.values():
+        assert line.samples is not None
+        for site in line.sha256:
+            found.setdefault(site, []).extend(
+                number for first, end in line.samples.assigned[site] for number in range(first, end)
+            )
+    return found
+
+
+def check_samples(lines: Mapping[int, RoundLine]) -> None:
+    """None is learned twice, and what is neither learned nor to be assigned again was never assigned."""
+    last = lines[max(lines)].samples
+    assert last is not None
+    done = [number for numbers in learned(lines).values() for number in numbers]
+    waiting = [number for first, end in last.again for number in range(first, end)]
+    waiting += [n for spans in last.next.values() for first, end in spans for n in range(first, end)]
+    assert sorted(done + waiting) == [*range(last.fresh)]
+
+
+def test_with_all_there_every_sample_is_learned_by_the_site_that_the_log_says(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    sites = Sites(tmp_path, text, rows={"a": 1, "b": 3}, **elastic())
+    sites.train(role(lr=1e-2), steps=STEPS)
+    assert len(set(sites.models())) == 1
+    lines = log_of(sites, "a")
+    assert lines == log_of(sites, "b") and len(lines) == STEPS // EVERY
+    found = learned(lines)
+    assert sorted(found["a"] + found["b"]) == [*range(4 * STEPS)] and len(found["b"]) == 3 * STEPS
+    check_samples(lines)
+    summary = sites.setups["b"].summary("m")
+    assert summary["learned_samples"] == {"a": STEPS, "b": 3 * STEPS} and len(summary["rounds"]) == 64
+
+
+def test_the_others_go_on_without_a_site_that_is_silent_and_it_takes_their_weights(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """And by the log alone the training has the same bits: the silent site learns nothing there, too."""
+    sites = Sites(tmp_path / "first", text, **elastic(grace=0.3))
+    sites.setups["a"].train(sites.training("a", role(lr=1e-2), STEPS))
+    sites.setups["b"].train(sites.training("b", role(lr=1e-2), STEPS))
+    assert len(set(sites.models())) == 1
+    lines = log_of(sites, "b")
+    assert all([*line.sha256] == ["a"] for line in lines.values())
+    assert sites.setups["b"].summary("m")["learned_samples"] == {"a": 2 * STEPS, "b": 0}
+    assert learned(lines)["a"][4:8] == [4, 5, 6, 7]  # of round 1, where b was to learn them
+    check_samples(lines)
+    log = sites.setups["b"].output("m") / FILE
+    again = Sites(tmp_path / "again", text, **elastic(), rounds=str(log))
+    again.train(role(lr=1e-2), steps=STEPS)
+    assert again.models() == sites.models()
+
+
+def test_a_gang_of_several_ranks_takes_part_and_catches_up(tmp_path: Path, text: dict[str, str]) -> None:
+    """Once beside the other site, once after it: all its ranks pass over all steps."""
+    for is_late in (False, True):
+        sites = Sites(tmp_path / f"late-{is_late}", text, **elastic(grace=0.3 if is_late else 60.0))
+        path = sites.write("b", role(lr=1e-2), layout_of(shard=2), steps=STEPS)
+        gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
+        if not is_late:
+            gang.start()
+        sites.setups["a"].train(sites.training("a", role(lr=1e-2), STEPS))
+        if is_late:
+            gang.start()
+        gang.join()
+        assert len(set(sites.models())) == 1
+        members = {tuple(line.sha256) for line in log_of(sites, "b").values()}
+        assert members == {("a",) if is_late else ("a", "b")}
+
+
+class Branched(Sites):
+    """Sites whose training has two trajectories, with a mailbox folder each."""
+
+    def training(self, site: str, spec: Role, steps: int = STEPS, **more: Any) -> Training:
+        found = super().training(site, spec, steps, **more)
+        setup, cut = self.setups[site], 2 * steps // 3
+        segments = (setup.segment("trunk", 0, cut), setup.segment("m", cut, steps))
+        return found.model_copy(update={"members": {"m": setup.member("m", spec, steps, segments=segments)}})
+
+
+@pytest.mark.parametrize("coordinator", ["", "any"])
+def test_a_branch_goes_on_with_the_log_of_its_trunk(
+    tmp_path: Path, text: dict[str, str], coordinator: str
+) -> None:
+    """b comes when a is in the branch, or has ended: it passes over what was decided without it."""
+    sites = Branched(tmp_path, text, **elastic(grace=0.5, coordinator=coordinator))
+    paths = {site: sites.write(site, role(lr=1e-2), steps=60) for site in "ab"}
+    branch = Path(sites.mailbox("a"), sites.setups["a"].segment("m", 40, 60).fingerprint[:16])
+    with ExitStack() as stack:
+
+        def begin(site: str) -> Process:
+            process = start_alone("atelier.engine.train", paths[site], tmp_path / f"{site}.log")
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        one = begin("a")
+        if coordinator == "any":  # which waits for b once
+            other = begin("b")
+            until(lambda: len(decisions(sites.mailbox("a"))) > 1, "no round is decided")
+            other.kill()
+        until((branch / "a-training.json").exists, "a does not reach the branch")
+        other = begin("b")
+        assert (one.wait(), other.wait()) == (0, 0), (tmp_path / "b.log").read_text()[-2000:]
+    assert len(set(sites.models())) == 1
+    lines = log_of(sites, "a")
+    assert lines == log_of(sites, "b") and len(lines) == 30
+    check_samples(lines)
+    assert any("b" not in line.sha256 for line in lines.values())
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4, 5))]
+)
+def test_with_outages_of_all_sites_the_bits_are_those_of_the_log(
+    tmp_path: Path, text: dict[str, str], seed: int
+) -> None:
+    draw = random.Random(seed)
+    codec = draw.choice([{}, {"kind": "int8"}])
+    outer = draw.choice([{}, {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}])
+    how = {"rows": {"a": 1, "b": 2, "c": 1}, "codec": codec, "outer": outer}
+    membership = elastic(minimum=draw.choice([1, 2]), coordinator=draw.choice(["", "any", "c"]))
+    sites = Sites(tmp_path / "first", text, **how, **membership)
+    sizes: dict[str, Any] = {"steps": 40, "checkpoint_every": draw.choice([2, 3, 5])}
+    given = membership["membership"]["coordinator"]
+    needed = "" if given == "any" else given or "a"
+    paths = {site: sites.write(site, role(lr=1e-2), **sizes) for site in sites.setups}
+    minimum = membership["membership"]["minimum"]
+    kills = out_until_they_end(paths, sites.mailbox("a"), tmp_path, draw, 6, needed=needed, minimum=minimum)
+    assert kills and len(set(sites.models())) == 1
+    lines = log_of(sites, "a")
+    assert any(len(line.sha256) < 3 for line in lines.values())  # some were without
+    assert lines == log_of(sites, "b") == log_of(sites, "c")
+    assert all(len(line.sha256) == 0 or len(line.sha256) >= minimum for line in lines.values())
+    check_samples(lines)
+    log = sites.setups["b"].output("m") / FILE
+    again = Sites(tmp_path / "again", text, **how, **membership, rounds=str(log))
+    again.train(role(lr=1e-2), **sizes)
+    assert again.models() == sites.models()
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ({"membership": {"minimum": 2}}, "minimum does nothing in a strict membership"),
+        ({"membership": {"kind": "elastic", "minimum": 3}}, "minimum=3, and there are 2 sites"),
+        ({"membership": {"kind": "elastic", "coordinator": "c"}}, "coordinator=c: one of a, b, or any"),
+        (
+            {"membership": {"kind": "elastic"}, "delay": 1},
+            "link.delay is not built for an elastic membership",
+        ),
+        ({"membership": {"kind": "elastic"}, "mailbox": "s3://m/x"}, "s3://m/x is no folder"),
+        ({"rounds": "/tmp/rounds.jsonl"}, "link.rounds does nothing without link.choose, or link.membership"),
+        ({"rows": {}, "site": "", "membership": {"kind": "elastic"}}, "does nothing without link.rows"),
+    ],
+)
+def test_a_membership_that_does_not_fit_is_refused(link: dict[str, Any], problem: str) -> None:
+    given = {"rows": {"a": 2, "b": 2}, "site": "a", "mailbox": "/tmp/x", "every": 4, **link}
+    document = {"steps": 8, "global_batch": 4, "sequence": 16, "link": given}
+    with pytest.raises(ConfigError, match=problem):
+        parse(Train, document, "train")
+
+
+def test_a_decision_that_gives_samples_to_others_than_the_log_says_is_refused(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    sites = Sites(tmp_path / "first", text, **elastic())
+    sites.train(role(lr=1e-2), steps=STEPS)
+    [trajectory] = names(sites.link["mailbox"])
+    place = sorted(Path(sites.mailbox("a"), trajectory).glob("round-*/decision.json"))[-1]
+    changed = Sites(tmp_path / "other", text, **elastic())
+    decision = json.loads(place.read_bytes())
+    decision["line"] |= {"round": 1, "before": ""}
+    there = Path(changed.mailbox("a"), trajectory, "round-000001", "decision.json")
+    there.parent.mkdir(parents=True)
+    there.write_text(json.dumps(decision))
+    with pytest.raises(DataError, match="round 1: its decision assigns other samples than the round log"):
+        changed.setups["a"].train(changed.training("a", role(lr=1e-2), STEPS))
+
+
+def test_what_was_decided_on_is_what_is_added(tmp_path: Path, text: dict[str, str]) -> None:
+    """Another contribution of b lies there than the one of the decision: it had lost its mailbox."""
+    first, other, sites = (Sites(tmp_path / name, text, **elastic()) for name in ("first", "other", "sites"))
+    first.train(role(lr=1e-2), steps=EVERY)
+    other.train(role(lr=2e-2), steps=EVERY)
+    [trajectory] = names(first.link["mailbox"])
+    here, there = (Path(each.mailbox("a"), trajectory, "round-000001") for each in (sites, other))
+    shutil.copytree(Path(first.mailbox("a"), trajectory, "round-000001"), here)
+    shutil.rmtree(here / "b")
+    shutil.copytree(there / "b", here / "b")
+    with pytest.raises(DataError, match=r"b/tensors.safetensors: is another one than was decided on"):
+        sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
+    assert not sites.setups["a"].output("m").exists()
+
+
+def test_a_site_whose_weights_are_not_finite_leaves_the_round_out(
+    tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others take the outer step without it, and it goes on with theirs."""
+    sites = Sites(tmp_path, text, **elastic())
+    is_finite = OuterSteps._is_finite
+
+    def diverged(self: OuterSteps, moved: dict[str, Tensor], member: RoleState) -> bool:
+        if self._link.site == "b" and member.step == 2 * EVERY:
+            next(iter(moved.values())).fill_(math.nan)
+        return is_finite(self, moved, member)
+
+    monkeypatch.setattr(OuterSteps, "_is_finite", diverged)
+    sites.train(role(lr=1e-2), steps=STEPS)
+    assert len(set(sites.models())) == 1
+    lines = log_of(sites, "a")
+    assert {number: [*line.sha256] for number, line in lines.items() if len(line.sha256) < 2} == {2: ["a"]}
+    check_samples(lines)
