@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
@@ -49,10 +50,10 @@ def _check_role(place: str, role: Role) -> None:
             f"is {' and '.join(kinds)}, and train.privacy is built for one of {', '.join(OBJECTIVES)}",
             f"leave the others out, or {OFF}",
         )
-    if getattr(role.model, "num_experts", 0):
+    if isinstance(role.model, MixedBlocks) and role.model.num_experts:
         raise ConfigError(
             f"{place}model.num_experts",
-            f"{role.model.num_experts}, and experts balance over rows, which train.privacy bounds one by one",  # type: ignore[attr-defined]
+            f"{role.model.num_experts}, and experts balance over rows, which train.privacy bounds one by one",
             f"a model without experts, or {OFF}",
         )
 

@@ -3,11 +3,12 @@ fetched by one that cannot.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
 
 import grpc
+from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
@@ -25,7 +26,7 @@ class PlacedHead(Spec):
     """A file and where its bytes begin."""
 
     head: FileHead
-    offset: int
+    offset: int = Field(ge=0)
 
 
 class FileCalls:
@@ -48,7 +49,7 @@ class FileCalls:
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
         return {"heads": [head.model_dump(mode="json") for head in self._files.outgoing(peer)][:1000]}
 
-    def get(self, request: bytes, peer: str) -> Iterator[bytes]:
+    def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
         """Raises NotTaken for a file that this site does not send to `peer`."""
         placed = parse_as(PlacedHead, request, peer, WHAT)
         if placed.head not in [*self._files.outgoing(peer)]:

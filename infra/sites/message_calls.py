@@ -5,10 +5,11 @@ teacher's answers have come: pushed to a site that can be called, fetched by one
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import grpc
+from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
@@ -29,7 +30,7 @@ class AskedBytes(Spec):
 
     trajectory: Digest
     round: int
-    offset: int
+    offset: int = Field(ge=0)
 
 
 class MessageCalls:
@@ -77,7 +78,7 @@ class MessageCalls:
                 found.append(head.model_dump(mode="json", by_alias=True))
         return {"heads": found[:MOST_HEADS]}
 
-    def get(self, request: bytes, peer: str) -> Iterator[bytes]:
+    def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
         """Raises NotTaken for a message that this site does not send to `peer`."""
         asked = parse_as(AskedBytes, request, peer, "a request")
         box = Mailbox(self._url, asked.trajectory)

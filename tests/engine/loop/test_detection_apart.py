@@ -2,8 +2,6 @@
 what it sends is judged before anything is learned from it.
 """
 
-import hashlib
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -13,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
-from atelier.engine.config.error import AtelierError, DataError, StoppedError
+from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.link.answer_size import drawing_entries
 from atelier.engine.link.encoded import body_bytes
@@ -25,6 +23,7 @@ from atelier.engine.plan.site_checks import check_apart
 from tests.engine.loop.apart import ANSWERS
 from tests.engine.loop.at_sites import killed_until_they_end
 from tests.engine.loop.detection import MASKED, SIZES, STEPS, DetectedApart, elsewhere, generator
+from tests.engine.loop.hostile import HostileMessages
 from tests.engine.plan.test_link_cost import timings
 from tests.engine.row_inputs import VOCAB, harbour
 from tests.engine.trainings import AfterSteps, train
@@ -209,30 +208,10 @@ BODIES: dict[str, tuple[Change, str]] = {
 }
 
 
-class Hostile:
+def hostile_to(folder: Path, good: DetectedApart) -> HostileMessages:
     """Site b, and what site a has sent it."""
-
-    def __init__(self, folder: Path, good: DetectedApart) -> None:
-        text = dict(good.setups["b"].inputs)
-        self.good, self.other = good.setups["b"].weights("d"), sites(folder, text, {"d": elsewhere()})
-        mail = Path(self.other.link["mailbox"])
-        shutil.copytree(good.folder / "kept", mail)
-        self.place = mail / ANSWERS[:16] / "round-000002" / "a"
-        self.head, self.body = self.place / "message.json", self.place / "tensors.safetensors"
-
-    def write(self, raw: bytes, **about: Any) -> None:
-        body = {"bytes": len(raw), "path": self.body.name, "sha256": hashlib.sha256(raw).hexdigest()}
-        self.body.write_bytes(raw)
-        self.head.write_text(json.dumps(json.loads(self.head.read_bytes()) | {"body": body} | about))
-
-    def learn(self) -> None:
-        self.other.setups["b"].train(self.other.training("b", steps=4))
-
-    def refuses(self, problem: str) -> None:
-        with pytest.raises(AtelierError, match=problem) as error:
-            self.learn()
-        assert str(self.place) in str(error.value) and "\n" not in str(error.value)
-        assert not self.other.setups["b"].output("d").exists()
+    other = sites(folder, dict(good.setups["b"].inputs), {"d": elsewhere()})
+    return HostileMessages(other, good.folder / "kept", "d", good.setups["b"].weights("d"))
 
 
 @pytest.fixture(scope="module")
@@ -250,24 +229,18 @@ def test_drawings_that_are_none_are_named_and_nothing_is_learned_from_them(
     tmp_path: Path, good: DetectedApart, fault: str
 ) -> None:
     change, problem = BODIES[fault]
-    hostile, draw = Hostile(tmp_path, good), random.Random(fault)
-    sent = hostile.body.read_bytes()
-    hostile.write(save(change(load(sent), draw), {"format": "pt"}))
-    hostile.refuses(problem)
-    hostile.write(sent)
-    hostile.learn()
-    assert hostile.other.setups["b"].weights("d") == hostile.good
+    hostile_to(tmp_path, good).refuses_only(change, fault, problem)
 
 
 def test_drawings_of_another_step_are_refused(tmp_path: Path, good: DetectedApart) -> None:
-    hostile = Hostile(tmp_path, good)
+    hostile = hostile_to(tmp_path, good)
     hostile.write((hostile.place.parent.parent / "round-000003/a/tensors.safetensors").read_bytes())
     hostile.refuses(r"samples \[8, 9, 10\] are not of step 2: 4 to 7")
 
 
 @pytest.mark.parametrize("kind", ["answers", "contribution", "weights"])
 def test_a_message_of_another_kind_is_refused(tmp_path: Path, good: DetectedApart, kind: str) -> None:
-    hostile = Hostile(tmp_path, good)
+    hostile = hostile_to(tmp_path, good)
     hostile.write(hostile.body.read_bytes(), kind=kind)
     hostile.refuses("is of kind answers, not a teacher's drawings|not the head of a message|kind 'weights'")
 

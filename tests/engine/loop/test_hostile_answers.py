@@ -1,25 +1,18 @@
 """Answers of a teacher at another site that do not fit: each is named, and nothing is learned from it."""
 
-import hashlib
 import json
 import random
 import re
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, save
-from torch import Tensor
 
-from atelier.engine.config.error import AtelierError
-from tests.engine.loop.apart import ANSWERS, Apart, taught
+from tests.engine.loop.apart import Apart, taught
+from tests.engine.loop.hostile import Change, HostileMessages, Tensors
 from tests.engine.trainings import tokens
 
-Tensors = dict[str, Tensor]
-Change = Callable[[Tensors, random.Random], Tensors]
 SHORT, EXACT = {"top": 32}, {"top": 32, "values": "exact"}
 
 
@@ -96,32 +89,12 @@ BODIES: dict[str, tuple[dict[str, Any], Change, str]] = {
 }
 
 
-class Hostile:
+def hostile_to(folder: Path, good: Apart) -> HostileMessages:
     """Site b, and the answers that site a has sent it."""
-
-    def __init__(self, folder: Path, good: Apart) -> None:
-        link = {name: good.link[name] for name in ("top", "values") if name in good.link}
-        text = {"tokens": good.setups["b"].inputs["tokens"]}
-        self.good = good.setups["b"].weights("student")
-        self.other = Apart(folder, text, students={"student": taught()}, frozen=True, **link)
-        self.mail = Path(self.other.link["mailbox"])
-        shutil.copytree(good.link["mailbox"], self.mail)
-        self.place = self.mail / ANSWERS[:16] / "round-000002" / "a"
-        self.head, self.body = self.place / "message.json", self.place / "tensors.safetensors"
-
-    def write(self, raw: bytes, **about: Any) -> None:
-        body = {"bytes": len(raw), "path": self.body.name, "sha256": hashlib.sha256(raw).hexdigest()}
-        self.body.write_bytes(raw)
-        self.head.write_text(json.dumps(json.loads(self.head.read_bytes()) | {"body": body} | about))
-
-    def learn(self) -> None:
-        self.other.setups["b"].train(self.other.training("b", steps=4))
-
-    def refuses(self, problem: str) -> None:
-        with pytest.raises(AtelierError, match=problem) as error:
-            self.learn()
-        assert str(self.place) in str(error.value) and "\n" not in str(error.value)
-        assert not self.other.setups["b"].output("student").exists()
+    link = {name: good.link[name] for name in ("top", "values") if name in good.link}
+    text = {"tokens": good.setups["b"].inputs["tokens"]}
+    other = Apart(folder, text, students={"student": taught()}, frozen=True, **link)
+    return HostileMessages(other, good.link["mailbox"], "student", good.setups["b"].weights("student"))
 
 
 @pytest.fixture(scope="module")
@@ -141,18 +114,12 @@ def test_answers_that_are_none_are_named_and_nothing_is_learned_from_them(
     tmp_path: Path, good: dict[str, Apart], fault: str
 ) -> None:
     link, change, problem = BODIES[fault]
-    hostile, draw = Hostile(tmp_path, good[str(link.get("values", "8bit"))]), random.Random(fault)
-    sent = hostile.body.read_bytes()
-    hostile.write(save(change(load(sent), draw), {"format": "pt"}))
-    hostile.refuses(problem)
-    hostile.write(sent)
-    hostile.learn()
-    assert hostile.other.setups["b"].weights("student") == hostile.good
+    hostile_to(tmp_path, good[str(link.get("values", "8bit"))]).refuses_only(change, fault, problem)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_flipped_byte_is_found(tmp_path: Path, good: dict[str, Apart], seed: int) -> None:
-    hostile, draw = Hostile(tmp_path, good["8bit"]), random.Random(seed)
+    hostile, draw = hostile_to(tmp_path, good["8bit"]), random.Random(seed)
     file = draw.choice([hostile.head, hostile.body])
     raw = bytearray(file.read_bytes())
     raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
@@ -174,12 +141,12 @@ HEADS = {
 @pytest.mark.parametrize("fault", HEADS)
 def test_a_head_that_does_not_fit_is_named(tmp_path: Path, good: dict[str, Apart], fault: str) -> None:
     change, problem = HEADS[fault]
-    hostile = Hostile(tmp_path, good["8bit"])
+    hostile = hostile_to(tmp_path, good["8bit"])
     hostile.head.write_text(json.dumps(json.loads(hostile.head.read_bytes()) | change))
     hostile.refuses(re.escape(problem))
 
 
 def test_the_answers_to_another_step_are_refused(tmp_path: Path, good: dict[str, Apart]) -> None:
-    hostile = Hostile(tmp_path, good["8bit"])
+    hostile = hostile_to(tmp_path, good["8bit"])
     hostile.write((hostile.place.parent.parent / "round-000003/a/tensors.safetensors").read_bytes())
     hostile.refuses(r"sample \d is not there")

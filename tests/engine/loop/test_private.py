@@ -89,7 +89,9 @@ def test_each_row_is_clipped_as_by_a_gradient_of_that_row_alone(tmp_path: Path, 
     clip = 0.6
     training = setup.training({"m": adapter()}, private(precision="fp64", privacy={"clip": clip}))
     loop = opened(training, setup)
-    model = copy.deepcopy(loop.members["m"].body.stages[0].model)  # type: ignore[union-attr]
+    body = loop.members["m"].body
+    assert body is not None
+    model = copy.deepcopy(body.stages[0].model)
     batches = loop.data.at(0).batches
     sums, norms = {}, []
     for batch in batches:

@@ -3,19 +3,19 @@
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.audit_check import DIFFERS, compare, site_of, table, verify
-from atelier.infra.sites.countersign import REST_S, Signed
+from atelier.infra.sites.countersign import REST_S, Countersigning, Signed
 from atelier.infra.sites.countersign import sign as signed_by
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import Card
@@ -90,28 +90,26 @@ def test_a_statement_that_was_overtaken_is_early_and_an_old_one_is_refused(tmp_p
     assert "refused" not in log_of(b).read_text()
 
 
-def test_a_call_that_was_overtaken_leaves_no_refusal(tmp_path: Path) -> None:
+def test_a_call_that_was_overtaken_leaves_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to a site is on its way when the same peer asks it."""
     a, b = two(tmp_path)
+    real, asked = Countersigning.answer, list[str]()
+
+    def late(self: Countersigning, request: bytes, peer: str) -> dict[str, Json]:
+        """b's answer leaves it when b has asked a, which answers at once."""
+        found = real(self, request, peer)
+        if peer == "a":
+            sign(theirs, "a")
+            asked.append(peer)
+        return found
+
+    monkeypatch.setattr(Countersigning, "answer", late)
     with a.served() as mine, b.served() as theirs:
         mine._audit.add("sent", who="b", kind="contribution", bytes=1)
-        real, channel = theirs._signing.answer, mine._channels.of(a.keys.peers["b"])
-
-        def overtaken(own: Signed) -> bytes:
-            answer = json.dumps(real(own.model_dump_json().encode(), "a")).encode()
-            sign(theirs, "a")
-            return answer
-
-        class Late:
-            """A channel whose answer comes after the peer has asked."""
-
-            def unary_unary(self, name: str) -> Callable[..., bytes]:
-                return lambda request, timeout: overtaken(Signed.model_validate_json(request))
-
-        signing = mine._signing
+        channel = mine._channels.of(a.keys.peers["b"])
         for at in (100.0, 100.0 + 1.1 * REST_S):
-            signing.ask_if_due(Late(), "b", lambda at=at: at)  # type: ignore[arg-type]
-        assert channel is not None and "refused" not in log_of(a).read_text()
+            mine._signing.ask_if_due(channel, "b", lambda at=at: at)
+        assert asked == ["a"] and "refused" not in log_of(a).read_text()
     for site, other in ((a, b), (b, a)):
         checked(site)
         compare(log_of(site), site.name, log_of(other), other.name, site.keys.certificates)
@@ -218,7 +216,9 @@ def test_what_was_given_of_a_message_that_broke_off_has_a_line(tmp_path: Path) -
             answer = mine._messages.get(request, "b")
             for _ in range(blocks):
                 next(answer)
-            answer.close()  # type: ignore[attr-defined]
+            answer.close()
+        with pytest.raises(DamageError, match="offset"):
+            next(mine._messages.get(json.dumps(asked | {"offset": -1}).encode(), "b"))
         rest = json.dumps(asked | {"offset": BLOCK}).encode()
         assert b"".join(mine._messages.get(rest, "b")) == data[BLOCK:]
     lines = [json.loads(line) for line in lines_of(a)]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,19 +126,19 @@ def test_a_log_that_was_cut_off_is_found_by_what_the_other_site_holds(tmp_path: 
         sign(mine, "b")
 
 
-def changed_count(lines: list[dict[str, object]], key: str) -> None:
+def changed_count(lines: list[dict[str, Any]], key: str) -> None:
     lines[0]["bytes"] = 7
 
 
-def changed_signature(lines: list[dict[str, object]], key: str) -> None:
+def changed_signature(lines: list[dict[str, Any]], key: str) -> None:
     signed = next(line for line in lines if line["what"] == "signed")
     other = [line for line in lines if line["what"] == "signed"][1]
-    signed[key]["signature"] = other[key]["signature"]  # type: ignore[index]
+    signed[key]["signature"] = other[key]["signature"]
 
 
-def changed_statement(lines: list[dict[str, object]], key: str) -> None:
+def changed_statement(lines: list[dict[str, Any]], key: str) -> None:
     last = [line for line in lines if line["what"] == "signed"][-1]
-    last[key]["statement"]["crossed"]["in"]["contribution"] = [1, 1]  # type: ignore[index]
+    last[key]["statement"]["crossed"]["in"]["contribution"] = [1, 1]
 
 
 @pytest.mark.parametrize(
