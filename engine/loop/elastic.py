@@ -113,13 +113,13 @@ class ElasticRounds:
         """
         outer = self._member.outer
         assert outer is not None  # it takes part
-        before = outer.log.last
-
-        about = self.about(number)
+        before, about = outer.log.last, self.about(number)
 
         def look() -> str:
             self.beat(number)
             line = self._decided(number)
+            if line is None:
+                self._check_meeting(number)
             if line is None and about.may_decide(self._link.site):
                 line = self._deciding(number).look(number, before)
             return line.text if line is not None else ""
@@ -149,6 +149,11 @@ class ElasticRounds:
             if number not in self._followed:
                 raise DataError(f"{self._link.rounds}: has no round {number}")
             return self._followed[number]
+        decision = Meeting(self.box(number)).decision(number)
+        return decision.line if decision else None
+
+    def _check_meeting(self, number: int) -> None:
+        """Raise DataError where the decision that is waited for would never come, or two would decide."""
         meeting = Meeting(self.box(number))
         for site in self._link.sites:
             said = meeting.presence(site)
@@ -157,8 +162,7 @@ class ElasticRounds:
                     f"train.link.membership.coordinator: {said.coordinator} at {site},"
                     f" {self._link.coordinator} at {self._link.site}; give all sites the same"
                 )
-        decision = meeting.current(number)
-        return decision.line if decision else None
+        meeting.current(number)
 
     def _deciding(self, number: int) -> Coordinator:
         box = self.box(number)

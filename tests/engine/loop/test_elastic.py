@@ -22,6 +22,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
 from atelier.engine.io.fork_server import Process
 from atelier.engine.io.storage import names
+from atelier.engine.link.mailbox import Contribution
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.role_state import RoleState
@@ -245,21 +246,52 @@ def test_what_was_decided_on_is_what_is_added(tmp_path: Path, text: dict[str, st
     assert not sites.setups["a"].output("m").exists()
 
 
-def test_a_site_whose_weights_are_not_finite_leaves_the_round_out(
-    tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["not finite", "not good"])
+def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
+    tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """The others take the outer step without it, and it goes on with theirs."""
-    sites = Sites(tmp_path, text, **elastic())
-    is_finite = OuterSteps._is_finite
+    """It sends nothing that is not finite, or what it sends cannot be added. The others take the outer step
+    without it, and it has the same bits and counts as where it leaves the round out from the first.
+    """
+    how = elastic() | {"codec": {"kind": "int8"}}
+    sites = Sites(tmp_path / "first", text, **how)
+    is_finite, is_good = OuterSteps._is_finite, OuterSteps._is_good
 
     def diverged(self: OuterSteps, moved: dict[str, Tensor], member: RoleState) -> bool:
         if self._link.site == "b" and member.step == 2 * EVERY:
             next(iter(moved.values())).fill_(math.nan)
         return is_finite(self, moved, member)
 
-    monkeypatch.setattr(OuterSteps, "_is_finite", diverged)
-    sites.train(role(lr=1e-2), steps=STEPS)
+    def refused(self: OuterSteps, member: RoleState, head: Contribution) -> bool:
+        return is_good(self, member, head) and (head.site, head.round) != ("b", 2)
+
+    with monkeypatch.context() as patched:
+        if fault == "not finite":
+            patched.setattr(OuterSteps, "_is_finite", diverged)
+        else:
+            patched.setattr(OuterSteps, "_is_good", refused)
+        sites.train(role(lr=1e-2), steps=STEPS)
     assert len(set(sites.models())) == 1
     lines = log_of(sites, "a")
-    assert {number: [*line.sha256] for number, line in lines.items() if len(line.sha256) < 2} == {2: ["a"]}
+    assert [*lines[1].sha256] == ["a", "b"] and [*lines[2].sha256] == ["a"]
+    assert any("b" in lines[number].sha256 for number in lines if number > 2)  # it is back
     check_samples(lines)
+    again = Sites(tmp_path / "again", text, **how, rounds=str(sites.setups["b"].output("m") / FILE))
+    again.train(role(lr=1e-2), steps=STEPS)
+    assert again.models() == sites.models()
+    counts = [each.setups["b"].summary("m")[key] for each in (sites, again) for key in ("tokens", "forwards")]
+    assert counts[:2] == counts[2:]
+
+
+def test_sites_that_are_told_other_coordinators_end_with_an_error(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """Each would decide by itself, and they would end apart."""
+
+    class Told(Sites):
+        def link_of(self, site: str) -> dict[str, Any]:
+            found = super().link_of(site)
+            return found | {"membership": found["membership"] | {"coordinator": site}}
+
+    with pytest.raises(DataError, match=r"membership.coordinator: . at ., . at .; give all sites the same"):
+        Told(tmp_path, text, **elastic(grace=60.0)).train(role(lr=1e-2), steps=STEPS)
