@@ -44,7 +44,7 @@ def distill(
     )
     extract_adapters(models, low_rank(roles, begun))
     here = {name: role for name, role in roles.items() if train.link.is_here(name)}
-    detectors = [name for name, role in here.items() if role.detects]  # they predict no tokens
+    detectors = [name for name, role in here.items() if role.detects]
     taught = {name: role for name, role in here.items() if role.teacher and name not in detectors}
     students = [*taught] if score.controls else []
     by_themselves = controls_of(taught) if students else {}
@@ -61,7 +61,7 @@ def distill(
             extras=extras(text, by_themselves),
             name="train.controls",
         )
-    predicting = {name: model for name, model in models.items() if name not in detectors}
+    predicting = {name: model for name, model in models.items() if not _detects_alone(here.get(name))}
     scores = score_models(
         predicting, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
     )
@@ -74,3 +74,7 @@ def distill(
         detectors=detectors,
     )
     register(models, scores)
+
+
+def _detects_alone(role: Role | None) -> bool:
+    return role is not None and role.detects_alone

@@ -136,6 +136,11 @@ class Role(Spec):
         return any(type(spec).reads_drawn for spec in self.objective.values())
 
     @property
+    def detects_alone(self) -> bool:
+        """Whether detection is all that it learns: it predicts no tokens."""
+        return all(type(spec).reads_drawn for spec in self.objective.values())
+
+    @property
     def delay(self) -> int:
         """Of a role that detects: the steps that it is behind its generator."""
         return max((spec.delay for spec in self.objective.values() if isinstance(spec, Replaced)), default=0)

@@ -222,14 +222,9 @@ class RoleState:
         """The name of the cross-entropy of all scored tokens among the sums; where nothing but detection is
         learned, that of its own.
         """
-        if self.detects_alone:
+        if self.role.detects_alone:
             return next(iter(self.role.objective))
         return "lm" if self.reads("lm") is None else ALL
-
-    @property
-    def detects_alone(self) -> bool:
-        """Whether detection is all that it learns: it predicts no tokens."""
-        return all(type(spec).reads_drawn for spec in self.role.objective.values())
 
     def logged(self) -> list[str]:
         """The names of the sums that a step computes."""

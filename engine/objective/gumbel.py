@@ -34,12 +34,13 @@ def drawn(
         hidden_CD = hidden_ND.index_select(0, rows_C).to(compute)
         logits_CV = (with_padding(hidden_CD) @ head_DV)[: len(rows_C)].to(exact_type(compute)).double()
         noisy_CV = (logits_CV + noise(keys_N[rows_C], ids_V)).masked_fill(ids_V >= num_ids, -torch.inf)
+        noisy_CV = noisy_CV.where(~noisy_CV.isnan(), -torch.inf)  # of a step that is skipped: any token
         best_C, place_C = noisy_CV.max(1)
         id_C = ids_V[place_C]
         if part is not None:
             own_C = best_C.clone()
             id_C = part.max(torch.where(own_C == part.max(best_C), id_C, -1))
-        found.append(id_C)
+        found.append(id_C.clamp(max=num_ids - 1))
     return torch.cat(found)
 
 

@@ -22,9 +22,11 @@ def check_detectors(
     configuration has the roles, `section`: the training's link and health.
     """
     for name, role in roles.items():
+        place = f"{prefix}{name}." if prefix else ""
+        if role.teacher in roles and roles[role.teacher].detects:
+            _check_taught(place, role, roles[role.teacher])
         if not role.detects:
             continue
-        place = f"{prefix}{name}." if prefix else ""
         _check_objectives(place, role, roles)
         _check_steps(place, role, roles)
         if train.link.rows or train.health.rolls_back:
@@ -45,6 +47,36 @@ def check_detectors(
             )
 
 
+def _check_taught(place: str, role: Role, teacher: Role) -> None:
+    """Check a role whose teacher detects."""
+    if role.detects:
+        raise ConfigError(
+            f"{place}teacher",
+            f"{role.teacher} detects itself, and draws before it has read what its own generator drew",
+            "a generator that learns mlm alone",
+        )
+    for key, spec in role.objective.items():
+        if role.teacher_of(key) not in ("", role.teacher):
+            raise ConfigError(
+                f"{place}objective.{key}.teacher",
+                f"{role.teacher_of(key)}, beside {role.teacher}, which detects: not built",
+                "leave it out",
+            )
+        is_of_tokens = type(spec).needs_teacher and getattr(type(spec), "reads_logits_only", False)
+        if teacher.detects_alone and (is_of_tokens or spec.schedule.follows_lead):
+            raise ConfigError(
+                f"{place}objective.{key}",
+                f"compares with how {role.teacher} predicts tokens, which it does not learn",
+                f"an objective of its hidden states, or roles.{role.teacher} with lm or mlm beside",
+            )
+    if teacher.detects_alone and role.gate != "open":
+        raise ConfigError(
+            f"{place}gate",
+            f"{role.gate} nats before {role.teacher}, which predicts no tokens",
+            "gate=open",
+        )
+
+
 def _check_objectives(place: str, role: Role, roles: Mapping[str, Role]) -> None:
     teacher = roles.get(role.teacher)
     if teacher is not None and not any(isinstance(spec, MLM) for spec in teacher.objective.values()):
@@ -54,6 +86,13 @@ def _check_objectives(place: str, role: Role, roles: Mapping[str, Role]) -> None
             f"{role.teacher} is to draw tokens in the place of hidden ones, and learns {found}",
             "a role with an objective of kind mlm",
         )
+    for key in role.objective:
+        if role.teacher_of(key) not in ("", role.teacher):
+            raise ConfigError(
+                f"{place}objective.{key}.teacher",
+                f"{role.teacher_of(key)}, and a role that detects has its generator alone: not built",
+                "leave it out",
+            )
     number = sum(type(spec).reads_drawn for spec in role.objective.values())
     for key, spec in role.objective.items():
         if role.teacher_of(key) == role.teacher and not type(spec).reads_drawn:

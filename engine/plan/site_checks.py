@@ -86,6 +86,13 @@ def _check_student(
 ) -> None:
     """`where`: the link's place."""
     teacher = role.teacher
+    if teacher in roles and roles[teacher].detects:
+        raise ConfigError(
+            f"{place}.teacher",
+            f"{teacher} reads tokens that its generator has drawn, which {name} has none of at"
+            f" {link.site_of(name)}",
+            f"both at one site in {where}.roles",
+        )
     for key, spec in role.objective.items():
         is_sent = getattr(type(spec), "reads_logits_only", False) or type(spec).reads_drawn
         if type(spec).needs_teacher and not is_sent:

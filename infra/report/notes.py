@@ -63,6 +63,12 @@ def _of_privacy(found: Mapping[str, Record]) -> list[str]:
     return [f"privacy of {', '.join(keys)}: {text}" for text, keys in told.items()]
 
 
+def _mean(key: str, lines: Sequence[Mapping[str, float | None]]) -> float:
+    """Over the steps that have the number: one without a hidden token has none."""
+    found = [value for line in lines if (value := line.get(key)) is not None]
+    return math.fsum(found) / max(1, len(found))
+
+
 def detection_rows(name: str, lines: Sequence[CurveLine]) -> tuple[list[ReportRow], list[str]]:
     """Of a model that detects replaced tokens the row of its head, beside one that finds none, and a note:
     means over the last quarter of its steps, in each of which it is asked before it learns. None of a model
@@ -73,10 +79,7 @@ def detection_rows(name: str, lines: Sequence[CurveLine]) -> tuple[list[ReportRo
     notes: list[str] = []
     for key in sorted({key for values in last for key in values if key.startswith(SHARE)}):
         head = key.removeprefix(SHARE)
-        share, right, loss = (
-            math.fsum(values.get(each) or 0.0 for values in last) / len(last)
-            for each in (key, RIGHT + head, f"objective/{head}")
-        )
+        share, right, loss = (_mean(each, last) for each in (key, RIGHT + head, f"objective/{head}"))
         row: ReportRow = {"name": name, "kind": "head", "head": head, "right": right}
         row["right_without"], row["by"] = 1 - share, "calls none replaced"
         rows.append(row)

@@ -93,3 +93,6 @@ def test_a_draw_depends_on_its_key_and_logits_alone(monkeypatch: pytest.MonkeyPa
     assert torch.equal(gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V), whole)
     assert not torch.equal(gumbel.drawn(hidden_ND, head_VD, keys_N + 1, num_ids=V), whole)
     assert len(gumbel.drawn(hidden_ND[:0], head_VD, keys_N[:0], num_ids=V)) == 0
+    hidden_ND[3] = torch.nan  # of a step that is skipped
+    assert 0 <= gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V)[3] < V
+    assert torch.equal(gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V)[4:], whole[4:])

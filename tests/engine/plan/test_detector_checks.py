@@ -1,0 +1,77 @@
+"""Roles beside those that detect replaced tokens: what learns from nothing or fails later is refused."""
+
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.hidden import Hidden
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.role import Role
+from atelier.engine.config.schedule import WeightSchedule
+from atelier.engine.plan.checks import check_layout
+from tests.engine.loop.detection import MASKED, SIZES, detector, ernie, generator
+from tests.engine.trainings import ONE, role, train
+
+APART = {"roles": {"a": ["generator", "d"], "b": ["pupil"]}, "site": "b", "mailbox": "/tmp/mail"}
+
+
+def pupil(**objective: Any) -> Role:
+    """Of the detector."""
+    return role(shape=ernie(16), objective={"lm": LM(), **objective}, teacher="d")
+
+
+@pytest.mark.parametrize(
+    ("roles", "how", "problem"),
+    [
+        (
+            {"generator": detector(own=MASKED, teacher="first"), "first": generator()},
+            {},
+            "roles.d.teacher: generator detects itself",
+        ),
+        (
+            {"d": detector(own={"more": Logits(teacher="old")})},
+            {},
+            "roles.d.objective.more.teacher: old, and",
+        ),
+        (
+            {"d": detector(own=MASKED), "pupil": pupil(kd=Logits(), more=Logits(teacher="old"))},
+            {},
+            "roles.pupil.objective.more.teacher: old, beside d",
+        ),
+        (
+            {"pupil": pupil(kd=Logits())},
+            {},
+            "roles.pupil.objective.kd: .* d predicts tokens",
+        ),
+        (
+            {"pupil": pupil(hidden=Hidden(schedule=WeightSchedule(kind="lead", nats=0.1)))},
+            {},
+            "roles.pupil.objective.hidden: .* d predicts tokens",
+        ),
+        (
+            {"pupil": pupil(hidden=Hidden()).model_copy(update={"gate": 0.1})},
+            {},
+            "roles.pupil.gate: 0.1 nats before d, which predicts no tokens",
+        ),
+        (
+            {"d": detector(own=MASKED), "pupil": pupil(kd=Logits())},
+            {"link": APART},
+            "roles.pupil.teacher: d reads tokens that its generator has drawn.*both at one site",
+        ),
+    ],
+)
+def test_what_cannot_learn_from_a_role_that_detects_is_refused(
+    roles: dict[str, Role], how: dict[str, Any], problem: str
+) -> None:
+    found = {"generator": generator(), "d": detector(), "old": generator()} | roles
+    with pytest.raises(ConfigError, match=problem):
+        check_layout(ONE, found, train(10, **(SIZES | how)))
+
+
+def test_a_student_of_a_detector_that_predicts_tokens_too_is_not() -> None:
+    good = {"generator": generator(), "d": detector(own=MASKED), "pupil": pupil(kd=Logits(), hidden=Hidden())}
+    check_layout(ONE, good, train(10, **SIZES))
+    alone = {"generator": generator(), "d": detector(), "pupil": pupil(hidden=Hidden())}
+    check_layout(ONE, alone, train(10, **SIZES))
