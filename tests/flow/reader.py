@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.chat_templates import write_talks
 from tests.checkout import TOP
 from tests.flow import small
-from tests.flow.served import free_port
+from tests.ports import free_port
 
 FOREIGN = ("ATELIER_", "PREFECT_HOME", "PREFECT_API", "MLFLOW_TRACKING", "PYTHONPATH", "VIRTUAL_ENV")
 OWN_MODEL = ("engine/config/model/gpt.py", "engine/model/gpt.py", "conf/model/gpt_nano.yaml")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkout import TOP, python_path
+from tests.ports import free_port
 
 
 class Served:
@@ -205,9 +205,3 @@ def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 
 def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.flow.served import free_port, wait_for
+from tests.flow.served import wait_for
+from tests.ports import free_port
 
 PASSWORD = "of the tests alone"
 USER = "nobody"  # the server refuses root

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.flow.served import free_port, wait_for
+from tests.flow.served import wait_for
+from tests.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "unshare", "setpriv")
 NODES = ("n1", "n2", "n3")

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.flow.served import free_port
+from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("swift_server.py")
 KINDS = ("account", "container", "object", "proxy")

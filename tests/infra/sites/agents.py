@@ -15,15 +15,10 @@ from atelier.engine.link.mailbox import Mailbox
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.keys import Keys
 from tests.checkout import TOP
+from tests.ports import free_port
 
 TRAJECTORY = "ab" * 32
 PATIENCE_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkout import python_path
-from tests.flow.served import free_port
+from tests.ports import free_port
 
 
 class Server:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,14 +15,9 @@ from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.tracker import Tracker
 from tests.infra.records import family
 from tests.infra.runs import client, runs, steps, uri
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def start_server(root: Path, port: int) -> subprocess.Popen[bytes]:
