@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## a teacher and its students, end to end, in some minutes
 	$(BIN)/atelier titan experiment=laptop
 
-test: setup  ## all tests that need no root, no service and little patience (13 minutes on 2 cores)
+test: setup  ## all tests that need no root, no service and little patience (20 minutes on 2 cores)
 	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "not root and not service and not browser and not slow and not bench and not gpu"
 
 check: setup  ## format, lint, types, import rule (2 minutes)
@@ -31,7 +31,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/engine/config tests/infra/store/test_store.py -x
 
-verify: setup  ## what make test leaves out: root, services, a browser, patience (70 to 100 minutes on 2 cores)
+verify: setup  ## what make test leaves out: root, services, a browser, patience (2 hours on 2 cores)
 	JOBS=$(JOBS) bash tests/verify.sh
 
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine

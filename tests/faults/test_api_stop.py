@@ -64,6 +64,7 @@ def test_a_second_interrupt_leaves_at_once_and_the_gang_still_ends_at_a_checkpoi
     assert max(command_store.steps()) % EVERY
 
 
+@pytest.mark.slow
 def test_a_killed_program_leaves_no_process_and_a_checkpoint(
     command_store: CommandStore, program: Command, expected: Curve
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_rank_that_drags_is_named(dragged: Ward) -> None:
     assert "rank 1 computes" in warning and "times as long a step as the median rank" in warning
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_with_its_step_and_the_gang_starts_again(ward: Ward, dragged: Ward) -> None:
     ward.run("stop", rank=1, step=7, hang_s=8.0)
     [warning] = ward.warnings
@@ -104,6 +105,7 @@ def test_a_stopped_rank_is_named_with_its_step_and_the_gang_starts_again(ward: W
     assert ward.weights("model") == dragged.weights("model")
 
 
+@pytest.mark.slow
 def test_ranks_roll_back_together_when_one_loses_its_part_of_the_weights(ward: Ward) -> None:
     ward.run("lose", rank=1, step=7, copies=1, shard=2, nan="rollback", pass_over=2)
     [warning] = ward.warnings

@@ -108,6 +108,7 @@ def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(
     assert max(command_store.steps()) % EVERY
 
 
+@pytest.mark.slow
 def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(
     command_store: CommandStore, start: Start, expected: Curve
 ) -> None:

@@ -81,6 +81,7 @@ def test_the_same_sweep_again_starts_nothing_and_names_the_best(atelier: Atelier
     assert "Parallel coordinates" in report and "functional ANOVA" in report
 
 
+@pytest.mark.slow
 def test_hydra_s_own_launcher_runs_the_points_too(atelier: Atelier) -> None:
     gangs = atelier.gangs()
     said = atelier("pretrain", *SHORT, "-m", "optim.lr=1e-3,2e-3", "train.seed=1,3", "hydra/launcher=basic")
@@ -144,6 +145,7 @@ def test_a_failing_point_does_not_keep_the_others_from_running(atelier: Atelier,
     assert "broken.jsonl" in failed["error"] and failed["error"].split(";")[0] in said.out
 
 
+@pytest.mark.slow
 def test_optuna_goes_on_with_its_study_and_prunes(atelier: Atelier, root: Path) -> None:
     words = (*TINY, "train.steps=24", "train.eval_every=4", "hydra/sweeper=optuna", "hydra.sweeper.startup=2")
     space = "optim.lr=tag(log,interval(1e-4,1e-1))"
@@ -156,6 +158,7 @@ def test_optuna_goes_on_with_its_study_and_prunes(atelier: Atelier, root: Path) 
     assert len(found) == 6 and {point["state"] for point in found} == {"done", "pruned"}
 
 
+@pytest.mark.slow
 def test_a_study_whose_journal_is_gone_or_broken_keeps_its_points(atelier: Atelier, root: Path) -> None:
     words = (
         *SHORT,
@@ -175,6 +178,7 @@ def test_a_study_whose_journal_is_gone_or_broken_keeps_its_points(atelier: Ateli
     assert points(root) == found
 
 
+@pytest.mark.slow
 def test_optuna_varies_a_key_only_where_it_means_something_and_trades_metrics_off(
     atelier: Atelier, root: Path
 ) -> None:

@@ -9,6 +9,8 @@ from mlflow import MlflowClient
 
 from tests.flow.command import Atelier
 
+pytestmark = pytest.mark.slow
+
 ARGUMENTS = ("titan", "experiment=tiny")
 
 

@@ -114,7 +114,7 @@ FOUR |= DRAWN[4]
 EIGHT |= DRAWN[8]
 QUICK = {  # the rest is marked slow; replicas are in test_layouts.py
     *("shard", "context", "tensor", "pipeline", "pipeline, zero-bubble", "expert"),
-    *("shard x tensor", "pipeline x tensor"),
+    "pipeline x tensor",
     *first_split(DRAWN[2]),
     *first_split(DRAWN[4]),
     next(name for name, (where, _) in DRAWN[4].items() if where.tensor * where.pipeline == 4),

@@ -37,7 +37,7 @@ FOUR: dict[str, Parallel] = {
     "pipeline x tensor": layout(pipeline=2, tensor=2),
     "context x tensor": layout(context=2, tensor=2),
 }
-QUICK = ("tensor", "shard", "pipeline")
+QUICK = ("tensor",)
 
 
 def keys(*blocks: int, **more: Any) -> ProductKeyMemory:

@@ -143,6 +143,7 @@ def test_static_is_bit_identical_when_both_ranks_are_killed(tmp_path: Path, inpu
     assert whole.summary("model")["speed_log"] == cut.summary("model")["speed_log"] == [[0, 1.0, 1.0]]
 
 
+@pytest.mark.slow
 def test_a_measured_log_is_kept_and_replays_to_the_bit(tmp_path: Path, inputs: dict[str, str]) -> None:
     steps = 2 * EVERY + 6
     first, again = TrainingSetup(tmp_path / "first", inputs), TrainingSetup(tmp_path / "again", inputs)

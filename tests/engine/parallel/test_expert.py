@@ -27,6 +27,7 @@ def ranks_met(rank: int, *, size: int, per_node: int) -> int:
     return sum(owner // per_node != rank // per_node for _, owner in met)
 
 
+@pytest.mark.slow
 def test_two_stages_have_the_bits_of_one_and_one_message_a_node(tmp_path: Path) -> None:
     """Bytes between nodes are those of each token once for every rank that has experts of it, with a weight
     for each expert there; they come back as one row.
@@ -45,7 +46,7 @@ def test_two_stages_have_the_bits_of_one_and_one_message_a_node(tmp_path: Path) 
     assert 0 < sum(one["bytes"] for one in flat) == sum(two["bytes"] for two in staged)
 
 
-@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("per_node", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_token_is_sent_once_to_a_rank(tmp_path: Path, per_node: int) -> None:
     layout = Parallel(shard=1, expert=4, threads=1)
     found = exchanged(tmp_path / "gang", layout, per_node=per_node)

@@ -19,6 +19,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.tier.experts import TieredExperts, put_on_disk
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
+from tests.parity.cases import quick_first
 
 Policy = Literal["lfu", "lru", "static", "order"]
 STEPS, EXPERTS = 24, 8
@@ -132,7 +133,7 @@ GANGS = {
 }
 
 
-@pytest.mark.parametrize("gang", GANGS)
+@pytest.mark.parametrize("gang", quick_first(GANGS, {}, ("expert", "pipeline")))
 def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(tmp_path: Path, gang: str) -> None:
     setups = {}
     for where in ("memory", "disk"):
