@@ -61,7 +61,8 @@ def distill(
             extras=extras(text, by_themselves),
             name="train.controls",
         )
-    predicting = {name: model for name, model in models.items() if not _detects_alone(here.get(name))}
+    detecting = [name for name, role in roles.items() if role.detects_alone]  # they predict no tokens
+    predicting = {name: model for name, model in models.items() if name not in detecting}
     scores = score_models(
         predicting, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
     )
@@ -74,7 +75,3 @@ def distill(
         detectors=detectors,
     )
     register(models, scores)
-
-
-def _detects_alone(role: Role | None) -> bool:
-    return role is not None and role.detects_alone

@@ -108,6 +108,7 @@ class ObjectiveSpec(Kind):
     """A loss to optimise. Its share follows from the weights of the active objectives."""
 
     needs_teacher: ClassVar[bool] = False
+    reads_logits_only: ClassVar[bool] = False  # of its teacher, whose answers may come from another site
     term: ClassVar[str] = ""  # the file of engine/objective that computes it; "" = that of its kind
     source: ClassVar[str] = (
         "tokens"  # artifact kind of its rows: tokens, attributes, triples, imitations, chats

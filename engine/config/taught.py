@@ -12,7 +12,6 @@ from atelier.engine.config.registry import ObjectiveSpec
 
 class Taught(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = True
-    reads_logits_only: ClassVar[bool] = False  # so that the teacher's answers may come from another site
 
     teacher: str = Field(
         default="",

@@ -55,15 +55,14 @@ def _check_taught(place: str, role: Role, teacher: Role) -> None:
             f"{role.teacher} detects itself, and draws before it has read what its own generator drew",
             "a generator that learns mlm alone",
         )
+    for key, other in role.other_teachers.items():
+        raise ConfigError(
+            f"{place}objective.{key}.teacher",
+            f"{other}, beside {role.teacher}, which detects: not built",
+            "leave it out",
+        )
     for key, spec in role.objective.items():
-        if role.teacher_of(key) not in ("", role.teacher):
-            raise ConfigError(
-                f"{place}objective.{key}.teacher",
-                f"{role.teacher_of(key)}, beside {role.teacher}, which detects: not built",
-                "leave it out",
-            )
-        is_of_tokens = type(spec).needs_teacher and getattr(type(spec), "reads_logits_only", False)
-        if teacher.detects_alone and (is_of_tokens or spec.schedule.follows_lead):
+        if teacher.detects_alone and (type(spec).reads_logits_only or spec.schedule.follows_lead):
             raise ConfigError(
                 f"{place}objective.{key}",
                 f"compares with how {role.teacher} predicts tokens, which it does not learn",
@@ -86,13 +85,12 @@ def _check_objectives(place: str, role: Role, roles: Mapping[str, Role]) -> None
             f"{role.teacher} is to draw tokens in the place of hidden ones, and learns {found}",
             "a role with an objective of kind mlm",
         )
-    for key in role.objective:
-        if role.teacher_of(key) not in ("", role.teacher):
-            raise ConfigError(
-                f"{place}objective.{key}.teacher",
-                f"{role.teacher_of(key)}, and a role that detects has its generator alone: not built",
-                "leave it out",
-            )
+    for key, other in role.other_teachers.items():
+        raise ConfigError(
+            f"{place}objective.{key}.teacher",
+            f"{other}, and a role that detects has its generator alone: not built",
+            "leave it out",
+        )
     number = sum(type(spec).reads_drawn for spec in role.objective.values())
     for key, spec in role.objective.items():
         if role.teacher_of(key) == role.teacher and not type(spec).reads_drawn:

@@ -94,7 +94,7 @@ def _check_student(
             f"both at one site in {where}.roles",
         )
     for key, spec in role.objective.items():
-        is_sent = getattr(type(spec), "reads_logits_only", False) or type(spec).reads_drawn
+        is_sent = type(spec).reads_logits_only or type(spec).reads_drawn
         if type(spec).needs_teacher and not is_sent:
             raise ConfigError(
                 f"{place}.objective.{key}",

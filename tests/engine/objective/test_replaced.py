@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from atelier.engine.config.objective.replaced import Replaced
@@ -12,6 +13,7 @@ from atelier.engine.model.transformer import noise_keys
 from atelier.engine.objective import gumbel
 from atelier.engine.objective.replaced import terms
 from atelier.engine.objective.terms import State, Term
+from atelier.engine.objective.vocab_slice import VocabSlice
 
 B, T, D, V = 3, 7, 4, 11
 
@@ -93,6 +95,23 @@ def test_a_draw_depends_on_its_key_and_logits_alone(monkeypatch: pytest.MonkeyPa
     assert torch.equal(gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V), whole)
     assert not torch.equal(gumbel.drawn(hidden_ND, head_VD, keys_N + 1, num_ids=V), whole)
     assert len(gumbel.drawn(hidden_ND[:0], head_VD, keys_N[:0], num_ids=V)) == 0
-    hidden_ND[3] = torch.nan  # of a step that is skipped
-    assert 0 <= gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V)[3] < V
-    assert torch.equal(gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V)[4:], whole[4:])
+
+
+class OnlyRank(VocabSlice):
+    """The slice of one rank, which needs no group."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__(group=dist.ProcessGroup(0, 1), begin=begin, size=V)
+
+    def max(self, part: Tensor) -> Tensor:
+        return part
+
+
+@pytest.mark.parametrize("begin", [0, V])  # of ids, or of padding
+def test_a_draw_of_a_step_that_is_skipped_is_a_token(begin: int) -> None:
+    hidden_ND, head_VD, keys_N = torch.ones(5, D), torch.ones(V, D), torch.arange(5)
+    good = gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V, part=OnlyRank(0))
+    hidden_ND[3] = torch.nan
+    ids_N = gumbel.drawn(hidden_ND, head_VD, keys_N, num_ids=V, part=OnlyRank(begin))
+    assert 0 <= ids_N[3] < V
+    assert begin or torch.equal(ids_N[[0, 1, 2, 4]], good[[0, 1, 2, 4]])
