@@ -391,5 +391,11 @@ def gang_errors(module: str, folder: Path, world: int, *given: str, timeout_s: f
         process.wait()
     if not any(codes) and None not in codes:
         return ""
-    told = [(log.name, code, log.read_text()[-3000:]) for log, code in zip(logs, codes, strict=True)]
+    told = [(log.name, code, _ends(log.read_text())) for log, code in zip(logs, codes, strict=True)]
     return "\n".join(f"{name}: {code} {text}" for name, code, text in told)
+
+
+def _ends(text: str) -> str:
+    """The end of a log, and where a crash begins: which thread it was in stands there."""
+    crash = text.find("Fatal Python error")
+    return text[-3000:] if crash < 0 else f"{text[crash : crash + 3000]}\n...\n{text[-1500:]}"
