@@ -149,6 +149,16 @@ class Role(Spec):
         """The step at which the role's training ends, in a training of `num_steps`."""
         return int(self.end) or num_steps
 
+    def taught(self, num_steps: int) -> range:
+        """The steps of its teacher that it learns from, in a training of `num_steps`: `delay` before its."""
+        return range(int(self.start) - self.delay, self.last(num_steps) - self.delay)
+
+    def asked(self, num_steps: int) -> range:
+        """The steps of its teacher whose outputs are kept or sent for it: those that it is taught, and the
+        `delay` after them, from which a longer training of it goes on.
+        """
+        return range(int(self.start) - self.delay, self.last(num_steps))
+
     def teacher_of(self, key: str) -> str:
         """The role that an objective compares with; '' where it has no teacher."""
         needs = type(self.objective[key]).needs_teacher

@@ -205,7 +205,7 @@ class Training(Spec):
     def readers_end(self, name: str) -> int:
         """The last step at which a role here has one elsewhere that learns from it; 0 = it has none."""
         steps = self.train.num_steps
-        return max((role.last(steps) - role.delay for role in self.readers(name).values()), default=0)
+        return max((role.taught(steps).stop for role in self.readers(name).values()), default=0)
 
 
 class Trainings(Spec):

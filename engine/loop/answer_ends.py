@@ -3,14 +3,17 @@ that read what a role here says, and what is heard here of a role elsewhere. Ste
 says it; a role that detects replaced tokens is `delay` steps behind it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
 from atelier.engine.config.error import DataError
 from atelier.engine.config.link import Link
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.link.answer_size import answer_bytes, drawing_entries
+from atelier.engine.link.encoded import body_bytes
 from atelier.engine.link.mailbox import Mailbox, OfStep, What
 from atelier.engine.loop.role_state import RoleState
 
@@ -23,18 +26,15 @@ class Readers:
     ):
         self.box, self.member = box, member
         self.what: What = what
-        self.spans: dict[
-            str, tuple[int, int]
-        ] = {}  # by site: the first step of a student there, and the last
+        by_site: dict[str, list[Role]] = {}
         for name, role in roles.items():
-            site = link.site_of(name)
-            span = int(role.start) - role.delay, role.last(end) - role.delay
-            first, last = self.spans.get(site, span)
-            self.spans[site] = min(first, span[0]), max(last, span[1])
+            by_site.setdefault(link.site_of(name), []).append(role)
+        self.taught = {site: _hull(each.taught(end) for each in found) for site, found in by_site.items()}
+        self.asked = {site: _hull(each.asked(end) for each in found) for site, found in by_site.items()}
 
     @property
     def end(self) -> int:
-        return max(last for _, last in self.spans.values())
+        return max(steps.stop for steps in self.taught.values())
 
     def whole(self, clock: int) -> dict[str, Tensor]:
         """What is sent of a step. A collective."""
@@ -45,19 +45,19 @@ class Readers:
         return self.member.answering.whole()
 
     def reads_at(self, clock: int) -> bool:
-        return any(first <= clock < last for first, last in self.spans.values())
+        return any(clock in steps for steps in self.asked.values())
 
     def _progress(self, site: str) -> tuple[int, int]:
         """Steps that a site has learned from, and whose answers it will not ask for again."""
-        found, first = self.box.progress(site), self.spans[site][0]
+        found, first = self.box.progress(site), self.taught[site].start
         return (first, first) if found is None else (max(first, found.step), max(first, found.safe))
 
     def is_late(self, clock: int, ahead: int, own: str) -> bool:
         """Whether a site is so many steps behind `clock`. Raises DataError for one that waits for answers
         which are gone: it has begun anew, and is no more where it had come.
         """
-        for site, (_, last) in self.spans.items():
-            come = self._progress(site)[0]
+        for site, steps in self.taught.items():
+            come, last = self._progress(site)[0], steps.stop
             is_gone = come < min(last, clock) and self.box.answers(come + 1, own, self.what) is None
             if is_gone and self._progress(site)[0] == come:  # not removed meanwhile
                 raise DataError(
@@ -71,32 +71,38 @@ class Readers:
 
     def slowest(self) -> int:
         """Steps that all sites have learned from."""
-        return min(self._progress(site)[0] for site in self.spans)
+        return min(self._progress(site)[0] for site in self.taught)
 
     def safe(self) -> int:
         """The steps whose answers no site will ask for again."""
-        return min(self._progress(site)[1] for site in self.spans)
+        return min(self._progress(site)[1] for site in self.taught)
 
     def first_missing(self, site: str, until: int) -> int:
         """The first step before `until` whose answers a site may ask for, and which are not there; `until`
         when all are.
         """
-        for reader, (_, last) in self.spans.items():
-            for clock in range(self._progress(reader)[1], min(last, until)):
+        for reader, steps in self.asked.items():
+            for clock in range(self._progress(reader)[1], min(steps.stop, until)):
                 is_there = self.box.answers(clock + 1, site, self.what) is not None
                 if not is_there and clock >= self._progress(reader)[1]:
                     return clock
         return until
 
 
-def most_bytes(train: Train, vocab: int, what: What) -> int:
-    """The answers to a step have at most so many bytes: 12 for each of the top tokens, and what is beside;
-    drawings 8 for each token, and for each row 12.
+def _hull(each: Iterable[range]) -> range:
+    """All steps from the first of these to the last."""
+    found = list(each)
+    return range(min(steps.start for steps in found), max(steps.stop for steps in found))
+
+
+def most_bytes(train: Train, model: ModelSpec, what: What) -> int:
+    """The message of a step has at most so many bytes: those of one in which every token is scored, or
+    hidden. `model`: the teacher's, or one of the same vocabulary.
     """
-    tokens, top = train.global_batch * train.sequence, train.link.top
+    rows, tokens = train.global_batch, train.global_batch * train.sequence
     if what == "drawings":
-        return tokens * 8 + train.global_batch * 12 + (1 << 16)
-    return tokens * (12 * (vocab if top == "all" else top) + 16) + (1 << 20)
+        return body_bytes(drawing_entries(model.ids, rows=rows, tokens=tokens))
+    return answer_bytes(train.link, model.tokens, rows=rows, tokens=tokens, precision=train.precision)
 
 
 class Heard:
@@ -108,7 +114,7 @@ class Heard:
         self.box, self.site, self.students = box, site, students
         self.what: What = what
         self.told, self.begun = 0, 1
-        self.first = min(int(student.role.start) - student.role.delay for student in students)
+        self.first = min(student.role.taught(student.end).start for student in students)
         self.behind = max(student.role.delay for student in students)
 
     def active(self, clock: int, delay: int) -> list[RoleState]:

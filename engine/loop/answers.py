@@ -106,13 +106,13 @@ class SitesApart:
         """Say in each mailbox that this site takes part, and how far it has come in what it learns."""
         own, ahead = self._link.site, self._link.ahead
         for readers in self._readers:
-            most = most_bytes(self._train, readers.member.role.model.tokens, readers.what)
-            sites = {own, *readers.spans}
+            most = most_bytes(self._train, readers.member.role.model, readers.what)
+            sites = {own, *readers.taught}
             readers.box.open_answers(own, sites, own, most=most, ahead=ahead, what=readers.what)
         for heard in self._heard:
-            most = most_bytes(self._train, heard.students[0].role.model.tokens, heard.what)
-            sites = (own, heard.site)
-            heard.box.open_answers(own, sites, heard.site, most=most, ahead=ahead, what=heard.what)
+            most = most_bytes(self._train, heard.students[0].role.model, heard.what)
+            sites, longest = (own, heard.site), max(ahead, heard.behind)  # what comes after its last step
+            heard.box.open_answers(own, sites, heard.site, most=most, ahead=longest, what=heard.what)
             first, known = heard.first, heard.box.progress(own)
             step = max(first, clock - heard.behind)
             if known is None:
@@ -231,7 +231,7 @@ class SitesApart:
         """Say how far this site has come in what it learns from each teacher elsewhere."""
         for heard in self._heard if self._gang.is_first else ():
             if is_last:
-                come = heard.told = max(each.end - each.role.delay for each in heard.students)
+                come = heard.told = max(each.role.taught(each.end).stop for each in heard.students)
             else:
                 durable = [max(each.durable_steps[0] - each.role.delay, 0) for each in heard.students]
                 heard.told, come = max(heard.told, min(durable)), max(step - heard.behind, heard.first)

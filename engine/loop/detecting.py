@@ -33,13 +33,12 @@ class Detecting:
         self._gang, self._open_feed = gang, open_feed
         self._feeds: dict[int, Prefetcher] = {}  # by delay
         end = training.train.num_steps
-        self._asking: dict[str, list[range]] = {}  # by generator: its steps that detectors learn from
+        self._asking: dict[str, list[range]] = {}  # by generator: its steps that are drawn in
         for name, member in members.items():
             readers = training.detectors(name)
             if not readers:
                 continue
-            spans = [(int(each.start) - each.delay, each.last(end) - each.delay) for each in readers.values()]
-            self._asking[name] = [range(*span) for span in spans]
+            self._asking[name] = [each.asked(end) for each in readers.values()]
             member.drawing = Drawing(
                 training.train,
                 member.role.seed_name or name,
@@ -78,9 +77,11 @@ class Detecting:
                 member.drawing.finish(clock)
         outcomes: dict[str, StepOutcome] = {}
         read: dict[str, Counts] = {}
+        delays = dict.fromkeys(group.roots[0].role.delay for group in groups)
+        rows = {delay: self._data(delay, clock, data, counts) for delay in delays}
         for group in groups:
             detector = group.roots[0]
-            mine, number = self._data(detector.role.delay, clock, data, counts)
+            mine, number = rows[detector.role.delay]
             batches = self._batches(detector, clock, mine)
             found = train_step(group, batches, clock=clock, counts=number, gang=self._gang)
             detector.teacher_forwards += len(batches)

@@ -23,10 +23,10 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Train
 from atelier.engine.link.answer_size import NARROW
+from atelier.engine.loop.stage import rows_of, slice_of
 from atelier.engine.model.transformer import noise_keys
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.gumbel import drawn
-from atelier.engine.objective.vocab_slice import VocabSlice
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 
@@ -55,21 +55,21 @@ class Drawn:
         """A micro-batch of whole rows with the drawn tokens in place of the hidden ones of its rows of these
         parts of the mixture. Raises DataError where other tokens are hidden.
         """
-        is_hidden_BT = hidden(batch, parts)
-        tokens_BT = batch["tokens_BT"].clone()
+        is_hidden_BT, tokens_BT = hidden(batch, parts), batch["tokens_BT"]
+        here_BT = is_hidden_BT.cpu()  # at once: a copy of each row would wait for the device as often
+        ids = [self.ids_N[:0]]
         for row, sample in enumerate(batch["samples_B"].tolist()):
-            expected_N = is_hidden_BT[row].nonzero()[:, 0]
+            expected_N = here_BT[row].nonzero()[:, 0]
             begin, end = self._spans.get(sample, (0, 0))
-            places_N = self.places_N[begin:end].to(expected_N.device)
             if len(expected_N) != end - begin:
                 has = f"has {end - begin} drawn tokens" if sample in self._spans else "is not there"
                 raise DataError(f"{self.place}: sample {sample} {has}, here {len(expected_N)} are hidden")
-            if not torch.equal(places_N, expected_N):
+            if not torch.equal(self.places_N[begin:end], expected_N):
                 raise DataError(
                     f"{self.place}: sample {sample} has tokens drawn at places that are not hidden"
                 )
-            tokens_BT[row, expected_N] = self.ids_N[begin:end].to(tokens_BT)
-        return {**batch, "tokens_BT": tokens_BT}
+            ids.append(self.ids_N[begin:end])
+        return {**batch, "tokens_BT": tokens_BT.masked_scatter(is_hidden_BT, torch.cat(ids).to(tokens_BT))}
 
     def sent(self, num_ids: int) -> dict[str, Tensor]:
         """As it is sent to other sites, of a vocabulary of so many ids."""
@@ -121,8 +121,7 @@ def opened_drawn(path: Path, place: str, *, num_ids: int, step: int, train: Trai
 
 def hidden(batch: Mapping[str, Tensor], parts: Sequence[int]) -> Tensor:
     """Which tokens are hidden, in rows of these parts of the mixture [B, T]."""
-    is_masked_B = torch.isin(batch["parts_B"], torch.tensor(parts, device=batch["parts_B"].device))
-    return (batch["labels_BT"] != NOT_SCORED) & is_masked_B[:, None]
+    return (batch["labels_BT"] != NOT_SCORED) & rows_of(batch["parts_B"], parts)[:, None]
 
 
 class Drawing:
@@ -157,16 +156,12 @@ class Drawing:
         keys_BT = noise_keys(
             seed_of(self._train.seed, self._seed_name, clock, "drawn"), batch["samples_B"], places_T
         )
-        part, group = None, self._grid.group("tensor")
-        if group is not None:
-            size = len(head_weight_VD)
-            part = VocabSlice(group, self._grid.places["tensor"] * size, size)
         ids_N = drawn(
             hidden_BTD[rows_N, columns_N],
             head_weight_VD,
             keys_BT[rows_N, columns_N],
             num_ids=self._num_ids,
-            part=part,
+            part=slice_of(self._grid, len(head_weight_VD)),
         )
         self._cells.append(torch.stack([batch["samples_B"][rows_N], places_T[columns_N], ids_N]))
 

@@ -106,7 +106,7 @@ def summary(member: RoleState) -> dict[str, Json]:
     if member.lead is not None:
         opened = member.lead.opened
         result["gate_step"] = opened if opened >= 0 else None
-        steps = [opened - member.role.delay, member.end - 1 - member.role.delay]
+        steps = [opened - member.role.delay, member.role.taught(member.end)[-1]]
         result["teacher_steps"] = steps if 0 <= opened < member.end else []
         result["teacher_forwards"] = member.teacher_forwards
         result["left_at"] = member.end

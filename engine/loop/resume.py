@@ -2,8 +2,9 @@
 tensors.
 
 Students first: a student resumes from its newest good checkpoint, its teacher from the newest one that is not
-past any unfinished student. A role without a checkpoint begins at its start step. The gang's clock begins at
-the earliest of these steps; roles that are ahead wait.
+past any unfinished student, and that has the drawn tokens which students that are `delay` steps behind have
+still to learn from, or is no later than they need them. A role without a checkpoint begins at its start step.
+The gang's clock begins at the earliest of these steps; roles that are ahead wait.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from atelier.engine.checkpoint.collective_call import RankGroup, all_or_none
-from atelier.engine.checkpoint.folder import newest_good
+from atelier.engine.checkpoint.folder import address, newest_good
+from atelier.engine.checkpoint.manifest import read_manifest
+from atelier.engine.checkpoint.state import nested
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.run_file import Member, SegmentAddress
 from atelier.engine.io.storage import join, reach
@@ -57,6 +60,9 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
         end = member.segments[-1].end
         at_most = min([limits.get(name, end), end, *(result.steps[student] for student in unfinished)])
         step = _newest(member, at_most, result.damages)
+        first = min((result.steps[s] - members[s].role.delay for s in unfinished), default=at_most)
+        while step is not None and step > first and not {*range(first, step)} <= _drawn(member, step):
+            step = _newest(member, step - 1, result.damages)
         result.has_checkpoint[name] = step is not None
         start = int(member.role.start)
         if step is None and start > at_most:
@@ -126,6 +132,13 @@ def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
         if step is not None and step >= lowest:
             return step
     return None
+
+
+def _drawn(member: Member, step: int) -> set[int]:
+    """The steps whose drawn tokens are in a generator's good checkpoint of `step`."""
+    segment = next(each for each in member.segments if step <= each.end)
+    manifest = read_manifest(address(checkpoints(segment), step), step=step)
+    return {int(key) for key in nested(manifest.values).get("drawn", {})}
 
 
 def _check_leases(member: Member, step: int, damages: list[str]) -> None:

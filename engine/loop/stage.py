@@ -123,12 +123,12 @@ class StageModule(nn.Module):
             whole_keys=lambda relations: whole_keys(relations, self.grid),
             over_context=lambda part: over_context(part, self.grid),
             group=self.grid.group("tensor"),
-            part=self._slice(head_weight_VD),
+            part=slice_of(self.grid, len(head_weight_VD)),
             has_first=not self.grid.places["context"],
             is_compiled=self.is_compiled,
             is_split=self.is_split,
         )
-        rows = {name: _rows_of(batch["parts_B"], parts) for name, parts in work.parts.items()}
+        rows = {name: rows_of(batch["parts_B"], parts) for name, parts in work.parts.items()}
         total, sums = mixed_terms(
             state, work.mix, work.sides.get(number), rows, logit_cache, work.text, work.others.get(number, {})
         )
@@ -146,15 +146,14 @@ class StageModule(nn.Module):
         """This rank's shard of a weight."""
         return local(self.model.get_parameter(name))
 
-    def _slice(self, head_weight_VD: Tensor) -> VocabSlice | None:
-        group = self.grid.group("tensor")
-        if group is None:
-            return None
-        size = head_weight_VD.shape[0]
-        return VocabSlice(group, self.grid.places["tensor"] * size, size)
+
+def slice_of(grid: Grid, size: int) -> VocabSlice | None:
+    """The `size` rows of the vocabulary that this rank has; None where it has all."""
+    group = grid.group("tensor")
+    return None if group is None else VocabSlice(group, grid.places["tensor"] * size, size)
 
 
-def _rows_of(parts_B: Tensor, parts: Sequence[int]) -> Tensor:
+def rows_of(parts_B: Tensor, parts: Sequence[int]) -> Tensor:
     """Which rows are of one of these parts of the mixture."""
     return torch.isin(parts_B, torch.tensor(parts, device=parts_B.device))
 

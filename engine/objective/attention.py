@@ -15,7 +15,7 @@ from atelier.engine.model.auxiliary import add_layer, teach_last_block
 from atelier.engine.model.contract import Relations
 from atelier.engine.objective.chunked import TeacherSide
 from atelier.engine.objective.terms import State, Term
-from atelier.engine.objective.vocab_slice import summed
+from atelier.engine.objective.vocab_slice import ranks_of, summed
 
 ROWS = 256  # queries a step: the scores of a long row are never in memory all at once
 
@@ -59,7 +59,7 @@ def state_sum(
     second the full sum.
     """
     may_B1TS = mask_B1TS if mask_B1TS.dtype == torch.bool else mask_B1TS == 0
-    num_parts = 1 if group is None else dist.get_world_size(group)
+    num_parts = ranks_of(group)
     heads = student.query_BHTE.shape[1] if spec.relation_heads == "auto" else spec.relation_heads // num_parts
     mine, theirs = resplit(student, heads), resplit(teacher, heads)
     total = torch.zeros(

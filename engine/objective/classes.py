@@ -10,7 +10,6 @@ B rows, T tokens, S tokens of whole rows, D hidden, C classes, N segments, R rel
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.objective.chunked import TeacherSide
 from atelier.engine.objective.load import RIGHT
 from atelier.engine.objective.terms import State, Term
+from atelier.engine.objective.vocab_slice import ranks_of
 
 LOGGED = ("", RIGHT)
 
@@ -30,7 +30,7 @@ def terms(spec: RowClasses, state: State, teacher: TeacherSide | None, rows_B: T
         classes_B = classes_B.masked_fill(~rows_B, NOT_SCORED)
     if not state.has_first:
         classes_B = torch.full_like(classes_B, NOT_SCORED)
-    share = 1 if state.group is None else dist.get_world_size(state.group)
+    share = ranks_of(state.group)
     has_pairs = f"pairs.{spec.kind}.end.weight" in state.output.weights
     logits_BC = class_logits(
         spec, state.hidden_BTD, state.batch, state.weight, has_pairs=has_pairs, share=share,

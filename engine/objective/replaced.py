@@ -8,7 +8,6 @@ B rows, T tokens, D hidden
 """
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from atelier.engine.config.objective.replaced import Replaced
 from atelier.engine.objective.chunked import Side
 from atelier.engine.objective.load import RIGHT, SHARE
 from atelier.engine.objective.terms import State, Term
+from atelier.engine.objective.vocab_slice import ranks_of
 
 LOGGED = ("", RIGHT, SHARE)
 
@@ -28,7 +28,7 @@ def terms(spec: Replaced, state: State, teacher: Side | None, rows_B: Tensor | N
         is_read_BT = is_read_BT & rows_B[:, None]
     is_replaced_BT = replaced(state.batch["tokens_BT"], state.batch["labels_BT"]) & is_read_BT
     logits_BT = detection_logits(
-        state.hidden_BTD, state.weight(f"classes.{spec.kind}.weight"), share=_ranks(state.group)
+        state.hidden_BTD, state.weight(f"classes.{spec.kind}.weight"), share=ranks_of(state.group)
     )
     loss_BT = F.binary_cross_entropy_with_logits(
         logits_BT, is_replaced_BT.to(logits_BT.dtype), reduction="none"
@@ -51,7 +51,3 @@ def detection_logits(hidden_BTD: Tensor, weight_1D: Tensor, *, share: int = 1) -
     if share > 1:
         hidden_BTD = hidden_BTD.detach() + (hidden_BTD - hidden_BTD.detach()) / share
     return F.linear(hidden_BTD, weight_1D)[..., 0].to(exact)
-
-
-def _ranks(group: dist.ProcessGroup | None) -> int:
-    return 1 if group is None else dist.get_world_size(group)

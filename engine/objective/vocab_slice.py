@@ -42,6 +42,11 @@ class VocabSlice:
         return whole_NV[:, self.begin : self.begin + self.size]
 
 
+def ranks_of(group: dist.ProcessGroup | None) -> int:
+    """How many ranks a group has; 1 without one."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
 def summed(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """A new tensor: the sum of all ranks' parts."""
     whole = part.clone()

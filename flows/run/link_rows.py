@@ -185,8 +185,8 @@ def _answers(name: str, node: Node, step_s: float, vocab: int, here: Here) -> It
             if role.teacher == teacher and link.is_apart(key, teacher):
                 readers.setdefault((link.site_of(key), role.detects), []).append(role)
         for (site, is_drawn), roles in readers.items():
-            first = min(int(role.start) - role.delay for role in roles)
-            steps = max(role.last(train.num_steps) - role.delay for role in roles) - first
+            asked = [role.asked(train.num_steps) for role in roles]
+            steps = max(each.stop for each in asked) - min(each.start for each in asked)
             rates = _rates(link, here, link.site, [site])
             rate = rates.get(site, 0.0)
             cost, each = _cost_of(training.roles[teacher], model, train, is_drawn, steps, step_s, rate)

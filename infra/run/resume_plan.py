@@ -20,6 +20,7 @@ from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import (
     TrajectoryState,
     code_at,
+    drawn_at,
     read_code,
     segment_addresses,
     trajectory_state,
@@ -129,7 +130,10 @@ class Situation:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Refusal of a student whose start step has passed, with the cost of both ways out in teacher steps."""
+    """Refusal of a student whose start step has passed, with the cost of the ways out in teacher steps.
+    `delay`: steps that one which detects replaced tokens is behind its generator; it cannot learn from a
+    finished one.
+    """
 
     student: str
     teacher: str
@@ -137,14 +141,21 @@ class Refusal:
     teacher_at: int
     replay_from: int
     end: int
+    delay: int = 0
 
     def __str__(self) -> str:
+        behind = f"whose drawn tokens it learns at its start, {self.start}" if self.delay else "its start"
+        replay = f"roles.{self.student}.attach=replay"
+        text = (
+            f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past step"
+            f" {self.start - self.delay}, {behind}; attach=replay trains {self.teacher} again from step {self.replay_from}"
+            f" ({self.end - self.replay_from} steps of the teacher)"
+        )
+        if self.delay:
+            return f"{text}; set {replay}"
         return (
-            f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past the start at step"
-            f" {self.start}; attach=replay trains {self.teacher} again from step {self.replay_from}"
-            f" ({self.end - self.replay_from} steps of the teacher), attach=frozen learns from the finished"
-            f" {self.teacher} ({self.end - self.start} forward passes, another identity); set"
-            f" roles.{self.student}.attach=replay or roles.{self.student}.attach=frozen"
+            f"{text}, attach=frozen learns from the finished {self.teacher} ({self.end - self.start} forward"
+            f" passes, another identity); set {replay} or roles.{self.student}.attach=frozen"
         )
 
 
@@ -194,7 +205,7 @@ def resume_plan(
     chosen = {
         name: replace(found[name], mode=_mode(name, roles, needed, found)) for name in order if name in needed
     }
-    refusals: list[Refusal | OtherCode | None] = [_refusal(name, roles, found) for name in chosen]
+    refusals: list[Refusal | OtherCode | None] = [_refusal(name, roles, found, store) for name in chosen]
     if not resume.accept_code:
         refusals += [
             other_code(node, name, segments[name], maps[name], store, records[name])
@@ -203,7 +214,9 @@ def resume_plan(
             or (one.mode == "train" and not is_fresh and name in _moving(roles, chosen))
         ]
     return ResumePlan(
-        situations=chosen, from_step=_resume_step(roles, chosen), refusals=tuple(filter(None, refusals))
+        situations=chosen,
+        from_step=_resume_step(roles, chosen, store),
+        refusals=tuple(filter(None, refusals)),
     )
 
 
@@ -232,7 +245,9 @@ def _mode(name: str, roles: Mapping[str, Role], needed: set[str], found: Mapping
     return "frozen" if students and all(roles[s].attach == "frozen" for s in students) else "replay"
 
 
-def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation]) -> Refusal | None:
+def _refusal(
+    name: str, roles: Mapping[str, Role], found: Mapping[str, Situation], store: Store
+) -> Refusal | None:
     role, student = roles[name], found[name]
     if not role.teacher or role.attach != "refuse" or student.is_finished or student.is_begun:
         return None
@@ -240,16 +255,25 @@ def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation
         return None
     teacher = found[role.teacher]
     at = teacher.standing.end if teacher.is_finished else teacher.standing.newest or 0
-    if at <= student.standing.start:
+    if at <= student.standing.start and _has_drawn(at, role, student, teacher, store):
         return None
     return Refusal(
         student=name,
         teacher=role.teacher,
         start=student.standing.start,
         teacher_at=at,
-        replay_from=teacher.standing.before(student.standing.start),
+        replay_from=teacher.standing.before(student.standing.start - role.delay),
         end=student.standing.end,
+        delay=role.delay,
     )
+
+
+def _has_drawn(step: int, role: Role, student: Situation, teacher: Situation, store: Store) -> bool:
+    """Whether a student can go on from its teacher's checkpoint of `step`, or with its first one: whether
+    that has the drawn tokens of the steps before, where the student is `delay` steps behind.
+    """
+    missing = {*range(max(step, student.standing.start) - role.delay, step)}
+    return not missing or missing <= drawn_at(store, teacher.segments, step)
 
 
 def _moving(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> dict[str, Situation]:
@@ -260,15 +284,20 @@ def _moving(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> dict[
     }
 
 
-def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> int:
-    """The newest step at which every moving role has a checkpoint or has not started. A fully trained role
-    without students does not constrain it.
+def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation], store: Store) -> int:
+    """The newest step at which every moving role has a checkpoint or has not started, and from which its
+    students can go on. A fully trained role without students does not constrain it.
     """
     moving = _moving(roles, chosen)
     candidates = {0} | {step for s in moving.values() for step in s.standing.steps}
 
     def fits(step: int) -> bool:
-        return all(step in s.standing.steps or step <= s.standing.start for s in moving.values())
+        if not all(step in s.standing.steps or step <= s.standing.start for s in moving.values()):
+            return False
+        behind = [name for name in moving if roles[name].delay and roles[name].teacher in moving]
+        return all(
+            _has_drawn(step, roles[name], moving[name], moving[roles[name].teacher], store) for name in behind
+        )
 
     if not moving:
         return max((s.standing.end for s in chosen.values()), default=0)

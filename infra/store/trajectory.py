@@ -223,6 +223,22 @@ def code_at(address: str, step: int) -> str | None:
     return None
 
 
+def drawn_at(store: Store, segments: list[Segment], step: int) -> set[int]:
+    """The steps whose drawn tokens are in a generator's checkpoint of `step`; none where its manifest cannot
+    be read.
+    """
+    segment = next((one for one in segments if one.start < step <= one.end), None)
+    if segment is None:
+        return set()
+    address = store.address("trajectory", segment.fingerprint)
+    place = join(address, "checkpoints", f"step-{step:08d}", MANIFEST)
+    with suppress(OSError, DamageError):
+        values = read_object(place, "a checkpoint's manifest").get("values", [])
+        keys = [entry[0] for entry in values if isinstance(entry, list)] if isinstance(values, list) else []
+        return {int(str(key[1])) for key in keys if isinstance(key, list) and key[0] == "drawn" and key[1:]}
+    return set()
+
+
 def read_code(address: str, digest: str) -> Map:
     """A code map of a trajectory; {} when it is missing or does not match its digest."""
     with suppress(OSError, DamageError):

@@ -26,7 +26,7 @@ class Replaced(ObjectiveSpec):
     delay: int = Field(
         default=0,
         ge=0,
-        le=1000,
+        le=64,  # the drawn tokens of so many steps are in memory and in each checkpoint of the generator
         description="steps d: its step s learns from the rows and the drawn tokens of its generator's s - d",
     )
 

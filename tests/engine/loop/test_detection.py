@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.config.error import ConfigError, DataError, StoppedError
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
@@ -19,7 +19,7 @@ from atelier.engine.plan.checks import check_layout, check_teaching
 from tests.engine.loop.at_sites import killed_until_they_end
 from tests.engine.loop.detection import MASKED, MIXED, SIZES, STEPS, detector, ernie, generator
 from tests.engine.row_inputs import harbour
-from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, role, train
+from tests.engine.trainings import ONE, TrainingSetup, role, train
 
 SHARE, LOSS = "objective/share/replaced", "objective/replaced"
 
@@ -125,19 +125,6 @@ def test_killed_and_begun_again_all_have_the_same_bits(tmp_path: Path, text: dic
     for name in roles:
         assert killed.weights(name) == whole.weights(name)
         assert killed.curve(name) == whole.curve(name)
-
-
-def test_a_role_that_comes_when_its_generator_is_past_it_is_refused(
-    tmp_path: Path, text: dict[str, str]
-) -> None:
-    setup = TrainingSetup(tmp_path, dict(text))
-    with pytest.raises(StoppedError):
-        setup.train(
-            setup.training({"generator": generator()}, train(STEPS, **SIZES)), stop=AfterSteps(tmp_path, 4)
-        )
-    roles = {"generator": generator(), "late": detector(2, start=4)}
-    with pytest.raises(DataError, match="step 3: its drawn tokens are not kept"):
-        setup.train(setup.training(roles, train(STEPS, **SIZES)))
 
 
 def test_a_finished_generator_draws(tmp_path: Path, text: dict[str, str]) -> None:

@@ -61,7 +61,7 @@ def test_only_numbers_of_samples_places_and_drawn_ids_cross(tmp_path: Path, text
     apart = sites(tmp_path, text, {"late": elsewhere(3)}, ahead=20)
     apart.setups["a"].train(apart.training("a"))
     found = [load_file(path) for path in messages(apart)]
-    assert len(found) == STEPS - 3  # nothing learns from the last three
+    assert len(found) == STEPS  # a longer training goes on from the last three
     for step, each in enumerate(found):
         kinds = {name: tensor.dtype for name, tensor in each.items()}
         assert kinds == {
@@ -81,13 +81,13 @@ def test_drawings_have_the_bytes_that_a_plan_reckons_with(tmp_path: Path, text: 
     cost = drawing_cost(VOCAB, 0.25, rows=4, sequence=32, steps=len(sizes), step_s=1.0, rate=0.0)
     assert sum(sizes) == pytest.approx(cost["sent"], rel=0.1)
     apart.setups["b"].train(apart.training("b"))
-    last = len(sizes)  # the generator gets ahead step by step, and the detector catches up
-    for site, name, key, ahead in (
-        ("a", "teacher", "link_bytes", range(1, last + 1)),
-        ("b", "late", "link_received_bytes", reversed(range(last))),
+    last, read = len(sizes), len(sizes) - 2  # the generator gets ahead step by step, the detector catches up
+    for site, name, key, number, ahead in (
+        ("a", "teacher", "link_bytes", last, range(1, last + 1)),
+        ("b", "late", "link_received_bytes", read, reversed(range(2, last))),
     ):
         timing = [each for each in timings(apart.setups[site], name) if key in each]
-        assert [int(each[key]) for each in timing] == sizes
+        assert [int(each[key]) for each in timing] == sizes[:number]
         assert [each["link_ahead_steps"] for each in timing] == [*ahead]
 
 

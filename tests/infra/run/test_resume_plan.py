@@ -66,6 +66,43 @@ def test_who_says_how_to_attach_is_not_refused(store: Store) -> None:
     assert train.plan_resume(node, store, ACCEPTED).refusals == ()
 
 
+BEHIND = (
+    "experiment=detector", "tracker=none", "roles.student_a.start=40",
+    "roles.student_a.objective.replaced.delay=3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("at", "drawn", "replay_from", "from_step"),
+    [
+        ((37,), (), None, 37),  # it draws what is missing
+        ((37, 38), (37,), None, 38),
+        ((30, 38), (36,), 30, 30),
+        ((37, 40), (37, 38, 39), None, 40),
+        ((37, 40), (38, 39), 37, 37),
+        ((37, 41), (38, 39, 40), 37, 37),  # past its start
+    ],
+)
+def test_a_role_that_detects_begins_where_its_generator_has_the_tokens_that_it_learns_from(
+    store: Store, at: tuple[int, ...], drawn: tuple[int, ...], replay_from: int | None, from_step: int
+) -> None:
+    nodes = collect_nodes(compose("distill", [*BEHIND]), store)
+    node = next(node for node in nodes if node.task == "train" and len(node.products) > 1)
+    part = train.unpack(node)[2]["teacher"][0]
+    for step in at:
+        values = [[["drawn", str(each), "ids"], [1]] for each in drawn] if step == at[-1] else []
+        manifest = json.dumps({"values": [[["counts", "tokens"], 3], *values]}).encode()
+        address = store.address("trajectory", part.fingerprint)
+        write_bytes(join(address, "checkpoints", f"step-{step:08d}", "manifest.json"), manifest)
+    found = train.plan_resume(node, store, ACCEPTED)
+    assert found.from_step == from_step
+    told = [str(each) for each in found.refusals]
+    assert len(told) == (replay_from is not None)
+    if replay_from is not None:
+        assert "past step 37, whose drawn tokens it learns at its start, 40; attach=replay trains" in told[0]
+        assert f"again from step {replay_from} " in told[0] and "frozen" not in told[0]
+
+
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_teacher_is_replayed_to_the_digest_of_its_weights_in_one_file_or_in_shards(
     store: Store, num_shards: int

@@ -1,0 +1,77 @@
+"""Roles that detect and come later than their generator, go on after it, or take longer: its drawings of the
+steps that they learn from are there, or are drawn again.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.error import StoppedError
+from atelier.engine.config.role import Role
+from tests.engine.loop.detection import SIZES, STEPS, DetectedApart, detector, elsewhere, generator
+from tests.engine.row_inputs import harbour
+from tests.engine.trainings import AfterSteps, TrainingSetup, train
+
+KEPT = SIZES | {"checkpoint_every": 1, "keep": 99}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return harbour(tmp_path_factory.mktemp("text"))
+
+
+def trained(folder: Path, text: dict[str, str], roles: dict[str, Role], steps: int = STEPS) -> TrainingSetup:
+    setup = TrainingSetup(folder, dict(text))
+    setup.train(setup.training(roles, train(steps, **KEPT)))
+    return setup
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_a_finished_generator_that_is_replayed_draws_what_it_drew(
+    tmp_path: Path, text: dict[str, str], delay: int
+) -> None:
+    late = detector(delay, start=5)
+    together = trained(tmp_path / "together", text, {"generator": generator(), "late": late})
+    setup = trained(tmp_path / "after", text, {"generator": generator()})
+    again = setup.member("generator", generator(), STEPS, mode="replay", output=False)
+    assert setup.train_in_pieces(setup.training({"generator": again, "late": late}, train(STEPS, **KEPT)), 4)
+    assert setup.weights("late") == together.weights("late")
+    assert setup.curve("late") == together.curve("late")
+
+
+@pytest.mark.parametrize("come", [4, 5])
+def test_a_generator_that_came_too_far_alone_goes_back(
+    tmp_path: Path, text: dict[str, str], come: int
+) -> None:
+    """From step 5 on it is, and was, trained with a role that learns its step 3 there."""
+    roles = {"generator": generator(), "late": detector(2, start=5)}
+    together = trained(tmp_path / "together", text, roles)
+    setup = TrainingSetup(tmp_path / "after", dict(text))
+    alone = setup.training({"generator": generator()}, train(STEPS, **KEPT))
+    with pytest.raises(StoppedError, match=f"step {come}"):
+        setup.train(alone, stop=AfterSteps(tmp_path, come))
+    setup.train(setup.training(roles, train(STEPS, **KEPT)))
+    for name in roles:
+        assert setup.weights(name) == together.weights(name)
+        assert setup.curve(name) == together.curve(name)
+
+
+def test_a_longer_training_goes_on(tmp_path: Path, text: dict[str, str]) -> None:
+    roles = {"generator": generator(), "late": detector(3)}
+    whole = trained(tmp_path / "whole", text, roles, steps=STEPS + 4)
+    setup = trained(tmp_path / "parts", text, roles)
+    setup.train(setup.training(roles, train(STEPS + 4, **KEPT)))
+    for name in roles:
+        assert setup.weights(name) == whole.weights(name)
+
+
+def test_a_longer_training_goes_on_apart(tmp_path: Path, text: dict[str, str]) -> None:
+    def sites(name: str) -> DetectedApart:
+        return DetectedApart(tmp_path / name, text, students={"late": elsewhere(3)}, frozen=False)
+
+    whole, parts = sites("whole"), sites("parts")
+    whole.train(steps=STEPS + 4, keep=99)
+    parts.train(keep=99)
+    parts.train(steps=STEPS + 4, keep=99)
+    for name, site in (("teacher", "a"), ("late", "b")):
+        assert parts.setups[site].weights(name) == whole.setups[site].weights(name)
