@@ -44,8 +44,7 @@ def distill(
     )
     extract_adapters(models, low_rank(roles, begun))
     here = {name: role for name, role in roles.items() if train.link.is_here(name)}
-    detectors = [name for name, role in here.items() if role.detects]
-    taught = {name: role for name, role in here.items() if role.teacher and name not in detectors}
+    taught = {name: role for name, role in here.items() if role.teacher and not role.detects}
     students = [*taught] if score.controls else []
     by_themselves = controls_of(taught) if students else {}
     if by_themselves:
@@ -72,6 +71,5 @@ def distill(
         title="distill",
         teachers={name: role.teacher for name, role in here.items()},
         controls={name: control_of(name) for name in students},
-        detectors=detectors,
     )
     register(models, scores)

@@ -1,6 +1,6 @@
 """report: a run's table, loss curves, samples, lineage and the command that made it, as one artifact."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.report.collect import card_of
@@ -16,16 +16,14 @@ def report(
     title: str,
     teachers: Mapping[str, str] | None = None,
     controls: Mapping[str, str] | None = None,
-    detectors: Sequence[str] = (),
 ) -> Reference:
     """The report of `models` and their `scores`; `teachers` and `controls` name what a model is compared
-    with, `detectors` those that learn which tokens are replaced.
+    with.
     """
     shape = {
         "title": title,
         "teachers": {k: v for k, v in (teachers or {}).items() if v},
         "controls": dict(controls or {}),
-        **({"detectors": list(detectors)} if detectors else {}),
     }
     parents = {f"model.{key}": model.fingerprint for key, model in models.items()} | {
         f"scores.{key}": s.fingerprint for key, s in scores.items()

@@ -66,7 +66,6 @@ class ReportConfig(Spec):
     title: str
     teachers: dict[str, str] = Field(description="student -> its teacher")
     controls: dict[str, str] = Field(description="student -> its control")
-    detectors: tuple[str, ...] = Field(default=(), description="models that detect replaced tokens")
 
 
 ASKED = ("/zero-shot", "/few-shot")  # suffixes of the score keys of models that were not fine-tuned
@@ -120,13 +119,14 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     rows += _baseline_rows(scores.get("baselines", NONE), read)
     rows += [row for row in answered if row is not None]
     rows += [row for key in found for row in _head_rows(key, scores)]
-    detected = [detection_rows(key, _curve(store, found[key])) for key in config.detectors if key in found]
+    lines = {key: _curve(store, record) for key, record in found.items()}
+    detected = [detection_rows(key, each) for key, each in lines.items()]
     rows += [row for each, _ in detected for row in each]
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
     curves = {
-        key: _curve(store, found[key])
-        for key in found
+        key: each
+        for key, each in lines.items()
         if "bits_per_byte" in scores.get(key, NONE) or len(found) == 1
     }
     samples = {key: str(sample) for key, score in scores.items() if (sample := score.get("sample"))}

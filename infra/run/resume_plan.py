@@ -148,8 +148,8 @@ class Refusal:
         replay = f"roles.{self.student}.attach=replay"
         text = (
             f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past step"
-            f" {self.start - self.delay}, {behind}; attach=replay trains {self.teacher} again from step {self.replay_from}"
-            f" ({self.end - self.replay_from} steps of the teacher)"
+            f" {self.start - self.delay}, {behind}; attach=replay trains {self.teacher} again from step"
+            f" {self.replay_from} ({self.end - self.replay_from} steps of the teacher)"
         )
         if self.delay:
             return f"{text}; set {replay}"
