@@ -2,12 +2,15 @@
 steps that they learn from are there, or are drawn again.
 """
 
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.role import Role
+from atelier.engine.loop.prefetch import Prefetcher, StepData
 from tests.engine.loop.detection import SIZES, STEPS, DetectedApart, detector, elsewhere, generator
 from tests.engine.row_inputs import harbour
 from tests.engine.trainings import AfterSteps, TrainingSetup, train
@@ -75,3 +78,18 @@ def test_a_longer_training_goes_on_apart(tmp_path: Path, text: dict[str, str]) -
     parts.train(steps=STEPS + 4, keep=99)
     for name, site in (("teacher", "a"), ("late", "b")):
         assert parts.setups[site].weights(name) == whole.setups[site].weights(name)
+
+
+def test_rows_of_one_delay_are_made_once(
+    tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many detect: beside the generator's, those of each delay."""
+    made, make = Counter[int](), Prefetcher._make
+
+    def counted(feed: Prefetcher, clock: int, places: np.ndarray | None) -> StepData:
+        made[clock] += 1
+        return make(feed, clock, places)
+
+    monkeypatch.setattr(Prefetcher, "_make", counted)
+    trained(tmp_path, text, {"generator": generator(), **{name: detector(2) for name in "xyz"}})
+    assert set(made) == {*range(STEPS)} and max(made.values()) == 2

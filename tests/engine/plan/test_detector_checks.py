@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.objective.replaced import Replaced
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.plan.checks import check_layout
@@ -68,6 +70,12 @@ def test_what_cannot_learn_from_a_role_that_detects_is_refused(
     found = {"generator": generator(), "d": detector(), "old": generator()} | roles
     with pytest.raises(ConfigError, match=problem):
         check_layout(ONE, found, train(10, **(SIZES | how)))
+
+
+def test_a_longer_delay_than_a_checkpoint_has_drawn_tokens_of_is_refused() -> None:
+    assert parse(Replaced, {"kind": "replaced", "delay": 64}, "objective").delay == 64
+    with pytest.raises(ConfigError, match=r"objective\.delay: .* to 64"):
+        parse(Replaced, {"kind": "replaced", "delay": 65}, "objective")
 
 
 def test_a_student_of_a_detector_that_predicts_tokens_too_is_not() -> None:
