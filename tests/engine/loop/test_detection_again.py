@@ -59,11 +59,16 @@ def test_a_generator_that_came_too_far_alone_goes_back(
         assert setup.curve(name) == together.curve(name)
 
 
-def test_a_longer_training_goes_on(tmp_path: Path, text: dict[str, str]) -> None:
+def test_a_longer_training_goes_on(
+    tmp_path: Path, text: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where this one ended: its generator drew in its last steps, too."""
     roles = {"generator": generator(), "late": detector(3)}
     whole = trained(tmp_path / "whole", text, roles, steps=STEPS + 4)
     setup = trained(tmp_path / "parts", text, roles)
+    capsys.readouterr()
     setup.train(setup.training(roles, train(STEPS + 4, **KEPT)))
+    assert f'"resumed": {STEPS}}}' in capsys.readouterr().out
     for name in roles:
         assert setup.weights(name) == whole.weights(name)
 
