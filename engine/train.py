@@ -19,6 +19,7 @@ from atelier.engine.config.run_file import RunFile, Training, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import began, leave, say_last
+from atelier.engine.link.readers import asked_from
 from atelier.engine.loop.build import BuildContext, build_roles
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.resume import resume_point_together
@@ -88,7 +89,9 @@ def train_from(history: History, training: Training, services: TrainingServices)
     `train.checkpoint_every` steps, where another trajectory branches off, at the end, and before a stop.
     """
     gang = services.build_context.gang
-    where = resume_point_together(training.members, history.at_most, gang.aside)  # a step for each role
+    where = resume_point_together(  # a step for each role
+        training.members, history.at_most, gang.aside, lambda: asked_from(training)
+    )
     roles = build_roles(training, where.steps, services.build_context)  # this rank's parts, initialised
     if not roles:
         return []

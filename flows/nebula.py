@@ -102,7 +102,7 @@ def roles_of(tune: Tune, model: Model) -> dict[str, Role]:
         "objective": tune.objective,
         "optim": tune.optim,
         "teacher": TEACHER,
-        "attach": "refuse" if tune.link.is_apart(STUDENT, TEACHER) else "replay",
+        "attach": "replay",
     }
     return {
         TEACHER: parse(Role, {"model": model, "objective": own, "optim": tune.optim}, "tune"),

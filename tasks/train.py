@@ -32,7 +32,7 @@ from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
-from atelier.infra.run.roles_apart import check_finished, roles_here, with_others
+from atelier.infra.run.roles_apart import asked_of, check_finished, roles_here, tell_finished, with_others
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import claim_site, register_trajectory, repair_trajectory
 
@@ -243,12 +243,29 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
         maps=maps_of(node),
         resume=resume,
         finished=node.training.frozen,
+        asked=asked_of(roles, segments, settings.link, settings.num_steps),
     )
 
 
+def is_asked(node: Node) -> bool:
+    """Whether students at other sites still need something of its roles, finished or not."""
+    roles, settings, segments = unpack(node)
+    return bool(asked_of(roles, segments, settings.link, settings.num_steps))
+
+
+def _finished(node: Node, store: Store) -> list[str]:
+    """The roles whose models are there."""
+    return [
+        role for role, made in node.products.items() if store.find(made.kind, made.fingerprint) is not None
+    ]
+
+
 def mend(node: Node, context: RunContext) -> None:
-    """Rewrite trajectory records that can no longer be read, although the models are finished."""
-    _, _, segments = unpack(node)
+    """Rewrite trajectory records that can no longer be read, although the models are finished; say to the
+    sites of their teachers that they are.
+    """
+    roles, settings, segments = unpack(node)
+    tell_finished(_finished(node, context.store), roles, segments, settings.link)
     for role in node.products:
         for segment in segments[role]:
             repair_trajectory(context.store, node.products[role].name, segment, context.provenance(node))
@@ -262,6 +279,7 @@ def run(node: Node, context: RunContext) -> None:
     for segment in (segment for each in segments.values() for segment in each):
         if settings.link.is_linked:
             claim_site(context.store, segment.fingerprint, settings.link.site)
+    tell_finished(_finished(node, context.store), roles, segments, settings.link)
     maps, models = maps_of(node), models_of(node)
     if node.name in context.resume.fresh:
         context.begin_again(node, {role: segments[role] for role in context.missing(node)})
@@ -318,5 +336,6 @@ def run(node: Node, context: RunContext) -> None:
             threads=node.threads,
             layout=node.layout,
             seed=settings.seed,
+            is_asked=bool(found.asked),
         )
         context.gang(asked)

@@ -96,6 +96,11 @@ class Member(Spec):
     digest: str = Field(
         default="", description="replay: the digest that the finished weights must have again"
     )
+    trajectory: str = Field(
+        default="",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="elsewhere: the last trajectory of a role that learns from one here",
+    )
     answers: str = Field(
         default="",
         pattern=r"^([0-9a-f]{64})?$",

@@ -4,7 +4,7 @@ is written last and makes the message exist. All sites reach the folder, or an a
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -30,6 +30,7 @@ from atelier.engine.io.storage import (
 HEAD, BODY, ABOUT, PROGRESS = "message.json", "tensors.safetensors", "training.json", "progress.json"
 WHAT = "the head of a message"
 MOST_HEAD = 1 << 20  # bytes
+MOST_ROLES = 1000  # of which a progress says something
 ROUND = "round-"
 TRAJECTORY = re.compile("[0-9a-f]{16}")  # a folder of its messages
 Part = bytes | memoryview  # of a file
@@ -106,9 +107,28 @@ class ReaderProgress(Spec):
     kind: Literal["progress"] = "progress"
     trajectory: Digest
     site: SiteName
-    begun: int = Field(default=1, ge=1, description="how often it has begun anew, its checkpoints lost")
+    begun: int = Field(
+        default=1, ge=1, description="how often it has begun anew: its checkpoints lost, or with other roles"
+    )
     step: int = Field(ge=0, description="steps that it has learned from")
     safe: int = Field(ge=0, description="steps whose answers it will not ask for again")
+    students: tuple[Digest, ...] = Field(
+        default=(), max_length=MOST_ROLES, description="trajectories of the roles of which this is said"
+    )
+    done: tuple[Digest, ...] = Field(
+        default=(), max_length=MOST_ROLES, description="trajectories of roles whose models are published"
+    )
+
+    def covers(self, students: Collection[str]) -> bool:
+        """Whether this is said of all these roles."""
+        return {*students} <= {*self.students, *self.done}
+
+    def is_done_with(self, students: Collection[str]) -> bool:
+        return len(students) > 0 and {*students} <= {*self.done}
+
+    def finished(self, students: Collection[str]) -> tuple[str, ...]:
+        """`done` with these."""
+        return tuple(dict.fromkeys([*self.done, *students]))[-MOST_ROLES:]
 
 
 class AboutRounds(Spec):
@@ -141,6 +161,9 @@ class AboutTraining(Spec):
     what: What = Field(default="answers", description="what that site sends")
     most: int = Field(default=0, ge=0, description="bytes of the answers to a step, at most; 0 = any")
     ahead: int = Field(default=0, ge=0, description="steps that the teacher may be before this site")
+    students: dict[SiteName, tuple[Digest, ...]] = Field(
+        default={}, description="trajectories of the roles that learn, by site; of a site not named: any"
+    )
     rounds: AboutRounds | None = Field(
         default=None, description="of an elastic membership; None = all are in"
     )
@@ -150,7 +173,7 @@ class Mailbox:
     """The messages of one trajectory below the folder `url`."""
 
     def __init__(self, url: str, trajectory: str) -> None:
-        self.trajectory = trajectory
+        self.url, self.trajectory = url, trajectory
         self.place = join(url, trajectory[:16])
 
     def open(
@@ -182,6 +205,7 @@ class Mailbox:
         most: int,
         ahead: int,
         what: What = "answers",
+        students: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """Say that this site takes part in a teacher's answers, or drawings, before the first: agents take
         none of more than `most` bytes, and none of steps that are more than `ahead` before what this site
@@ -196,6 +220,7 @@ class Mailbox:
                 most=most,
                 ahead=ahead,
                 what=what,
+                students=dict(students or {}),
             )
         )
 

@@ -3,38 +3,26 @@ that read what a role here says, and what is heard here of a role elsewhere. Ste
 says it; a role that detects replaced tokens is `delay` steps behind it.
 """
 
-from collections.abc import Iterable, Mapping
-
 from torch import Tensor
 
 from atelier.engine.config.error import DataError
-from atelier.engine.config.link import Link
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.link.answer_size import answer_bytes, drawing_entries
 from atelier.engine.link.encoded import body_bytes
-from atelier.engine.link.mailbox import Mailbox, OfStep, What
+from atelier.engine.link.mailbox import Mailbox, OfStep, ReaderProgress, What
+from atelier.engine.link.readers import ReadingSites, ending
 from atelier.engine.loop.role_state import RoleState
 
 
 class Readers:
     """A teacher here, and the sites of its students elsewhere."""
 
-    def __init__(
-        self, box: Mailbox, what: What, member: RoleState, roles: Mapping[str, Role], link: Link, end: int
-    ):
-        self.box, self.member = box, member
-        self.what: What = what
-        by_site: dict[str, list[Role]] = {}
-        for name, role in roles.items():
-            by_site.setdefault(link.site_of(name), []).append(role)
-        self.taught = {site: _hull(each.taught(end) for each in found) for site, found in by_site.items()}
-        self.asked = {site: _hull(each.asked(end) for each in found) for site, found in by_site.items()}
-
-    @property
-    def end(self) -> int:
-        return max(steps.stop for steps in self.taught.values())
+    def __init__(self, sites: ReadingSites, member: RoleState) -> None:
+        self.sites, self.member = sites, member
+        self.box = sites.box
+        self.what: What = sites.what
 
     def whole(self, clock: int) -> dict[str, Tensor]:
         """What is sent of a step. A collective."""
@@ -45,54 +33,41 @@ class Readers:
         return self.member.answering.whole()
 
     def reads_at(self, clock: int) -> bool:
-        return any(clock in steps for steps in self.asked.values())
-
-    def _progress(self, site: str) -> tuple[int, int]:
-        """Steps that a site has learned from, and whose answers it will not ask for again."""
-        found, first = self.box.progress(site), self.taught[site].start
-        return (first, first) if found is None else (max(first, found.step), max(first, found.safe))
+        return any(clock in steps for steps in self.sites.asked.values())
 
     def is_late(self, clock: int, ahead: int, own: str) -> bool:
         """Whether a site is so many steps behind `clock`. Raises DataError for one that waits for answers
         which are gone: it has begun anew, and is no more where it had come.
         """
-        for site, steps in self.taught.items():
-            come, last = self._progress(site)[0], steps.stop
+        for site, steps in self.sites.taught.items():
+            come, last = self.sites.come(site)[0], steps.stop
             is_gone = come < min(last, clock) and self.box.answers(come + 1, own, self.what) is None
-            if is_gone and self._progress(site)[0] == come:  # not removed meanwhile
+            if is_gone and self.sites.come(site)[0] == come:  # not removed meanwhile
+                way_out = f"remove {self.box.place} at both sites, and begin both together"
+                if self.sites.is_replayed_for:
+                    way_out = f"the same command trains {self.member.name} again from there"
                 raise DataError(
                     f"{self.box.folder(come + 1, own)}: is gone, and {site}, whose checkpoints are lost,"
                     f" needs the answers to step {come + 1} again; {self.member.name} is at step {clock}:"
-                    f" remove {self.box.place} at both sites, and begin both together"
+                    f" {way_out}"
                 )
             if last > come and clock - come >= ahead:
                 return True
         return False
 
+    def endings(self) -> list[tuple[str, Mailbox]]:
+        """Where students elsewhere are told that it has ended as it has to, with their sites."""
+        if not self.sites.is_replayed_for:
+            return []
+        return [(site, box) for site in self.sites.taught for box in self.sites.endings(site).values()]
+
     def slowest(self) -> int:
         """Steps that all sites have learned from."""
-        return min(self._progress(site)[0] for site in self.taught)
+        return min(self.sites.come(site)[0] for site in self.sites.taught)
 
     def safe(self) -> int:
         """The steps whose answers no site will ask for again."""
-        return min(self._progress(site)[1] for site in self.taught)
-
-    def first_missing(self, site: str, until: int) -> int:
-        """The first step before `until` whose answers a site may ask for, and which are not there; `until`
-        when all are.
-        """
-        for reader, steps in self.asked.items():
-            for clock in range(self._progress(reader)[1], min(steps.stop, until)):
-                is_there = self.box.answers(clock + 1, site, self.what) is not None
-                if not is_there and clock >= self._progress(reader)[1]:
-                    return clock
-        return until
-
-
-def _hull(each: Iterable[range]) -> range:
-    """All steps from the first of these to the last."""
-    found = list(each)
-    return range(min(steps.start for steps in found), max(steps.stop for steps in found))
+        return min(self.sites.come(site)[1] for site in self.sites.taught)
 
 
 def most_bytes(train: Train, model: ModelSpec, what: What) -> int:
@@ -107,15 +82,46 @@ def most_bytes(train: Train, model: ModelSpec, what: What) -> int:
 
 class Heard:
     """What comes of a teacher at another site, `site`, for its students here: `told` are its steps whose
-    messages this site will not ask for again, `begun` says how often this site has begun.
+    messages this site will not ask for again, `begun` says how often this site has begun, `done` which roles
+    of this site are published.
     """
 
     def __init__(self, box: Mailbox, what: What, site: str, students: list[RoleState]) -> None:
         self.box, self.site, self.students = box, site, students
         self.what: What = what
+        self.trajectories = tuple(sorted(each.spec.segments[-1].fingerprint for each in students))
+        self.done: tuple[str, ...] = ()
+        self.is_replayed = any(each.role.attach == "replay" for each in students)
+        self.endings = [ending(box, each) for each in self.trajectories] if self.is_replayed else []
         self.told, self.begun = 0, 1
         self.first = min(student.role.taught(student.end).start for student in students)
         self.behind = max(student.role.delay for student in students)
+
+    def begin(self, own: str, clock: int) -> ReaderProgress:
+        """What this site, `own`, says of its progress when it begins at step `clock`."""
+        step, known = max(self.first, clock - self.behind), self.box.progress(own)
+        if known is None:
+            known = ReaderProgress(trajectory=self.box.trajectory, site=own, step=step, safe=self.first)
+        elif not {*self.trajectories} <= {*known.students}:  # of other roles that learned from it
+            update = {"begun": known.begun + 1, "step": step, "safe": self.first}
+            known = known.model_copy(update=update)
+        self.begun = known.begun + (known.safe > step)  # a run that had come further, and is lost
+        self.told = min(known.safe, step)
+        self.done = tuple(each for each in known.done if each not in self.trajectories)
+        return self.progress(own, min(known.step, step))
+
+    def progress(self, own: str, step: int, *, is_over: bool = False) -> ReaderProgress:
+        """What is said of having learned from `step` steps; `is_over`: and of being published."""
+        said = ReaderProgress(
+            trajectory=self.box.trajectory,
+            site=own,
+            begun=self.begun,
+            step=step,
+            safe=min(self.told, step),
+            students=self.trajectories,
+            done=self.done,
+        )
+        return said.model_copy(update={"done": said.finished(self.trajectories)}) if is_over else said
 
     def active(self, clock: int, delay: int) -> list[RoleState]:
         """Those that learn at step `clock` from the step `delay` before."""
@@ -127,11 +133,11 @@ class Heard:
 
     def head(self, step: int) -> OfStep | None:
         """The head of the message of a teacher's step, from 0. Raises DataError when it will not come any
-        more.
+        more: later ones are here, and the teacher is not trained again.
         """
         if (head := self.box.answers(step + 1, self.site, self.what)) is not None:
             return head
-        if (there := self.box.rounds()) and there[0] > step + 1:
+        if not self.is_replayed and (there := self.box.rounds()) and there[0] > step + 1:
             raise DataError(
                 f"{self.box.folder(step + 1, self.site)}: is gone, {self.site} is at step {there[-1]}: this"
                 " site's checkpoints are too old to go on; begin all sites again"

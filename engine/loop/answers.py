@@ -15,12 +15,13 @@ from pathlib import Path
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
-from atelier.engine.config.error import DataError
+from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.run_file import Training
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.io.tensorfile import in_file_order
 from atelier.engine.link.encoded import body_bytes
 from atelier.engine.link.mailbox import BODY, Mailbox, OfStep, ReaderProgress, What
+from atelier.engine.link.readers import ENDED, reading_sites
 from atelier.engine.loop.answer_ends import Heard, Readers, most_bytes, what_of
 from atelier.engine.loop.answer_parts import AnswerParts, opened
 from atelier.engine.loop.drawn import opened_drawn
@@ -31,6 +32,8 @@ from atelier.engine.model.weights import entries_of, in_memory, write_files
 from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.05  # seconds between looks for messages
+CONCLUSION = (b"ended",)
+MOST_CONCLUSION = 1 << 10  # bytes
 WHATS: tuple[What, ...] = ("answers", "drawings")
 
 
@@ -47,7 +50,6 @@ class SitesApart:
         meter: LinkMeter,
     ) -> None:
         self._link, self._gang, self._stop, self._scratch = training.train.link, gang, stop, scratch
-        end = training.train.num_steps
         self._train, self._meter = training.train, meter
         self._readers: list[Readers] = []
         self._heard: list[Heard] = []
@@ -59,9 +61,8 @@ class SitesApart:
                 taught = [m for m in members.values() if m.role.teacher == name and what_of(m.role) == what]
                 if taught:
                     self._heard.append(Heard(box, what, self._link.site_of(name), taught))
-            elif name in members:
-                roles = {n: role for n, role in training.readers(name).items() if what_of(role) == what}
-                self._readers.append(Readers(box, what, members[name], roles, self._link, end))
+            elif name in members and (sites := reading_sites(training, name, what)) is not None:
+                self._readers.append(Readers(sites, members[name]))
                 if what == "answers":
                     tokens = members[name].role.model.tokens
                     members[name].answering = AnswerParts(self._link, gang, members[name].grid, tokens)
@@ -74,7 +75,7 @@ class SitesApart:
     @property
     def end(self) -> int:
         """The last step that a site elsewhere learns from; 0 = none does."""
-        return max((each.end for each in self._readers), default=0)
+        return max((each.sites.last for each in self._readers), default=0)
 
     def begin(self, clock: int) -> int:
         """Say that this site takes part; the step at which it begins: `clock`, or an earlier one that a
@@ -90,12 +91,13 @@ class SitesApart:
             self._open_boxes(clock)
             for readers in self._readers:
                 name = readers.member.name
-                last = clock if readers.member.moves else readers.end
-                missing = readers.first_missing(self._link.site, last)
+                last = clock if readers.member.moves else readers.sites.last
+                missing = readers.sites.first_missing(self._link.site, last)
                 if readers.member.moves and missing < clock:
                     raise DataError(
                         f"roles.{name}: is at step {clock}, and its answers to step {missing + 1}, which"
-                        f" students at other sites need, are not in {self._link.mailbox}: begin them together"
+                        f" students at other sites need, are not in {self._link.mailbox}: begin them"
+                        " together, or with roles.<student>.attach=replay"
                     )
                 found.append(missing)
             return min(found)
@@ -107,20 +109,20 @@ class SitesApart:
         own, ahead = self._link.site, self._link.ahead
         for readers in self._readers:
             most = most_bytes(self._train, readers.member.role.model, readers.what)
-            sites = {own, *readers.taught}
-            readers.box.open_answers(own, sites, own, most=most, ahead=ahead, what=readers.what)
+            sites, students = {own, *readers.sites.taught}, readers.sites.students
+            readers.box.open_answers(
+                own, sites, own, most=most, ahead=ahead, what=readers.what, students=students
+            )
+            for site, box in readers.endings():
+                box.open_answers(own, (own, site), own, most=MOST_CONCLUSION, ahead=1, what=readers.what)
         for heard in self._heard:
             most = most_bytes(self._train, heard.students[0].role.model, heard.what)
             sites, longest = (own, heard.site), max(ahead, heard.behind)  # what comes after its last step
             heard.box.open_answers(own, sites, heard.site, most=most, ahead=longest, what=heard.what)
-            first, known = heard.first, heard.box.progress(own)
-            step = max(first, clock - heard.behind)
-            if known is None:
-                known = ReaderProgress(trajectory=heard.box.trajectory, site=own, step=step, safe=first)
-            heard.begun = known.begun + (known.safe > step)  # a run that had come further, and is lost
-            heard.told = min(known.safe, step)
-            update = {"step": min(known.step, step), "safe": heard.told, "begun": heard.begun}
-            heard.box.tell(known.model_copy(update=update))
+            heard.box.tell(heard.begin(own, clock))
+            for box in heard.endings:
+                box.open_answers(own, sites, heard.site, most=MOST_CONCLUSION, ahead=1, what=heard.what)
+                box.tell(ReaderProgress(trajectory=box.trajectory, site=own, step=0, safe=0))
 
     def meet(self, clock: int) -> float:
         """Before a step: wait until its answers are there, and until no site is too far behind; or until a
@@ -227,26 +229,33 @@ class SitesApart:
             self._meter.add(readers.member.name, link_bytes=body_bytes(entries), link_ahead_steps=ahead)
         readers.box.forget(safe)
 
-    def _tell(self, step: int, *, is_last: bool = False) -> None:
+    def _tell(self, step: int) -> None:
         """Say how far this site has come in what it learns from each teacher elsewhere."""
         for heard in self._heard if self._gang.is_first else ():
-            if is_last:
-                come = heard.told = max(each.role.taught(each.end).stop for each in heard.students)
-            else:
-                durable = [max(each.durable_steps[0] - each.role.delay, 0) for each in heard.students]
-                heard.told, come = max(heard.told, min(durable)), max(step - heard.behind, heard.first)
-            progress = ReaderProgress(
-                trajectory=heard.box.trajectory,
-                site=self._link.site,
-                begun=heard.begun,
-                step=come,
-                safe=min(heard.told, come),
-            )
-            heard.box.tell(progress)
+            durable = [max(each.durable_steps[0] - each.role.delay, 0) for each in heard.students]
+            heard.told = max(heard.told, min(durable))
+            heard.box.tell(heard.progress(self._link.site, max(step - heard.behind, heard.first)))
+
+    def conclude(self, clock: int) -> None:
+        """After the last step, before anything is published: wait until the teachers elsewhere that are
+        trained again have ended as they had to, then say so of those here. A collective.
+
+        Raises StoppedError when a stop is asked before.
+        """
+        endings = [(box, heard) for heard in self._heard for box in heard.endings]
+        if endings:
+            self._gang.heartbeat.rest("link")
+            if not self._wait(lambda: all(box.has(ENDED, heard.site) for box, heard in endings)):
+                raise StoppedError(f"stopped at step {clock}")
+        for readers in self._readers if self._gang.is_first else ():
+            for _, box in readers.endings():
+                box.answer(ENDED, self._link.site, CONCLUSION, readers.what)
 
     def finish(self) -> None:
         """Say that this site needs no more answers, its students being published; remove what nobody does."""
         if self._gang.is_first:
-            self._tell(0, is_last=True)
+            for heard in self._heard:
+                heard.told = last = max(each.role.taught(each.end).stop for each in heard.students)
+                heard.box.tell(heard.progress(self._link.site, last, is_over=True))
             for readers in self._readers:
                 readers.box.forget(readers.safe())

@@ -7,7 +7,7 @@ still to learn from, or is no later than they need them. A role without a checkp
 The gang's clock begins at the earliest of these steps; roles that are ahead wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -79,10 +79,14 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
 
 
 def resume_point_together(
-    members: Mapping[str, Member], limits: Mapping[str, int], gang: RankGroup
+    members: Mapping[str, Member],
+    limits: Mapping[str, int],
+    gang: RankGroup,
+    asked: Callable[[], Mapping[str, int]] = dict,
 ) -> ResumePoint:
     """`resume_point` on rank 0, after a check that every checkpoint store is reachable; all ranks get its
-    result or raise its error.
+    result or raise its error. `asked`: more limits, those of teachers that are trained again for students
+    elsewhere.
     """
 
     def decide() -> ResumePoint | None:
@@ -91,7 +95,10 @@ def resume_point_together(
         for member in members.values():
             if member.mode == "train":
                 reach(checkpoints(member.segments[-1]))
-        return resume_point(members, limits)
+        both = {**limits}
+        for name, step in asked().items():
+            both[name] = min(step, both.get(name, step))
+        return resume_point(members, both)
 
     return cast(ResumePoint, all_or_none(gang, decide, lambda found: found[:1] * gang.world))
 

@@ -284,8 +284,8 @@ class Loop:
         """
         for name in outcomes:
             member = self.members[name]
-            if member.spec.mode == "replay" and step.clock + 1 == member.end and member.spec.digest:
-                check_digest(member, most=self.services.file_bytes)
+            if step.clock + 1 == member.end:
+                self._check_replayed(member)
         bad = [name for name, outcome in outcomes.items() if outcome.bad]
         for name in bad:
             self.curves[name].flush()
@@ -297,6 +297,10 @@ class Loop:
         every = self.train.health.digest_every
         if every and (step.clock + 1) % every == 0:
             self._check_copies(step.clock + 1)
+
+    def _check_replayed(self, member: RoleState) -> None:
+        if member.spec.mode == "replay" and member.spec.digest:
+            check_digest(member, most=self.services.file_bytes)
 
     @contextmanager
     def _settled_by_errors(self) -> Iterator[None]:
@@ -354,7 +358,15 @@ class Loop:
         self.profiler.close()
 
     def publish(self) -> None:
-        """Write the outputs of all roles that have one."""
+        """Write the outputs of all roles that have one, when the teachers elsewhere that are trained again
+        have ended as they had to.
+
+        Raises StoppedError when a stop is asked before.
+        """
+        if not self.sites.is_alone:
+            for member in self.order if self.begin == self.end else ():  # else checked when it ended
+                self._check_replayed(member)
+            self.sites.conclude(self.end)
         self.gang.heartbeat.rest("publish")
         for member in self.order:
             if member.spec.output:

@@ -108,11 +108,11 @@ def _check_student(
             f"{other}, beside {teacher} at {link.site_of(teacher)}: one teacher is built for such a student",
             f"leave one out, or all of them at {link.site_of(name)} in {where}.roles",
         )
-    if role.attach != "refuse":
+    if role.attach == "frozen":
         raise ConfigError(
             f"{place}.attach",
-            f"{role.attach}, which is not built for a teacher at another site ({teacher})",
-            f"leave it out, or both roles at one site in {where}.roles",
+            f"frozen, which is not built for a teacher at another site ({teacher})",
+            f"replay, which trains {teacher} again, or both roles at one site in {where}.roles",
         )
     for each in () if role.detects else (name, teacher):
         model = roles[each].model if each in roles else None

@@ -113,7 +113,7 @@ class Elsewhere:
                 for other, theirs in others:
                     is_past = theirs["state"] == "reuse" or theirs["from_step"] > come
                     if other is not node and is_past and not self._has_what_follows(other, node, role, come):
-                        yield self._told(mine, theirs, come, other)
+                        yield self._told(mine, theirs, come, other, node, role)
 
     def _has_what_follows(self, other: Node, node: Node, role: str, step: int) -> bool:
         """Whether the other site's message that the role needs after `step` lies in home's mailbox."""
@@ -126,7 +126,7 @@ class Elsewhere:
         box = Mailbox(self._here.mailbox, drawings_of(last) if spec.detects else answers_of(last, link))
         return box.has(step + 1, site)
 
-    def _told(self, mine: PlanRow, theirs: PlanRow, step: int, other: Node) -> str:
+    def _told(self, mine: PlanRow, theirs: PlanRow, step: int, other: Node, node: Node, key: str) -> str:
         site = other.site or self._here.name
         where = "is finished" if theirs["state"] == "reuse" else f"is at step {theirs['from_step']}"
         if other.training.train.link.rows:
@@ -134,10 +134,15 @@ class Elsewhere:
                 f"{mine['name']}: goes on after step {step}, {site} {where}, and its messages are gone:"
                 f" remove that training at {site} too, or another train.seed"
             )
+        role = node.training.roles[key]
+        if role.attach == "replay":
+            return (
+                f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and what its own"
+                f" store had of it is gone: remove that training's folder in the mailboxes of both sites"
+            )
         return (
             f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and its answers are"
-            " gone: another seed trains both, and both at one site in link.roles have the teacher train again"
-            " beside it (attach=replay)"
+            f" gone: attach=replay of {key} has {role.teacher} train again, for it"
         )
 
     def _rows(self, site: str, reply: Reply) -> list[PlanRow]:

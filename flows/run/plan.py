@@ -66,7 +66,7 @@ class PlanRow(EstimateRow):
     task: str
     kind: str
     fingerprint: str
-    state: str  # reuse, run or refused
+    state: str  # reuse, run, replay (finished, and trained again for others at other sites) or refused
     reasons: list[Reason]
     from_step: int
     effective_time: float
@@ -292,6 +292,7 @@ class Standing:
     from_step: int = 0
     refusals: tuple[str, ...] = ()
     refused: frozenset[str] = frozenset()
+    replayed: frozenset[str] = frozenset()  # for students at other sites
     teaching: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -310,7 +311,8 @@ def _standing(node: Node, store: Store, resume: Resume) -> Standing:
         if one.mode == "frozen"
     }
     told = tuple(str(r) for r in found.refusals)
-    return Standing(found.from_step, told, frozenset(found.refused), teaching)
+    replayed = frozenset(name for name in found.asked if found.situations[name].mode == "replay")
+    return Standing(found.from_step, told, frozenset(found.refused), replayed, teaching)
 
 
 def _row(
@@ -322,7 +324,9 @@ def _row(
     plan_inputs: PlanInputs,
 ) -> PlanRow:
     is_done, pool = record is not None, plan_inputs.frozen.pool
-    state = "reuse" if is_done else "refused" if key in standing.refused else "run"
+    is_idle = is_done and key not in standing.replayed
+    state = "refused" if key in standing.refused else "replay" if is_done else "run"
+    state = "reuse" if is_idle else state
     row: PlanRow = {
         "name": row_name(node, key),
         "task": node.task,
@@ -330,7 +334,7 @@ def _row(
         "fingerprint": product.fingerprint,
         "state": state,
         "reasons": [] if is_done else reasons_of(row_name(node, key), product, plan_inputs.known),
-        "from_step": 0 if is_done else standing.from_step,
+        "from_step": 0 if is_idle else standing.from_step,
         "params": 0,
         "flops": 0.0,
         "memory_gb": 0.0,
@@ -353,7 +357,7 @@ def _row(
     aside = without_pipeline(config.roles)
     layout = Parallel.model_validate(node.layout).of_role(key, is_student=key in aside)
     vocab = plan_inputs.vocab
-    found = estimate(role, settings, layout, pool, vocab, 0 if is_done else steps)
+    found = estimate(role, settings, layout, pool, vocab, 0 if is_idle else steps)
     for name in () if is_done else _first_of(key, node, standing):
         beside = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
         found = found.with_teacher(estimate(config.roles[name], settings, beside, pool, vocab, steps))

@@ -9,6 +9,7 @@ from contextlib import suppress
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.infra.dag import Node
 from atelier.infra.run.context import RunContext
+from atelier.tasks.train import is_asked
 
 
 def work(
@@ -20,7 +21,7 @@ def work(
     node fails, StoppedError when it was stopped.
     """
     states[node.name] = "running"
-    is_reused = not context.missing(node)
+    is_reused = not context.missing(node) and not (node.task == "train" and is_asked(node))
     handle = context.tracker.start_task(node, is_reused)
     try:
         task = importlib.import_module(f"atelier.tasks.{node.task}")

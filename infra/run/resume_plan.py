@@ -4,7 +4,7 @@ result of neither).
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from atelier.engine.config.base import Spec
@@ -117,6 +117,7 @@ class Situation:
     standing: TrajectoryState
     is_finished: bool
     mode: Mode = "train"
+    has_steps: bool = False  # it takes some in the gang
 
     @property
     def is_begun(self) -> bool:
@@ -165,6 +166,7 @@ class ResumePlan:
 
     situations: dict[str, Situation]
     from_step: int
+    asked: Mapping[str, int] = field(default_factory=dict)  # of `resume_plan`
     refusals: tuple[Refusal | OtherCode, ...] = ()
 
     @property
@@ -183,11 +185,14 @@ def resume_plan(
     maps: Mapping[str, Map],
     resume: Resume,
     finished: Container[str] = (),
+    asked: Mapping[str, int] | None = None,
 ) -> ResumePlan:
     """Plan what a gang of `roles` has to do, from their trajectories and models (kind, fingerprint) in the
     store and the current code (`maps`). `resume`: what to do with trainings that other code has begun;
-    `finished`: roles whose models are there when the gang starts.
+    `finished`: roles whose models are there when the gang starts; `asked`: roles that others at other sites
+    still need, with the step from which they do.
     """
+    asked = asked or {}
     records = {name: store.find(*models[name]) for name in roles}
     is_fresh = node in resume.fresh
     found = {
@@ -200,49 +205,58 @@ def resume_plan(
         )
         for name in roles
     }
-    order = in_teaching_order(roles)
-    needed = _needed(roles, found)
-    chosen = {
-        name: replace(found[name], mode=_mode(name, roles, needed, found)) for name in order if name in needed
-    }
+    chosen = _chosen(roles, found, asked)
     refusals: list[Refusal | OtherCode | None] = [_refusal(name, roles, found, store) for name in chosen]
     if not resume.accept_code:
         refusals += [
             other_code(node, name, segments[name], maps[name], store, records[name])
             for name, one in chosen.items()
-            if one.mode == "replay"
-            or (one.mode == "train" and not is_fresh and name in _moving(roles, chosen))
+            if one.mode == "replay" or (one.mode == "train" and not is_fresh and one.has_steps)
         ]
     return ResumePlan(
         situations=chosen,
-        from_step=_resume_step(roles, chosen, store),
+        from_step=_resume_step(roles, chosen, store, asked),
+        asked=asked,
         refusals=tuple(filter(None, refusals)),
     )
 
 
-def _needed(roles: Mapping[str, Role], found: Mapping[str, Situation]) -> set[str]:
-    """Unfinished roles and, while they have steps left to train, their teachers, transitively."""
-    needed: set[str] = set()
-    for name in roles:
-        if found[name].is_finished:
-            continue
-        needed.add(name)
-        waiting = [name]
-        while waiting:
-            at = waiting.pop()
-            teachers = () if found[at].has_trained else roles[at].teachers
-            needed |= set(teachers)
-            waiting += teachers
-    return needed
+def _chosen(
+    roles: Mapping[str, Role], found: Mapping[str, Situation], asked: Mapping[str, int]
+) -> dict[str, Situation]:
+    """The roles of the gang, in teaching order: unfinished ones, those asked for by other sites and the
+    teachers of all that take steps. The teacher of one that takes steps does, too, but a finished one whose
+    students learn from it as it is; a role whose last checkpoint exists does not for itself.
+    """
+    needed = {name for name in roles if not found[name].is_finished or name in asked}
+    trained = {name for name in needed if found[name].has_trained}
+    moving = {
+        name
+        for name in needed
+        if name not in trained or asked.get(name, found[name].standing.end) < found[name].standing.end
+    }
+    waiting = [*moving]
+    while waiting:
+        role = roles[waiting.pop()]
+        needed |= {*role.teachers}
+        teacher = role.teacher
+        is_frozen = role.attach == "frozen" and teacher and found[teacher].is_finished
+        if teacher and not is_frozen and roles[teacher].moves and teacher not in moving:
+            moving.add(teacher)
+            waiting.append(teacher)
 
+    def mode(name: str) -> Mode:
+        if not roles[name].moves:
+            return "frozen"
+        if not found[name].is_finished:
+            return "train"
+        return "replay" if name in moving or name in asked else "frozen"
 
-def _mode(name: str, roles: Mapping[str, Role], needed: set[str], found: Mapping[str, Situation]) -> Mode:
-    if not roles[name].moves:
-        return "frozen"
-    if not found[name].is_finished:
-        return "train"
-    students = [s for s in needed if roles[s].teacher == name and not found[s].is_finished]
-    return "frozen" if students and all(roles[s].attach == "frozen" for s in students) else "replay"
+    return {
+        name: replace(found[name], mode=mode(name), has_steps=name in moving and roles[name].moves)
+        for name in in_teaching_order(roles)
+        if name in needed
+    }
 
 
 def _refusal(
@@ -276,22 +290,20 @@ def _has_drawn(step: int, role: Role, student: Situation, teacher: Situation, st
     return not missing or missing <= drawn_at(store, teacher.segments, step)
 
 
-def _moving(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> dict[str, Situation]:
-    """Roles with steps to take: all but frozen ones and fully trained ones without students to train."""
-    teachers = {roles[name].teacher for name, s in chosen.items() if not s.has_trained}
-    return {
-        n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)
-    }
-
-
-def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation], store: Store) -> int:
-    """The newest step at which every moving role has a checkpoint or has not started, and from which its
-    students can go on. A fully trained role without students does not constrain it.
+def _resume_step(
+    roles: Mapping[str, Role], chosen: Mapping[str, Situation], store: Store, asked: Mapping[str, int]
+) -> int:
+    """The newest step at which every moving role has a checkpoint or has not started, from which its students
+    can go on, and from which others elsewhere still need it. A fully trained role without students does not
+    constrain it.
     """
-    moving = _moving(roles, chosen)
+    moving = {name: one for name, one in chosen.items() if one.has_steps}
+    most = min((asked[name] for name in moving if name in asked), default=None)
     candidates = {0} | {step for s in moving.values() for step in s.standing.steps}
 
     def fits(step: int) -> bool:
+        if most is not None and step > most:
+            return False
         if not all(step in s.standing.steps or step <= s.standing.start for s in moving.values()):
             return False
         behind = [name for name in moving if roles[name].delay and roles[name].teacher in moving]

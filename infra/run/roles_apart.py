@@ -2,7 +2,7 @@
 roles elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
@@ -10,6 +10,8 @@ from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.config.trajectory import Segment
+from atelier.engine.link.mailbox import Mailbox, ReaderProgress, What
+from atelier.engine.link.readers import Learner, ReadingSites
 
 VERSION = 1  # of what answers are
 
@@ -50,6 +52,66 @@ def drawings_of(trajectory: str) -> str:
     return identify("drawings", VERSION, {}, {"teacher": trajectory})
 
 
+def box_of(name: str, segments: Mapping[str, list[Segment]], link: Link, what: What) -> Mailbox:
+    """Of a role's messages of this kind."""
+    last = segments[name][-1].fingerprint
+    return Mailbox(link.mailbox, drawings_of(last) if what == "drawings" else answers_of(last, link))
+
+
+def asked_of(
+    roles: Mapping[str, Role], segments: Mapping[str, list[Segment]], link: Link, steps: int
+) -> dict[str, int]:
+    """By role of this site that students elsewhere, with attach=replay, still need something of: from which
+    step it has to be trained again, or trained on, for them. `steps`: of the training.
+    """
+    found: dict[str, int] = {}
+    for name, what, learners in _taught_elsewhere(roles, segments, link):
+        box, end = box_of(name, segments, link, what), roles[name].last(steps)
+        sites = ReadingSites(box, what, learners, link, steps=steps, end=end)
+        asked = sites.asked_from(link.site) if sites.is_replayed_for else None
+        if asked is not None:
+            found[name] = min(asked, found.get(name, asked))
+    return found
+
+
+def _taught_elsewhere(
+    roles: Mapping[str, Role], segments: Mapping[str, list[Segment]], link: Link
+) -> Iterator[tuple[str, What, dict[str, Learner]]]:
+    """The roles of this site that teach others elsewhere, by what of messages, and whom."""
+    whats: tuple[What, ...] = ("answers", "drawings")
+    for name in (name for name, role in roles.items() if role.moves and link.mailbox and link.is_here(name)):
+        for what in whats:
+            learners = {
+                key: Learner(role, segments[key][-1].fingerprint)
+                for key, role in roles.items()
+                if role.teacher == name and link.is_apart(key, name) and role.detects == (what == "drawings")
+            }
+            if learners:
+                yield name, what, learners
+
+
+def tell_finished(
+    finished: Collection[str], roles: Mapping[str, Role], segments: Mapping[str, list[Segment]], link: Link
+) -> None:
+    """Say of roles of this site that are `finished`, and whose teacher elsewhere would be trained again for
+    them, that they are: their mailbox may be a new one.
+    """
+    for name in finished:
+        role = roles[name]
+        if not link.is_apart(name, role.teacher) or role.attach != "replay" or not link.mailbox:
+            continue
+        what: What = "drawings" if role.detects else "answers"
+        box, last = box_of(role.teacher, segments, link, what), segments[name][-1].fingerprint
+        known = box.progress(link.site)
+        if known is not None and known.is_done_with({last}):
+            continue
+        if box.about(link.site) is None:
+            teacher = link.site_of(role.teacher)
+            box.open_answers(link.site, (link.site, teacher), teacher, most=1, ahead=1, what=what)
+        known = known or ReaderProgress(trajectory=box.trajectory, site=link.site, step=0, safe=0)
+        box.tell(known.model_copy(update={"done": known.finished({last})}))
+
+
 def with_others(
     members: Mapping[str, Member],
     roles: Mapping[str, Role],
@@ -83,5 +145,6 @@ def with_others(
         learns = role.teacher in members and link.is_apart(name, role.teacher)
         if name not in members and (teaches or learns):
             sized = role.model_copy(update={"model": role.model.resolved(vocab)})
-            found[name] = Member(role=sized, mode="elsewhere").model_copy(update=told(name))
+            known = {"trajectory": segments[name][-1].fingerprint} if learns else {}
+            found[name] = Member(role=sized, mode="elsewhere").model_copy(update=told(name) | known)
     return found

@@ -68,7 +68,7 @@ class SiteOrder(Spec):
 class PlannedProduct(Spec):
     """What a site says of a product in its plan."""
 
-    state: Literal["run", "reuse", "refused"]
+    state: Literal["run", "reuse", "replay", "refused"]
     from_step: int = Field(default=0, ge=0)
     params: int = Field(default=0, ge=0)
     flops: float = Field(default=0.0, ge=0)

@@ -152,8 +152,12 @@ class Incoming:
         if known is not None and (progress.begun, progress.safe) < (known.begun, known.safe):
             raise NotTaken(f"step {known.safe} was safe, and now {progress.safe}", "over")
         box.tell(progress)
-        readers = [box.progress(site) for site in about.sites if site != self._site]
-        box.forget(min(reader.safe if reader else 0 for reader in readers))
+        readers = {site: box.progress(site) for site in about.sites if site != self._site}
+        safe = (
+            reader.safe if reader and reader.covers(about.students.get(site, ())) else 0
+            for site, reader in readers.items()
+        )
+        box.forget(min(safe))
 
     def forget(self, progress: ReaderProgress) -> None:
         """Remove the answers that this site will not ask for again; nobody else reads them here."""

@@ -110,7 +110,10 @@ class MessageCalls:
                     yield found
 
     def _hear(self, progress: ReaderProgress, peer: str) -> None:
+        before = self._told.get((peer, progress.trajectory))
         self._incoming.take_progress(progress, peer)
+        if before is None or before.begun != progress.begun:  # it may ask for what it has had
+            self._delivered.pop((peer, progress.trajectory), None)
         self._note("received", peer, progress)
 
     def _note(self, what: str, peer: str, progress: ReaderProgress) -> None:
@@ -133,7 +136,11 @@ class MessageCalls:
         for about in self._incoming.trainings(peer):
             box, key = Mailbox(self._url, about.trajectory), (peer, about.trajectory)
             self._offer_again(channel, peer, box)
-            for head in box.sent(self._site, self._delivered.get(key, 0)):
+            last = self._delivered.get(key, 0)
+            for head in box.sent(self._site, last):
+                if not isinstance(head, Contribution) and last and head.round != last + 1:
+                    break  # those between are trained again
+                last = head.round
                 if not self._deliver(channel, peer, box, head):
                     break  # later rounds are too early as well
 
@@ -201,7 +208,7 @@ class MessageCalls:
         box = Mailbox(self._url, trajectory)
         rounds = box.rounds()
         own = box.progress(self._site)
-        last = max(min(rounds, default=1) - 1, own.safe if own else 0)
+        last = own.safe if own else min(rounds, default=1) - 1
         for number in rounds:
             if number != last + 1 or not box.has(number, peer):
                 break

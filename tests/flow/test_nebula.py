@@ -1,7 +1,9 @@
 """Flow nebula over two sites on loopback: pretrained by both, tuned at one, a student of it at the other."""
 
 import json
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -51,12 +53,34 @@ def test_killed_anywhere_it_goes_on_to_the_same_bits(whole: TwoSites, tmp_path: 
     assert sites.models() == whole.models()
 
 
-def test_a_student_whose_teacher_has_finished_elsewhere_is_refused_with_a_way_out(whole: TwoSites) -> None:
-    code, _, err = whole.home.finish(*WORDS, "tune.student.hidden=64")
-    assert code == 2 and "is finished, and its answers are gone" in err and "attach=replay" in err, err
-    both = "tune.link.roles={b:[teacher,student]}"
-    code, out, err = whole.home.finish(*WORDS, "tune.student.hidden=64", both, "score.controls=false")
-    assert code == 0, out + err
+def test_for_another_student_its_teacher_trains_again_elsewhere(whole: TwoSites, tmp_path: Path) -> None:
+    """To the bits of the first run of both, although it is killed meanwhile; then nothing is to do, for this
+    student and for the first.
+    """
+    words = (*WORDS, "score.controls=false", "tune.student.hidden=64")
+    code, out, err = whole.home.finish("plan", *words, "--json")
+    states = {row["name"]: row["state"] for row in json.loads(out)["tasks"] if "tune" in row["name"]}
+    assert code == 0 and states == {"tune.a": "run", "tune.b@b": "replay"}, err
+    first = whole.models()
+    command = whole.home.start(*words)
+    mailbox = whole.home.root / "sites" / "a" / "keys" / "mailbox"
+
+    def is_taught() -> bool:
+        """Whether another student has learned from a few steps."""
+        said = [json.loads(path.read_text()) for path in mailbox.glob("*/a-progress.json")]
+        return any(one["begun"] > 1 and 6 <= one["step"] < 20 for one in said)
+
+    command.until(is_taught, "a student that learns")
+    for process in whole.home.processes("site\0work"):
+        os.kill(process, signal.SIGKILL)
+    assert command.wait() == 0, command.text
+    mine, there = whole.models()
+    assert there == first[1], "the teacher is published once"
+    theirs, _ = ran(tmp_path, words).models()
+    assert mine["student"] == theirs["student"] != first[0]["student"]
+    for again in (words, WORDS):
+        code, out, err = whole.home.finish(*again)
+        assert code == 0 and "nothing to do" in out, out + err
 
 
 def test_at_one_site_it_is_one_gang(tmp_path: Path) -> None:

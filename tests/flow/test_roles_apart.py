@@ -70,6 +70,21 @@ def test_killed_without_warning_they_go_on_to_the_same_bits(whole: Path, tmp_pat
     assert [models(tmp_path, site) for site in SITES] == [models(whole, site) for site in SITES]
 
 
+def test_another_student_has_the_finished_teacher_train_again_for_it(whole: Path, tmp_path: Path) -> None:
+    """Then nothing is to do at either site."""
+    more = ("roles.student_a.optim.lr=2e-3", "roles.student_a.attach=replay")
+    together = tmp_path / "together"
+    together.mkdir()
+    wait(together, {site: begin(together, site, *more) for site in SITES})
+    before = models(whole, "a")
+    wait(whole, {site: begin(whole, site, *more) for site in SITES})
+    assert models(whole, "a") == before == models(together, "a")
+    assert models(whole, "b")["student_a"] == models(together, "b")["student_a"]
+    for site in SITES:
+        wait(whole, {site: begin(whole, site, *more)})
+        assert "nothing to do" in (whole / f"{site}.log").read_text()[-400:]
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -22,6 +22,7 @@ class Apart:
 
     field = "answers"  # of a member, what names the messages
     sizes: Mapping[str, Any] = SIZES
+    replayed = ""  # the digest of a finished teacher, which is trained again
 
     def __init__(
         self, folder: Path, text: dict[str, str], *, students: Mapping[str, Role], frozen: bool, **link: Any
@@ -36,6 +37,10 @@ class Apart:
     def teacher(self, setup: TrainingSetup, steps: int) -> Member:
         if self.frozen:
             return finished_model(setup, "teacher", model(32), seed=1)
+        if self.replayed:
+            return setup.member(
+                "teacher", role(32, lr=1e-2), steps, mode="replay", output=False, digest=self.replayed
+            )
         return setup.member("teacher", role(32, lr=1e-2), steps)
 
     def whole(self, folder: Path, text: dict[str, str], steps: int = STEPS, **more: Any) -> TrainingSetup:
@@ -49,7 +54,10 @@ class Apart:
         setup, link = self.setups[site], self.link | {"site": site}
         teacher = self.teacher(setup, steps)
         if site == "a":
-            away = {name: Member(role=spec, mode="elsewhere") for name, spec in self.students.items()}
+            away = {
+                name: Member(role=spec, mode="elsewhere", trajectory=setup.segment(name, 0, 1).fingerprint)
+                for name, spec in self.students.items()
+            }
             members = {"teacher": teacher.model_copy(update={self.field: ANSWERS}), **away}
         else:
             setup.inputs.pop("teacher", None)

@@ -205,7 +205,7 @@ def test_a_teacher_that_is_past_its_students_is_refused(tmp_path: Path, text: di
         ({}, {}, {"pipeline": 2}, "parallel.pipeline: 2, and answers"),
         ({"objective": {"lm": LM(), "h": Hidden()}}, {}, {}, "roles.student.objective.h: compares more than"),
         ({"objective": {"lm": LM(), "h": Attention()}}, {}, {}, "objective.h: compares more than logits"),
-        ({"attach": "replay"}, {}, {}, "roles.student.attach: replay, which is not built"),
+        ({"attach": "frozen"}, {}, {}, "roles.student.attach: frozen, which is not built"),
     ],
 )
 def test_what_is_not_built_is_refused(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from atelier.flows.run.draw import collect_nodes
 from atelier.infra.code import moved_code
 from atelier.infra.code.code_map import Map, digest_of, files_of, maps_of
 from atelier.infra.dag import Node
-from atelier.infra.run.resume_plan import Resume, _code_of, members, other_code
+from atelier.infra.run.resume_plan import Resume, _code_of, members, other_code, resume_plan
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import code_place
@@ -126,6 +127,46 @@ def test_a_teacher_is_replayed_to_the_digest_of_its_weights_in_one_file_or_in_sh
     lines = "".join(f"{name} {n:064d}\n" for n, name in enumerate(names))
     over_shards = hashlib.sha256(lines.encode()).hexdigest()
     assert teacher.digest == ("0" * 64 if num_shards == 1 else over_shards)
+
+
+CHAIN = (
+    "+role@roles.pupil=student", "roles.pupil.teacher=student_a", "roles.pupil.start=20", "train.steps=40",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_who_takes_steps_has_a_teacher_that_does_or_is_taken_as_finished(store: Store, seed: int) -> None:
+    """Three roles, each the teacher of the next, as drawn: finished or not, with what checkpoints."""
+    draw = random.Random(seed)
+    attach = {name: draw.choice(("replay", "replay", "frozen")) for name in ("student_a", "pupil")}
+    words = [f"roles.{name}.attach={how}" for name, how in attach.items()]
+    nodes = collect_nodes(compose("distill", [*WORDS, *CHAIN, *words]), store)
+    node = next(node for node in nodes if node.task == "train" and len(node.products) > 1)
+    roles, _, parts = train.unpack(node)
+    finished = [name for name in ("teacher", "student_a") if draw.random() < 0.7]
+    for name in ("teacher", "student_a", "pupil"):
+        kept = [40] if name in finished and draw.random() < 0.7 else []
+        for step in [*draw.sample((12, 16, 20, 30), draw.randint(0, 2)), *kept]:
+            part = next((part for part in parts[name] if part.start < step <= part.end), None)
+            if part is not None:
+                address = store.address("trajectory", part.fingerprint)
+                write_bytes(join(address, "checkpoints", f"step-{step:08d}", "manifest.json"), b"")
+    found = resume_plan(
+        roles, parts, train.models_of(node), store, node=node.name, maps=maps_of(node), resume=ACCEPTED,
+        finished=finished,
+    )  # fmt: skip
+    moving = {name for name, one in found.situations.items() if one.has_steps}
+    assert "pupil" in moving
+    for name in moving:
+        teacher = roles[name].teacher
+        is_frozen = teacher in finished and attach.get(name) == "frozen"
+        assert not teacher or (teacher in moving) != is_frozen
+        assert not teacher or (found.situations[teacher].mode == "frozen") == is_frozen
+        assert (
+            found.from_step in found.situations[name].standing.steps
+            or found.from_step <= parts[name][0].start
+        )
+    assert [name for name in roles if name in found.situations] == [*found.situations]
 
 
 OLD = {"engine/spec/a.py": {"": "before"}}

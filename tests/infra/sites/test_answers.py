@@ -19,7 +19,6 @@ from atelier.engine.link.mailbox import (
     What,
 )
 from atelier.engine.link.rates import rate_to, tell_rate
-from atelier.infra.sites import message_calls
 from atelier.infra.sites.audit import check
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
@@ -152,9 +151,7 @@ def test_a_contribution_to_a_training_of_answers_is_not_taken(tmp_path: Path) ->
     assert refused.value.when == "never" and Mailbox(str(tmp_path), ANSWERS).rounds() == []
 
 
-def test_a_reader_that_lost_its_checkpoints_gets_answers_again_and_no_rate_is_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_lost_its_checkpoints_gets_answers_again_and_no_rate_is_of_them(tmp_path: Path) -> None:
     """Those that its agent has had, and that its teacher has given once more."""
     sites = friends(tmp_path)
     boxes = {name: Mailbox(site.mail, ANSWERS) for name, site in sites.items()}
@@ -180,11 +177,57 @@ def test_a_reader_that_lost_its_checkpoints_gets_answers_again_and_no_rate_is_of
         reader.exchange("a")
         answer(1, 2)
         teacher.exchange("b")
-        assert boxes["b"].rounds() == []
-        monkeypatch.setattr(message_calls, "OFFER_AGAIN_S", 0.0)
-        teacher.exchange("b")
         assert boxes["b"].rounds() == [1, 2]
     assert rate_to(sites["a"].mail, "b") is None
+
+
+@pytest.mark.parametrize("does_push", [True, False])
+def test_a_student_that_comes_later_gets_all_answers_in_their_order(tmp_path: Path, does_push: bool) -> None:
+    """Where the last ones for the first student still lie at both sites, and are given again."""
+    sites = friends(tmp_path, silent="" if does_push else "b")
+    boxes = {name: Mailbox(site.mail, ANSWERS) for name, site in sites.items()}
+    for name, box in boxes.items():
+        box.open_answers(name, ("a", "b"), "a", most=1 << 20, ahead=3)
+
+    def told(begun: int, step: int, safe: int) -> None:
+        boxes["b"].tell(ReaderProgress(trajectory=ANSWERS, site="b", begun=begun, step=step, safe=safe))
+
+    told(1, 4, 4)
+    for step in (5, 6, 7):
+        boxes["a"].answer(step, "a", [bytes([step]) * 4096])
+    with sites["a"].served() as teacher, sites["b"].served() as reader:
+
+        def exchange() -> None:
+            (teacher if does_push else reader).exchange("b" if does_push else "a")
+
+        exchange()
+        told(1, 7, 4)
+        exchange()
+        assert boxes["a"].rounds() == boxes["b"].rounds() == [5, 6, 7]
+        told(2, 0, 0)
+        reader.exchange("a")
+        for step in range(1, 8):
+            boxes["a"].answer(step, "a", [bytes([step]) * 4096])
+            exchange()
+            assert boxes["b"].rounds() == sorted({5, 6, 7, *range(1, step + 1)})
+            told(2, step, 0)
+            exchange()
+
+
+def test_nothing_is_removed_that_a_student_who_has_not_begun_will_ask_for(tmp_path: Path) -> None:
+    """What its site says is still of the student before."""
+    box, first, later = Mailbox(str(tmp_path), ANSWERS), "1" * 64, "2" * 64
+    box.open_answers("a", ("a", "b", "c"), "a", most=1000, ahead=3, students={"b": (later,), "c": (first,)})
+    incoming = Incoming(str(tmp_path), "a")
+    for step in (1, 2, 3):
+        box.answer(step, "a", [DATA])
+    for site in ("b", "c"):
+        said = {"trajectory": ANSWERS, "site": site, "step": 3, "safe": 3, "students": (first,)}
+        incoming.take_progress(ReaderProgress.model_validate(said), site)
+    assert box.rounds() == [1, 2, 3]
+    said |= {"site": "b", "begun": 2, "students": (later,)}
+    incoming.take_progress(ReaderProgress.model_validate(said), "b")
+    assert box.rounds() == []
 
 
 def test_what_is_said_of_other_trainings_holds_up_none(tmp_path: Path) -> None:
