@@ -32,7 +32,7 @@ from tests.parity.detectors import detecting
 
 STEPS = 10
 FEW_STEPS = 4  # of six roles in gangs of four
-CHAIN_STEPS = 6  # of three to five roles after every objective, in gangs of four
+CHAIN_STEPS = 6  # of three to five roles after every objective, in gangs of four; of those that detect
 TIMEOUT_S = 900
 
 
@@ -256,7 +256,7 @@ def chain_of_3(training_setup: TrainingSetup) -> Training:
     return chain(training_setup, STUDENTS)
 
 
-ROWS: dict[str, Any] = {"global_batch": 8, "sequence": 32}
+ROWS: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "sequence": 32}
 PAIRED: dict[str, Any] = {"global_batch": 8, "micro_batch": 4}
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
 TRAININGS = {
@@ -273,7 +273,7 @@ TRAININGS = {
     "guests": guests,
     "reading": reading,
     "headed": headed,
-    "detecting": lambda setup: setup.training(detecting(), train(STEPS, **(HOW | ROWS))),
+    "detecting": lambda setup: setup.training(detecting(), train(CHAIN_STEPS, **(HOW | ROWS))),
     "chain of 0": chain_of_0,
     "chain of 1": chain_of_1,
     "chain of 3": chain_of_3,

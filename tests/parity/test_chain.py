@@ -49,7 +49,7 @@ def test_who_comes_and_leaves_changes_nothing_for_assistant_and_student(
 def test_rows_of_both_masks_share_one_forward_a_micro_batch(
     setups: dict[str, TrainingSetup], name: str
 ) -> None:
-    """Of eight samples a step; the micro-batches are of one sample on each rank that reads."""
+    """Of eight samples a step; the micro-batches are of two samples on each rank that reads."""
     for number in NUMBERS:
         summary = setups[f"{name}, {number}"].summary("reader")
-        assert summary["forwards"] == CHAIN_STEPS * 8 // LAYOUTS[name].axes.data
+        assert summary["forwards"] == CHAIN_STEPS * 8 // 2 // LAYOUTS[name].axes.data

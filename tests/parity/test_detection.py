@@ -33,8 +33,8 @@ def test_a_checkpoint_of_one_process_goes_on_in_a_gang(parity: Parity, tmp_path:
     """With the tokens that were drawn before it and are still to be learned from."""
     parts = TrainingSetup(tmp_path / "parts", parity.library.inputs)
     training = TRAININGS["detecting"](parts)
-    with pytest.raises(StoppedError, match="step 5"):
-        parts.train(training, stop=AfterSteps(tmp_path, 5))
+    with pytest.raises(StoppedError, match="step 3"):
+        parts.train(training, stop=AfterSteps(tmp_path, 3))
     run = parts.run_file(training, layout=LAYOUTS["tensor"])
     (tmp_path / "run.json").write_text(run.model_dump_json(by_alias=True))
     start_gang("tests.parity.gang", tmp_path, 2, str(tmp_path / "run.json"))

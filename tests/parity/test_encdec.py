@@ -66,7 +66,7 @@ def encoded(training_setup: TrainingSetup) -> Training:
         "mixed": role(shape=net(**EXPERTS), objective=own),
         "pupil": role(shape=net(num_layers=1), objective=own | {"kd": Logits(weight=0.5)}, teacher="dense"),
     }
-    return training_setup.training(roles, train(STEPS, **(HOW | ROWS | {"micro_batch": 2})))
+    return training_setup.training(roles, train(STEPS, **(HOW | ROWS)))
 
 
 class Pairs(Parity):

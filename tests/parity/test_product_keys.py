@@ -54,7 +54,7 @@ def remembering(training_setup: TrainingSetup) -> Training:
         "lora": role(shape=net(memory=keys(2)), lr=1e-2, trainable=Trainable(kind="lora", rank=4)),
         "pupil": student(shape=net(2, 16, memory=keys(0)), teacher="adamw"),
     }
-    return training_setup.training(roles, train(STEPS, **HOW))
+    return training_setup.training(roles, train(STEPS, **(HOW | {"micro_batch": 2})))
 
 
 @pytest.fixture(scope="module")
