@@ -64,7 +64,7 @@ def test_killed_without_warning_they_go_on_to_the_same_bits(whole: Path, tmp_pat
             time.sleep(0.005)
         os.killpg(runs[site].pid, signal.SIGKILL)
         runs[site].wait()
-        time.sleep(3)  # the gang ends with its supervisor's pipe
+        CommandStore(tmp_path / site).wait_for_quiet()  # the gang ends with its supervisor's pipe
         runs[site] = begin(tmp_path, site)
     wait(tmp_path, runs)
     assert [models(tmp_path, site) for site in SITES] == [models(whole, site) for site in SITES]

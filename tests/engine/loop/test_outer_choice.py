@@ -30,13 +30,19 @@ HOW: dict[str, Any] = {"choose": CHOOSE, "every": 2, "delay": 1, "stall": 0.5}
 
 @contextmanager
 def a_changing_link(mailbox: str, draw: random.Random) -> Iterator[None]:
-    """Rates that are written anew all the time, by as many orders as there may be."""
+    """Rates that are others with every message, slow and fast by turns, by as many orders as there may be."""
     ended = Event()
 
     def change() -> None:
-        while not ended.wait(0.01):
+        seen = -1
+        while not ended.wait(0.005):
+            sent = len(list(Path(mailbox).glob("*/round-*/*/message.json")))
+            if sent == seen:
+                continue
+            seen = sent
             for peer in "ab":
-                tell_rate(mailbox, peer, 1 << 20, (1 << 20) / 10 ** draw.uniform(4, 9))
+                order = draw.uniform(3, 5) if (seen + (peer == "b")) % 2 else draw.uniform(7, 9)
+                tell_rate(mailbox, peer, 1 << 20, (1 << 20) / 10**order)
 
     thread = Thread(target=change)
     thread.start()

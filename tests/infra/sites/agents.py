@@ -21,10 +21,11 @@ TRAJECTORY = "ab" * 32
 PATIENCE_S = 60
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
+def until(is_so: Callable[[], bool], what: str, *sites: "Site") -> None:
+    """Wait until it is; what is not, and what the agents of `sites` have said, where that lasts too long."""
     end = time.monotonic() + PATIENCE_S
     while not is_so():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, "\n".join([what, *(site.log() for site in sites)])
         time.sleep(0.01)
 
 

@@ -43,7 +43,12 @@ def test_messages_arrive_whole_also_where_one_side_only_dials_out(tmp_path: Path
     with running((a, b)):
         for site in (a, b):
             site.send(1, data[site.name])
-        until(lambda: a.box.read(1, "b") is not None and b.box.read(1, "a") is not None, a.log() + b.log())
+        until(
+            lambda: a.box.read(1, "b") is not None and b.box.read(1, "a") is not None,
+            "a message is missing",
+            a,
+            b,
+        )
         assert body(a, 1, "b") == data["b"] and body(b, 1, "a") == data["a"]
     for site in (a, b):
         lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]

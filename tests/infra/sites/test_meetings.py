@@ -69,7 +69,9 @@ def test_presences_and_decisions_arrive_also_where_one_side_only_dials_out(
                 and Meeting(b.box).presence("a") is not None
                 and Meeting(a.box).presence("b") is not None
             ),
-            a.log() + b.log(),
+            "not all has arrived",
+            a,
+            b,
         )
     finally:
         for agent in agents:
