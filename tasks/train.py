@@ -32,7 +32,14 @@ from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
-from atelier.infra.run.roles_apart import asked_of, check_finished, roles_here, tell_finished, with_others
+from atelier.infra.run.roles_apart import (
+    asked_of,
+    check_finished,
+    roles_here,
+    tell_finished,
+    with_others,
+    with_teachers,
+)
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import claim_site, register_trajectory, repair_trajectory
 
@@ -279,12 +286,13 @@ def run(node: Node, context: RunContext) -> None:
     for segment in (segment for each in segments.values() for segment in each):
         if settings.link.is_linked:
             claim_site(context.store, segment.fingerprint, settings.link.site)
-    tell_finished(_finished(node, context.store), roles, segments, settings.link)
     maps, models = maps_of(node), models_of(node)
     if node.name in context.resume.fresh:
         context.begin_again(node, {role: segments[role] for role in context.missing(node)})
     resume = context.resume.model_copy(update={"fresh": ()})
     found = check(node.name, plan_resume(node, context.store, resume))
+    idle = [role for role in _finished(node, context.store) if role not in found.situations]
+    tell_finished(idle, roles, segments, settings.link)  # one that trains again needs its teacher as well
     if not found.situations:
         return
     for role, situation in found.situations.items():
@@ -308,6 +316,7 @@ def run(node: Node, context: RunContext) -> None:
         every = with_others(
             every, roles, segments, settings.link, context.vocab(node), section=node.training.section
         )
+        every = with_teachers(every, roles_here(roles, settings.link), context.vocab(node))
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.training.weights, node.training.later),
@@ -336,6 +345,6 @@ def run(node: Node, context: RunContext) -> None:
             threads=node.threads,
             layout=node.layout,
             seed=settings.seed,
-            is_asked=bool(found.asked),
+            is_asked=lambda: is_asked(node),
         )
         context.gang(asked)

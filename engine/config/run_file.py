@@ -78,7 +78,7 @@ class SegmentAddress(Spec):
 class Member(Spec):
     """A role in a gang. `train` trains and is stored; `replay` trains, is not stored and must end with
     `digest`; `frozen` does not train; `elsewhere` is at another site, and teaches a role here or learns from
-    one.
+    one; or it has no part in the gang, in which a student of it has no steps to take.
     """
 
     role: Role
@@ -139,7 +139,8 @@ class Training(Spec):
     def settled(self, name: str) -> int:
         """The clock's first step at which the learning rates of a role and of its teacher have risen."""
         mine = self.members[name]
-        both = [mine, *([self.members[mine.role.teacher]] if mine.role.teacher else [])]
+        teacher = self.members.get(mine.role.teacher)  # none for a role that has trained
+        both = [mine, *([teacher] if teacher is not None else [])]
         risen = [
             int(each.role.start) + each.role.optim.schedule.warmup
             for each in both
@@ -190,7 +191,7 @@ class Training(Spec):
     def end(self) -> int:
         """The step at which the last of its roles ends, or of those elsewhere that learn from one here."""
         ends = [member.segments[-1].end for member in self.members.values() if member.segments]
-        return max(ends) if ends else max(self.readers_end(name) for name in self.members)
+        return max(ends or (self.readers_end(name) for name in self.members), default=0)
 
     @property
     def here(self) -> dict[str, Member]:

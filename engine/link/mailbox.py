@@ -14,7 +14,7 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import ANY, Membership, SiteName
-from atelier.engine.config.record import Digest, FileEntry
+from atelier.engine.config.record import Digest, FileEntry, identify
 from atelier.engine.io.storage import (
     exists,
     hashed,
@@ -100,6 +100,11 @@ def head_of(data: bytes | str, place: str) -> Message:
     return check_as(KINDS[kind], document, place, WHAT)
 
 
+def model_at(trajectory: str, step: int) -> str:
+    """Names what a trajectory has made at a step, at which a training of it may end, and a longer one not."""
+    return identify("model_at", 1, {"step": step}, {"trajectory": trajectory})
+
+
 class ReaderProgress(Spec):
     """How far a site has come in what it learns from another one's answers."""
 
@@ -116,19 +121,24 @@ class ReaderProgress(Spec):
         default=(), max_length=MOST_ROLES, description="trajectories of the roles of which this is said"
     )
     done: tuple[Digest, ...] = Field(
-        default=(), max_length=MOST_ROLES, description="trajectories of roles whose models are published"
+        default=(), max_length=MOST_ROLES, description="of roles whose models are published: `model_at`"
     )
 
-    def covers(self, students: Collection[str]) -> bool:
-        """Whether this is said of all these roles."""
-        return {*students} <= {*self.students, *self.done}
+    @property
+    def names_none(self) -> bool:
+        """Whether it does not say of which roles: a version before did not."""
+        return not (self.students or self.done)
 
-    def is_done_with(self, students: Collection[str]) -> bool:
-        return len(students) > 0 and {*students} <= {*self.done}
+    def covers(self, students: Mapping[str, str]) -> bool:
+        """Whether this is said of all these roles: their models, by trajectory."""
+        return all(each in self.students or model in self.done for each, model in students.items())
 
-    def finished(self, students: Collection[str]) -> tuple[str, ...]:
+    def is_done_with(self, students: Mapping[str, str]) -> bool:
+        return len(students) > 0 and {*students.values()} <= {*self.done}
+
+    def finished(self, models: Collection[str]) -> tuple[str, ...]:
         """`done` with these."""
-        return tuple(dict.fromkeys([*self.done, *students]))[-MOST_ROLES:]
+        return tuple(dict.fromkeys([*self.done, *models]))[-MOST_ROLES:]
 
 
 class AboutRounds(Spec):
@@ -161,8 +171,8 @@ class AboutTraining(Spec):
     what: What = Field(default="answers", description="what that site sends")
     most: int = Field(default=0, ge=0, description="bytes of the answers to a step, at most; 0 = any")
     ahead: int = Field(default=0, ge=0, description="steps that the teacher may be before this site")
-    students: dict[SiteName, tuple[Digest, ...]] = Field(
-        default={}, description="trajectories of the roles that learn, by site; of a site not named: any"
+    students: dict[SiteName, dict[Digest, Digest]] = Field(
+        default={}, description="models (`model_at`) of those that learn, by site and trajectory; else: any"
     )
     rounds: AboutRounds | None = Field(
         default=None, description="of an elastic membership; None = all are in"
@@ -205,7 +215,7 @@ class Mailbox:
         most: int,
         ahead: int,
         what: What = "answers",
-        students: Mapping[str, tuple[str, ...]] | None = None,
+        students: Mapping[str, dict[str, str]] | None = None,
     ) -> None:
         """Say that this site takes part in a teacher's answers, or drawings, before the first: agents take
         none of more than `most` bytes, and none of steps that are more than `ahead` before what this site

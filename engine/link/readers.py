@@ -11,7 +11,7 @@ from atelier.engine.config.link import Link
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
-from atelier.engine.link.mailbox import Mailbox, What
+from atelier.engine.link.mailbox import Mailbox, What, model_at
 
 ENDED = 1  # the round of the only message of an ending
 
@@ -39,8 +39,8 @@ class ReadingSites:
             by_site.setdefault(link.site_of(name), []).append(learner)
         self.taught = {site: _hull(a.role.taught(steps) for a in them) for site, them in by_site.items()}
         self.asked = {site: _hull(a.role.asked(steps) for a in them) for site, them in by_site.items()}
-        self.students = {  # trajectories by site
-            site: tuple(sorted({each.trajectory for each in them if each.trajectory}))
+        self.students = {  # by site: models by trajectory
+            site: {a.trajectory: model_at(a.trajectory, a.role.last(steps)) for a in them if a.trajectory}
             for site, them in by_site.items()
         }
         self.is_replayed_for = any(each.role.attach == "replay" for each in learners.values())
@@ -53,8 +53,11 @@ class ReadingSites:
     def come(self, site: str) -> tuple[int, int]:
         """Steps that a site has learned from, and whose messages it will not ask for again."""
         first, last = self.taught[site].start, self.taught[site].stop
-        found, students = self.box.progress(site), self.students.get(site, ())
-        if found is None or not found.covers(students):
+        found, students = self.box.progress(site), self.students.get(site, {})
+        is_known = found is not None and (
+            found.covers(students) or (found.names_none and not self.is_replayed_for)
+        )
+        if found is None or not is_known:
             return first, first
         if found.is_done_with(students):
             return last, last
@@ -62,8 +65,8 @@ class ReadingSites:
 
     def is_done(self, site: str) -> bool:
         """Whether a site's models are published."""
-        found, students = self.box.progress(site), self.students.get(site, ())
-        return found is not None and len(students) > 0 and found.is_done_with(students)
+        found = self.box.progress(site)
+        return found is not None and found.is_done_with(self.students.get(site, {}))
 
     def first_missing(self, own: str, until: int) -> int:
         """The first step before `until` whose message from `own`, the site of the role, a site may ask for,
@@ -92,8 +95,12 @@ class ReadingSites:
         return self.end if any(not each.has(ENDED, own) for each in waiting) else None
 
     def endings(self, site: str) -> dict[str, Mailbox]:
-        """By student at a site: where it is told that the role has ended as it has to."""
-        return {student: ending(self.box, student) for student in self.students.get(site, ())}
+        """By student's model at a site: where it is told that the role has ended as it has to. One that has
+        not begun yet will have begun once more than those of which its site says something.
+        """
+        found, students = self.box.progress(site), self.students.get(site, {})
+        begun = found.begun + (not found.covers(students)) if found is not None else 1
+        return {model: ending(self.box, model, begun) for model in students.values()}
 
 
 def _hull(each: Iterable[range]) -> range:
@@ -102,11 +109,12 @@ def _hull(each: Iterable[range]) -> range:
     return range(min(steps.start for steps in found), max(steps.stop for steps in found))
 
 
-def ending(box: Mailbox, student: str) -> Mailbox:
-    """Where a student, by its trajectory, is told that its teacher, which was trained again, has the weights
-    that it had: in one message, of round `ENDED`.
+def ending(box: Mailbox, model: str, begun: int) -> Mailbox:
+    """Where a student that ends as `model`, whose site has `begun` so often, is told that its teacher, which
+    was trained again, has the weights that it had: in one message, of round `ENDED`.
     """
-    return Mailbox(box.url, identify("ending", 1, {}, {"answers": box.trajectory, "student": student}))
+    parents = {"answers": box.trajectory, "student": model}
+    return Mailbox(box.url, identify("ending", 1, {"begun": begun}, parents))
 
 
 def reading_sites(training: Training, name: str, what: What) -> ReadingSites | None:

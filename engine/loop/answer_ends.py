@@ -11,7 +11,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.link.answer_size import answer_bytes, drawing_entries
 from atelier.engine.link.encoded import body_bytes
-from atelier.engine.link.mailbox import Mailbox, OfStep, ReaderProgress, What
+from atelier.engine.link.mailbox import Mailbox, OfStep, ReaderProgress, What, model_at
 from atelier.engine.link.readers import ReadingSites, ending
 from atelier.engine.loop.role_state import RoleState
 
@@ -89,10 +89,10 @@ class Heard:
     def __init__(self, box: Mailbox, what: What, site: str, students: list[RoleState]) -> None:
         self.box, self.site, self.students = box, site, students
         self.what: What = what
-        self.trajectories = tuple(sorted(each.spec.segments[-1].fingerprint for each in students))
+        models = {each.spec.segments[-1].fingerprint: each.end for each in students}
+        self.models = {each: model_at(each, models[each]) for each in sorted(models)}  # by trajectory
         self.done: tuple[str, ...] = ()
         self.is_replayed = any(each.role.attach == "replay" for each in students)
-        self.endings = [ending(box, each) for each in self.trajectories] if self.is_replayed else []
         self.told, self.begun = 0, 1
         self.first = min(student.role.taught(student.end).start for student in students)
         self.behind = max(student.role.delay for student in students)
@@ -102,12 +102,12 @@ class Heard:
         step, known = max(self.first, clock - self.behind), self.box.progress(own)
         if known is None:
             known = ReaderProgress(trajectory=self.box.trajectory, site=own, step=step, safe=self.first)
-        elif not {*self.trajectories} <= {*known.students}:  # of other roles that learned from it
+        elif not known.names_none and not {*self.models} <= {*known.students}:  # of other roles
             update = {"begun": known.begun + 1, "step": step, "safe": self.first}
             known = known.model_copy(update=update)
         self.begun = known.begun + (known.safe > step)  # a run that had come further, and is lost
         self.told = min(known.safe, step)
-        self.done = tuple(each for each in known.done if each not in self.trajectories)
+        self.done = tuple(each for each in known.done if each not in self.models.values())
         return self.progress(own, min(known.step, step))
 
     def progress(self, own: str, step: int, *, is_over: bool = False) -> ReaderProgress:
@@ -118,10 +118,17 @@ class Heard:
             begun=self.begun,
             step=step,
             safe=min(self.told, step),
-            students=self.trajectories,
+            students=tuple(self.models),
             done=self.done,
         )
-        return said.model_copy(update={"done": said.finished(self.trajectories)}) if is_over else said
+        return said.model_copy(update={"done": said.finished(self.models.values())}) if is_over else said
+
+    @property
+    def endings(self) -> list[Mailbox]:
+        """Where its students are told that the teacher has ended as it has to."""
+        return (
+            [ending(self.box, each, self.begun) for each in self.models.values()] if self.is_replayed else []
+        )
 
     def active(self, clock: int, delay: int) -> list[RoleState]:
         """Those that learn at step `clock` from the step `delay` before."""

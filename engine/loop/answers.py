@@ -113,8 +113,6 @@ class SitesApart:
             readers.box.open_answers(
                 own, sites, own, most=most, ahead=ahead, what=readers.what, students=students
             )
-            for site, box in readers.endings():
-                box.open_answers(own, (own, site), own, most=MOST_CONCLUSION, ahead=1, what=readers.what)
         for heard in self._heard:
             most = most_bytes(self._train, heard.students[0].role.model, heard.what)
             sites, longest = (own, heard.site), max(ahead, heard.behind)  # what comes after its last step
@@ -248,7 +246,9 @@ class SitesApart:
             if not self._wait(lambda: all(box.has(ENDED, heard.site) for box, heard in endings)):
                 raise StoppedError(f"stopped at step {clock}")
         for readers in self._readers if self._gang.is_first else ():
-            for _, box in readers.endings():
+            for site, box in readers.endings():
+                own = self._link.site
+                box.open_answers(own, (own, site), own, most=MOST_CONCLUSION, ahead=1, what=readers.what)
                 box.answer(ENDED, self._link.site, CONCLUSION, readers.what)
 
     def finish(self) -> None:

@@ -81,6 +81,7 @@ class Loop:
         )
         self.stall_s = self.waited_s = 0.0
         self.has_begun = False
+        self.ended: list[RoleState] = []  # roles that take no step here
         self.profiler = Profiler(self.train.profile, self.gang, self.order, scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
         self.outer_steps = OuterSteps(
@@ -108,6 +109,7 @@ class Loop:
         Raises RolledBack when a checkpoint turns out to be past a bad step that another one lists.
         """
         self.begin = where.clock(self.training.members)
+        self.ended = [member for member in self.order if where.steps.get(member.name) == member.end]
         if not self.sites.is_alone:
             self.begin = self.sites.begin(self.begin)
         for member in self.order:
@@ -364,7 +366,7 @@ class Loop:
         Raises StoppedError when a stop is asked before.
         """
         if not self.sites.is_alone:
-            for member in self.order if self.begin == self.end else ():  # else checked when it ended
+            for member in self.ended:  # the others were checked when they ended
                 self._check_replayed(member)
             self.sites.conclude(self.end)
         self.gang.heartbeat.rest("publish")

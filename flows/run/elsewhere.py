@@ -110,6 +110,8 @@ class Elsewhere:
                 else:
                     continue
                 come = max(mine["from_step"], int(spec.start)) - spec.delay
+                if come >= spec.taught(node.training.train.num_steps).stop:
+                    continue  # it has learned all, and has to be published
                 for other, theirs in others:
                     is_past = theirs["state"] == "reuse" or theirs["from_step"] > come
                     if other is not node and is_past and not self._has_what_follows(other, node, role, come):

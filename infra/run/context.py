@@ -185,7 +185,7 @@ class RunContext:
             }
             first = {p.fingerprint: key for key, p in reversed(outputs.items())}
             outputs = {key: p for key, p in outputs.items() if first[p.fingerprint] == key}  # no duplicates
-            if not outputs and not asked.is_asked:
+            if not outputs and not asked.is_asked():
                 return
             if self.pool.launcher != "here":
                 self._start_away(self._orders(asked, outputs, held, asked.ranks), on_message)

@@ -13,7 +13,7 @@ class GangRequest:
 
     `config` is called with the fences of the leased addresses, `inputs` after it; by default these are the
     node's inputs. `addresses` defaults to those of the outputs.
-    `is_asked`: others at other sites need it, whatever it makes here.
+    `is_asked`: whether others at other sites need it, whatever it makes here.
     """
 
     node: Node
@@ -26,4 +26,4 @@ class GangRequest:
     threads: int = 1
     layout: JsonObject | None = None
     seed: int = 1
-    is_asked: bool = False
+    is_asked: Callable[[], bool] = bool

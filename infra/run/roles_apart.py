@@ -10,7 +10,7 @@ from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.config.trajectory import Segment
-from atelier.engine.link.mailbox import Mailbox, ReaderProgress, What
+from atelier.engine.link.mailbox import Mailbox, ReaderProgress, What, model_at
 from atelier.engine.link.readers import Learner, ReadingSites
 
 VERSION = 1  # of what answers are
@@ -94,22 +94,23 @@ def tell_finished(
     finished: Collection[str], roles: Mapping[str, Role], segments: Mapping[str, list[Segment]], link: Link
 ) -> None:
     """Say of roles of this site that are `finished`, and whose teacher elsewhere would be trained again for
-    them, that they are: their mailbox may be a new one.
+    them or for others, that they are: their mailbox may be a new one.
     """
+    replayed = {role.teacher for role in roles.values() if role.attach == "replay"}
     for name in finished:
         role = roles[name]
-        if not link.is_apart(name, role.teacher) or role.attach != "replay" or not link.mailbox:
+        if not link.is_apart(name, role.teacher) or role.teacher not in replayed or not link.mailbox:
             continue
         what: What = "drawings" if role.detects else "answers"
-        box, last = box_of(role.teacher, segments, link, what), segments[name][-1].fingerprint
-        known = box.progress(link.site)
-        if known is not None and known.is_done_with({last}):
+        box, last = box_of(role.teacher, segments, link, what), segments[name][-1]
+        known, model = box.progress(link.site), model_at(last.fingerprint, last.end)
+        if known is not None and model in known.done:
             continue
         if box.about(link.site) is None:
             teacher = link.site_of(role.teacher)
             box.open_answers(link.site, (link.site, teacher), teacher, most=1, ahead=1, what=what)
         known = known or ReaderProgress(trajectory=box.trajectory, site=link.site, step=0, safe=0)
-        box.tell(known.model_copy(update={"done": known.finished({last})}))
+        box.tell(known.model_copy(update={"done": known.finished({model})}))
 
 
 def with_others(
@@ -148,3 +149,22 @@ def with_others(
             known = {"trajectory": segments[name][-1].fingerprint} if learns else {}
             found[name] = Member(role=sized, mode="elsewhere").model_copy(update=told(name) | known)
     return found
+
+
+def with_teachers(members: Mapping[str, Member], roles: Mapping[str, Role], vocab: int) -> dict[str, Member]:
+    """The gang's members with the teachers that have no part in it, of roles that have trained and need no
+    steps: such a role may have weights of its teacher's size.
+    """
+    away = {
+        teacher: roles[teacher]
+        for name in members
+        for teacher in (roles[name].teachers if name in roles else ())
+        if teacher in roles and teacher not in members
+    }
+    return {**members} | {
+        name: Member(
+            role=role.model_copy(update={"model": role.model.resolved(vocab), "teacher": ""}),
+            mode="elsewhere",
+        )
+        for name, role in away.items()
+    }

@@ -148,13 +148,16 @@ class Incoming:
         if about.teacher != self._site:
             raise NotTaken(f"{progress.trajectory[:16]} has no teacher here")
         box = Mailbox(self._url, progress.trajectory)
-        known = box.progress(peer)
-        if known is not None and (progress.begun, progress.safe) < (known.begun, known.safe):
-            raise NotTaken(f"step {known.safe} was safe, and now {progress.safe}", "over")
+        known, students = box.progress(peer), about.students.get(peer, {})
+        is_new = known is None or (progress.covers(students) and not known.covers(students))
+        if known is not None and not is_new and (progress.begun, progress.safe) < (known.begun, known.safe):
+            if {*progress.done} <= {*known.done}:
+                raise NotTaken(f"step {known.safe} was safe, and now {progress.safe}", "over")
+            progress = known.model_copy(update={"done": known.finished(progress.done)})
         box.tell(progress)
         readers = {site: box.progress(site) for site in about.sites if site != self._site}
         safe = (
-            reader.safe if reader and reader.covers(about.students.get(site, ())) else 0
+            reader.safe if reader and reader.covers(about.students.get(site, {})) else 0
             for site, reader in readers.items()
         )
         box.forget(min(safe))

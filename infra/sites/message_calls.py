@@ -136,9 +136,10 @@ class MessageCalls:
         for about in self._incoming.trainings(peer):
             box, key = Mailbox(self._url, about.trajectory), (peer, about.trajectory)
             self._offer_again(channel, peer, box)
-            last = self._delivered.get(key, 0)
+            last, reader = self._delivered.get(key, 0), box.progress(peer)
+            safe = reader.safe if reader is not None else 0
             for head in box.sent(self._site, last):
-                if not isinstance(head, Contribution) and last and head.round != last + 1:
+                if not isinstance(head, Contribution) and last and head.round > max(last, safe) + 1:
                     break  # those between are trained again
                 last = head.round
                 if not self._deliver(channel, peer, box, head):

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import random
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.role import Role
 from atelier.engine.link.mailbox import Mailbox
-from tests.engine.loop.apart import ANSWERS, STEPS, Apart, taught
+from atelier.engine.loop.stop import StopRequest
+from atelier.infra.run.roles_apart import with_teachers
+from tests.engine.loop.apart import ANSWERS, SIZES, STEPS, Apart, taught
 from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
-from tests.engine.trainings import AfterSteps, tokens
+from tests.engine.trainings import VOCAB, AfterSteps, TrainingSetup, role, tokens, train
 
 LATER = taught(attach="replay")
 
@@ -101,16 +105,86 @@ def test_a_replay_that_ends_otherwise_publishes_no_student(tmp_path: Path, text:
     later = after(sites, text, {"later": LATER}, "0" * 64)
     student = later.setups["b"]
 
+    check_unpublished(later)
+    assert not student.output("later").exists()
+
+
+def check_unpublished(later: Apart) -> None:
+    """The student, which begins before its teacher, waits for it in vain."""
+
     def train(site: str) -> None:
-        setup = later.setups[site]
+        setup, box = later.setups[site], Mailbox(str(later.folder / "mail"), ANSWERS)
+        until = time.monotonic() + 60
+        while site == "a" and ((said := box.progress("b")) is None or said.step > 0):
+            assert time.monotonic() < until
+            time.sleep(0.01)
         with pytest.raises(AtelierError if site == "a" else StoppedError) as problem:
-            setup.train(later.training(site), stop=AfterSteps(setup.folder, 200) if site == "b" else None)
+            setup.train(later.training(site), stop=AfterSteps(setup.folder, 400) if site == "b" else None)
         found[site] = str(problem.value)
 
     found: dict[str, str] = {}
     all_at_once(later.setups, train)
     assert "nothing is published" in found["a"] and found["b"] == f"stopped at step {STEPS}", found
-    assert not student.output("later").exists()
+
+
+def test_a_conclusion_is_of_the_answers_that_a_student_has_learned_from(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """The first time all was well; then the student is lost, and its teacher ends otherwise."""
+    sites = finished(tmp_path / "sites", text)
+    student = sites.setups["b"]
+    for lost in (student.folder / "trajectory", student.output("first")):
+        shutil.rmtree(lost)
+    check_unpublished(after(sites, text, {"first": LATER}, "0" * 64))
+    assert not student.output("first").exists()
+
+
+@pytest.mark.parametrize("attach", ["refuse", "replay"])
+def test_a_longer_training_waits_for_a_student_that_a_shorter_one_has_published(
+    tmp_path: Path, text: dict[str, str], attach: str
+) -> None:
+    """Which is of the same trajectory, and comes long after its teacher."""
+    sites = finished(tmp_path / "sites", text, taught(attach=attach))
+    shorter = sites.setups["b"].curve("first")
+    box = Mailbox(str(tmp_path / "sites" / "mail"), ANSWERS)
+
+    def longer(site: str) -> None:
+        until = time.monotonic() + 60
+        while site == "b" and box.last_sent("a") < STEPS + 3:
+            assert time.monotonic() < until, "the teacher sends nothing"
+            time.sleep(0.01)
+        sites.setups[site].train(sites.training(site, steps=2 * STEPS))
+
+    all_at_once(sites.setups, longer)
+    curve = sites.setups["b"].curve("first")
+    assert curve[:STEPS] == shorter and len(curve) == 2 * STEPS
+
+
+def test_a_half_done_training_of_a_version_before_goes_on(tmp_path: Path, text: dict[str, str]) -> None:
+    """Whose sites did not say of which students they spoke."""
+    whole = Apart(tmp_path / "whole", text, students={"first": taught()}, frozen=False, ahead=3)
+    whole.train()
+    sites = Apart(tmp_path / "sites", text, students={"first": taught()}, frozen=False, ahead=3)
+
+    box = Mailbox(str(sites.folder / "mail"), ANSWERS)
+
+    class Halfway(StopRequest):
+        @property
+        def is_asked(self) -> bool:
+            said = box.progress("b")
+            return said is not None and said.safe > 0
+
+    def stopped(site: str) -> None:
+        setup = sites.setups[site]
+        with pytest.raises(StoppedError):
+            setup.train(sites.training(site, checkpoint_every=1), stop=Halfway(setup.folder))
+
+    all_at_once(sites.setups, stopped)
+    said = box.progress("b")
+    assert said is not None and 0 < said.safe < STEPS
+    box.tell(said.model_copy(update={"students": ()}))
+    sites.train()
+    assert sites.setups["b"].weights("first") == whole.setups["b"].weights("first")
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -124,3 +198,23 @@ def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str
     kills = killed_until_they_end(paths, tmp_path, draw, 8)
     assert kills >= 2
     check_equal(later, together(tmp_path / "together", text, spec, **more))
+
+
+def test_a_gang_that_nobody_needs_any_more_ends(tmp_path: Path, text: dict[str, str]) -> None:
+    """Others have done its work while it waited."""
+    setup = TrainingSetup(tmp_path, dict(text))
+    setup.train(setup.training({}, train(STEPS)))
+
+
+def test_a_role_that_has_trained_is_published_without_its_teacher(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """Which is finished, and not in the gang; of it the sizes are known."""
+    alone, how = TrainingSetup(tmp_path, dict(text)), train(STEPS, **SIZES)
+    roles = {"teacher": role(32, lr=1e-2), "first": LATER}
+    alone.train(alone.training(roles, how))
+    before = alone.weights("first")
+    shutil.rmtree(alone.output("first"))
+    members = {"first": alone.member("first", LATER, STEPS)}
+    alone.train(alone.training(with_teachers(members, roles, VOCAB), how))
+    assert alone.weights("first") == before

@@ -217,7 +217,9 @@ def test_a_student_that_comes_later_gets_all_answers_in_their_order(tmp_path: Pa
 def test_nothing_is_removed_that_a_student_who_has_not_begun_will_ask_for(tmp_path: Path) -> None:
     """What its site says is still of the student before."""
     box, first, later = Mailbox(str(tmp_path), ANSWERS), "1" * 64, "2" * 64
-    box.open_answers("a", ("a", "b", "c"), "a", most=1000, ahead=3, students={"b": (later,), "c": (first,)})
+    box.open_answers(
+        "a", ("a", "b", "c"), "a", most=1000, ahead=3, students={"b": {later: later}, "c": {first: first}}
+    )
     incoming = Incoming(str(tmp_path), "a")
     for step in (1, 2, 3):
         box.answer(step, "a", [DATA])
@@ -228,6 +230,40 @@ def test_nothing_is_removed_that_a_student_who_has_not_begun_will_ask_for(tmp_pa
     said |= {"site": "b", "begun": 2, "students": (later,)}
     incoming.take_progress(ReaderProgress.model_validate(said), "b")
     assert box.rounds() == []
+
+
+def test_answers_between_which_nobody_learns_go_on_to_the_next_reader(tmp_path: Path) -> None:
+    """One whose student begins where that of another site has left for long."""
+    sites = friends(tmp_path)
+    boxes = {name: Mailbox(site.mail, ANSWERS) for name, site in sites.items()}
+    for name, box in boxes.items():
+        box.open_answers(name, ("a", "b", "c"), "a", most=1 << 20, ahead=3)
+    boxes["b"].tell(ReaderProgress(trajectory=ANSWERS, site="b", step=6, safe=6))
+    with sites["a"].served() as teacher, sites["b"].served() as reader:
+        for steps in ((1, 2, 3), (7, 8)):
+            for step in steps:
+                boxes["a"].answer(step, "a", [DATA])
+            reader.exchange("a")
+            teacher.exchange("b")
+    assert boxes["b"].rounds() == [7, 8]
+
+
+def test_a_site_that_has_lost_its_mailbox_may_begin_with_another_student(tmp_path: Path) -> None:
+    """It does not know how often it has begun; a student that is published stays so, whatever is safe."""
+    box, first, later = Mailbox(str(tmp_path), ANSWERS), "1" * 64, "2" * 64
+    known = {"trajectory": ANSWERS, "site": "b", "begun": 3, "step": 9, "safe": 9, "students": (first,)}
+    box.tell(ReaderProgress.model_validate(known))
+    box.open_answers("a", ("a", "b"), "a", most=1000, ahead=3, students={"b": {first: first}})
+    incoming = Incoming(str(tmp_path), "a")
+    said = ReaderProgress(trajectory=ANSWERS, site="b", step=0, safe=0, students=(later,))
+    with pytest.raises(NotTaken, match="step 9 was safe"):
+        incoming.take_progress(said, "b")
+    incoming.take_progress(said.model_copy(update={"students": (), "done": (first,)}), "b")
+    found = box.progress("b")
+    assert found is not None and (found.safe, found.done) == (9, (first,))
+    box.open_answers("a", ("a", "b"), "a", most=1000, ahead=3, students={"b": {later: later}})
+    incoming.take_progress(said, "b")
+    assert box.progress("b") == said
 
 
 def test_what_is_said_of_other_trainings_holds_up_none(tmp_path: Path) -> None:
