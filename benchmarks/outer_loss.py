@@ -74,8 +74,7 @@ class OverSites(Parts):
         if any([process.wait() for process in began]):
             raise SystemExit(f"{name}: a site's training has failed")
         models = {
-            hashlib.sha256((place / s / "m/model.safetensors").read_bytes()).hexdigest()
-            for s in link["rows"]
+            hashlib.sha256((place / s / "m/model.safetensors").read_bytes()).hexdigest() for s in link["rows"]
         }
         assert len(models) == 1, f"{name}: the sites' weights differ"
         site = next(iter(link["rows"]))
