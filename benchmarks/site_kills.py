@@ -1,0 +1,120 @@
+"""Trainings over two sites with agents between them, of which trainings and agents are killed without
+warning, or halted, at drawn times, until so many have been: the weights of both sites, and the samples.
+
+python benchmarks/site_kills.py [--kills 100] [--seed 0]     some 20 minutes
+
+By turns a strict membership (codec, delay and fragments drawn), which must end with the bits of the training
+that nobody disturbed, and an elastic one (the coordinating site drawn; a's agent cannot be called), whose
+sites go on without one that is away: its log, followed anew, must make the same bits, and no sample of it may
+be lost or learned twice. Any other end is an error. Each killed one is begun again, at once or when the
+others have gone on without it; a halted one is silent for up to two seconds.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
+
+from machine import keep, use_own_code
+
+from atelier.engine.link.round_log import FILE
+from tests.engine.loop.at_sites import killed_until_they_end, out_until_they_end
+from tests.engine.loop.test_elastic import check_samples, elastic, log_of
+from tests.engine.loop.test_outer import Sites
+from tests.engine.trainings import role, tokens
+from tests.infra.sites.agents import running
+from tests.infra.sites.test_linked_training import Linked
+
+EACH = 10  # kills of a training at most
+OUTER: list[dict[str, Any]] = [{}, {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"codec": {"kind": "int8"}},
+    {"codec": {"kind": "int4"}, "delay": 3, "fragments": 2},
+    {"codec": {"kind": "topk", "share": 0.1}},
+]
+
+
+class Agents:
+    """Counts the agents that are killed."""
+
+    def __init__(self, kill: Any) -> None:
+        self._kill, self.killed = kill, 0
+
+    def __call__(self, site: str) -> None:
+        self.killed += 1
+        self._kill(site)
+
+
+def strict(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int, int]:
+    """How many were killed, and how many of them were agents."""
+    how = {"outer": draw.choice(OUTER)} | draw.choice(WAYS)
+    spec, sizes = role(lr=1e-2), {"steps": 60, "checkpoint_every": draw.choice((3, 5))}
+    plain = Sites(folder / "plain", text, **how)
+    plain.train(spec, **sizes)
+    linked = Linked(folder / "linked", text, **how)
+    paths = {name: linked.write(name, spec, **sizes) for name in linked.setups}
+    with running(linked.sites.values()) as kill:
+        agents = Agents(kill)
+        kills = killed_until_they_end(paths, folder, draw, EACH, agents)
+    assert set(linked.models()) == set(plain.models()), f"{how}: other bits than undisturbed"
+    assert len(set(plain.models())) == 1
+    return kills, agents.killed
+
+
+def elastic_one(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int, int, int, int]:
+    """The same; and the rounds, and those in which a site was not."""
+    coordinator = draw.choice("ab")
+    how = {"outer": draw.choice(OUTER)} | elastic(coordinator=coordinator, grace=1.5)
+    linked = Linked(folder / "linked", text, **how)
+    sizes: dict[str, Any] = {"steps": 60, "checkpoint_every": draw.choice((3, 5))}
+    paths = {name: linked.write(name, role(lr=1e-2), **sizes) for name in linked.setups}
+    with running(linked.sites.values()) as kill:
+        agents = Agents(kill)
+        kills = out_until_they_end(paths, linked.mailbox(coordinator), folder, draw, EACH, kill_agent=agents)
+    assert len(set(linked.models())) == 1, "the sites' weights differ"
+    lines = log_of(linked, "a")
+    assert lines == log_of(linked, "b"), "the sites' logs differ"
+    check_samples(lines)
+    again = Sites(folder / "again", text, **how, rounds=str(linked.setups["b"].output("m") / FILE))
+    again.train(role(lr=1e-2), **sizes)
+    assert again.models() == linked.models(), "other bits than by its log"
+    return kills, agents.killed, len(lines), sum(len(line.sha256) < 2 for line in lines.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    use_own_code()
+    draw, began = random.Random(given.seed), time.monotonic()
+    found = {
+        kind: {"trainings": 0, "kills": 0, "of_agents": 0, "rounds": 0, "rounds_without_a_site": 0}
+        for kind in ("strict", "elastic")
+    }
+    while (done := sum(each["kills"] for each in found.values())) < given.kills:
+        kind = "strict" if found["strict"]["trainings"] <= found["elastic"]["trainings"] else "elastic"
+        with tempfile.TemporaryDirectory() as folder:
+            text = {"tokens": tokens(Path(folder) / "text")}
+            made = (strict if kind == "strict" else elastic_one)(Path(folder), text, draw)
+        found[kind]["trainings"] += 1
+        for name, number in zip(
+            ("kills", "of_agents", "rounds", "rounds_without_a_site"), made, strict=False
+        ):
+            found[kind][name] += number
+        print(f"{kind}: {made[0]} killed or halted, {done + made[0]} in all", flush=True)
+    # every training was checked: nothing lost, nothing learned twice, equal bits
+    keep("site_kills", {"seed": given.seed, "minutes": round((time.monotonic() - began) / 60, 1)} | found)
+
+
+if __name__ == "__main__":
+    main()
