@@ -219,6 +219,7 @@ TABLE = (
             Option("--send", "allow: a kind of artifact whose files go to it; all = each", "KIND", many=True),
             Option("--pool", "allow: of conf/pool, where its tasks run [here]", "POOL"),
             Option("--tracker", "allow: of conf/tracker, for what it runs here [mlflow]", "TRACKER"),
+            Option("--hourly", "allow: GB that cross to and from it in an hour, in all [any]", "GB"),
             Option("--with-parent", "serve: end, with all that it runs, when its standard input ends"),
             Option("--listen", "serve: where it listens [127.0.0.1 and the address's port]", "HOST:PORT"),
         ),

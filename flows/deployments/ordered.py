@@ -15,6 +15,7 @@ from atelier.flows.run.catalog import flow_names
 from atelier.flows.run.compose import Frozen, resolved
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
+from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import linked_at, linked_sites, with_all_roles
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import pool_of, tracker_of
@@ -110,7 +111,7 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
             check_inputs(order, nodes, policy, store)
             check_linked(order, nodes, policies)
             return (
-                _plan(frozen, store, replying)
+                _plan(order, policies, frozen, store, replying)
                 if order.act == "plan"
                 else _run(order, frozen, store, replying)
             )
@@ -212,11 +213,13 @@ def check_linked(order: SiteOrder, nodes: list[Node], policies: Policies) -> Non
                 raise ConfigError(place, f"{order.site} runs no task {node.task!r} with {site}")
 
 
-def _plan(frozen: Frozen, store: Store, replying: Replying) -> int:
+def _plan(order: SiteOrder, policies: Policies, frozen: Frozen, store: Store, replying: Replying) -> int:
     plan = make_plan(frozen, store)
     replying.planned(planned_products(plan))
-    state = "refused" if plan.refusals else "finished"
-    replying.end(state, "; ".join(plan.refusals), notes=tuple(plan.notes))
+    sites = {site for row in plan.links for site in row["sites"]} - {order.site}
+    hourly = {site: policies.of(site).hourly for site in sites}
+    refusals = [*plan.refusals, *over_budget(plan.links, order.site, hourly)]
+    replying.end("refused" if refusals else "finished", "; ".join(refusals), notes=tuple(plan.notes))
     return 0
 
 

@@ -18,6 +18,7 @@ from atelier.engine.io.storage import join, local_path, put_file, verify
 from atelier.engine.link.mailbox import Mailbox
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, PlanRow
 from atelier.infra.code.code_map import maps_of
@@ -83,6 +84,7 @@ class Elsewhere:
         if not refusals:
             refusals += self._left_alone(plan, rows)
         plan = plan.with_rows(rows, vocab_of(self._frozen.arguments))
+        refusals += over_budget(plan.links, self._here.name, self._here.hourly)
         return replace(plan, refusals=refusals, notes=notes)
 
     def _left_alone(self, plan: Plan, rows: list[PlanRow]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 link (engine/plan/link_cost.py).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
@@ -24,6 +24,9 @@ from atelier.engine.plan.link_cost import (
     drawing_cost,
 )
 from atelier.infra.dag import Node
+from atelier.infra.sites.policy import GIGA
+
+HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,33 @@ def link_rows(nodes: Sequence[Node], step_s: Mapping[str, float], vocab: int, he
             for row in make(name, node, known, vocab, here):
                 found.setdefault((name, row["role"], row["kind"], *row["sites"]), row)
     return [*found.values()]
+
+
+def over_budget(links: Iterable[LinkRow], own: str, hourly: Mapping[str, float]) -> Iterator[str]:
+    """What would cross between site `own` and others in more than the GB that its policies let in an hour:
+    what its smallest codec has to send at once, or all that its steps send; the way out.
+    """
+    for row in links:
+        peers = [site for site in row["sites"] if own in row["sites"] and site != own]
+        each = min(max(cost["fragments"] or [cost["bytes"]]) for cost in row["costs"])
+        whole, ways = min(cost["bytes"] for cost in row["costs"]), 2 if row["kind"] == "contributions" else 1
+        steps = HOUR_S / row["step_s"] / row["every"] if row["step_s"] else 0.0
+        for peer in peers:
+            most = hourly.get(peer, 0.0)
+            if not most or max(whole, ways * each * steps) <= most * GIGA:
+                continue
+            place, allow = f"{row['task']}.{row['role']}", f"atelier site allow {peer} --hourly"
+            if whole > most * GIGA:
+                yield (
+                    f"{place}: a message of {whole / GIGA:.3g} GB, and {own} lets {most:g} GB an hour cross"
+                    f" to and from {peer}; another codec, or {allow} at {own}"
+                )
+            else:
+                yield (
+                    f"{place}: {ways * each * steps / GIGA:.3g} GB an hour at {row['step_s']:.3g} s a step,"
+                    f" and {own} lets {most:g} cross to and from {peer}; a larger link.every, another codec,"
+                    f" or {allow} at {own}"
+                )
 
 
 def _training_name(node: Node) -> str:

@@ -14,6 +14,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.engine.io.storage import join
 from atelier.infra.dag import Node
+from atelier.infra.sites.policy import Policies
 
 LIST = re.compile(r"^\+{0,2}sites=(\[.*\])$", re.DOTALL)
 LOOPBACK = "sites"  # folder of a store
@@ -23,10 +24,13 @@ KINDS = ("rows", "roles")  # of a link, by site
 
 @dataclass(frozen=True)
 class SiteHere:
-    """This site: its name, and the folder of the messages that its agent carries."""
+    """This site: its name, the folder of the messages that its agent carries, and how many GB its policies
+    let cross to and from others in an hour, where they say so.
+    """
 
     name: str
     mailbox: str
+    hourly: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ def site_here(sites: Sites, root: str) -> SiteHere:
             f"{unknown[0]} is not trusted here",
             "atelier site accept <its card>, and there this one's",
         )
-    return SiteHere(home, str(keys.mailbox))
+    policies = Policies(keys.folder)
+    hourly = {name: policies.of(name).hourly for name in sites.names if name != home}
+    return SiteHere(home, str(keys.mailbox), {name: most for name, most in hourly.items() if most})
 
 
 def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[str, Json]:

@@ -20,6 +20,7 @@ from atelier.infra.sites.channels import Channels
 from atelier.infra.sites.countersign import Countersigning
 from atelier.infra.sites.file_calls import FileCalls
 from atelier.infra.sites.files import Files
+from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.meeting_calls import MeetingCalls
@@ -42,8 +43,9 @@ class Agent:
         self._audit = Audit(keys.folder / AUDIT)
         self._told: dict[str, set[str]] = {}  # digests of notes by peer
         self._refused: dict[str, set[str]] = {}  # the same, of those that it sent
-        self._messages = MessageCalls(mailbox, self.site, self._audit, self._is_trusted, SERVICE)
-        self._files = FileCalls(Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE)
+        self._hourly = hourly = Hourly(keys.folder, self._audit)
+        self._messages = MessageCalls(mailbox, self.site, self._audit, self._is_trusted, SERVICE, hourly)
+        self._files = FileCalls(Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE, hourly)
         self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
         self._signing = Countersigning(keys, self._audit, SERVICE)
         self._channels, self._aside = Channels(keys, OPTIONS), Channels(keys, OPTIONS)
@@ -223,7 +225,7 @@ class Agent:
             for peer in self._peers(say):
                 try:
                     self.exchange(peer)
-                    problem = ""
+                    problem = f"{peer}: {waits}" if (waits := self._hourly.waits(peer)) else ""
                 except Exception as error:  # whatever a peer causes, the others are served
                     problem = f"{peer}: {reason(error)}"
                 if problem != self._said.get(peer, ""):

@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from atelier.engine.io.storage import sync_folder
 FIRST = "0" * 64
 BROKE_OFF = "broke off"  # what a line says of a message of which a part was fetched
 WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
+HOUR_S = 3600.0
 SIGNED = "signed"  # what a line with signatures says
 Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and bytes
 
@@ -82,8 +84,9 @@ class Audit:
         self.path, self._lock = path, threading.Lock()
         cut_last(path)
         self._chain = Chain()
-        for _ in read_lines(path, self._chain):
-            pass
+        self._recent: dict[str, deque[tuple[float, int]]] = {}  # by peer: when bytes have crossed
+        for found in read_lines(path, self._chain):
+            self._note(found)
 
     def add(self, what: str, **about: Json) -> None:
         """Append a line: what happened, when, with whom."""
@@ -93,6 +96,22 @@ class Audit:
             with self.path.open("a") as file:
                 file.write(line + "\n")
             self._chain.add(line, found)
+            self._note(found)
+
+    def _note(self, found: Mapping[str, Json]) -> None:
+        at, size = found.get("time"), whole_of(found.get("bytes"))
+        if found.get("what") in WAYS and size and isinstance(at, float | int):
+            recent = self._recent.setdefault(str(found.get("who", "")), deque())
+            recent.append((float(at), size))
+            _forget_old(recent)
+
+    def last_hour(self, peer: str) -> int:
+        """Bytes that have crossed to and from a peer in the last hour."""
+        with self._lock:
+            recent = self._recent.get(peer, deque())
+            _forget_old(recent)
+            now = time.time() + 1  # what is later was noted before this machine's clock was set back
+            return sum(size for at, size in recent if at <= now)
 
     def given(self, blocks: Iterable[bytes], left: int, who: str, **about: Json) -> Iterator[bytes]:
         """Pass blocks on, of which there are `left` bytes; a line with the bytes that were passed on, also
@@ -119,6 +138,11 @@ class Audit:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
             sync_folder(self.path.parent)
+
+
+def _forget_old(recent: deque[tuple[float, int]]) -> None:
+    while recent and recent[0][0] <= time.time() - HOUR_S:
+        recent.popleft()
 
 
 def cut_last(path: Path) -> None:

@@ -16,6 +16,7 @@ from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import files
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
+from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.transfer import TIMEOUT_S, blocks_of, is_settled, offered, patience, push
 
@@ -32,17 +33,25 @@ class PlacedHead(Spec):
 class FileCalls:
     """What an agent answers and asks about files."""
 
-    def __init__(self, found: Files, audit: Audit, is_trusted: Callable[[str], bool], service: str) -> None:
+    def __init__(
+        self, found: Files, audit: Audit, is_trusted: Callable[[str], bool], service: str, hourly: Hourly
+    ) -> None:
         self._files, self._audit, self._is_trusted, self._service = found, audit, is_trusted, service
+        self._hourly = hourly
         self._settled: dict[str, set[str]] = {}  # by peer: heads that it has, or will never take
 
     # what others ask, by name of the call
 
     def offer(self, request: bytes, peer: str) -> dict[str, Json]:
-        return {"offset": self._files.offset(parse_as(FileHead, request, peer, WHAT), peer)}
+        head = parse_as(FileHead, request, peer, WHAT)
+        offset = self._files.offset(head, peer)
+        if offset is not None:
+            self._hourly.admit(peer, head.entry.bytes - offset)
+        return {"offset": offset}
 
     def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
         placed = parse_as(PlacedHead, next(requests, b"{}"), peer, WHAT)
+        self._hourly.admit(peer, placed.head.entry.bytes - placed.offset)
         self._take(placed.head, peer, placed.offset, requests)
         return {}
 
@@ -56,6 +65,7 @@ class FileCalls:
             raise NotTaken("no such file")
         blocks = blocks_of(self._files.path(placed.head), placed.offset)
         left = placed.head.entry.bytes - placed.offset
+        self._hourly.admit(peer, left)
         yield from self._audit.given(blocks, left, peer, **files.told(placed.head))
 
     def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
@@ -77,6 +87,7 @@ class FileCalls:
     def _send(self, channel: grpc.Channel, peer: str, head: FileHead) -> None:
         offset = offered(channel, f"/{self._service}/OfferFile", head.text, peer)
         if offset is not None:
+            self._hourly.admit(peer, head.entry.bytes - offset)
             begin, path = (
                 PlacedHead(head=head, offset=offset).model_dump_json().encode(),
                 self._files.path(head),
@@ -98,6 +109,7 @@ class FileCalls:
             except AtelierError:  # not asked for, or not yet: the others are fetched
                 continue
             if offset is not None:
+                self._hourly.admit(peer, head.entry.bytes - offset)
                 asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()
                 ask = channel.unary_stream(f"/{self._service}/GetFile")
                 self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))

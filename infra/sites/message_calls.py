@@ -18,6 +18,7 @@ from atelier.engine.io.storage import local_path
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox, Message, ReaderProgress, head_of
 from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.transfer import TIMEOUT_S, blocks_of, is_settled, offered, patience, push
 
@@ -37,10 +38,16 @@ class MessageCalls:
     """What an agent answers and asks about the messages in the mailbox `url` of `site`."""
 
     def __init__(
-        self, url: str, site: str, audit: Audit, is_trusted: Callable[[str], bool], service: str
+        self,
+        url: str,
+        site: str,
+        audit: Audit,
+        is_trusted: Callable[[str], bool],
+        service: str,
+        hourly: Hourly,
     ) -> None:
         self._url, self._site, self._audit, self._is_trusted = url, site, audit, is_trusted
-        self._service = service
+        self._service, self._hourly = service, hourly
         self._incoming = Incoming(url, site)
         self._delivered: dict[tuple[str, str], int] = {}  # the last round by peer and trajectory
         self._offered: dict[tuple[str, str], float] = {}  # when the oldest was offered again, by the same
@@ -51,7 +58,11 @@ class MessageCalls:
     # what others ask, by name of the call
 
     def offer(self, request: bytes, peer: str) -> dict[str, Json]:
-        return {"offset": self._incoming.offset(head_of(request, peer), peer)}
+        head = head_of(request, peer)
+        offset = self._incoming.offset(head, peer)
+        if offset is not None:
+            self._hourly.admit(peer, head.body.bytes - offset)
+        return {"offset": offset}
 
     def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
         about = parse_object(next(requests, b"{}"), peer, "the begin of a message")
@@ -59,6 +70,7 @@ class MessageCalls:
         head = head_of(json.dumps(about), peer)
         if not isinstance(offset, int):
             raise NotTaken("without its offset")
+        self._hourly.admit(peer, head.body.bytes - offset)
         self._take(head, peer, offset, requests)
         return {}
 
@@ -88,6 +100,7 @@ class MessageCalls:
         if (head := box.read(asked.round, self._site)) is None:
             raise NotTaken("no such message", "over")
         blocks, left = blocks_of(_body(box, head), asked.offset), head.body.bytes - asked.offset
+        self._hourly.admit(peer, left)
         yield from self._audit.given(blocks, left, peer, **told(head))
 
     def hear(self, request: bytes, peer: str) -> dict[str, Json]:
@@ -182,6 +195,7 @@ class MessageCalls:
     def _send(self, channel: grpc.Channel, peer: str, box: Mailbox, head: Message) -> None:
         offset = self._offset(channel, peer, head)
         if offset is not None:
+            self._hourly.admit(peer, head.body.bytes - offset)
             begin = json.dumps(json.loads(head.text) | {"offset": offset}).encode()
             began = time.monotonic()
             push(channel, f"/{self._service}/Put", begin, _body(box, head), offset, head.body.bytes)
@@ -229,6 +243,7 @@ class MessageCalls:
             return refused.when != "early"
         if offset is None:
             return True
+        self._hourly.admit(peer, head.body.bytes - offset)
         asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
         ask = channel.unary_stream(f"/{self._service}/Get")
         began = time.monotonic()

@@ -17,6 +17,7 @@ from atelier.engine.io.storage import write_bytes
 from atelier.infra.sites.desk import SiteOrder
 
 FOLDER, EVERYTHING = "policy", "all"
+GIGA = 1e9  # bytes
 # a path, or an address of any kind (fsspec takes file:~/x); stdlib:json,email is none
 PLACE = re.compile(
     r"^[~/.\\]|^(?!stdlib(-prose|-code)?:)[A-Za-z][\w+.-]*:\S|[:/\\]{2}|(^|[/\\:,])\.\.([/\\,]|$)|:[/\\]"
@@ -39,6 +40,12 @@ class SitePolicy(Spec):
     )
     pool: str = Field(default="here", description="of conf/pool, where its tasks run")
     tracker: str = Field(default="mlflow", description="of conf/tracker")
+    hourly: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="GB of messages and files that cross to and from it in an hour, together; 0 = any",
+    )
 
     def runs(self, task: str) -> bool:
         return bool({EVERYTHING, task} & {*self.tasks})

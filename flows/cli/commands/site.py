@@ -1,6 +1,7 @@
 """`atelier site <act>`: this site's key, the sites that it trusts, and its agent."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -143,12 +144,24 @@ def _allow(keys: Keys, options: argparse.Namespace) -> int:
         sends=_words(options.send),
         pool=options.pool or "here",
         tracker=options.tracker or "mlflow",
+        hourly=_gigabytes(options.hourly),
     )
     check_policy(policy)
     Policies(keys.folder).set(policy)
     tasks, reads = ", ".join(policy.tasks) or "no task", ", ".join(policy.reads) or "nowhere"
-    print(f"{peer}: runs {tasks} here, on pool {policy.pool}; reads {reads}")
+    limit = f"; {policy.hourly:g} GB an hour" if policy.hourly else ""
+    print(f"{peer}: runs {tasks} here, on pool {policy.pool}; reads {reads}{limit}")
     return 0
+
+
+def _gigabytes(given: str | None) -> float:
+    try:
+        found = float(given or 0)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise ConfigError("--hourly", f"{given!r} is no number of GB", "2.5, or 0 for any")
+    return found
 
 
 def _words(given: list[str] | None) -> tuple[str, ...]:

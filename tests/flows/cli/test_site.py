@@ -50,6 +50,8 @@ def test_a_site_is_trusted_by_its_card_until_it_is_revoked(
         (("allow", "a", "--pool", "local"), "--pool: local is served by Prefect"),
         (("allow", "a", "--tracker", "mlfow"), "--tracker: there is no 'mlfow'; did you mean mlflow?"),
         (("allow", "a", "--read", "../x"), "--read: '../x' is no whole path or URL"),
+        (("allow", "a", "--hourly", "much"), "--hourly: 'much' is no number of GB"),
+        (("allow", "a", "--hourly", "nan"), "--hourly: 'nan' is no number of GB"),
         (("cancel", "ab"), "site cancel: 0 orders begin with 'ab'"),
         (("work", "ab" * 32), "site work: there is no order abab"),
         (("serve", "--mailbox", "s3://bucket/mail"), "--mailbox: is no folder of this machine"),

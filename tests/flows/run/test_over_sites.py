@@ -10,6 +10,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.sites import Sites
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes, placed_nodes
+from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import Placement, SiteHere, place, shares
 from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node
@@ -258,6 +259,19 @@ def test_a_plan_has_a_row_for_what_crosses_with_its_bytes_and_its_time(root: Pat
     turned = compose("distill", [*words, "train.link.roles={b:[teacher],a:[student_a]}"])
     [row] = make_plan(turned, store).links
     assert row["sites"] == ["b", "a"] and row["mbps"] == {"a": 8.0} and row["costs"][0]["seconds"] > 0
+
+
+def test_what_would_cross_in_an_hour_beyond_a_policy_is_refused_with_its_numbers(root: Path) -> None:
+    words = ["experiment=tiny", "sites.loopback=true", "sites.names=[a,b]", "train.link.every=6"]
+    [row] = make_plan(compose("pretrain", words), Store(str(root))).links
+    size = row["costs"][0]["bytes"] / 1e9
+    row["step_s"] = 0.5  # 1,200 messages an hour, each both ways
+    assert [*over_budget([row], "a", {"b": 2 * 1200 * size + 0.01})] == []
+    assert [*over_budget([row], "c", {"b": 1e-9})] == [*over_budget([row], "a", {"c": 1e-9})] == []
+    [many] = over_budget([row], "a", {"b": 2 * 1200 * size - 0.01})
+    assert f"train.model: {2 * 1200 * size:.3g} GB an hour at 0.5 s a step" in many and "link.every" in many
+    [large] = over_budget([row], "a", {"b": size / 2})
+    assert f"a message of {size:.3g} GB" in large and "atelier site allow b --hourly at a" in large
 
 
 def test_a_plan_has_a_row_for_what_a_generator_draws_for_another_site(root: Path) -> None:

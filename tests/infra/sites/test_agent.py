@@ -20,8 +20,9 @@ from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
-from atelier.infra.sites.audit import check
+from atelier.infra.sites.audit import FIRST, Audit, check
 from atelier.infra.sites.keys import AUDIT, Keys
+from atelier.infra.sites.policy import Policies, SitePolicy
 from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Site, friends, running, until
 
 
@@ -54,6 +55,45 @@ def test_messages_arrive_whole_also_where_one_side_only_dials_out(tmp_path: Path
         lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
         assert sum(line["bytes"] for line in lines if line["what"] == "received") == 3_000_001
         assert check(site.keys.folder / AUDIT)
+
+
+@pytest.mark.parametrize("silent", ["", "a", "b"])
+def test_no_more_crosses_in_an_hour_than_a_policy_lets(tmp_path: Path, silent: str) -> None:
+    """Of both ways together; an agent that was killed goes on counting, and another policy counts at once."""
+    a, b = two(tmp_path, silent)
+    policies = Policies(b.keys.folder)
+    policies.set(SitePolicy(site="a", hourly=10e-6))
+
+    def arrived() -> int:
+        return a.box.has(1, "b") + b.box.has(1, "a")
+
+    with running((a, b)) as kill:
+        a.send(1, DATA)
+        until(lambda: arrived() == 1, "the first message is missing", a, b)
+        kill("b")
+        b.send(1, DATA)
+        until(
+            lambda: "a: 0.007 MB have to wait: 0.007 MB of 0.01 MB have crossed" in b.log(), "no wait", a, b
+        )
+        assert arrived() == 1
+        policies.set(SitePolicy(site="a", hourly=15e-6))
+        until(lambda: arrived() == 2, "the second message is missing", a, b)
+
+
+def test_what_crossed_more_than_an_hour_ago_counts_no_more(tmp_path: Path) -> None:
+    now = time.time()
+    path, chain = tmp_path / AUDIT, FIRST
+    with path.open("w") as file:
+        for age, size in ((3700, 5), (3500, 7), (10, 11), (-600, 13)):  # the last one of a clock set back
+            about = {"time": now - age, "what": "received", "who": "b", "bytes": size}
+            line = json.dumps(about | {"previous": chain})
+            chain = hashlib.sha256(line.encode()).hexdigest()
+            file.write(line + "\n")
+    audit = Audit(path)
+    assert audit.last_hour("b") == 7 + 11 and audit.last_hour("c") == 0
+    audit.add("sent", who="b", bytes=17)
+    audit.add("refused", who="b", bytes=19)
+    assert audit.last_hour("b") == 7 + 11 + 17
 
 
 def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
