@@ -178,9 +178,8 @@ def test_a_layout_gives_what_one_process_gives(gangs: Gangs, size: str, name: st
 @pytest.mark.parametrize(
     "name",
     [
-        "pipeline x tensor",
-        "shard x tensor",
-        pytest.param("students split otherwise", marks=pytest.mark.slow),
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in ("pipeline x tensor", "shard x tensor", "students split otherwise")
     ],
 )
 def test_a_teacher_forwards_once_a_micro_batch_whatever_the_layout(gangs: Gangs, name: str) -> None:
