@@ -204,8 +204,9 @@ TABLE = (
             Option("--keys", "the folder of its key [$ATELIER_SITE, or ~/.config/atelier/site]", "FOLDER"),
             Option(
                 "--address",
-                "create: host:port where others reach its agent; empty = it dials out",
-                "HOST:PORT",
+                "create: host:port where others reach its agent, or a folder or the URL of a bucket;"
+                " empty = it dials out",
+                "ADDRESS",
             ),
             Option("--mailbox", "serve: the folder of messages [mailbox, beside the key]", "FOLDER"),
             Option("--tasks", "allow: a task that runs here for it; all = each", "TASK", many=True),

@@ -1,35 +1,34 @@
-"""The agent of a site: it alone has the port and the keys. It carries messages between this site's mailbox
-and those of its peers, over mutual TLS; a peer's certificate is looked up at every call.
+"""The agent of a site: it alone has the keys, and the port or the bucket where others reach it. It carries
+messages between this site's mailbox and those of its peers; a peer's certificate is looked up at every call.
 """
 
 import hashlib
-import json
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, TypeVar
 
 import grpc
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import desk, notes
 from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.bucket_calls import Calls
+from atelier.infra.sites.bucket_server import NOBODY, BucketServer
 from atelier.infra.sites.channels import Channels
 from atelier.infra.sites.countersign import Countersigning
 from atelier.infra.sites.file_calls import FileCalls
 from atelier.infra.sites.files import Files
+from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.hourly import Hourly
-from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
+from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary
 from atelier.infra.sites.notes import Notes
-from atelier.infra.sites.transfer import TIMEOUT_S, is_settled, reason
+from atelier.infra.sites.transfer import TIMEOUT_S, Channel, is_settled, reason
 
 SERVICE = "atelier.Site"
-Request = TypeVar("Request", bytes, Iterator[bytes])
 LOOK_EVERY = 0.2  # seconds
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 
@@ -48,12 +47,18 @@ class Agent:
         self._files = FileCalls(Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE, hourly)
         self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
         self._signing = Countersigning(keys, self._audit, SERVICE)
-        self._channels, self._aside = Channels(keys, OPTIONS), Channels(keys, OPTIONS)
+        calls = Calls(keys)
+        self._channels, self._aside = (Channels(keys, OPTIONS, calls, self._put_in) for _ in range(2))
         self._said: dict[str, str] = {}  # the last problem with each peer
-        self._server: grpc.Server | None = None
+        self._server: GrpcServer | None = None
+        self._bucket: BucketServer | None = None
 
     def _is_trusted(self, peer: str) -> bool:
         return peer in self.keys.peers
+
+    def _put_in(self, why: str) -> None:
+        """Note what lies in a bucket in the place of an answer."""
+        self._audit.add("refused", who=NOBODY, why=f"an answer in the bucket {why}")
 
     # what others ask
 
@@ -61,101 +66,40 @@ class Agent:
         """Listen at `address` (host:port, port 0 = any); returns the port. Raises ConfigError when it is in
         use.
         """
-        methods = {
-            "Offer": self._unary(self._messages.offer),
-            "Put": self._streamed_in(self._messages.put),
-            "Heads": self._unary(self._messages.heads),
-            "Get": self._streamed_out(self._messages.get),
-            "Hear": self._unary(self._messages.hear),
-            "Progress": self._unary(self._messages.progress),
-            "Meet": self._unary(self._meetings.meet),
-            "Met": self._unary(self._meetings.met),
-            "OfferFile": self._unary(self._files.offer),
-            "PutFile": self._streamed_in(self._files.put),
-            "FileHeads": self._unary(self._files.heads),
-            "GetFile": self._streamed_out(self._files.get),
-            "Tell": self._unary(self._tell),
-            "Ask": self._unary(self._ask),
-            "Sign": self._unary(self._signing.answer),
-        }
-        self._server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="agent"), options=OPTIONS)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._certificates(), self._certificates, require_client_authentication=True
-        )
-        try:
-            port = self._server.add_secure_port(address, credentials)
-        except RuntimeError:
-            raise ConfigError(
-                "site serve", f"{address} cannot be listened at", "another port, or 0"
-            ) from None
-        self._server.start()
-        return port
+        self._server = GrpcServer(self.keys, self._audit, SERVICE, self._methods(), OPTIONS)
+        return self._server.serve(address)
+
+    def serve_in(self, url: str) -> None:
+        """Answer in the bucket `url`, without a port. Raises BucketError."""
+        self._bucket = BucketServer(self.keys, self._audit, self._methods(), url)
+        self._bucket.start()
 
     def stop(self) -> None:
         self._channels.close()
         self._aside.close()
-        if self._server is not None:
-            self._server.stop(1.0).wait()
+        for server in (self._server, self._bucket):
+            if server is not None:
+                server.stop()
 
-    def _certificates(self) -> Any:
-        """Key, certificate and the peers' certificates as they are now, for a new connection."""
-        card = self.keys.card
-        trusted = "".join(peer.certificate for peer in self.keys.peers.values()) or card.certificate
-        return grpc.ssl_server_certificate_configuration(
-            [(self.keys.key, card.certificate.encode())], root_certificates=trusted.encode()
-        )
-
-    def _caller(self, context: grpc.ServicerContext) -> str:
-        """The trusted site that calls; ends the call of any other."""
-        shown: Any = context.auth_context().get("x509_pem_cert")  # a list of PEMs, which its types do not say
-        try:
-            peer = self.keys.peer_of(shown[0].decode()) if shown else ""
-        except AtelierError:
-            peer = ""
-        if not peer:
-            self._audit.add("refused", who=context.peer(), why="its certificate is not trusted")
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
-        return peer
-
-    def _unary(self, work: Callable[[bytes, str], Json]) -> grpc.RpcMethodHandler:
-        """The answer to a call: the result of `work` for the request of a peer, as JSON."""
-        return grpc.unary_unary_rpc_method_handler(partial(self._answer, work))
-
-    def _streamed_in(self, work: Callable[[Iterator[bytes], str], Json]) -> grpc.RpcMethodHandler:
-        """`_unary`, of a request in parts."""
-        return grpc.stream_unary_rpc_method_handler(partial(self._answer, work))
-
-    def _streamed_out(self, work: Callable[[bytes, str], Iterator[bytes]]) -> grpc.RpcMethodHandler:
-        """An answer in parts, which are bytes as they are."""
-
-        def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-            peer = self._caller(context)
-            try:
-                yield from work(request, peer)
-            except AtelierError as error:
-                self._refuse(context, peer, error)
-
-        return grpc.unary_stream_rpc_method_handler(answer)
-
-    def _answer(
-        self, work: Callable[[Request, str], Json], request: Request, context: grpc.ServicerContext
-    ) -> bytes:
-        peer = self._caller(context)
-        try:
-            return json.dumps(work(request, peer)).encode()
-        except AtelierError as error:
-            self._refuse(context, peer, error)
-
-    def _refuse(self, context: grpc.ServicerContext, peer: str, error: AtelierError) -> NoReturn:
-        """End a call with the reason; what will never be taken is in the audit log."""
-        when = error.when if isinstance(error, NotTaken) else "never"
-        if when == "never":
-            self._audit.add("refused", who=peer, why=str(error))
-        codes = grpc.StatusCode
-        if not isinstance(error, NotTaken):
-            context.abort(codes.INVALID_ARGUMENT, str(error))
-        context.abort(codes.ABORTED if when == "early" else codes.FAILED_PRECONDITION, str(error))
+    def _methods(self) -> dict[str, Method]:
+        """What a peer may ask, by name."""
+        return {
+            "Offer": Unary(self._messages.offer),
+            "Put": StreamedIn(self._messages.put),
+            "Heads": Unary(self._messages.heads),
+            "Get": StreamedOut(self._messages.get),
+            "Hear": Unary(self._messages.hear),
+            "Progress": Unary(self._messages.progress),
+            "Meet": Unary(self._meetings.meet),
+            "Met": Unary(self._meetings.met),
+            "OfferFile": Unary(self._files.offer),
+            "PutFile": StreamedIn(self._files.put),
+            "FileHeads": Unary(self._files.heads),
+            "GetFile": StreamedOut(self._files.get),
+            "Tell": Unary(self._tell),
+            "Ask": Unary(self._ask),
+            "Sign": Unary(self._signing.answer),
+        }
 
     def _tell(self, request: bytes, peer: str) -> Json:
         note = self._notes.take(request, peer)
@@ -189,9 +133,10 @@ class Agent:
         said: dict[str, str] = {}
         while not stop.is_set():
             peers = self._peers(lambda problem: None)
-            works = {"rounds": self._meetings.decide} | {
-                f"rounds with {peer}": partial(self.meet, peer) for peer in peers
-            }
+            works: dict[str, Callable[[], None]] = {"rounds": self._meetings.decide}
+            works |= {f"rounds with {peer}": partial(self.meet, peer) for peer in peers}
+            if self._bucket is not None:
+                works["bucket"] = self._bucket.check
             for what, work in works.items():
                 try:
                     work()
@@ -262,7 +207,7 @@ class Agent:
         if problems:
             raise problems[0]
 
-    def _tell_news(self, channel: grpc.Channel, peer: str) -> None:
+    def _tell_news(self, channel: Channel, peer: str) -> None:
         """Send a peer the notes that are new."""
         known = self._told.setdefault(peer, set())
         for note in self._notes.waiting_for(peer, known):
@@ -278,7 +223,7 @@ class Agent:
     def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **about)
 
-    def _hear_news(self, channel: grpc.Channel, peer: str) -> None:
+    def _hear_news(self, channel: Channel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
         refused = self._refused.setdefault(peer, set())
         request = self._notes.request(peer, refused)

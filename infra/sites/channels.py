@@ -1,12 +1,15 @@
-"""The connections of an agent to its peers: one each, over mutual TLS, kept open from call to call, since a
-handshake takes more bytes than most of what is said.
+"""The connections of an agent to its peers. Over mutual TLS one each, kept open from call to call, since a
+handshake takes more bytes than most of what is said; to a peer whose address is a bucket none is open.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 
+from atelier.infra.sites.bucket_calls import Calls
+from atelier.infra.sites.bucket_channel import BucketChannel
 from atelier.infra.sites.keys import Card, Keys
+from atelier.infra.sites.transfer import Channel
 
 Option = tuple[str, int | str]
 RECONNECT: list[Option] = [
@@ -17,13 +20,18 @@ RECONNECT: list[Option] = [
 
 
 class Channels:
-    """The channels of the site of `keys`; one is opened anew when a card, or this site's own, is another."""
+    """The channels of the site of `keys`; one is opened anew when a card, or this site's own, is another.
+    `on_refused` gets what is not taken of answers in a bucket.
+    """
 
-    def __init__(self, keys: Keys, options: Sequence[Option]) -> None:
+    def __init__(
+        self, keys: Keys, options: Sequence[Option], calls: Calls, on_refused: Callable[[str], None]
+    ) -> None:
         self._keys, self._options = keys, [*options, *RECONNECT]
-        self._open: dict[str, tuple[tuple[str, str, str], grpc.Channel]] = {}
+        self._calls, self._on_refused = calls, on_refused
+        self._open: dict[str, tuple[tuple[str, str, str], Channel]] = {}
 
-    def of(self, card: Card) -> grpc.Channel:
+    def of(self, card: Card) -> Channel:
         """The channel to the peer of a card."""
         own = self._keys.card
         about = (card.address, card.digest, own.digest)
@@ -31,13 +39,19 @@ class Channels:
         if found is not None and found[0] == about:
             return found[1]
         self.drop(card.site)
+        channel = self._in_bucket(card) if card.is_in_bucket else self._over_tls(card, own)
+        self._open[card.site] = (about, channel)
+        return channel
+
+    def _in_bucket(self, card: Card) -> Channel:
+        return BucketChannel(self._keys, card, self._calls, self._on_refused)
+
+    def _over_tls(self, card: Card, own: Card) -> Channel:
         credentials = grpc.ssl_channel_credentials(
             card.certificate.encode(), self._keys.key, own.certificate.encode()
         )
         options = [*self._options, ("grpc.ssl_target_name_override", card.site)]
-        channel = grpc.secure_channel(card.address, credentials, options)
-        self._open[card.site] = (about, channel)
-        return channel
+        return grpc.secure_channel(card.address, credentials, options)
 
     def drop(self, peer: str) -> None:
         """Close the channel to a peer, if there is one."""

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.document import parse_as
@@ -27,21 +27,35 @@ MAILBOX_AT, LOCK, FORMER = "mailbox.txt", "agent.lock", "former"
 FOLDER = "ATELIER_SITE"  # environment variable
 DAYS = 825  # for which a certificate is valid
 MOST_CARD = 100_000  # bytes
+LISTENS = r"[A-Za-z0-9_.:\[\]-]+:\d+"  # host:port
+BUCKET = r"[a-z][a-z0-9+.-]*://[A-Za-z0-9_./:~+=-]+"  # no user, password or query
 
 
 class Card(Spec):
-    """What a site tells others of itself: who it is, where its agent listens ('' = it only dials out), and
-    its certificate.
+    """What a site tells others of itself: who it is, where its agent is reached (host:port, or the URL of a
+    folder or bucket; '' = it only asks others), and its certificate.
     """
 
     site: str = Field(pattern=SITE)
-    address: str = Field(default="", pattern=r"^$|^[A-Za-z0-9_.:\[\]-]+:\d+$")
+    address: str = Field(default="", pattern=rf"^$|^{LISTENS}$|^{BUCKET}$", max_length=500)
     certificate: str = Field(max_length=MOST_CARD)
+
+    @field_validator("address")
+    @classmethod
+    def _whole(cls, address: str) -> str:
+        if "://" in address and ("::" in address or ".." in address.split("/")):
+            raise ValueError("a URL that leads elsewhere")
+        return address
 
     @property
     def digest(self) -> str:
         """sha256 of the certificate, by which it is looked up at every call."""
         return certificate_digest(self.certificate)
+
+    @property
+    def is_in_bucket(self) -> bool:
+        """Whether others reach it through a bucket."""
+        return "://" in self.address
 
     @property
     def text(self) -> bytes:
@@ -66,6 +80,7 @@ class Keys:
         """
         if not re.fullmatch(SITE, site):
             raise ConfigError("site create", f"{site!r} is no name of a site", "small letters, digits and -")
+        check_address(address)
         keys = Keys(folder)
         if (folder / CARD).exists():  # written last
             raise ConfigError("site create", f"{folder} has a key already", "site rotate makes a new one")
@@ -204,6 +219,19 @@ class Keys:
         """The trusted site whose certificate this is; '' = none."""
         digest = certificate_digest(certificate)
         return next((name for name, card in self.peers.items() if card.digest == digest), "")
+
+
+def check_address(address: str) -> None:
+    """Raise ConfigError for what is no address of a site; it is not repeated, it may have a password."""
+    try:
+        Card(site="a", address=address, certificate="")
+    except ValidationError:
+        raise ConfigError(
+            "--address",
+            "is no address of a site",
+            "host:port, or the URL of a folder or bucket (file:///shared/mail, s3://bucket/mail) without"
+            " credentials, which are taken from the environment",
+        ) from None
 
 
 def certificate_digest(pem: str) -> str:

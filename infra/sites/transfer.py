@@ -4,6 +4,7 @@ errors read.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import grpc
 
@@ -15,12 +16,42 @@ TIMEOUT_S = 30.0  # of a call without a body
 NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)  # codes of a refusal
 
 
+class Channel(Protocol):
+    """What carries calls to a peer: gRPC's own channel, or objects in a bucket (bucket_channel.py)."""
+
+    def unary_unary(self, method: str) -> Callable[..., Any]: ...
+
+    def stream_unary(self, method: str) -> Callable[..., Any]: ...
+
+    def unary_stream(self, method: str) -> Callable[..., Any]: ...
+
+    def close(self) -> None: ...
+
+
+class CallError(grpc.RpcError):
+    """A call that failed without gRPC, with the same codes."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+def code_of(error: grpc.RpcError) -> grpc.StatusCode | None:
+    return error.code() if isinstance(error, grpc.Call | CallError) else None
+
+
 def patience(size: int) -> float:
     """Seconds after which a transfer of so many bytes is broken off; it goes on where it stopped."""
     return TIMEOUT_S + size / SLOWEST
 
 
-def offered(channel: grpc.Channel, call: str, head: bytes, peer: str) -> int | None:
+def offered(channel: Channel, call: str, head: bytes, peer: str) -> int | None:
     """Where a peer wants the bytes that `head` announces from; None = it has all of them. Raises RpcError
     where it takes none.
     """
@@ -29,7 +60,7 @@ def offered(channel: grpc.Channel, call: str, head: bytes, peer: str) -> int | N
     return offset if isinstance(offset, int) else None
 
 
-def push(channel: grpc.Channel, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
+def push(channel: Channel, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
     """Send `begin`, which says what follows, and a file of `size` bytes from `offset` on."""
 
     def parts() -> Iterator[bytes]:
@@ -53,7 +84,7 @@ def is_settled(send: Callable[[], None], on_refused: Callable[[str], None]) -> b
     try:
         send()
     except grpc.RpcError as error:
-        code = error.code() if isinstance(error, grpc.Call) else None
+        code = code_of(error)
         if code not in (*NEVER, grpc.StatusCode.ABORTED):
             raise
         if code in NEVER:
@@ -64,6 +95,6 @@ def is_settled(send: Callable[[], None], on_refused: Callable[[str], None]) -> b
 
 def reason(error: Exception) -> str:
     """One line of what went wrong."""
-    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call | CallError):
         return f"{error.code().name.lower()}: {' '.join(str(error.details()).split())[:300]}"
     return str(error)

@@ -9,15 +9,19 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import ConfigError, nearest, printable
 from atelier.engine.io.storage import is_local
 from atelier.flows.run.pools import check_policy
 from atelier.infra.sites.desk import Cancellation, OrderDesk
-from atelier.infra.sites.keys import AUDIT, Keys, keys_folder
+from atelier.infra.sites.keys import AUDIT, Card, Keys, check_address, keys_folder
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.store.store import Store, default_root
+
+if TYPE_CHECKING:
+    from atelier.infra.sites.agent import Agent
 
 LOOK_EVERY, JOIN_S = 0.2, 5.0  # seconds
 
@@ -36,7 +40,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _create(keys: Keys, options: argparse.Namespace) -> int:
-    made = Keys.create(keys.folder, _word(options, "the site's name"), options.address or "")
+    name, address = _word(options, "the site's name"), options.address or ""
+    address = f"file://{address}" if address.startswith("/") else address
+    check_address(address)
+    if "://" in address:
+        from atelier.infra.sites.bucket import check_bucket  # cryptography: other acts need none
+
+        check_bucket(address, "--address")
+    made = Keys.create(keys.folder, name, address)
     print(
         f"{made.card.site}: key and certificate in {made.folder}; atelier site card prints what others accept"
     )
@@ -84,18 +95,20 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
     if find_spec("grpc") is None:
         raise ConfigError("site serve", "needs the package grpcio", "pip install grpcio (the extra sites)")
     from atelier.infra.sites.agent import Agent  # now: gRPC takes a third of a second
+    from atelier.infra.sites.bucket import check_bucket
 
     card, stop, mailbox = keys.card, threading.Event(), _mailbox(keys, options)
-    port = card.address.rpartition(":")[2] or "0"
+    if card.is_in_bucket:
+        if options.listen:
+            raise ConfigError("--listen", f"{card.site} has no port, others reach it in {card.address}")
+        check_bucket(card.address, "site serve")
     root = Store(default_root()).root
     lock = keys.alone("site serve")
     agent, runner = Agent(keys, mailbox), OrderRunner(keys, mailbox, root, _say)
     keys.set_mailbox(mailbox)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stop.set())
-    listen = options.listen or f"127.0.0.1:{port}"
-    found = agent.serve(listen)
-    print(f"{card.site} listens at {listen.rpartition(':')[0]}:{found}", flush=True)
+    print(_reached(agent, card, options.listen), flush=True)
     if options.with_parent:
         threading.Thread(target=_until_alone, args=(stop,), daemon=True).start()
     carrying = threading.Thread(target=agent.run, args=(stop, _say), daemon=True)
@@ -109,6 +122,16 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
     if options.with_parent:
         runner.end_all()
     return 0
+
+
+def _reached(agent: "Agent", card: Card, listen: str | None) -> str:
+    """Have an agent answer; where."""
+    if card.is_in_bucket:
+        agent.serve_in(card.address)
+        return f"{card.site} answers in {card.address}"
+    listen = listen or f"127.0.0.1:{card.address.rpartition(':')[2] or 0}"
+    port = agent.serve(listen)
+    return f"{card.site} listens at {listen.rpartition(':')[0]}:{port}"
 
 
 def _until_alone(stop: threading.Event) -> None:

@@ -42,6 +42,16 @@ def test_a_site_is_trusted_by_its_card_until_it_is_revoked(
         (("accept", "nowhere.json"), "nowhere.json cannot be read"),
         (("accept", "../b.json"), "is of b, as this site is called"),
         (("accept", "key.pem"), "key.pem: "),
+        (
+            ("create", "c", "--address", "nowhere"),
+            "--address: is no address of a site; host:port, or the URL",
+        ),
+        (("create", "c", "--address", "s3://me:secret@b/x"), "without credentials, which are taken from the"),
+        (("create", "c", "--address", "file:///a/../etc"), "--address: is no address of a site"),
+        (("create", "c", "--address", "zip://a::s3://b"), "--address: is no address of a site"),
+        (("create", "c", "--address", "/nowhere/mail"), "file:///nowhere/mail is no folder of this machine"),
+        (("create", "c", "--address", "/proc"), "--address: file:///proc cannot be reached"),
+        (("create", "c", "--address", "nosuch://a/b"), "no such kind of storage (Protocol not known: nosuch"),
         (("revoke", "../b"), "site revoke: '../b' is not trusted"),
         (("allow", "c"), "site allow: 'c' is not trusted; trusted: a"),
         (("allow",), "site allow: a word is missing"),
@@ -71,3 +81,21 @@ def test_what_a_site_cannot_do_is_said_in_one_line(
     assert run(["site", *words]) == 2
     said = capsys.readouterr().err
     assert problem in said and len(said.strip().splitlines()) == 1
+    assert "secret" not in said and not (cards / "c").exists()
+
+
+def test_a_site_that_is_reached_in_a_folder_has_no_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATELIER_SITE", str(tmp_path / "keys"))
+    (tmp_path / "mail").mkdir()
+    assert run(["site", "create", "a", "--address", str(tmp_path / "mail")]) == 0
+    assert Keys(tmp_path / "keys").card.address == f"file://{tmp_path / 'mail'}"
+    assert not list((tmp_path / "mail").iterdir())
+    assert run(["site", "rotate"]) == 0 and Keys(tmp_path / "keys").card.is_in_bucket
+    capsys.readouterr()
+    assert run(["site", "serve", "--listen", "127.0.0.1:0"]) == 2
+    assert "--listen: a has no port, others reach it in file://" in capsys.readouterr().err
+    (tmp_path / "mail").rmdir()
+    assert run(["site", "serve"]) == 2
+    assert "site serve: file://" in (said := capsys.readouterr().err) and "is no folder of this" in said

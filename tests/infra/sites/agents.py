@@ -1,4 +1,6 @@
-"""Sites with keys, a mailbox and an agent each, over mutual TLS on loopback."""
+"""Sites with keys, a mailbox and an agent each: over mutual TLS on loopback, or through a bucket, which is a
+folder here.
+"""
 
 import os
 import signal
@@ -9,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.link.mailbox import Mailbox
@@ -17,6 +20,7 @@ from atelier.infra.sites.keys import Keys
 from tests.checkout import TOP
 from tests.ports import free_port
 
+Carrier = Literal["grpc", "bucket"]
 TRAJECTORY = "ab" * 32
 PATIENCE_S = 60
 
@@ -32,11 +36,22 @@ def until(is_so: Callable[[], bool], what: str, *sites: "Site") -> None:
 class Site:
     """A site with its keys and its mailbox; its agent as a process, or in this one."""
 
-    def __init__(self, folder: Path, name: str, *, is_reachable: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        is_reachable: bool = True,
+        carrier: Carrier = "grpc",
+        url: str = "",
+    ) -> None:
         self.name, self.folder, self.mail = name, folder / name, str(folder / name / "mail")
-        self.port = free_port()
-        address = f"127.0.0.1:{self.port}" if is_reachable else ""
-        self.keys = Keys.create(self.folder / "keys", name, address)
+        self.port, self.bucket = free_port(), folder / "bucket"
+        address = f"127.0.0.1:{self.port}"
+        if carrier == "bucket":
+            self.bucket.mkdir(exist_ok=True, parents=True)
+            address = url or f"file://{self.bucket}"
+        self.keys = Keys.create(self.folder / "keys", name, address if is_reachable else "")
         self.box = Mailbox(self.mail, TRAJECTORY)
 
     def trust(self, other: "Site") -> None:
@@ -45,15 +60,19 @@ class Site:
     def begin(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "atelier", "site", "serve", "--mailbox", self.mail]
         env = os.environ | {"ATELIER_SITE": str(self.keys.folder)}
+        if not self.keys.card.is_in_bucket:
+            command += ["--listen", f"127.0.0.1:{self.port}"]
         with (self.folder / "agent.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*command, "--listen", f"127.0.0.1:{self.port}"], cwd=TOP, env=env, stdout=log, stderr=log
-            )
-        until(lambda: self._answers() or process.poll() is not None, "the agent does not listen")
+            began = log.tell()
+            process = subprocess.Popen(command, cwd=TOP, env=env, stdout=log, stderr=log)
+        until(lambda: self._answers(began) or process.poll() is not None, "the agent does not answer")
         assert process.poll() is None, self.log()
         return process
 
-    def _answers(self) -> bool:
+    def _answers(self, began: int) -> bool:
+        """Whether the agent whose log begins at this byte does."""
+        if self.keys.card.is_in_bucket:
+            return " answers in " in self.log()[began:]
         with socket.socket() as found:
             return found.connect_ex(("127.0.0.1", self.port)) == 0
 
@@ -64,7 +83,10 @@ class Site:
     def served(self) -> Iterator[Agent]:
         """Its agent in this process, that asks nothing by itself."""
         agent = Agent(self.keys, self.mail)
-        agent.serve(f"127.0.0.1:{self.port}")
+        if self.keys.card.is_in_bucket:
+            agent.serve_in(self.keys.card.address)
+        else:
+            agent.serve(f"127.0.0.1:{self.port}")
         try:
             yield agent
         finally:
@@ -74,9 +96,13 @@ class Site:
         self.box.send(number, self.name, [data], {}, 0, codec=Codec())
 
 
-def friends(folder: Path, names: Iterable[str] = "ab", silent: str = "") -> dict[str, Site]:
-    """Sites that trust each other; those whose names are in `silent` cannot be called."""
-    sites = {name: Site(folder, name, is_reachable=name not in silent) for name in names}
+def friends(
+    folder: Path, names: Iterable[str] = "ab", silent: str = "", carrier: Carrier = "grpc", url: str = ""
+) -> dict[str, Site]:
+    """Sites that trust each other; those whose names are in `silent` cannot be called. `url`: a bucket."""
+    sites = {
+        name: Site(folder, name, is_reachable=name not in silent, carrier=carrier, url=url) for name in names
+    }
     for site in sites.values():
         for other in sites.values():
             if other is not site:

@@ -23,11 +23,11 @@ from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.audit import FIRST, Audit, check
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.policy import Policies, SitePolicy
-from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Site, friends, running, until
+from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Carrier, Site, friends, running, until
 
 
-def two(folder: Path, silent: str = "") -> list[Site]:
-    sites = [*friends(folder, silent=silent).values()]
+def two(folder: Path, silent: str = "", carrier: Carrier = "grpc") -> list[Site]:
+    sites = [*friends(folder, silent=silent, carrier=carrier).values()]
     for site in sites:
         site.box.open(site.name, ["a", "b"])
     return sites
@@ -37,9 +37,12 @@ def body(site: Site, number: int, of: str) -> bytes:
     return (Path(site.box.folder(number, of)) / BODY).read_bytes()
 
 
+@pytest.mark.parametrize("carrier", ["grpc", "bucket"])
 @pytest.mark.parametrize("is_reachable", [True, False])
-def test_messages_arrive_whole_also_where_one_side_only_dials_out(tmp_path: Path, is_reachable: bool) -> None:
-    a, b = two(tmp_path, silent="" if is_reachable else "a")
+def test_messages_arrive_whole_also_where_one_side_only_dials_out(
+    tmp_path: Path, is_reachable: bool, carrier: Carrier
+) -> None:
+    a, b = two(tmp_path, "" if is_reachable else "a", carrier)
     data = {site.name: os.urandom(3_000_001) for site in (a, b)}
     with running((a, b)):
         for site in (a, b):
@@ -96,9 +99,10 @@ def test_what_crossed_more_than_an_hour_ago_counts_no_more(tmp_path: Path) -> No
     assert audit.last_hour("b") == 7 + 11 + 17
 
 
-def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("carrier", ["grpc", "bucket"])
+def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path, carrier: Carrier) -> None:
     """Each time in the midst of messages; what had come is not sent again."""
-    a, b = two(tmp_path)
+    a, b = two(tmp_path, carrier=carrier)
     draw = random.Random(3)
     data = {(site.name, number): draw.randbytes(4_000_000) for site in (a, b) for number in range(1, 6)}
     kills = 0

@@ -25,7 +25,7 @@ from atelier.infra.sites.keys import AUDIT
 from tests.engine.loop.apart import ANSWERS, Apart, taught
 from tests.engine.loop.at_sites import killed_until_they_end
 from tests.engine.trainings import tokens
-from tests.infra.sites.agents import friends, running, until
+from tests.infra.sites.agents import Carrier, friends, running, until
 
 DATA, CONTRIBUTED = b"answers" * 100, "ef" * 32
 
@@ -33,23 +33,28 @@ DATA, CONTRIBUTED = b"answers" * 100, "ef" * 32
 class Carried(Apart):
     """Each site has its own mailbox, and an agent; `silent` cannot be called."""
 
-    def __init__(self, folder: Path, text: dict[str, str], silent: str, **more: Any) -> None:
+    def __init__(
+        self, folder: Path, text: dict[str, str], silent: str, carrier: Carrier, **more: Any
+    ) -> None:
         super().__init__(folder, text, **more)
-        self.agents = friends(folder / "agents", silent=silent)
+        self.agents = friends(folder / "agents", silent=silent, carrier=carrier)
 
     def at(self, site: str) -> dict[str, Any]:
         return {"link": self.link | {"site": site, "mailbox": self.agents[site].mail}}
 
 
-@pytest.mark.parametrize(("seed", "silent"), [(0, "a"), (1, "b"), (2, "")])
+@pytest.mark.parametrize(
+    ("seed", "silent", "carrier"),
+    [(0, "a", "grpc"), (1, "b", "grpc"), (2, "", "grpc"), (2, "", "bucket")],
+)
 def test_with_agents_between_them_a_student_learns_as_with_one_mailbox(
-    tmp_path: Path, seed: int, silent: str
+    tmp_path: Path, seed: int, silent: str, carrier: Carrier
 ) -> None:
     text, draw = {"tokens": tokens(tmp_path / "text")}, random.Random(seed)
     how: dict[str, Any] = {"students": {"student": taught()}, "frozen": False, "ahead": 2}
     plain = Apart(tmp_path / "plain", text, **how)
     plain.train()
-    apart = Carried(tmp_path / "carried", text, silent, **how)
+    apart = Carried(tmp_path / "carried", text, silent, carrier, **how)
     paths = {site: apart.write(site, **apart.at(site)) for site in "ab"}
     with running(apart.agents.values()) as kill:
         kills = killed_until_they_end(paths, tmp_path, draw, 6, kill)

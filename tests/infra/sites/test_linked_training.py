@@ -11,34 +11,38 @@ from tests.engine.loop.at_sites import killed_until_they_end, out_until_they_end
 from tests.engine.loop.test_elastic import check_samples, elastic, log_of
 from tests.engine.loop.test_outer import Sites
 from tests.engine.trainings import role, tokens
-from tests.infra.sites.agents import friends, running
+from tests.infra.sites.agents import Carrier, friends, running
 
 
 class Linked(Sites):
-    """Sites with an agent each; a's cannot be called."""
+    """Sites with an agent each: a's cannot be called, or none has a port and all are reached in a bucket."""
 
-    def __init__(self, folder: Path, text: dict[str, str], **link: object) -> None:
+    def __init__(self, folder: Path, text: dict[str, str], carrier: Carrier = "grpc", **link: object) -> None:
         super().__init__(folder, text, **link)
-        self.sites = friends(folder / "agents", self.setups, silent="a")
+        silent = "a" if carrier == "grpc" else ""
+        self.sites = friends(folder / "agents", self.setups, silent=silent, carrier=carrier)
 
     def mailbox(self, site: str) -> str:
         return self.sites[site].mail
 
 
+LATE: dict[str, object] = {"codec": {"kind": "int4"}, "delay": 3, "fragments": 2}
+
+
 @pytest.mark.parametrize(
-    ("seed", "link"),
-    [(0, {}), (1, {}), (2, {"codec": {"kind": "int4"}, "delay": 3, "fragments": 2})],
-    ids=["first", "second", "late"],
+    ("seed", "link", "carrier"),
+    [(0, {}, "grpc"), (1, {}, "grpc"), (2, LATE, "grpc"), (0, {}, "bucket"), (2, LATE, "bucket")],
+    ids=["first", "second", "late", "bucket", "bucket-late"],
 )
 def test_with_agents_between_them_sites_train_as_with_one_mailbox(
-    tmp_path: Path, seed: int, link: dict[str, object]
+    tmp_path: Path, seed: int, link: dict[str, object], carrier: Carrier
 ) -> None:
     text = {"tokens": tokens(tmp_path / "text")}
     how = {"outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}} | link
     spec, draw = role(lr=1e-2), random.Random(seed)
     plain = Sites(tmp_path / "plain", text, **how)
     plain.train(spec, checkpoint_every=3)
-    linked = Linked(tmp_path / "linked", text, **how)
+    linked = Linked(tmp_path / "linked", text, carrier, **how)
     paths = {name: linked.write(name, spec, checkpoint_every=3) for name in linked.setups}
     with running(linked.sites.values()) as kill:
         kills = killed_until_they_end(paths, tmp_path, draw, 6, kill)
@@ -46,14 +50,17 @@ def test_with_agents_between_them_sites_train_as_with_one_mailbox(
     assert set(linked.models()) == set(plain.models()) and len(set(plain.models())) == 1
 
 
-@pytest.mark.parametrize(("seed", "coordinator"), [(0, "a"), pytest.param(1, "b", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "coordinator", "carrier"),
+    [(0, "a", "grpc"), pytest.param(1, "b", "grpc", marks=pytest.mark.slow), (2, "a", "bucket")],
+)
 def test_an_elastic_membership_goes_on_without_the_ranks_of_any_site(
-    tmp_path: Path, seed: int, coordinator: str
+    tmp_path: Path, seed: int, coordinator: str, carrier: Carrier
 ) -> None:
     """The coordinator's own as well: its agent decides. Agents are killed, too."""
     text, draw = {"tokens": tokens(tmp_path / "text")}, random.Random(seed)
     how = elastic(coordinator=coordinator, grace=1.5)
-    linked = Linked(tmp_path / "linked", text, **how)
+    linked = Linked(tmp_path / "linked", text, carrier, **how)
     sizes: dict[str, Any] = {"steps": 30, "checkpoint_every": 3}
     paths = {name: linked.write(name, role(lr=1e-2), **sizes) for name in linked.setups}
     with running(linked.sites.values()) as kill:

@@ -1,0 +1,244 @@
+"""A folder or bucket that agents exchange objects through, at any fsspec URL, and what lies in it for one
+site: `<URL>/<digits of its certificate>/in/<call>.<block>`, `out/<call>.<block>` and `door`. Whoever can
+write there can put in anything: names are looked at by their pattern alone, links are not followed, reads are
+bounded.
+"""
+
+import base64
+import errno
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import Field
+
+from atelier.engine.config.base import Spec, canonical
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import AtelierError, ConfigError, DamageError
+from atelier.engine.config.record import Digest
+from atelier.engine.io import storage
+from atelier.engine.io.remote import ask
+from atelier.engine.io.storage import filesystem, is_local, join, local_path, write_bytes
+from atelier.infra.sites.keys import Card, Keys
+from atelier.infra.sites.sealed import NotOpened, sign, verify
+
+MOST = 4 << 20  # bytes of the messages in an object
+MOST_OBJECT = MOST + (256 << 10)  # with the head and what signing and sealing add
+MOST_DOOR = 4096
+NAME = re.compile(r"([0-9a-f]{32})\.(\d{1,7})")
+DOOR, IN, OUT, SHORT = "door", "in", "out", 32
+BEAT_S, DEAD_S = 2.0, 15.0  # a door changes so often; an agent whose door did not for so long is away
+LOOK_DOOR_S = 1.0
+
+
+class BucketError(AtelierError):
+    """The bucket does not answer, or something in it is no file."""
+
+
+@contextmanager
+def _asking(url: str) -> Iterator[None]:
+    """Raise BucketError for whatever a store raises, without the text of an unknown error: it may have a
+    signed URL.
+    """
+    try:
+        yield
+    except (AtelierError, FileNotFoundError):
+        raise
+    except OSError as error:
+        problem = error.strerror or type(error.__cause__ or error).__name__
+        raise BucketError(f"{url}: {problem}") from None
+    except Exception as error:  # each kind of store has errors of its own
+        raise BucketError(f"{url}: {type(error).__name__}") from None
+
+
+class Bucket:
+    """What lies at `url` for the site of a certificate."""
+
+    def __init__(self, url: str, digest: str) -> None:
+        self.url = url
+        self.place = join(url, digest[:SHORT])
+
+    def _at(self, *parts: str) -> str:
+        """The URL of something here. Raises BucketError where a folder on the way is a link."""
+        if is_local(self.url):
+            for place in (self.place, join(self.place, IN), join(self.place, OUT)):
+                if local_path(place).is_symlink():
+                    raise BucketError(f"{place} is a link")
+        return join(self.place, *parts) if parts else self.place
+
+    def read(self, *parts: str, most: int = MOST_OBJECT) -> bytes | None:
+        """An object; None where there is none. Raises DamageError for one of more than `most` bytes, and for
+        what is no file; BucketError.
+        """
+        with _asking(self.url):
+            url = self._at(*parts)
+            system, path = filesystem(url)
+            try:
+                if isinstance(system, LocalFileSystem):
+                    return _read_local(path, most)
+                data: bytes = ask(system, "cat_file", path, start=0, end=most + 1, num_bytes=most)
+            except FileNotFoundError:
+                return None
+        if len(data) > most:
+            raise DamageError(f"it has more than {most} bytes")
+        return data
+
+    def write(self, data: bytes, *parts: str) -> None:
+        with _asking(self.url):
+            write_bytes(self._at(*parts), data)
+
+    def exists(self, *parts: str) -> bool:
+        with _asking(self.url):
+            return storage.exists(self._at(*parts))
+
+    def remove(self, *parts: str) -> None:
+        """Remove an object; of a link the link alone."""
+        with _asking(self.url):
+            url = self._at(*parts)
+            if is_local(url) and local_path(url).is_symlink():
+                local_path(url).unlink(missing_ok=True)
+            elif is_local(url):
+                storage.remove(url)
+            else:
+                with suppress(FileNotFoundError):  # one request: by name, where storage lists before
+                    system, path = filesystem(url)
+                    ask(system, "rm_file", path)
+
+    def clear(self) -> None:
+        """Remove all that lies here, but for what somebody writes meanwhile."""
+        with _asking(self.url):
+            url = self._at()
+            if is_local(url):
+                shutil.rmtree(local_path(url), ignore_errors=True)
+            else:
+                storage.remove(url)
+
+    def blocks(self, way: str) -> list[tuple[str, int]]:
+        """Calls and numbers of the objects on a way; other names are passed over."""
+        with _asking(self.url):
+            found = [NAME.fullmatch(name) for name in storage.names(self._at(way))]
+        return sorted(
+            (match[1], int(match[2])) for match in found if match and str(int(match[2])) == match[2]
+        )
+
+    def make(self) -> None:
+        """Make the folders of a site, which others write to as they may to the bucket's."""
+        if not is_local(self.url):
+            return
+        with _asking(self.url):
+            mode = stat.S_IMODE(local_path(self.url).stat().st_mode)
+            for place in (self._at(), self._at(IN), self._at(OUT)):
+                folder = local_path(place)
+                storage.make_folder(folder)
+                with suppress(PermissionError):
+                    os.chmod(folder, mode)
+
+
+def _read_local(path: str, most: int) -> bytes:
+    """Raises DamageError for a link: it may lead anywhere."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DamageError("it is a link") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamageError("it is no file")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise DamageError(f"it has more than {most} bytes")
+    return data
+
+
+def check_bucket(url: str, place: str) -> None:
+    """Raise ConfigError unless objects can be written, read and removed at `url`."""
+    out = "check that it is there, that you may write there, and the credentials in the environment"
+    try:
+        if is_local(url) and not Path(local_path(url)).is_dir():
+            raise ConfigError(place, f"{url} is no folder of this machine", "a folder that is there: mkdir")
+        probe, data = join(url, f"{storage.TEMPORARY}probe-{os.urandom(8).hex()}"), os.urandom(16)
+        with _asking(url):
+            write_bytes(probe, data)
+            found = storage.read_bytes(probe, len(data))
+            storage.remove(probe)
+    except FileNotFoundError:
+        raise ConfigError(place, f"{url} cannot be reached (no such bucket or folder)", out) from None
+    except (BucketError, DamageError) as error:
+        problem = str(error).removeprefix(f"{url}: ")
+        raise ConfigError(place, f"{url} cannot be written to ({problem})", out) from None
+    if found != data:
+        raise ConfigError(place, f"{url} gives back other bytes than were written", out)
+
+
+class Door(Spec):
+    """What says that a site's agent answers in a bucket: its start, by a random number, and a count that
+    rises while it runs.
+    """
+
+    certificate: Digest
+    nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
+    beat: int = Field(ge=0)
+
+    @property
+    def text(self) -> bytes:
+        return canonical({"what": "an agent answers here", **self.model_dump(mode="json")})
+
+
+class SignedDoor(Spec):
+    """A door and its signature (base64)."""
+
+    door: Door
+    signature: str = Field(max_length=200)
+
+
+def publish(bucket: Bucket, door: Door, keys: Keys) -> None:
+    signature = base64.b64encode(sign(keys, door.text)).decode()
+    bucket.write(SignedDoor(door=door, signature=signature).model_dump_json().encode(), DOOR)
+
+
+class DoorWatch:
+    """Whether the agent of a peer, by its card, answers in a bucket: by changes alone, no clocks are
+    compared.
+    """
+
+    def __init__(self, bucket: Bucket, card: Card, now: Callable[[], float] = time.monotonic) -> None:
+        self._bucket, self._card, self._now = bucket, card, now
+        self._door: Door | None = None
+        self._changed = self._looked = -1e9
+
+    def nonce(self) -> str:
+        """The start of the agent that runs. Raises BucketError where none does, NotOpened for a door that is
+        not its.
+        """
+        if self._now() - self._looked > LOOK_DOOR_S:
+            self._look()
+        if self._door is None:
+            raise BucketError(f"the agent of {self._card.site} does not run")
+        if self._now() - self._changed > DEAD_S:
+            raise BucketError(f"the agent of {self._card.site} was not heard of for {DEAD_S:.0f} s")
+        return self._door.nonce
+
+    def _look(self) -> None:
+        data = self._bucket.read(DOOR, most=MOST_DOOR)
+        self._looked = self._now()
+        if data is None:
+            self._door = None
+            return
+        try:
+            found = parse_as(SignedDoor, data, "its door", "a door")
+            verify(self._card, base64.b64decode(found.signature, validate=True), found.door.text)
+        except ValueError:
+            raise NotOpened("the signature of its door is none") from None
+        if found.door.certificate != self._card.digest:
+            raise NotOpened("its door is of another certificate")
+        before = self._door
+        if before is None or before.nonce != found.door.nonce or found.door.beat > before.beat:
+            self._door, self._changed = found.door, self._now()

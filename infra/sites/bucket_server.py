@@ -1,0 +1,344 @@
+"""An agent's calls through a bucket: it has no port, looks for requests in the bucket that is its address and
+answers them there, with what answers gRPC's calls. Whose an object is, and that it is trusted, is judged for
+each object; whatever else lies there is refused by name, or passed over.
+"""
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+
+from atelier.engine.config.error import AtelierError, DamageError
+from atelier.engine.io.storage import is_local
+from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.bucket import BEAT_S, DEAD_S, IN, OUT, Bucket, BucketError, Door, publish
+from atelier.infra.sites.bucket_calls import (
+    SHORTEST_S,
+    SILENT_S,
+    WINDOW,
+    AnswerHead,
+    RequestHead,
+    Taken,
+    awaited,
+    grouped,
+    remove_blocks,
+    wait_for_room,
+)
+from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, refusal
+from atelier.infra.sites.sealed import Context, NotOpened, Opened, seal, unseal
+from atelier.infra.sites.transfer import CallError
+
+NOBODY = "bucket"  # whom the audit log names where an object is nobody's who is known
+LOCAL_S, REMOTE_S = 0.1, 1.0  # at most between two looks for requests
+AGAIN_S = 2.0  # after an object that could not be read
+CODES = grpc.StatusCode
+
+
+class _Ended(Exception):
+    """Whoever asked does not go on with a call."""
+
+
+@dataclass
+class _Answering:
+    """A call that is answered."""
+
+    name: str
+    request: str  # digest of its first object
+    first: Opened[RequestHead]
+    block: int = 0  # the last one that was read
+    is_read: bool = False  # all of the request
+    written: int = 0  # objects of the answer
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
+class BucketServer:
+    """Answers the calls of `methods` for the site of `keys` in the bucket `url`."""
+
+    def __init__(self, keys: Keys, audit: Audit, methods: Mapping[str, Method], url: str) -> None:
+        self._keys, self._audit, self._methods, self._url = keys, audit, methods, url
+        self._nonce, self._beat, self._beaten = secrets.token_hex(16), 0, -1e9
+        self._bucket = Bucket(url, keys.card.digest)
+        self._longest = LOCAL_S if is_local(url) else REMOTE_S
+        self._lock = threading.Lock()  # around what is known of calls
+        self._begun: set[str] = set()  # calls that are answered, or about to be
+        self._answering: dict[str, _Answering] = {}
+        self._taken: dict[str, Taken] = {}  # by the certificate of a peer
+        self._seen: dict[str, dict[tuple[str, int], float]] = {IN: {}, OUT: {}}  # since when objects wait
+        self._not_before: dict[str, float] = {}  # when a call is looked at again
+        self._old_at = time.monotonic()  # when answers that nobody took were looked for
+        self._problems: deque[str] = deque(maxlen=8)  # of calls, not yet said
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="bucket")
+        self._thread = threading.Thread(target=self._watch, name="bucket", daemon=True)
+        self._problem = ""  # with the bucket, at the last look
+
+    def start(self) -> None:
+        """Remove what an earlier start has left, say that this one answers, and look for requests. Raises
+        BucketError.
+        """
+        for digest, (site, _) in self._keys.certificates.items():
+            if site == self._keys.card.site:  # those before a rotation, too
+                Bucket(self._url, digest).clear()
+        self._bucket.make()
+        self._say_alive()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._lock:
+            for call in self._answering.values():
+                call.is_over.set()
+        self._pool.shutdown(cancel_futures=True)
+        try:
+            self._bucket.clear()
+        except BucketError:
+            return  # the next start removes it
+
+    def check(self) -> None:
+        """Raises BucketError for what was wrong with a call, or is with the bucket."""
+        problem = self._problems.popleft() if self._problems else self._problem
+        if problem:
+            raise BucketError(problem)
+
+    # looking
+
+    def _watch(self) -> None:
+        pause = SHORTEST_S
+        while not self._stop.wait(pause):
+            try:
+                self._say_alive()
+                is_new, self._problem = self._look(), ""
+            except Exception as error:  # whatever it is, it is looked again
+                is_new, self._problem = False, str(error)
+            pause = SHORTEST_S if is_new else min(self._longest, pause * 1.5)
+
+    def _say_alive(self) -> None:
+        card, now = self._keys.card, time.monotonic()
+        if now - self._beaten < BEAT_S:
+            return
+        if Bucket(self._url, card.digest).place != self._bucket.place:  # it has another certificate now
+            self._bucket.clear()
+            self._bucket = Bucket(self._url, card.digest)
+            self._bucket.make()
+        self._beat, self._beaten = self._beat + 1, now
+        publish(self._bucket, Door(certificate=card.digest, nonce=self._nonce, beat=self._beat), self._keys)
+
+    def _look(self) -> bool:
+        """Begin to answer what is asked; whether something is. Remove what nobody has taken for long."""
+        now, is_new = time.monotonic(), False
+        ways = (IN, OUT) if now - self._old_at > SILENT_S / 8 else (IN,)
+        for way in ways:
+            blocks = self._bucket.blocks(way)
+            self._seen[way] = {each: self._seen[way].get(each, now) for each in blocks}
+            for name, block in blocks:
+                with self._lock:
+                    is_begun = name in self._begun
+                if is_begun:
+                    continue
+                if now - self._seen[way][name, block] > SILENT_S:
+                    self._bucket.remove(way, f"{name}.{block}")
+                elif way == IN and block == 0 and now >= self._not_before.get(name, now):
+                    is_new = True
+                    with self._lock:
+                        self._begun.add(name)
+                    self._pool.submit(self._answer, name)
+        if OUT in ways:
+            self._old_at = now
+        with self._lock:
+            self._not_before = {name: at for name, at in self._not_before.items() if at > now}
+        return is_new
+
+    # answering
+
+    def _answer(self, name: str) -> None:
+        try:
+            call = self._accepted(name)
+            if call is not None:
+                self._work(call)
+        except Exception as error:  # whatever one call causes, the others are answered
+            self._problems.append(f"a call in the bucket: {error}")
+            with self._lock:
+                self._not_before[name] = time.monotonic() + AGAIN_S
+        finally:
+            with self._lock:
+                self._begun.discard(name)
+                self._answering.pop(name, None)
+
+    def _accepted(self, name: str) -> _Answering | None:
+        """The call that an object begins; None where there is none, or it is refused."""
+        place = f"{name}.0"
+        try:
+            data = self._bucket.read(IN, place)
+            if data is None:
+                return None
+            self._bucket.remove(IN, place)
+            context = Context(kind="request", recipient=self._keys.card.digest, call=name, block=0)
+            first = unseal(data, RequestHead, context, self._keys)
+            call = _Answering(name, _digest(data), first)
+            self._begin(call)
+        except (NotOpened, DamageError) as error:
+            who = (error.sender if isinstance(error, NotOpened) else "") or NOBODY
+            self._audit.add("refused", who=who, why=f"a request in the bucket: {error}")
+            blocks = [block for each, block in self._bucket.blocks(IN) if each == name]
+            remove_blocks(self._bucket, IN, name, blocks)
+            return None
+        return call
+
+    def _begin(self, call: _Answering) -> None:
+        """Take a call that was not taken before. Calls of the peer that do not go on there end here. Raises
+        NotOpened.
+        """
+        head, peer = call.first.head, call.first.peer
+        if head.door != self._nonce:
+            raise NotOpened("it is for another start of this agent", peer)
+        with self._lock:
+            problem = self._taken.setdefault(head.sender, Taken()).problem(head.since, head.number)
+            if problem:
+                raise NotOpened(problem, peer)
+            for other in self._answering.values():
+                is_earlier = other.first.peer == peer and other.first.head.number < head.number
+                if is_earlier and other.name not in head.open:
+                    other.is_over.set()
+            self._answering[call.name] = call
+
+    def _work(self, call: _Answering) -> None:
+        method, peer = self._methods.get(call.first.head.method), call.first.peer
+        answers: Iterable[bytes] = ()
+        try:
+            match method:
+                case None:
+                    raise CallError(CODES.UNIMPLEMENTED, "there is no such call")
+                case StreamedIn(work):
+                    answers = (json.dumps(work(self._requests(call), peer)).encode(),)
+                case Unary(work):
+                    answers = (json.dumps(work(self._request(call), peer)).encode(),)
+                case StreamedOut(work):
+                    answers = work(self._request(call), peer)
+            for messages, is_last in grouped(answers):
+                self._room(call)
+                self._put(call, messages, is_last)
+        except _Ended as error:
+            if not call.is_over.is_set():  # otherwise nobody waits
+                self._put(call, [], True, CODES.CANCELLED, str(error))
+        except BucketError as error:
+            self._fail(call, str(error))
+            raise
+        except CallError as error:
+            self._put(call, [], True, error.code(), error.details())
+        except AtelierError as error:
+            self._put(call, [], True, *refusal(error, peer, self._audit))
+        except Exception as error:  # a fault of this site's own: gRPC says as much
+            self._put(call, [], True, CODES.UNKNOWN, f"{type(error).__name__} at {self._keys.card.site}")
+            raise
+        finally:
+            if isinstance(answers, Generator):
+                answers.close()
+            left = range(call.block + 1, call.block + WINDOW + 2)
+            remove_blocks(self._bucket, IN, call.name, left if not call.is_read else ())
+
+    def _fail(self, call: _Answering, problem: str) -> None:
+        """Say that the bucket did not answer, as soon as it does; where it does not for long, the peer sees
+        no door.
+        """
+        until = time.monotonic() + DEAD_S
+        while not self._stop.wait(SHORTEST_S) and time.monotonic() < until:
+            try:
+                return self._put(call, [], True, CODES.UNAVAILABLE, problem)
+            except BucketError:
+                self._stop.wait(AGAIN_S)
+
+    def _request(self, call: _Answering) -> bytes:
+        found = [*self._requests(call)]
+        if len(found) != 1:
+            raise CallError(CODES.INVALID_ARGUMENT, f"{len(found)} messages, one is asked for")
+        return found[0]
+
+    def _requests(self, call: _Answering) -> Iterator[bytes]:
+        """The messages of a request, as its objects come."""
+        opened = call.first
+        while True:
+            yield from opened.messages()
+            if opened.head.last:
+                call.is_read = True
+                return
+            opened = self._next(call)
+
+    def _next(self, call: _Answering) -> Opened[RequestHead]:
+        """The next object of a request. Raises _Ended, CallError for one that is not taken, BucketError."""
+        block, until = call.block + 1, time.monotonic() + SILENT_S
+        place = f"{call.name}.{block}"
+
+        def go_on() -> None:
+            self._go_on(call)
+            if time.monotonic() > until:
+                raise _Ended("nothing more comes")
+
+        try:
+            data = awaited(lambda: self._bucket.read(IN, place), go_on)
+            about = {"kind": "request", "recipient": self._keys.card.digest, "call": call.name}
+            context = Context.model_validate(about | {"block": block, "request": call.request})
+            opened = unseal(data, RequestHead, context, self._keys)
+            if opened.head.sender != call.first.head.sender:
+                raise NotOpened(f"it is of {opened.peer}, in a call of {call.first.peer}")
+        except (NotOpened, DamageError) as error:
+            who = (error.sender if isinstance(error, NotOpened) else "") or NOBODY
+            self._audit.add("refused", who=who, why=f"object {block} of a request in the bucket: {error}")
+            raise CallError(CODES.DATA_LOSS, f"object {block} of the request: {error}") from None
+        finally:
+            remove_blocks(self._bucket, IN, call.name, (block,))
+        call.block = block
+        return opened
+
+    def _go_on(self, call: _Answering) -> None:
+        """Raises _Ended where the peer does not go on with a call, or is not trusted any more."""
+        if call.is_over.is_set() or self._stop.is_set():
+            raise _Ended("the call is over")
+        card = self._keys.peers.get(call.first.peer)
+        if card is None or card.digest != call.first.card.digest:
+            raise _Ended("not trusted any more")
+
+    def _room(self, call: _Answering) -> None:
+        """Wait until the peer has read what was written before the last few objects. Raises _Ended."""
+        until = time.monotonic() + SILENT_S
+
+        def go_on() -> None:
+            self._go_on(call)
+            if time.monotonic() > until:
+                raise _Ended("nobody reads the answer")
+
+        wait_for_room(self._bucket, OUT, call.name, call.written, go_on)
+
+    def _put(
+        self,
+        call: _Answering,
+        messages: list[bytes],
+        is_last: bool,
+        code: grpc.StatusCode = CODES.OK,
+        details: str = "",
+    ) -> None:
+        head = AnswerHead(
+            sender=self._keys.card.digest,
+            parts=tuple(len(one) for one in messages),
+            last=is_last,
+            code=code.name,
+            details=details[:2000],
+        )
+        about = {"kind": "answer", "recipient": call.first.card.digest, "call": call.name}
+        context = Context.model_validate(about | {"block": call.written, "request": call.request})
+        data = seal(head, b"".join(messages), context, self._keys, call.first.card)
+        self._bucket.write(data, OUT, f"{call.name}.{call.written}")
+        call.written += 1
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,100 @@
+"""An agent's calls over gRPC: one port, mutual TLS; the caller's certificate is looked up at every call."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, refusal
+
+Request = TypeVar("Request", bytes, Iterator[bytes])
+
+
+class GrpcServer:
+    """Answers the calls of `methods` of a service for the site of `keys`."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        audit: Audit,
+        service: str,
+        methods: Mapping[str, Method],
+        options: Sequence[tuple[str, int | str]],
+    ) -> None:
+        self._keys, self._audit = keys, audit
+        self._server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="agent"), options=options)
+        handlers = {name: self._handler(method) for name, method in methods.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    def serve(self, address: str) -> int:
+        """Listen at `address` (host:port, port 0 = any); returns the port. Raises ConfigError when it is in
+        use.
+        """
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._certificates(), self._certificates, require_client_authentication=True
+        )
+        try:
+            port = self._server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise ConfigError(
+                "site serve", f"{address} cannot be listened at", "another port, or 0"
+            ) from None
+        self._server.start()
+        return port
+
+    def stop(self) -> None:
+        self._server.stop(1.0).wait()
+
+    def _certificates(self) -> Any:
+        """Key, certificate and the peers' certificates as they are now, for a new connection."""
+        card = self._keys.card
+        trusted = "".join(peer.certificate for peer in self._keys.peers.values()) or card.certificate
+        return grpc.ssl_server_certificate_configuration(
+            [(self._keys.key, card.certificate.encode())], root_certificates=trusted.encode()
+        )
+
+    def _handler(self, method: Method) -> grpc.RpcMethodHandler:
+        match method:
+            case Unary(work):
+                return grpc.unary_unary_rpc_method_handler(partial(self._answer, work))
+            case StreamedIn(work):
+                return grpc.stream_unary_rpc_method_handler(partial(self._answer, work))
+            case StreamedOut(work):
+                return grpc.unary_stream_rpc_method_handler(partial(self._answers, work))
+
+    def _caller(self, context: grpc.ServicerContext) -> str:
+        """The trusted site that calls; ends the call of any other."""
+        shown: Any = context.auth_context().get("x509_pem_cert")  # a list of PEMs, which its types do not say
+        try:
+            peer = self._keys.peer_of(shown[0].decode()) if shown else ""
+        except AtelierError:
+            peer = ""
+        if not peer:
+            self._audit.add("refused", who=context.peer(), why="its certificate is not trusted")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
+        return peer
+
+    def _answer(
+        self, work: Callable[[Request, str], Json], request: Request, context: grpc.ServicerContext
+    ) -> bytes:
+        peer = self._caller(context)
+        try:
+            return json.dumps(work(request, peer)).encode()
+        except AtelierError as error:
+            context.abort(*refusal(error, peer, self._audit))
+
+    def _answers(
+        self, work: Callable[[bytes, str], Iterator[bytes]], request: bytes, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        peer = self._caller(context)
+        try:
+            yield from work(request, peer)
+        except AtelierError as error:
+            context.abort(*refusal(error, peer, self._audit))

@@ -1,0 +1,159 @@
+"""Objects that two sites exchange where others read and write too: signed with the sender's key (ECDSA over
+P-256 with SHA-256), then sealed for the recipient's certificate (HPKE in base mode, RFC 9180: DHKEM(P-256),
+HKDF-SHA256, AES-256-GCM). What an object is of, `Context`, is under both.
+
+A site's key both signs and agrees on keys. Whoever gets it later can read what he has kept of objects for
+this site: unlike TLS there is no forward secrecy.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Generic, Literal, TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from pydantic import Field
+
+from atelier.engine.config.base import Spec, canonical
+from atelier.engine.config.document import parse_as
+from atelier.engine.config.error import AtelierError
+from atelier.engine.config.record import Digest
+from atelier.infra.sites.keys import Card, Keys
+
+SUITE = Suite(KEM.P256, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+SIGNATURE = ec.ECDSA(hashes.SHA256())
+LABEL = b"atelier object 1"
+SIZES = struct.Struct(">IH")  # bytes of the head and of the signature, which follow; the rest is the body
+
+
+class NotOpened(AtelierError):
+    """An object that is not taken, with the reason; `sender`: whose it is, '' = nobody knows."""
+
+    def __init__(self, problem: str, sender: str = "") -> None:
+        super().__init__(problem)
+        self.sender = sender
+
+
+class Context(Spec):
+    """What an object is of: another call's, another block's, one for somebody else is not opened."""
+
+    kind: Literal["request", "answer"]
+    recipient: Digest = Field(description="of the certificate that it is sealed for")
+    call: str
+    block: int = Field(ge=0)
+    request: str = Field(default="", description="digest of the call's first object; '' = it is that one")
+
+    @property
+    def text(self) -> bytes:
+        return LABEL + canonical(self.model_dump(mode="json"))
+
+
+class Head(Spec):
+    """What an object says of its body: whose it is, and the messages in it, one after another."""
+
+    sender: Digest = Field(description="of the sender's certificate")
+    parts: tuple[int, ...] = Field(description="bytes of each message")
+    last: bool = Field(description="no block follows")
+
+
+HeadType = TypeVar("HeadType", bound=Head)
+
+
+@dataclass(frozen=True)
+class Opened(Generic[HeadType]):
+    """An object of a site that is trusted."""
+
+    card: Card
+    head: HeadType
+    body: bytes
+
+    @property
+    def peer(self) -> str:
+        return self.card.site
+
+    def messages(self) -> list[bytes]:
+        found, at = list[bytes](), 0
+        for size in self.head.parts:
+            found.append(self.body[at : at + size])
+            at += size
+        return found
+
+
+def seal(head: Head, body: bytes, context: Context, keys: Keys, recipient: Card) -> bytes:
+    """Sign with this site's key and seal for a card. Raises NotOpened for a certificate out of its time."""
+    _check_time(recipient)
+    text = head.model_dump_json().encode()
+    signature = private_key(keys).sign(_signed(context, text, body), SIGNATURE)
+    plain = b"".join((SIZES.pack(len(text), len(signature)), text, signature, body))
+    return SUITE.encrypt(plain, _public_key(recipient), info=context.text)
+
+
+def unseal(data: bytes, kind: type[HeadType], context: Context, keys: Keys) -> Opened[HeadType]:
+    """Open an object for this site. Raises NotOpened unless a site that is trusted at this moment has signed
+    just this object for just this place.
+    """
+    try:
+        plain = SUITE.decrypt(data, private_key(keys), info=context.text)
+        size, signature_size = SIZES.unpack_from(plain)
+    except (InvalidTag, ValueError, struct.error):
+        raise NotOpened("it is not sealed for this site and this place, or it was changed") from None
+    start = SIZES.size + size
+    text, signature = plain[SIZES.size : start], plain[start : start + signature_size]
+    body = plain[start + signature_size :]
+    try:
+        head = parse_as(kind, text, "an object", f"the head of a {context.kind}")
+    except AtelierError as error:
+        raise NotOpened(str(error)) from None
+    card = next((one for one in keys.peers.values() if one.digest == head.sender), None)
+    if card is None:
+        raise NotOpened("its certificate is not trusted")
+    verify(card, signature, _signed(context, text, body))
+    if sum(head.parts) != len(body) or any(part < 0 for part in head.parts):
+        raise NotOpened(f"its messages are of {sum(head.parts)} bytes, and it has {len(body)}", card.site)
+    return Opened(card, head, body)
+
+
+def private_key(keys: Keys) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(keys.key, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)  # as Keys makes it
+    return key
+
+
+def sign(keys: Keys, data: bytes) -> bytes:
+    return private_key(keys).sign(data, SIGNATURE)
+
+
+def verify(card: Card, signature: bytes, data: bytes) -> None:
+    """Raise NotOpened unless the key of this card, whose certificate is valid now, has signed the data."""
+    _check_time(card)
+    try:
+        _public_key(card).verify(signature, data, SIGNATURE)
+    except InvalidSignature:
+        raise NotOpened(f"the signature is not by the certificate of {card.site}") from None
+
+
+def _signed(context: Context, head: bytes, body: bytes) -> bytes:
+    """Each part with its length before it: no other parts give the same bytes."""
+    parts = (context.text, head, body)
+    return b"".join(piece for part in parts for piece in (struct.pack(">Q", len(part)), part))
+
+
+def _public_key(card: Card) -> ec.EllipticCurvePublicKey:
+    key = x509.load_pem_x509_certificate(card.certificate.encode()).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise NotOpened(f"the certificate of {card.site} has no key of the curve P-256")
+    return key
+
+
+def _check_time(card: Card, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    found = x509.load_pem_x509_certificate(card.certificate.encode())
+    if not found.not_valid_before_utc <= now() <= found.not_valid_after_utc:
+        raise NotOpened(
+            f"the certificate of {card.site} is not valid now: {found.not_valid_before_utc:%Y-%m-%d} to"
+            f" {found.not_valid_after_utc:%Y-%m-%d}"
+        )
