@@ -202,17 +202,17 @@ def twins() -> Model:
     """A model with 8 experts in pairs: the second of a pair has the first one's inner units in another order,
     and is asked by the same tokens.
     """
-    model = network(spec(num_experts=8, experts_per_token=1))
+    model, draw = network(spec(num_experts=8, experts_per_token=1)), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for block in model.blocks:
             mixture = block.mlp
             for first in range(0, 8, 2):
-                order = torch.randperm(mixture.experts.up.shape[1])
+                order = torch.randperm(mixture.experts.up.shape[1], generator=draw)
                 for name in ("gate", "up"):
                     weight = getattr(mixture.experts, name)
                     weight[first + 1] = weight[first][order]
                 mixture.experts.down[first + 1] = mixture.experts.down[first][:, order]
-                noise = torch.randn(32) * 1e-3
+                noise = torch.randn(32, generator=draw) * 1e-3
                 mixture.router.weight[first + 1] = mixture.router.weight[first] + noise
     return model
 

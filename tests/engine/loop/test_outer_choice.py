@@ -30,7 +30,7 @@ HOW: dict[str, Any] = {"choose": CHOOSE, "every": 2, "delay": 1, "stall": 0.5}
 
 @contextmanager
 def a_changing_link(mailbox: str, draw: random.Random) -> Iterator[None]:
-    """Rates that are others with every message, slow and fast by turns, by as many orders as there may be."""
+    """Rates that are others in every round, slow and fast by turns, by as many orders as there may be."""
     ended = Event()
 
     def change() -> None:
@@ -41,7 +41,7 @@ def a_changing_link(mailbox: str, draw: random.Random) -> Iterator[None]:
                 continue
             seen = sent
             for peer in "ab":
-                order = draw.uniform(3, 5) if (seen + (peer == "b")) % 2 else draw.uniform(7, 9)
+                order = draw.uniform(3, 5) if (seen // 2 + (peer == "b")) % 2 else draw.uniform(7, 9)
                 tell_rate(mailbox, peer, 1 << 20, (1 << 20) / 10**order)
 
     thread = Thread(target=change)
