@@ -54,8 +54,9 @@ class Agents:
 
 def strict(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int, int]:
     """How many were killed, and how many of them were agents."""
-    how = {"outer": draw.choice(OUTER)} | draw.choice(WAYS)
-    spec, sizes = role(lr=1e-2), {"steps": 60, "checkpoint_every": draw.choice((3, 5))}
+    how: dict[str, Any] = {"outer": draw.choice(OUTER)} | draw.choice(WAYS)
+    sizes: dict[str, Any] = {"steps": 60, "checkpoint_every": draw.choice((3, 5))}
+    spec = role(lr=1e-2)
     plain = Sites(folder / "plain", text, **how)
     plain.train(spec, **sizes)
     linked = Linked(folder / "linked", text, **how)
@@ -71,7 +72,7 @@ def strict(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int
 def elastic_one(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int, int, int, int]:
     """The same; and the rounds, and those in which a site was not."""
     coordinator = draw.choice("ab")
-    how = {"outer": draw.choice(OUTER)} | elastic(coordinator=coordinator, grace=1.5)
+    how: dict[str, Any] = {"outer": draw.choice(OUTER)} | elastic(coordinator=coordinator, grace=1.5)
     linked = Linked(folder / "linked", text, **how)
     sizes: dict[str, Any] = {"steps": 60, "checkpoint_every": draw.choice((3, 5))}
     paths = {name: linked.write(name, role(lr=1e-2), **sizes) for name in linked.setups}
