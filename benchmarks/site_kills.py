@@ -1,7 +1,7 @@
 """Trainings over two sites with agents between them, of which trainings and agents are killed without
 warning, or halted, at drawn times, until so many have been: the weights of both sites, and the samples.
 
-python benchmarks/site_kills.py [--kills 100] [--seed 0]     some 20 minutes
+python benchmarks/site_kills.py [--kills 100] [--seed 0]     4 minutes
 
 By turns a strict membership (codec, delay and fragments drawn), which must end with the bits of the training
 that nobody disturbed, and an elastic one (the coordinating site drawn; a's agent cannot be called), whose
