@@ -26,7 +26,7 @@ from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary
 from atelier.infra.sites.notes import Notes
-from atelier.infra.sites.transfer import TIMEOUT_S, Channel, is_settled, reason
+from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, is_settled, reason
 
 SERVICE = "atelier.Site"
 LOOK_EVERY = 0.2  # seconds
@@ -207,7 +207,7 @@ class Agent:
         if problems:
             raise problems[0]
 
-    def _tell_news(self, channel: Channel, peer: str) -> None:
+    def _tell_news(self, channel: CallChannel, peer: str) -> None:
         """Send a peer the notes that are new."""
         known = self._told.setdefault(peer, set())
         for note in self._notes.waiting_for(peer, known):
@@ -223,7 +223,7 @@ class Agent:
     def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **about)
 
-    def _hear_news(self, channel: Channel, peer: str) -> None:
+    def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
         refused = self._refused.setdefault(peer, set())
         request = self._notes.request(peer, refused)

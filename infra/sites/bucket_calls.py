@@ -15,7 +15,7 @@ from pydantic import Field
 from atelier.engine.io.storage import write_bytes
 from atelier.infra.sites.bucket import MOST, Bucket, BucketError, DoorWatch
 from atelier.infra.sites.keys import Card, Keys
-from atelier.infra.sites.sealed import Head
+from atelier.infra.sites.sealed import ObjectHead
 from atelier.infra.sites.transfer import SLOWEST, TIMEOUT_S, CallError
 
 WINDOW = 8  # objects of a call that wait to be read
@@ -27,7 +27,7 @@ REST_S = 60.0  # for which an agent that did not answer is not asked: other peer
 SHORTEST_S, LONGEST_S = 0.005, 0.2  # between two looks for an object
 
 
-class RequestHead(Head):
+class RequestHead(ObjectHead):
     """Of a request; all but the first object of a call leave out what only that one has to say."""
 
     method: str = Field(default="", max_length=40)
@@ -37,7 +37,7 @@ class RequestHead(Head):
     open: tuple[str, ...] = Field(default=(), max_length=64, description="earlier calls that go on")
 
 
-class AnswerHead(Head):
+class AnswerHead(ObjectHead):
     """Of an answer."""
 
     code: str = Field(default="OK", max_length=40)

@@ -9,7 +9,7 @@ import grpc
 from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_channel import BucketChannel
 from atelier.infra.sites.keys import Card, Keys
-from atelier.infra.sites.transfer import Channel
+from atelier.infra.sites.transfer import CallChannel
 
 Option = tuple[str, int | str]
 RECONNECT: list[Option] = [
@@ -29,9 +29,9 @@ class Channels:
     ) -> None:
         self._keys, self._options = keys, [*options, *RECONNECT]
         self._calls, self._on_refused = calls, on_refused
-        self._open: dict[str, tuple[tuple[str, str, str], Channel]] = {}
+        self._open: dict[str, tuple[tuple[str, str, str], CallChannel]] = {}
 
-    def of(self, card: Card) -> Channel:
+    def of(self, card: Card) -> CallChannel:
         """The channel to the peer of a card."""
         own = self._keys.card
         about = (card.address, card.digest, own.digest)
@@ -43,10 +43,10 @@ class Channels:
         self._open[card.site] = (about, channel)
         return channel
 
-    def _in_bucket(self, card: Card) -> Channel:
+    def _in_bucket(self, card: Card) -> CallChannel:
         return BucketChannel(self._keys, card, self._calls, self._on_refused)
 
-    def _over_tls(self, card: Card, own: Card) -> Channel:
+    def _over_tls(self, card: Card, own: Card) -> CallChannel:
         credentials = grpc.ssl_channel_credentials(
             card.certificate.encode(), self._keys.key, own.certificate.encode()
         )

@@ -26,7 +26,7 @@ from atelier.engine.config.record import Digest
 from atelier.infra.sites.audit import SIGNED, Audit, Chain, Crossed, read_lines
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.transfer import TIMEOUT_S, Channel, code_of
+from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of
 
 WHAT = "a statement about an audit log"
 REST_S, MOST_S = 2.0, 30.0  # a log is signed when nothing was added for so long, and at least so often
@@ -155,7 +155,7 @@ class Countersigning:
             self._keep(peer, own, theirs)
         return own.model_dump(mode="json")
 
-    def ask_if_due(self, channel: Channel, peer: str, now: Callable[[], float] = time.monotonic) -> None:
+    def ask_if_due(self, channel: CallChannel, peer: str, now: Callable[[], float] = time.monotonic) -> None:
         """Have a peer sign, when messages that crossed are not signed and none has come for a while, or they
         have not been for long. Raises RpcError, NotTaken, DamageError.
         """
@@ -180,7 +180,7 @@ class Countersigning:
                 raise
             del self._not_before[peer]
 
-    def ask(self, channel: Channel, peer: str) -> None:
+    def ask(self, channel: CallChannel, peer: str) -> None:
         """Have a peer sign. Raises RpcError, NotTaken, DamageError."""
         with self._lock:
             own, before = self._own(peer), self._last.get(peer)

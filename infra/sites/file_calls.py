@@ -17,7 +17,15 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.transfer import TIMEOUT_S, Channel, blocks_of, is_settled, offered, patience, push
+from atelier.infra.sites.transfer import (
+    TIMEOUT_S,
+    CallChannel,
+    blocks_of,
+    is_settled,
+    offered,
+    patience,
+    push,
+)
 
 WHAT = "the head of a file"
 
@@ -73,7 +81,7 @@ class FileCalls:
 
     # what it asks
 
-    def send(self, channel: Channel, peer: str) -> None:
+    def send(self, channel: CallChannel, peer: str) -> None:
         """Push what a peer lacks."""
         settled = self._settled.setdefault(peer, set())
         for head in self._files.outgoing(peer):
@@ -83,7 +91,7 @@ class FileCalls:
             if is_settled(partial(self._send, channel, peer, head), partial(self._not_taken, peer, head)):
                 settled.add(key)
 
-    def _send(self, channel: Channel, peer: str, head: FileHead) -> None:
+    def _send(self, channel: CallChannel, peer: str, head: FileHead) -> None:
         offset = offered(channel, f"/{self._service}/OfferFile", head.text, peer)
         if offset is not None:
             self._hourly.admit(peer, head.entry.bytes - offset)
@@ -97,7 +105,7 @@ class FileCalls:
     def _not_taken(self, peer: str, head: FileHead, why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **files.told(head))
 
-    def fetch(self, channel: Channel, peer: str) -> None:
+    def fetch(self, channel: CallChannel, peer: str) -> None:
         """Fetch what a peer has for this site."""
         answer = channel.unary_unary(f"/{self._service}/FileHeads")(b"{}", timeout=TIMEOUT_S)
         found: Any = parse_object(answer, peer, "the heads of files").get("heads")

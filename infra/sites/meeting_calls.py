@@ -16,7 +16,7 @@ from atelier.engine.link.mailbox import AboutRounds, AboutTraining, Mailbox, tra
 from atelier.engine.link.membership import Decision, Meeting, Presence
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.transfer import Channel, is_settled
+from atelier.infra.sites.transfer import CallChannel, is_settled
 
 WHAT = "what is said of a meeting"
 MOST = 100  # of one answer
@@ -56,7 +56,7 @@ class MeetingCalls:
 
     # what it asks
 
-    def tell(self, channel: Channel, peer: str) -> None:
+    def tell(self, channel: CallChannel, peer: str) -> None:
         """Tell a peer what is new."""
         for about in self._elastic(peer):
             key = (peer, about.trajectory)
@@ -75,7 +75,7 @@ class MeetingCalls:
                     self._decided[key] = said.line.round
                     self._note("not taken" if refusals else "sent", peer, said, "".join(refusals))
 
-    def ask(self, channel: Channel, peer: str) -> None:
+    def ask(self, channel: CallChannel, peer: str) -> None:
         """Ask a peer, which this site alone can call, what it has to say."""
         known: dict[str, Json] = {}
         for about in self._elastic(peer):

@@ -19,7 +19,15 @@ from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.transfer import TIMEOUT_S, Channel, blocks_of, is_settled, offered, patience, push
+from atelier.infra.sites.transfer import (
+    TIMEOUT_S,
+    CallChannel,
+    blocks_of,
+    is_settled,
+    offered,
+    patience,
+    push,
+)
 
 MOST_HEADS = 1000  # of one answer
 OFFER_AGAIN_S = 30.0  # the oldest message that is kept: its reader may have lost it
@@ -143,7 +151,7 @@ class MessageCalls:
 
     # what it asks
 
-    def send(self, channel: Channel, peer: str) -> None:
+    def send(self, channel: CallChannel, peer: str) -> None:
         """Push what a peer lacks."""
         for about in self._incoming.trainings(peer):
             box, key = Mailbox(self._url, about.trajectory), (peer, about.trajectory)
@@ -157,7 +165,7 @@ class MessageCalls:
                 if not self._deliver(channel, peer, box, head):
                     break  # later rounds are too early as well
 
-    def _offer_again(self, channel: Channel, peer: str, box: Mailbox) -> None:
+    def _offer_again(self, channel: CallChannel, peer: str, box: Mailbox) -> None:
         """Every `OFFER_AGAIN_S` offer a peer the oldest of the messages that it has taken and that are kept:
         where its mailbox was lost, they are sent again.
         """
@@ -170,7 +178,7 @@ class MessageCalls:
         if oldest is not None and is_delivered and self._is_lacking(channel, peer, oldest):
             self._delivered[key] = oldest.round - 1
 
-    def _deliver(self, channel: Channel, peer: str, box: Mailbox, head: Message) -> bool:
+    def _deliver(self, channel: CallChannel, peer: str, box: Mailbox, head: Message) -> bool:
         """Send a message, unless the peer does not take it: never, which holds up no other, or not yet, for
         which it is False.
         """
@@ -183,15 +191,15 @@ class MessageCalls:
         self._delivered[peer, head.trajectory] = head.round
         return True
 
-    def _offset(self, channel: Channel, peer: str, head: Message) -> int | None:
+    def _offset(self, channel: CallChannel, peer: str, head: Message) -> int | None:
         return offered(channel, f"/{self._service}/Offer", head.text, peer)
 
-    def _is_lacking(self, channel: Channel, peer: str, head: Message) -> bool:
+    def _is_lacking(self, channel: CallChannel, peer: str, head: Message) -> bool:
         found: list[int | None] = [None]
         is_settled(lambda: found.append(self._offset(channel, peer, head)), lambda why: None)
         return found[-1] is not None
 
-    def _send(self, channel: Channel, peer: str, box: Mailbox, head: Message) -> None:
+    def _send(self, channel: CallChannel, peer: str, box: Mailbox, head: Message) -> None:
         offset = self._offset(channel, peer, head)
         if offset is not None:
             self._hourly.admit(peer, head.body.bytes - offset)
@@ -202,7 +210,7 @@ class MessageCalls:
                 tell_rate(self._url, peer, head.body.bytes - offset, time.monotonic() - began)
             self._audit.add("sent", who=peer, **told(head))
 
-    def fetch(self, channel: Channel, peer: str) -> None:
+    def fetch(self, channel: CallChannel, peer: str) -> None:
         """Fetch what a peer has for this site."""
         known = {
             about.trajectory: self._last_of(about.trajectory, peer)
@@ -229,7 +237,7 @@ class MessageCalls:
             last = number
         return last
 
-    def _fetch(self, channel: Channel, peer: str, head: Message) -> bool:
+    def _fetch(self, channel: CallChannel, peer: str, head: Message) -> bool:
         """Fetch a message, unless it is here or over; False when it is too early for it."""
         try:
             offset = self._incoming.offset(head, peer)
@@ -252,7 +260,7 @@ class MessageCalls:
             self._took[peer] = (head.body.bytes - offset, time.monotonic() - began)
         return True
 
-    def tell(self, channel: Channel, peer: str) -> None:
+    def tell(self, channel: CallChannel, peer: str) -> None:
         """Tell a peer how far this site has come, where that is new."""
         for progress in self._progress_for(peer):
             key = (peer, progress.trajectory)
@@ -269,7 +277,7 @@ class MessageCalls:
             if is_settled(send, refused):
                 self._note("sent", peer, progress)
 
-    def ask(self, channel: Channel, peer: str) -> None:
+    def ask(self, channel: CallChannel, peer: str) -> None:
         """Ask a peer, which this site alone can call, how far it has come."""
         answer = channel.unary_unary(f"/{self._service}/Progress")(b"{}", timeout=TIMEOUT_S)
         found = parse_object(answer, peer, "what is said of a progress").get("progress")

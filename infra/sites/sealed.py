@@ -53,7 +53,7 @@ class Context(Spec):
         return LABEL + canonical(self.model_dump(mode="json"))
 
 
-class Head(Spec):
+class ObjectHead(Spec):
     """What an object says of its body: whose it is, and the messages in it, one after another."""
 
     sender: Digest = Field(description="of the sender's certificate")
@@ -61,7 +61,7 @@ class Head(Spec):
     last: bool = Field(description="no block follows")
 
 
-HeadType = TypeVar("HeadType", bound=Head)
+HeadType = TypeVar("HeadType", bound=ObjectHead)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Opened(Generic[HeadType]):
         return found
 
 
-def seal(head: Head, body: bytes, context: Context, keys: Keys, recipient: Card) -> bytes:
+def seal(head: ObjectHead, body: bytes, context: Context, keys: Keys, recipient: Card) -> bytes:
     """Sign with this site's key and seal for a card. Raises NotOpened for a certificate out of its time."""
     _check_time(recipient)
     text = head.model_dump_json().encode()

@@ -16,7 +16,7 @@ TIMEOUT_S = 30.0  # of a call without a body
 NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)  # codes of a refusal
 
 
-class Channel(Protocol):
+class CallChannel(Protocol):
     """What carries calls to a peer: gRPC's own channel, or objects in a bucket (bucket_channel.py)."""
 
     def unary_unary(self, method: str) -> Callable[..., Any]: ...
@@ -51,7 +51,7 @@ def patience(size: int) -> float:
     return TIMEOUT_S + size / SLOWEST
 
 
-def offered(channel: Channel, call: str, head: bytes, peer: str) -> int | None:
+def offered(channel: CallChannel, call: str, head: bytes, peer: str) -> int | None:
     """Where a peer wants the bytes that `head` announces from; None = it has all of them. Raises RpcError
     where it takes none.
     """
@@ -60,7 +60,7 @@ def offered(channel: Channel, call: str, head: bytes, peer: str) -> int | None:
     return offset if isinstance(offset, int) else None
 
 
-def push(channel: Channel, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
+def push(channel: CallChannel, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
     """Send `begin`, which says what follows, and a file of `size` bytes from `offset` on."""
 
     def parts() -> Iterator[bytes]:

@@ -279,7 +279,6 @@ TRAININGS = {
     "chain of 3": chain_of_3,
 }
 ALIKE = {"paired": "taught", "classed": "reading"}  # the same training in one process
-# read the library's rows
 READING = ("reading", "headed", "classed", "detecting", "chain of 0", "chain of 1", "chain of 3")
 
 

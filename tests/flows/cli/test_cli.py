@@ -25,9 +25,7 @@ from tests.infra.records import Shelf
 HEAVY = ("torch", "prefect", "mlflow", "hydra", "omegaconf", "matplotlib")
 MOST_PROBES = 20
 # imports, as most of what the command line does when it starts; seconds where no other process runs
-REFERENCE = (
-    "import asyncio, email.mime.multipart, http.server, multiprocessing.pool, unittest.mock, xml.dom.minidom"
-)
+REFERENCE = "import asyncio, email.mime.text, http.server, multiprocessing.pool, unittest, xmlrpc.client"
 REFERENCE_S = 0.125
 PROBE = """
 import sys

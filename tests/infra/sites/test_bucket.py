@@ -26,7 +26,7 @@ from atelier.infra.sites.bucket import (
 )
 from atelier.infra.sites.bucket_calls import NUMBERS, WINDOW, Calls, Taken, grouped
 from atelier.infra.sites.bucket_channel import BucketChannel
-from atelier.infra.sites.transfer import CallError, Channel
+from atelier.infra.sites.transfer import CallChannel, CallError
 from tests.infra.sites.agents import PATIENCE_S, Site, friends, until
 from tests.infra.sites.test_agent import DATA, body, head
 
@@ -49,11 +49,11 @@ def calls_to(site: Site, by: Site, calls: Calls | None = None) -> BucketChannel:
     return BucketChannel(by.keys, site.keys.card, calls or Calls(by.keys), lambda why: None)
 
 
-def heads(channel: Channel) -> Any:
+def heads(channel: CallChannel) -> Any:
     return json.loads(channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20))
 
 
-def put(channel: Channel, blocks: Iterator[bytes], data: bytes = DATA, timeout: float = 20) -> None:
+def put(channel: CallChannel, blocks: Iterator[bytes], data: bytes = DATA, timeout: float = 20) -> None:
     def parts() -> Iterator[bytes]:
         yield json.dumps(head("b", data) | {"offset": 0}).encode()
         yield from blocks
@@ -261,7 +261,9 @@ def test_a_call_that_was_given_up_holds_up_no_later_one(
         assert len(agent._bucket._answering) == 1  # another call of the same start ends none that goes on
         later = Calls(b.keys)
         until(lambda: heads(calls_to(a, b, later)) == {"heads": []}, "no answer")
-        until(lambda: not agent._bucket._answering, "the former start's call goes on")  # type: ignore[union-attr]
+        server = agent._bucket
+        assert server is not None
+        until(lambda: not server._answering, "the former start's call goes on")
         b.send(1, DATA)
         Agent(b.keys, b.mail).exchange("a")
         assert body(a, 1, "b") == DATA

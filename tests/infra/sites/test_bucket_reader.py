@@ -12,7 +12,7 @@ from atelier.infra.sites import bucket_channel, bucket_server
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.bucket import Bucket
 from atelier.infra.sites.desk import OrderDesk, OrderedTask, SiteOrder
-from atelier.infra.sites.sealed import Context, Head, seal
+from atelier.infra.sites.sealed import Context, ObjectHead, seal
 from tests.engine.loop.apart import ANSWERS, taught
 from tests.engine.loop.at_sites import all_at_once
 from tests.engine.trainings import role, tokens
@@ -28,7 +28,7 @@ class Reader:
         self.heads, self.bodies, self.written = list[bytes](), list[bytes](), list[bytes]()
         write = Bucket.write
 
-        def sealing(head: Head, body: bytes, context: Context, *rest: Any) -> bytes:
+        def sealing(head: ObjectHead, body: bytes, context: Context, *rest: Any) -> bytes:
             self.heads.append(head.model_dump_json().encode())
             self.bodies.append(body)
             return seal(head, body, context, *rest)
