@@ -1,6 +1,7 @@
 """Two sites with a thin link between them: how much of its speed a training keeps, and at which codecs.
 
-python benchmarks/wan.py [--turns 3] [--steps 200] [--tiny]      as root; 20 minutes, two quiet cores
+python benchmarks/wan.py [--turns 3] [--steps 200] [--torchft DIR] [--tiny]    as root; 40 minutes, two quiet
+cores. DIR: where `pip install --no-deps --target DIR torchft==0.2.0` has put that library.
 
 Each site is a network namespace with an agent and one rank bound to a core of its own; between them is a veth
 pair whose ends are capped by tc (tbf), both ways. The model's weights take ten steps at 100 Mbit/s as they
@@ -12,8 +13,9 @@ without a cap, by medians; the last round, which has all weights and is waited f
 `last_s`. cpu_s: of both agents. wire: bytes that the veth counted, of those in the contributions. codecs: of
 each round. changed: the cap goes from 100 to 10 to 1 Mbit/s in one run; `settled`: messages after a change
 until the codec was the one that the new cap's own run ends with, but for the last round; null = never.
-data_parallel: seconds of a step's all-reduce of the gradients (torch.distributed, gloo) beside it. Not here:
-delay and lost packets, torchft.
+data_parallel: seconds of a step's all-reduce of the gradients (torch.distributed, gloo) beside it.
+torchft: its streaming DiLoCo (wan_torchft.py), as a share of its own speed without a cap, 100 steps each; at
+1 Mbit/s it is left out: an exchange would take 100 s. Not here: delay and lost packets.
 """
 
 import argparse
@@ -42,6 +44,7 @@ from tests.engine.loop.test_outer import Sites
 from tests.engine.trainings import VOCAB, role, tokens
 
 SITES, PORT = {"a": "10.77.0.1", "b": "10.77.0.2"}, 7800
+PEER_STEPS = 100  # of a training by torchft
 CAPS = {"no cap": 0.0, "100": 100.0, "10": 10.0, "1": 1.0}  # Mbit/s
 CHOOSE: list[dict[str, Any]] = [
     {}, {"kind": "bf16"}, {"kind": "int8"}, {"kind": "int4"}, {"kind": "int2"}, {"kind": "topk"},
@@ -204,6 +207,26 @@ def speed(sites: Sites, site: str, steps: int) -> float:
     return (last - first) / (times[last] - times[first])
 
 
+def torchft_speed(folder: Path, size: argparse.Namespace, mbit: float) -> float:
+    """Steps a second of the slower site by torchft, over the same steps as `speed`."""
+    cap(mbit)
+    steps = min(size.steps, PEER_STEPS)
+    shape = json.dumps(size.model.model_dump(mode="json"))
+    script, first = str(Path(__file__).with_name("wan_torchft.py")), SITES["a"]
+    library = f"{PROJECT / 'src'}:{PROJECT}:{size.torchft}"
+    ranks = []
+    for core, (site, own) in enumerate(SITES.items()):
+        words = [script, site, own, first, str(steps), shape, str(size.rows), str(size.sequence)]
+        log = folder / f"torchft-{site}.log"
+        ranks.append(started(site, core, words, log, PYTHONPATH=library, GLOO_SOCKET_IFNAME="veth"))
+    if any([rank.wait() for rank in ranks]):
+        raise SystemExit("".join((folder / f"torchft-{site}.log").read_text()[-2000:] for site in SITES))
+    begin, end = LINK["every"], steps - 10
+    said = [(folder / f"torchft-{site}.log").read_text().splitlines()[-1] for site in SITES]
+    times = [json.loads(line)["times"] for line in said]
+    return min((end - begin) / (each[end - 1] - each[begin - 1]) for each in times)
+
+
 def reduced(folder: Path, numbers: int, mbit: float) -> float:
     """Seconds of an all-reduce of so many float32 numbers between both namespaces."""
     cap(mbit)
@@ -239,15 +262,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="of each training (200); a multiple of 50")
+    parser.add_argument("--torchft", type=Path, help="a folder with this library: it is measured beside")
     parser.add_argument("--tiny", action="store_true", help="a small model and few steps: does it run?")
     size = parser.parse_args()
     use_own_code()
     layers, hidden = (5, 64) if size.tiny else (5, 512)
     size.model = GPT(num_layers=layers, hidden=hidden, num_heads=4, vocab=VOCAB)
-    size.rows, size.sequence, steps = (1, 32, 100) if size.tiny else (4, 64, 200)
+    size.rows, size.sequence, steps = (1, 32, 100) if size.tiny else (4, 128, 200)
     size.steps = size.steps or steps
     numbers = size.model.num_params()
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CAPS}
+    peers: dict[str, list[float]] = {name: [] for name in ("no cap", "100", "10")} if size.torchft else {}
     with namespaces():
         for turn in range(size.turns):
             names = [*CAPS][turn % len(CAPS) :] + [*CAPS][: turn % len(CAPS)]
@@ -257,6 +282,10 @@ def main() -> None:
                 print(
                     name, {key: value for key, value in runs[name][-1].items() if key != "codecs"}, flush=True
                 )
+                if name in peers:
+                    with tempfile.TemporaryDirectory() as folder:
+                        peers[name].append(torchft_speed(Path(folder), size, CAPS[name]))
+                    print(name, "torchft", peers[name][-1], flush=True)
         with tempfile.TemporaryDirectory() as folder:
             third = size.steps // 3
             changed = run(Path(folder), size, {0: 100.0, third: 10.0, 2 * third: 1.0})
@@ -295,6 +324,15 @@ def main() -> None:
             for name, took in beside.items()
         },
     }
+    if peers:
+        own = statistics.median(peers["no cap"])
+        numbers_of["torchft"] = {
+            name: {
+                "steps_per_s": [round(one, 3) for one in each],
+                "share": round(statistics.median(each) / own, 4),
+            }
+            for name, each in peers.items()
+        }
     keep("wan", numbers_of)
 
 
