@@ -46,6 +46,7 @@ class Encode(Spec):
 class Label(Spec):
     labels: Labels
     files: tuple[tuple[str, str], ...]
+    place: str = "finetune.labels"  # of them in the configuration, for errors
 
 
 class Render(Spec):
@@ -130,7 +131,10 @@ def _encode(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
 def _label(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     config = parse(Label, job.run.config, "config")
     output = job.output("labels")
-    return output, label(config.labels, list(config.files), output, job.progress)
+    tuned = job.input("tuned").record.summary if "tuned" in job.run.inputs else {}
+    known = [str(option) for option in tuned.get("options", ())]
+    files = list(config.files)
+    return output, label(config.labels, files, output, job.progress, place=config.place, known=known)
 
 
 def _render(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:

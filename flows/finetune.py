@@ -1,13 +1,16 @@
 """finetune: a finished model on labelled examples, several draws, beside itself before and the same network
-from random weights.
+from random weights. What it is tuned on is scored on other examples too: of another language, say.
 
 atelier finetune init=student_a finetune.num_labels=256
+atelier finetune init=both finetune.labels.source=english.jsonl 'also={german: {source: german.jsonl}}'
 """
 
 from atelier.engine.config.base import ModelName
-from atelier.engine.config.data import Finetune, Score
+from atelier.engine.config.data import ExamplesName, Finetune, Labels, Score
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
+from atelier.infra.dag import Reference
+from atelier.infra.report.notes import ON
 from atelier.infra.store.existing_model import Existing, existing_model
 from atelier.tasks.extract_adapter import extract_adapters
 from atelier.tasks.finetune import finetune as finetune_model
@@ -17,7 +20,14 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 
 
-def finetune(init: ModelName, finetune: Finetune, train: Train, parallel: Parallel, score: Score) -> None:
+def finetune(
+    init: ModelName,
+    finetune: Finetune,
+    train: Train,
+    parallel: Parallel,
+    score: Score,
+    also: dict[ExamplesName, Labels] = {},  # noqa: B006 - read only; a typed default is what the form shows
+) -> None:
     parent: Existing = existing_model(init, "init")
     examples = label(finetune.labels)
     tuned = finetune_model(
@@ -31,17 +41,23 @@ def finetune(init: ModelName, finetune: Finetune, train: Train, parallel: Parall
     )
     if finetune.trainable.kind in ("lora", "prompt"):
         extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
-    named = {f"{parent.reference.name}/{key}": model for key, model in tuned.items()}
-    untuned = f"{parent.reference.name}/zero-shot"  # asked without an example: what did tuning bring?
-    named[untuned] = parent.reference
-    scores = score_models(
-        {},
-        named,
-        settings=score.model_copy(update={"sequence": finetune.sequence}),
-        tokens=parent.text[0] if parent.text else None,
-        tokenizer=parent.tokenizer,
-        labels=examples,
-        shots={untuned: 0},
-    )
-    report(named, scores, title="finetune")
+    models: dict[str, Reference] = {}
+    scores: dict[str, Reference] = {}
+    for name in ("", *also):
+        asked = f"{parent.reference.name}{ON}{name}" if name else parent.reference.name
+        named = {f"{asked}/{key}": model for key, model in tuned.items()}
+        untuned = f"{asked}/zero-shot"  # asked without an example: what did tuning bring?
+        named[untuned] = parent.reference
+        scores |= score_models(
+            {},
+            named,
+            settings=score.model_copy(update={"sequence": finetune.sequence}),
+            tokens=parent.text[0] if parent.text else None,
+            tokenizer=parent.tokenizer,
+            labels=label(also[name], name=name, tuned=examples) if name else examples,
+            shots={untuned: 0},
+            name=f"score.{name}" if name else "score",
+        )
+        models |= named
+    report(models, scores, title="finetune")
     register({f"{parent.reference.name}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

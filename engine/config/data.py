@@ -1,7 +1,7 @@
 """Specs of data: text sources, tokenizer, labelled examples, fine-tuning, scoring."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -166,7 +166,8 @@ class Labels(Spec):
     source: str = Field(
         default="stdlib",
         min_length=1,
-        description="stdlib, or a path or glob of .jsonl, .parquet or .tar files",
+        description="stdlib, or a path or glob of .jsonl, .parquet or .tar files; .mo with prompt=msgid or"
+        " msgstr and completion=catalogue, the file that a message is from",
     )
     task: Literal["keyword", "package", "kind"] = Field(
         default="package",
@@ -189,6 +190,9 @@ class Labels(Spec):
         description="share of examples kept for the test, chosen by the hash of the file they come from",
     )
     max_chars: int = Field(default=400, ge=16, description="a prompt is cut to this many characters")
+
+
+ExamplesName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of other examples")]
 
 
 class Finetune(Spec):

@@ -57,6 +57,7 @@ class Summary(TypedDict):
     computed: str
     family: str
     held_out: str
+    options: list[str]
     teacher_steps: list[int]
 
 
@@ -145,6 +146,9 @@ def _problem(record: Record) -> str:
     steps = record.summary.get("teacher_steps")
     if steps is not None and not (isinstance(steps, list) and len(steps) in (0, 2) and _whole(*steps)):
         return "summary.teacher_steps are not two steps"
+    options = record.summary.get("options", [])
+    if not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
+        return "summary.options are no list of text"
     if not _whole(record.identity.get("step", 0), record.identity.get("trunk_step", 0)):
         return "identity has a step that is no whole number"
     return ""

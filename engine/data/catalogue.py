@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from atelier.engine.config.error import DataError
 
-ORIGINAL, TRANSLATION = "msgid", "msgstr"
+ORIGINAL, TRANSLATION, NAME = "msgid", "msgstr", "catalogue"
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 HEADER = 20  # bytes: magic, revision, number of messages, offsets of the two tables
 MOST = 1 << 28  # bytes of a file

@@ -3,19 +3,20 @@
 From the standard library: docstrings, and the package or the kind of thing they document. So that no prompt
 contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
 prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
-once, so nothing of the test is in the training examples.
+once, so nothing of the test is in the training examples. A translation is on the side of its original.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TypedDict
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.error import DataError
+from atelier.engine.data.catalogue import NAME, ORIGINAL, TRANSLATION
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
 from atelier.engine.data.row import Column, kind_of, text_problem
 from atelier.engine.data.source import (
@@ -46,20 +47,32 @@ class PlainExample(TypedDict):
     group: str
 
 
-def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progress) -> dict[str, Json]:
-    """Write train.jsonl and test.jsonl, a LabelledLine a line. Returns the summary.
+def label(
+    labels: Labels,
+    files: Files,
+    output: ArtifactOutput,
+    progress: Progress,
+    *,
+    place: str = "labels",
+    known: Sequence[str] = (),
+) -> dict[str, Json]:
+    """Write train.jsonl and test.jsonl, a LabelledLine a line. Returns the summary. `place`: of `labels` in
+    the configuration, for errors. `known`: the options to choose from; none = the completions that occur.
 
-    Raises DataError when there are too few or too many distinct completions.
+    Raises DataError when there are too few or too many distinct completions, or others than those known.
     """
     progress.start(total_bytes(files), "bytes")
-    with SourceReader(on_error=labels.on_error, place="labels", progress=progress) as reader:
+    with SourceReader(on_error=labels.on_error, place=place, progress=progress) as reader:
         if is_stdlib(labels.source):
-            examples, splits = _from_docstrings(labels, files, reader)
+            examples, splits = _from_docstrings(labels, files, reader, f"{place}.source")
         else:
             examples = list(_from_lines(labels, files, reader))
-            splits = split_of((e["group"] for e in examples), labels.held_out, "labels.source")
+            splits = split_of((e["group"] for e in examples), labels.held_out, f"{place}.source")
     options = sorted({e["completion"] for e in examples})
-    _check_options(options, labels.source)
+    _check_options(options, labels.source, place)
+    if known:
+        _check_known(options, known, labels.source, place)
+        options = [*known]
     test = [e for e in examples if splits[e["group"]] == HELD_OUT]
     train = [e for e in examples if splits[e["group"]] == TRAIN]
     for name, part in (("train", train), ("test", test)):
@@ -79,30 +92,39 @@ def _line(example: PlainExample, options: list[str]) -> str:
     return json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _check_options(options: list[str], source: str) -> None:
-    place = f"labels.source: {source} has {len(options)} distinct completions"
+def _check_options(options: list[str], source: str, place: str) -> None:
+    found = f"{place}.source: {source} has {len(options)} distinct completions"
     if len(options) < 2:
-        raise DataError(f"{place}; at least two are needed to choose from: give examples of another class")
+        raise DataError(f"{found}; at least two are needed to choose from: give examples of another class")
     if len(options) > MAX_OPTIONS:
         shown = ", ".join(repr(option[:30]) for option in options[:3])
         raise DataError(
-            f"{place} ({shown}, ...), at most {MAX_OPTIONS} can be scored as options; name the field of"
-            " a class with labels.completion=<field>"
+            f"{found} ({shown}, ...), at most {MAX_OPTIONS} can be scored as options; name the field of"
+            f" a class with {place}.completion=<field>"
+        )
+
+
+def _check_known(options: list[str], known: Sequence[str], source: str, place: str) -> None:
+    strange = [option for option in options if option not in known]
+    if strange:
+        raise DataError(
+            f"{place}.source: {source} has the completion {strange[0][:30]!r} ({len(strange)} such), to which"
+            f" nothing is tuned; there are: {', '.join(repr(each[:30]) for each in known)}"
         )
 
 
 def _from_docstrings(
-    labels: Labels, files: Files, reader: SourceReader
+    labels: Labels, files: Files, reader: SourceReader, place: str
 ) -> tuple[list[PlainExample], dict[str, str]]:
     if labels.task == "keyword":
         examples = list(_statements(files, reader, labels.max_chars))
-        return examples, split_of((e["group"] for e in examples), labels.held_out, "labels.source")
+        return examples, split_of((e["group"] for e in examples), labels.held_out, place)
     found = list(_docstrings(files, reader))
     if labels.task == "kind":
         answers = [(text, name, kind) for text, name, kind in found]
-        splits = split_of((name for _, name, _ in found), labels.held_out, "labels.source")
+        splits = split_of((name for _, name, _ in found), labels.held_out, place)
         return _examples(answers, "Kind", labels.max_chars), splits
-    packages = _largest_packages(found)
+    packages = _largest_packages(found, place)
     mask = re.compile(rf"\b({'|'.join(map(re.escape, packages))})\b", re.IGNORECASE)
     answers = [
         (mask.sub(MASK, text), name, package_of(name))
@@ -111,7 +133,7 @@ def _from_docstrings(
     ]
     splits: dict[str, str] = {}
     for package in packages:  # each on its own, so that every one is in both splits
-        splits |= split_of((name for _, name, p in answers if p == package), labels.held_out, "labels.source")
+        splits |= split_of((name for _, name, p in answers if p == package), labels.held_out, place)
     return _examples(answers, "Package", labels.max_chars), splits
 
 
@@ -148,7 +170,7 @@ def package_of(name: str) -> str:
     return PurePosixPath(name).parts[0].removesuffix(".py")
 
 
-def _largest_packages(found: list[tuple[str, str, str]]) -> list[str]:
+def _largest_packages(found: list[tuple[str, str, str]], place: str) -> list[str]:
     """The packages with most docstrings, of those with two files or more: one file cannot be in both
     splits.
     """
@@ -157,8 +179,8 @@ def _largest_packages(found: list[tuple[str, str, str]]) -> list[str]:
     order = sorted((-count, package) for package, count in num_docstrings.items() if num_files[package] > 1)
     if len(order) < 2:
         raise DataError(
-            "labels.source: this interpreter's standard library has no two packages with docstrings;"
-            " give labels.source=<jsonl>"
+            f"{place}: this interpreter's standard library has no two packages with docstrings;"
+            f" give {place}=<jsonl>"
         )
     return sorted(package for _, package in order[:PACKAGES])
 
@@ -173,7 +195,9 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
 
 
 def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[PlainExample]:
-    """Examples of rows, copies left out. The group is the row's own `group`, else its text."""
+    """Examples of rows, copies left out. The group is the row's own `group`, of a catalogue the original,
+    else its text.
+    """
     seen: set[tuple[str, str]] = set()
     columns = (
         Column(names=(labels.prompt, "text")),
@@ -191,8 +215,8 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[
 def _from_line(
     line: dict[str, Json], labels: Labels, reader: SourceReader, where: str
 ) -> PlainExample | None:
-    """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a broken line that
-    is skipped.
+    """Prompt and completion as given, or `text` and `label`, or a message and its catalogue, joined by
+    "Label:"; None for a broken line that is skipped.
 
     A prompt that is too long loses its beginning, because its end leads to the completion; a text loses its
     end.
@@ -216,11 +240,12 @@ def _from_line(
     if problem:
         reader.broken(where, problem)
         return None
-    prompt, completion, group = str(line[asked]), str(line[answered]), str(line.get("group", ""))
-    if asked == labels.prompt:
+    prompt, completion = str(line[asked]), str(line[answered])
+    group = str(line.get("group", line.get(ORIGINAL, "")))
+    if asked == labels.prompt and asked not in (ORIGINAL, TRANSLATION):
         prompt = prompt[-labels.max_chars :]
     else:
         prompt = f"{prompt[: labels.max_chars].strip()}\n\nLabel:"
-    if answered != labels.completion and not completion[0].isspace():
+    if (answered != labels.completion or answered == NAME) and not completion[0].isspace():
         completion = f" {completion}"
     return {"prompt": prompt, "completion": completion, "group": group or text_group(prompt)}

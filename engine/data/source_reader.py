@@ -10,6 +10,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import IO, Self, cast
 
 from typing_extensions import Buffer
@@ -143,8 +144,9 @@ class SourceReader:
         elif path.endswith(CATALOGUE):
             with self.opened(path, expected) as file:
                 raw = file.read(catalogue.MOST + 1)
+            named = {catalogue.NAME: PurePosixPath(path).stem}
             for number, row in catalogue.messages(raw, path, self.broken):
-                yield number, f"{path}: message {number}", dict(row)
+                yield number, f"{path}: message {number}", {**row, **named}
         else:
             yield from self._of_lines(path, expected)
 

@@ -76,10 +76,10 @@ def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
     """
     if is_stdlib(source.source):
         return stdlib_files(source.source.partition(":")[2])
-    name = {Labels: "labels", Chats: "chats"}.get(type(source), "data")
+    name = {Labels: "finetune.labels", Chats: "chats"}.get(type(source), "data")
     place, endings = place or f"{name}.source", TEXT + ROWS if name == "data" else ROWS
     fields = (getattr(source, "field", ""), getattr(source, "prompt", ""))
-    if name != "labels" and (source.source.endswith(CATALOGUE) or {*fields} & {*MESSAGE}):
+    if source.source.endswith(CATALOGUE) or {*fields} & {*MESSAGE}:
         endings += CATALOGUE  # only where they are asked for: many folders have some beside their text
     check_no_password(source.source, place)
     system, path = _filesystem(pinned(source.source, place), place)

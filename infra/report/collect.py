@@ -20,7 +20,7 @@ from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
 from atelier.infra.report.lineage import find_trajectory, lineage
 from atelier.infra.report.link_use import link_tables
-from atelier.infra.report.notes import MAJORITY, detection_rows, notes_of
+from atelier.infra.report.notes import MAJORITY, ON, detection_rows, notes_of
 from atelier.infra.report.render import ReportContent, ReportRow, write_report
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
@@ -306,18 +306,20 @@ def _asked_row(key: str, score: Scores) -> ReportRow:
 
 
 def _tuned_rows(found: dict[str, Record], scores: dict[str, Scores]) -> list[ReportRow]:
-    """One row per fine-tuned model: accuracy over its draws, and the paired difference to the same network
-    from scratch.
+    """One row per fine-tuned model and examples: accuracy over its draws, and the paired difference to the
+    same network from scratch.
     """
     by_model: dict[str, dict[str, dict[int, float]]] = {}
-    majority: float | None = None
+    majorities: dict[str, float] = {}  # by what the rows are called
     for key in found:
         base, _, last = key.rpartition("/")
         kind, _, draw = last.partition("-")
         score = scores.get(key, NONE)
         if kind in ("pretrained", "scratch") and "accuracy" in score:
             by_model.setdefault(base, {}).setdefault(kind, {})[int(draw)] = score["accuracy"]
-            majority = score.get("majority", majority)
+            if "majority" in score:
+                others = base.partition(ON)[2]
+                majorities[f"{MAJORITY}{ON}{others}" if others else MAJORITY] = score["majority"]
     rows: list[ReportRow] = []
     for base, kinds in by_model.items():
         mean, half = interval(list(kinds["pretrained"].values()))
@@ -344,9 +346,9 @@ def _tuned_rows(found: dict[str, Record], scores: dict[str, Scores]) -> list[Rep
             )
         else:
             rows.append(row)
-    if majority is not None:
-        rows.append({"name": MAJORITY, "kind": "baseline", "accuracy": majority})
-    return rows
+    return rows + [
+        {"name": name, "kind": "baseline", "accuracy": accuracy} for name, accuracy in majorities.items()
+    ]
 
 
 def _curve(store: Store, record: Record) -> list[CurveLine]:

@@ -11,6 +11,7 @@ from atelier.engine.plan.epsilon import sentence
 from atelier.infra.report.render import ReportRow
 
 MAJORITY = "majority class"  # the row of always giving the most common answer
+ON = " on "  # between a model and the other examples that it is scored on
 SHARE, RIGHT = "objective/share/", "objective/accuracy/"  # metrics of detection
 LAST = 0.25  # of the steps
 

@@ -25,6 +25,7 @@ from atelier.engine.io.storage import write_bytes
 KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
 MAILBOX_AT, LOCK, FORMER = "mailbox.txt", "agent.lock", "former"
 FOLDER = "ATELIER_SITE"  # environment variable
+TLS_NAME = "atelier-site"  # of all certificates: who begins a connection says in clear whom it looks for
 DAYS = 825  # for which a certificate is valid
 MOST_CARD = 100_000  # bytes
 LISTENS = r"[A-Za-z0-9_.:\[\]-]+:\d+"  # host:port
@@ -133,7 +134,7 @@ class Keys:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(hours=1))
             .not_valid_after(now + timedelta(days=DAYS))
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(site)]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .sign(key, hashes.SHA256())
         )

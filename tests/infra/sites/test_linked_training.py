@@ -15,11 +15,20 @@ from tests.infra.sites.agents import Carrier, friends, running
 
 
 class Linked(Sites):
-    """Sites with an agent each: a's cannot be called, or none has a port and all are reached in a bucket."""
+    """Sites with an agent each: that of `silent` cannot be called, or none has a port and all are reached in
+    a bucket.
+    """
 
-    def __init__(self, folder: Path, text: dict[str, str], carrier: Carrier = "grpc", **link: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        text: dict[str, str],
+        carrier: Carrier = "grpc",
+        silent: str = "a",
+        **link: object,
+    ) -> None:
         super().__init__(folder, text, **link)
-        silent = "a" if carrier == "grpc" else ""
+        silent = silent if carrier == "grpc" else ""
         self.sites = friends(folder / "agents", self.setups, silent=silent, carrier=carrier)
 
     def mailbox(self, site: str) -> str:

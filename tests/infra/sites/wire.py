@@ -1,0 +1,65 @@
+"""The wire between two agents: a relay on loopback that keeps all that crosses it, in both directions, as a
+capture at the link would.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from tests.infra.sites.agents import Site
+
+
+class Wire:
+    """Connections to `port` are carried to `target`, a port of loopback; `seen` is what they said."""
+
+    def __init__(self, target: int) -> None:
+        self._target, self._lock = target, threading.Lock()
+        self._seen: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def seen(self) -> bytes:
+        with self._lock:
+            return b"".join(self._seen)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except ConnectionRefusedError:  # the agent is not there
+                    near.close()
+                    continue
+                self._ends += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    self._seen.append(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for end in (self._listener, *self._ends):
+            end.close()
+
+
+@contextmanager
+def wired(site: Site, *others: Site) -> Iterator[Wire]:
+    """The site, which the others reach through a wire from now on."""
+    wire = Wire(site.port)
+    card = site.keys.card.model_copy(update={"address": f"127.0.0.1:{wire.port}"})
+    for other in others:
+        other.keys.accept(card.text, "card")
+    try:
+        yield wire
+    finally:
+        wire.close()
