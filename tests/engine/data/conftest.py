@@ -70,9 +70,12 @@ class Workshop:
     def tokens(self, corpus: ArtifactInput, tokenizer: ArtifactInput) -> ArtifactInput:
         return self.run("encode", {}, {"corpus": corpus, "tokenizer": tokenizer}, "tokens")
 
-    def labels(self, labels: Labels, files=None) -> ArtifactInput:
+    def labels(self, labels: Labels, files=None, tuned: ArtifactInput | None = None) -> ArtifactInput:
+        """`tuned`: the examples from whose options to choose."""
         config = {"labels": labels.model_dump(), "files": files or self.files(labels)}
-        return self.run("label", config, {}, "labels")
+        if tuned is None:
+            return self.run("label", config, {}, "labels")
+        return self.run("label", config | {"place": "also.other"}, {"tuned": tuned}, "labels")
 
     def lines(self, artifact: ArtifactInput, name: str) -> list[dict]:
         return [json.loads(line) for line in (Path(artifact.url) / name).read_text().splitlines()]

@@ -7,6 +7,7 @@ from atelier.engine.config.data import Labels
 from atelier.engine.config.error import DataError
 from atelier.engine.data.standard_library import docstrings
 from atelier.engine.io.source_files import content_id, stdlib_files, stdlib_folder
+from tests.catalogues import as_catalogue
 
 PACKAGES = ("asyncio/", "json/", "logging/", "email/", "os.py")
 
@@ -170,6 +171,42 @@ def test_more_than_64_or_fewer_than_2_completions_are_refused_with_the_number(wo
     one = _written(tmp_path, *({"prompt": f"p{n}", "completion": "c"} for n in range(5)))
     with pytest.raises(DataError, match="1 distinct completions; at least two are needed"):
         workshop.labels(Labels(source=str(one)))
+
+
+def test_messages_of_catalogues_are_told_apart_and_a_translation_is_on_the_side_of_its_original(
+    workshop, tmp_path
+):
+    """Tuned on one language, scored on the other: nothing of the test was seen in the first one."""
+    for name in ("boats", "birds", "bread"):
+        pairs = [(f"{name} number {n}", f"{name} Nummer {n}") for n in range(40)]
+        (tmp_path / f"{name}.mo").write_bytes(as_catalogue(pairs))
+    first, second = (
+        Labels(source=str(tmp_path / "*.mo"), prompt=field, completion="catalogue")
+        for field in ("msgid", "msgstr")
+    )
+    english = workshop.labels(first)
+    german = workshop.labels(second, tuned=english)
+    tests = [workshop.lines(one, "test.jsonl") for one in (english, german)]
+    assert {line["completion"] for line in tests[0]} == {" boats", " birds", " bread"}
+    assert tests[0][0]["options"] == tests[1][0]["options"] == [" birds", " boats", " bread"]
+    said = [{line["prompt"].removesuffix("\n\nLabel:") for line in each} for each in tests]
+    assert said[0] and said[1] == {prompt.replace("number", "Nummer") for prompt in said[0]}
+
+
+def test_other_examples_have_the_options_of_those_that_are_tuned_on_and_no_others(workshop, tmp_path):
+    tuned = workshop.labels(Labels(source=str(_written(tmp_path, *_classes("a", "b", "c")))))
+    assert tuned.record.summary["options"] == ["a", "b", "c"]
+    fewer = workshop.labels(Labels(source=str(_written(tmp_path, *_classes("a", "c")))), tuned=tuned)
+    assert fewer.record.summary["options"] == ["a", "b", "c"]
+    other = _written(tmp_path, *_classes("a", "d"))
+    with pytest.raises(
+        DataError, match=r"also\.other\.source: .* completion 'd' .* there are: 'a', 'b', 'c'"
+    ):
+        workshop.labels(Labels(source=str(other)), tuned=tuned)
+
+
+def _classes(*names: str) -> list[dict]:
+    return [{"prompt": f"{name} {n}", "completion": name} for name in names for n in range(8)]
 
 
 def test_a_labels_file_that_changed_since_planning_is_refused(workshop, tmp_path):
