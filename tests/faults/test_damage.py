@@ -29,6 +29,7 @@ def is_told(said: tuple[int, str, str], path: Path) -> None:
     assert str(path) in err and WAY_OUT in err and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_tokens_stops_training_and_gc_makes_room_for_good_ones(
     command_store: CommandStore, expected: Curve
 ) -> None:
@@ -43,7 +44,7 @@ def test_a_flipped_bit_in_the_tokens_stops_training_and_gc_makes_room_for_good_o
     assert command_store.curve() == expected
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", pytest.param("config.json", marks=pytest.mark.slow)])
 def test_a_flipped_bit_in_a_model_is_found_by_whoever_reads_it(
     command_store: CommandStore, whole: CommandStore, name: str
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(
     assert command_store.curve() == expected
 
 
+@pytest.mark.slow
 def test_when_every_checkpoint_is_damaged_training_begins_again_and_says_so(
     command_store: CommandStore, whole: CommandStore, expected: Curve
 ) -> None:

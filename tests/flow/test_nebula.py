@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.catalogues import as_catalogue
 from tests.faults.command import CommandStore
 from tests.flow.kills import weights_of
 from tests.flow.two_sites import VICTIMS, TwoSites, killed, ran
@@ -81,6 +82,34 @@ def test_for_another_student_its_teacher_trains_again_elsewhere(whole: TwoSites,
     for again in (words, WORDS):
         code, out, err = whole.home.finish(*again)
         assert code == 0 and "nothing to do" in out, out + err
+
+
+def test_what_is_tuned_on_one_language_is_scored_on_another(whole: TwoSites, tmp_path: Path) -> None:
+    """With the options of the first; nothing of the other's test was seen in any language; others' are
+    refused.
+    """
+    for name in ("boats", "birds", "bread"):
+        pairs = [(f"the {name} of {n}", f"die {name.title()} von {n}") for n in range(60)]
+        (tmp_path / f"{name}.mo").write_bytes(as_catalogue(pairs))
+    english, german = (
+        f"source:{tmp_path / '*.mo'},prompt:{field},completion:catalogue,held_out:0.3"
+        for field in ("msgid", "msgstr")
+    )
+    words = ("finetune", "init=student", "tracker=none", "finetune.num_labels=48", "finetune.draws=2")
+    words += (f"finetune.labels={{{english}}}", "finetune.scratch=false")
+    code, out, err = whole.home.finish(*words, f"also={{german:{{{german}}}}}")
+    assert code == 0, out + err
+    tables = [json.loads(path.read_text()) for path in (whole.home.root / "report").glob("*/*/table.json")]
+    rows = {row["name"]: row for table in tables for row in table["rows"] if "accuracy" in row}
+    tuned = {"student fine-tuned", "student on german fine-tuned"}
+    assert tuned | {"student zero-shot", "student on german zero-shot", "majority class"} <= {*rows}
+    assert all(rows[name]["draws"] == 2 for name in tuned)
+    print({name: round(row["accuracy"], 3) for name, row in rows.items()})
+    assert rows["student fine-tuned"]["accuracy"] > rows["majority class"]["accuracy"] + 0.2
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": f"{n}", "label": "ab"[n % 2]}) + "\n" for n in range(40)))
+    code, out, err = whole.home.finish(*words, f"also={{other:{{source:{other}}}}}")
+    assert code == 1 and "also.other.source" in out + err and "nothing is tuned" in out + err, out + err
 
 
 def test_at_one_site_it_is_one_gang(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_a_pick_says_what_it_cannot_compare(atelier: Atelier, root: Path) -> Non
     assert said.code == 2 and "there is model@best, model@worst" in said.err
 
 
+@pytest.mark.slow
 def test_what_differs_only_in_its_student_trains_in_one_gang(atelier: Atelier) -> None:
     words = (*TINY, "train.steps=8", "train.checkpoint_every=4", "roles.student_a.start=4")
     before = atelier.gangs().count("train")
@@ -197,6 +198,7 @@ def test_optuna_varies_a_key_only_where_it_means_something_and_trades_metrics_of
     assert f"no point is better in every metric than #{small['number']}: model.eval_loss" in said.out
 
 
+@pytest.mark.slow
 def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, root: Path) -> None:
     words = (*TINY, "train.steps=32", "train.eval_every=8", "optim=adamw")
     sweep = ("-m", "optim.lr=1e-5,3e-4,3e-3,1e-2", "hydra/sweeper=halving")

@@ -189,6 +189,7 @@ def test_a_longer_run_under_cosine_begins_again(atelier: Atelier) -> None:
     assert rows["train.teacher"]["state"] == "run" and rows["train.teacher"]["from_step"] == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_student_trains_its_teacher_once(atelier: Atelier) -> None:
     seed = (*TINY, "train.steps=8", "train.checkpoint_every=4", "roles.student_a.start=4", "train.seed=7")
     before = atelier.gangs().count("train")

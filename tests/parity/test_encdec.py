@@ -41,7 +41,7 @@ FOUR: dict[str, Parallel] = {
     "pipeline x expert": layout(pipeline=2, expert=2),
     "pipeline of 4": layout(pipeline=4),
 }
-QUICK = ("tensor", "shard", "pipeline")
+QUICK = ("shard",)
 EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "experts_per_token": 1,

@@ -31,7 +31,7 @@ TWO: dict[str, Parallel] = {
     "shard, zero 1": layout(shard=2, zero=1),
     "replicate": layout(replicate=2),
 }
-QUICK = ("shard", "expert")
+QUICK = ("shard",)
 
 
 def grown(setup: TrainingSetup, name: str, shape: GPT, optim: OptimSpec) -> str:

@@ -38,6 +38,7 @@ def test_every_kind_takes_part_in_the_products(group: str, drawn: set[str]) -> N
     assert drawn == set(kinds(group))
 
 
+@pytest.mark.slow
 def test_padding_of_the_vocabulary_and_memories_take_part_in_the_products() -> None:
     drawn = list(islice(products(1, 4), 60))
     padded = [one for one in drawn if any(getattr(r.model, "vocab_padding", 0) for r in one.roles.values())]
@@ -45,6 +46,7 @@ def test_padding_of_the_vocabulary_and_memories_take_part_in_the_products() -> N
         assert len(some) > 5 and any(one.layout.tensor > 1 for one in some)
 
 
+@pytest.mark.slow
 def test_roles_that_detect_take_part_in_the_products() -> None:
     drawn = [one for one in islice(products(1, 4), 80) if any(role.detects for role in one.roles.values())]
     assert len(drawn) > 4 and any(one.layout.tensor * one.layout.pipeline > 1 for one in drawn)

@@ -113,6 +113,7 @@ def test_every_block_holds_exactly_the_shares():
         assert np.bincount(owners).tolist() == shares([0.5, 0.3, 0.2]) == [2048, 1229, 819]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.data())
 def test_shares_that_change_leave_what_came_before_and_go_on_in_every_epoch(seed, data):

@@ -352,7 +352,16 @@ def peak(path: str) -> tuple[int, int]:
     return int(count), int(size)
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "one-group.parquet", "a.tar", "a.jsonl.zst", "bomb.jsonl.zst"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.parquet",
+        pytest.param("one-group.parquet", marks=pytest.mark.slow),
+        pytest.param("a.tar", marks=pytest.mark.slow),
+        "a.jsonl.zst",
+        pytest.param("bomb.jsonl.zst", marks=pytest.mark.slow),
+    ],
+)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
     def written(number: int) -> str:
         rows: Rows = [{"text": f"{n:07d}" * 1000, "number": n} for n in range(number)]

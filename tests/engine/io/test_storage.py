@@ -95,6 +95,7 @@ def test_any_fsspec_url_holds_a_training_that_stops_resumes_and_ends_with_the_sa
         assert steps(f"{url}/{name}/checkpoints")[-1] == 8
 
 
+@pytest.mark.slow
 def test_two_ranks_share_a_remote_store_and_pass_over_what_is_damaged_in_it(
     training_setup: TrainingSetup, tmp_path: Path
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_missing_shard_is_named_by_a_gang_that_goes_on_from_the_checkpoint_bef
     assert {name: training_setup.weights(name) for name in ROLES} == before
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_an_emergency_checkpoint_in_the_grace_time_that_goes_on_to_the_same_bits(
     training_setup: TrainingSetup, tmp_path: Path
 ) -> None:

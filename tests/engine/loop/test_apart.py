@@ -109,7 +109,14 @@ def test_a_token_of_32_costs_98_bytes(tmp_path: Path, text: dict[str, str]) -> N
     assert own == 98 * scored and whole < 99 * scored
 
 
-@pytest.mark.parametrize(("frozen", "seed"), [(True, 0), (False, 1), (False, 2)])
+@pytest.mark.parametrize(
+    ("frozen", "seed"),
+    [
+        pytest.param(True, 0, marks=pytest.mark.slow),
+        pytest.param(False, 1, marks=pytest.mark.slow),
+        (False, 2),
+    ],
+)
 def test_killed_sites_go_on_to_the_same_bits(
     tmp_path: Path, text: dict[str, str], frozen: bool, seed: int
 ) -> None:

@@ -95,11 +95,11 @@ def gang(training_setup: TrainingSetup, training: Training, **layout: Any) -> No
     "layout",
     [
         {"shard": 2, "zero": 1},
-        {"shard": 2, "zero": 3, "recompute": "full"},
+        pytest.param({"shard": 2, "zero": 3, "recompute": "full"}, marks=pytest.mark.slow),
         {"replicate": 2, "speed_log": ((0, 3.0, 1.0), (2, 0.2, 1.0))},
         {"expert": 2, "zero": 1},
-        {"tensor": 2},
-        {"context": 2, "zero": 2},
+        pytest.param({"tensor": 2}, marks=pytest.mark.slow),
+        pytest.param({"context": 2, "zero": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -119,6 +119,7 @@ def test_one_process_pads_to_the_longest_of_a_micro_batch(
     assert_equal(curves(other), expected)
 
 
+@pytest.mark.slow
 def test_static_is_bit_identical_when_both_ranks_are_killed(tmp_path: Path, inputs: dict[str, str]) -> None:
     layout = {"shard": 2, "zero": 1, "assignment": "static"}
     setups = [TrainingSetup(tmp_path / name, inputs) for name in ("whole", "cut", "rows")]

@@ -100,7 +100,7 @@ def test_a_detector_learns(tmp_path: Path, text: dict[str, str]) -> None:
     assert loss < entropy - 0.05
 
 
-@pytest.mark.parametrize("every", [3, 5])
+@pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_stopped_and_begun_again_all_have_the_same_bits(
     tmp_path: Path, text: dict[str, str], every: int
 ) -> None:

@@ -29,7 +29,7 @@ def trained(folder: Path, text: dict[str, str], roles: dict[str, Role], steps: i
     return setup
 
 
-@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("delay", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_finished_generator_that_is_replayed_draws_what_it_drew(
     tmp_path: Path, text: dict[str, str], delay: int
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_finished_generator_that_is_replayed_draws_what_it_drew(
     assert setup.curve("late") == together.curve("late")
 
 
-@pytest.mark.parametrize("come", [4, 5])
+@pytest.mark.parametrize("come", [pytest.param(4, marks=pytest.mark.slow), 5])
 def test_a_generator_that_came_too_far_alone_goes_back(
     tmp_path: Path, text: dict[str, str], come: int
 ) -> None:
@@ -59,6 +59,7 @@ def test_a_generator_that_came_too_far_alone_goes_back(
         assert setup.curve(name) == together.curve(name)
 
 
+@pytest.mark.slow
 def test_a_longer_training_goes_on(
     tmp_path: Path, text: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

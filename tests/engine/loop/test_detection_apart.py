@@ -91,7 +91,7 @@ def test_drawings_have_the_bytes_that_a_plan_reckons_with(tmp_path: Path, text: 
         assert [each["link_ahead_steps"] for each in timing] == [*ahead]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str], seed: int) -> None:
     draw = random.Random(seed)
     roles = {"now": elsewhere(), "late": elsewhere(2)}
@@ -105,7 +105,7 @@ def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str
         assert killed.setups[site].curve(name) == whole.setups[site].curve(name)
 
 
-@pytest.mark.parametrize("where", ["a", "b"])
+@pytest.mark.parametrize("where", [pytest.param("a", marks=pytest.mark.slow), "b"])
 def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], where: str) -> None:
     """Of any axes: what crosses is the same."""
     roles = {"late": elsewhere(2)}

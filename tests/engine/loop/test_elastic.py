@@ -104,6 +104,7 @@ def test_the_others_go_on_without_a_site_that_is_silent_and_it_takes_their_weigh
     assert again.models() == sites.models()
 
 
+@pytest.mark.slow
 def test_a_gang_of_several_ranks_takes_part_and_catches_up(tmp_path: Path, text: dict[str, str]) -> None:
     """Once beside the other site, once after it: all its ranks pass over all steps."""
     for is_late in (False, True):

@@ -31,6 +31,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(said[0][0])
 
 
+@pytest.mark.slow
 def test_a_weight_of_any_placement_arrives_whole_on_the_first_rank(seen: dict[str, Any]) -> None:
     assert seen["placements"] is True
 

@@ -122,7 +122,9 @@ def test_a_rolled_back_training_passes_over_the_steps_and_its_bits_do_not_depend
     assert training_setup.weights("model") != third.weights("model")
 
 
-@pytest.mark.parametrize("every", [1, 3, 5])
+@pytest.mark.parametrize(
+    "every", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_stopped_again_and_again_around_rollbacks_it_ends_with_the_same_bits(
     training_setup: TrainingSetup, other: TrainingSetup, monkeypatch, every: int
 ) -> None:

@@ -27,6 +27,7 @@ from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
 from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
+from tests.marks import quick
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
 
@@ -135,7 +136,11 @@ def test_a_site_alone_trains_as_without_a_link(tmp_path: Path, text: dict[str, s
 
 @pytest.mark.parametrize(
     "layout",
-    [layout_of(shard=2), layout_of(tensor=2), layout_of(pipeline=2)],
+    [
+        pytest.param(layout_of(shard=2), marks=pytest.mark.slow),
+        pytest.param(layout_of(tensor=2), marks=pytest.mark.slow),
+        layout_of(pipeline=2),
+    ],
     ids=["shard", "tensor", "pipeline"],
 )
 def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], layout: Parallel) -> None:
@@ -172,7 +177,7 @@ def check_kills(tmp_path: Path, text: dict[str, str], draw: random.Random, **lin
         assert setup.curve("m") == whole.setups[site].curve("m")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick(range(3)))
 def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str], seed: int) -> None:
     check_kills(tmp_path, text, random.Random(seed))
 

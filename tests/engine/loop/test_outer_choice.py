@@ -20,6 +20,7 @@ from atelier.engine.link.round_log import FILE, read_log
 from tests.engine.loop.at_sites import PATIENCE_S, killed_until_they_end
 from tests.engine.loop.test_outer import STEPS, Sites, text
 from tests.engine.trainings import role
+from tests.marks import quick
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
 
@@ -102,7 +103,7 @@ def test_the_metrics_say_how_many_bytes_a_site_has_sent_after_which_step(
         assert found == link_bytes(sites, site) and [*sorted(found)] == [*range(2, STEPS + 1, 2)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick(range(3)))
 def test_killed_anywhere_the_bits_are_those_of_its_log(
     tmp_path: Path, text: dict[str, str], seed: int
 ) -> None:

@@ -63,7 +63,11 @@ def test_a_clip_above_all_norms_changes_no_bit(tmp_path: Path, text: dict[str, s
     assert [kept for _, kept in told(sites, "a")] == [1.0] * 3
 
 
-@pytest.mark.parametrize("layout", [layout_of(shard=2), layout_of(pipeline=2)], ids=["shard", "pipeline"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(layout_of(shard=2), marks=pytest.mark.slow), layout_of(pipeline=2)],
+    ids=["shard", "pipeline"],
+)
 def test_the_norm_is_of_all_weights_in_every_layout(
     tmp_path: Path, text: dict[str, str], layout: Any
 ) -> None:

@@ -85,8 +85,8 @@ def test_all_sites_have_the_bits_that_their_messages_say_in_as_many_bytes_as_pro
 @pytest.mark.parametrize(
     ("layout", "codec"),
     [
-        (layout_of(shard=2), LOSSY[2]),
-        (layout_of(tensor=2), LOSSY[5]),
+        pytest.param(layout_of(shard=2), LOSSY[2], marks=pytest.mark.slow),
+        pytest.param(layout_of(tensor=2), LOSSY[5], marks=pytest.mark.slow),
         (layout_of(pipeline=2), LOSSY[4]),
     ],
     ids=["shard", "tensor", "pipeline"],
@@ -107,7 +107,15 @@ def test_sites_of_other_layouts_read_the_same_bits(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("codec", [LOSSY[3], LOSSY[4], LOSSY[5]], ids=kind_of)
+@pytest.mark.parametrize(
+    "codec",
+    [
+        pytest.param(LOSSY[3], marks=pytest.mark.slow),
+        LOSSY[4],
+        pytest.param(LOSSY[5], marks=pytest.mark.slow),
+    ],
+    ids=kind_of,
+)
 def test_killed_sites_go_on_to_the_same_bits_with_what_a_codec_has_lost(
     tmp_path: Path, text: dict[str, str], codec: dict[str, Any]
 ) -> None:

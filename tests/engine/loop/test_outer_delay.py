@@ -26,6 +26,7 @@ from atelier.engine.model.weights import entry_of
 from tests.engine.loop.at_sites import all_at_once
 from tests.engine.loop.test_outer import EVERY, STEPS, Sites, check_kills, first_weights, text
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, train
+from tests.marks import quick
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
 
@@ -91,7 +92,15 @@ def test_a_site_alone_trains_as_without_a_link_however_late_its_outer_steps_are(
     assert max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-12
 
 
-@pytest.mark.parametrize("parallel", [{"shard": 2}, {"tensor": 2}, {"pipeline": 2}], ids=str)
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        pytest.param({"shard": 2}, marks=pytest.mark.slow),
+        pytest.param({"tensor": 2}, marks=pytest.mark.slow),
+        {"pipeline": 2},
+    ],
+    ids=str,
+)
 def test_sites_of_other_layouts_cut_and_read_the_same(
     tmp_path: Path, text: dict[str, str], parallel: dict[str, int]
 ) -> None:
@@ -104,7 +113,7 @@ def test_sites_of_other_layouts_cut_and_read_the_same(
     check_replay(sites)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick(range(3)))
 def test_killed_sites_go_on_to_the_same_bits_with_messages_on_their_way(
     tmp_path: Path, text: dict[str, str], seed: int
 ) -> None:

@@ -71,6 +71,7 @@ def test_the_bits_are_the_same_with_and_without_a_profile(tmp_path: Path) -> Non
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_a_training_that_is_stopped_leaves_the_trace_of_its_last_steps_and_then_goes_on(
     tmp_path: Path,
 ) -> None:

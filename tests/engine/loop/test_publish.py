@@ -15,6 +15,7 @@ from atelier.engine.io.artifact import open_input
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, weights_digest
 from atelier.engine.loop import publish
 from tests.engine.trainings import TrainingSetup, model, role, student, train
+from tests.marks import quick
 
 MANY = 9000  # bytes in a shard of these models: several shards
 STEPS = 4
@@ -53,7 +54,7 @@ def published(
     return {name: files_of(training_setup, name) for name in roles}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 2))
 def test_a_gang_publishes_the_bytes_that_one_process_does(training_setup: TrainingSetup, layout: str) -> None:
     """From the same checkpoint: nothing is left to train."""
     lora = Trainable(kind="lora", rank=2, alpha=4.0, targets=("query", "down", "out"))

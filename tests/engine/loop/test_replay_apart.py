@@ -128,6 +128,7 @@ def check_unpublished(later: Apart) -> None:
     assert "nothing is published" in found["a"] and found["b"] == f"stopped at step {STEPS}", found
 
 
+@pytest.mark.slow
 def test_a_conclusion_is_of_the_answers_that_a_student_has_learned_from(
     tmp_path: Path, text: dict[str, str]
 ) -> None:
@@ -188,7 +189,9 @@ def test_a_half_done_training_of_a_version_before_goes_on(tmp_path: Path, text: 
     assert sites.setups["b"].weights("first") == whole.setups["b"].weights("first")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str], seed: int) -> None:
     draw = random.Random(seed)
     more: dict[str, Any] = {"steps": 24, "checkpoint_every": draw.choice([3, 4, 5])}

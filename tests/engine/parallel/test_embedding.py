@@ -17,6 +17,7 @@ from tests.engine.trainings import ONE, TrainingSetup, role, student, train
 BYTES = 8
 
 
+@pytest.mark.slow
 def test_columns_give_the_rows_and_gradients_of_the_whole(tmp_path: Path) -> None:
     """A rank sends its columns of the others' tokens forward, and the others' columns of its own backward."""
     layout = Parallel(shard=2, expert=2, threads=1, device="cpu")
@@ -44,10 +45,13 @@ def widths(setup: TrainingSetup, name: str) -> set[int]:
     "layout",
     [
         {"shard": 2},
-        {"shard": 2, "zero": 1, "assignment": "static", "speed_log": ((0, 1.0, 3.0),)},
-        {"replicate": 2, "shard": 2},
+        pytest.param(
+            {"shard": 2, "zero": 1, "assignment": "static", "speed_log": ((0, 1.0, 3.0),)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"replicate": 2, "shard": 2}, marks=pytest.mark.slow),
         {"expert": 2, "shard": 1},
-        {"context": 2, "pipeline": 2, "shard": 1},
+        pytest.param({"context": 2, "pipeline": 2, "shard": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -58,6 +58,7 @@ def test_a_token_is_sent_once_to_a_rank(tmp_path: Path, per_node: int) -> None:
     assert sum(once) < pairs
 
 
+@pytest.mark.slow
 def test_weights_gradients_are_those_of_all_ranks_tokens(tmp_path: Path) -> None:
     """With the inner width of every expert over a second axis."""
     layout = Parallel(shard=1, expert=2, tensor=2, threads=1)

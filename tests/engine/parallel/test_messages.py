@@ -13,7 +13,9 @@ GATHERS = {1: PIECES, 2: MICRO * PIECES, 3: MICRO * (PIECES + BLOCKS)}  # by ZeR
 REDUCTIONS = {1: PIECES, 2: MICRO * PIECES, 3: MICRO * PIECES}
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    "zero", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_a_block_is_one_message_and_its_gradients_another(tmp_path: Path, zero: int) -> None:
     layout = Parallel(shard=2, zero=zero, threads=1, device="cpu")
     (found, other) = gang("tests.engine.parallel.messages_gang", tmp_path / "gang", layout, per_node=2)

@@ -24,6 +24,7 @@ def test_facts_are_found_again_from_the_steps_that_follow_from_them() -> None:
     assert planned(found, other) == pytest.approx(planned(TRUE, other), rel=0.05)
 
 
+@pytest.mark.slow
 def test_what_a_core_loses_beside_others_is_not_taken_for_what_threads_lose() -> None:
     alone = [probe(name, ALONE, *shape) for name, shape in SHAPES.items()]
     threads = [probe(name, ALONE.model_copy(update={"threads": 2}), *SHAPES[name]) for name in LARGE_SHAPES]
@@ -36,6 +37,7 @@ def test_what_a_core_loses_beside_others_is_not_taken_for_what_threads_lose() ->
     assert planned(found, ranks) == pytest.approx(planned(slow, ranks), rel=0.02)
 
 
+@pytest.mark.slow
 def test_links_are_never_faster_than_memory_however_short_the_steps_of_two_ranks_were() -> None:
     probes = [probe(name, where, *shape) for where in (ALONE, TWO) for name, shape in SHAPES.items()]
     probes = [

@@ -52,7 +52,14 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
 
 
 @pytest.mark.parametrize(
-    ("room", "policy"), [(1, "lfu"), (3, "lru"), (5, "static"), (5, "order"), (16, "lfu")]
+    ("room", "policy"),
+    [
+        pytest.param(1, "lfu", marks=pytest.mark.slow),
+        (3, "lru"),
+        pytest.param(5, "static", marks=pytest.mark.slow),
+        pytest.param(5, "order", marks=pytest.mark.slow),
+        (16, "lfu"),
+    ],
 )
 def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
     in_memory: TrainingSetup, tmp_path: Path, room: int, policy: Policy, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.overrides import check_overrides
 from atelier.infra.store.store import Store
+from tests.marks import quick
 from tests.stored_models import store_with
 
 FLOWS = flow_names()
@@ -148,7 +149,7 @@ def test_a_select_has_exactly_the_options_in_conf(flow: str) -> None:
             assert names == options(group)
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("flow", quick(FLOWS, 2))
 def test_every_choice_of_every_select_composes(flow: str) -> None:
     offered = {name: one["enum"] for name, one in selects(flow).items()}
     for number in range(max(map(len, offered.values()))):

@@ -99,7 +99,7 @@ def test_what_crossed_more_than_an_hour_ago_counts_no_more(tmp_path: Path) -> No
     assert audit.last_hour("b") == 7 + 11 + 17
 
 
-@pytest.mark.parametrize("carrier", ["grpc", "bucket"])
+@pytest.mark.parametrize("carrier", ["grpc", pytest.param("bucket", marks=pytest.mark.slow)])
 def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path, carrier: Carrier) -> None:
     """Each time in the midst of messages; what had come is not sent again."""
     a, b = two(tmp_path, carrier=carrier)

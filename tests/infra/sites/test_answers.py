@@ -45,7 +45,12 @@ class Carried(Apart):
 
 @pytest.mark.parametrize(
     ("seed", "silent", "carrier"),
-    [(0, "a", "grpc"), (1, "b", "grpc"), (2, "", "grpc"), (2, "", "bucket")],
+    [
+        (0, "a", "grpc"),
+        pytest.param(1, "b", "grpc", marks=pytest.mark.slow),
+        pytest.param(2, "", "grpc", marks=pytest.mark.slow),
+        pytest.param(2, "", "bucket", marks=pytest.mark.slow),
+    ],
 )
 def test_with_agents_between_them_a_student_learns_as_with_one_mailbox(
     tmp_path: Path, seed: int, silent: str, carrier: Carrier

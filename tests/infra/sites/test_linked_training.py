@@ -40,7 +40,13 @@ LATE: dict[str, object] = {"codec": {"kind": "int4"}, "delay": 3, "fragments": 2
 
 @pytest.mark.parametrize(
     ("seed", "link", "carrier"),
-    [(0, {}, "grpc"), (1, {}, "grpc"), (2, LATE, "grpc"), (0, {}, "bucket"), (2, LATE, "bucket")],
+    [
+        (0, {}, "grpc"),
+        pytest.param(1, {}, "grpc", marks=pytest.mark.slow),
+        pytest.param(2, LATE, "grpc", marks=pytest.mark.slow),
+        pytest.param(0, {}, "bucket", marks=pytest.mark.slow),
+        pytest.param(2, LATE, "bucket", marks=pytest.mark.slow),
+    ],
     ids=["first", "second", "late", "bucket", "bucket-late"],
 )
 def test_with_agents_between_them_sites_train_as_with_one_mailbox(
@@ -61,7 +67,11 @@ def test_with_agents_between_them_sites_train_as_with_one_mailbox(
 
 @pytest.mark.parametrize(
     ("seed", "coordinator", "carrier"),
-    [(0, "a", "grpc"), pytest.param(1, "b", "grpc", marks=pytest.mark.slow), (2, "a", "bucket")],
+    [
+        (0, "a", "grpc"),
+        pytest.param(1, "b", "grpc", marks=pytest.mark.slow),
+        pytest.param(2, "a", "bucket", marks=pytest.mark.slow),
+    ],
 )
 def test_an_elastic_membership_goes_on_without_the_ranks_of_any_site(
     tmp_path: Path, seed: int, coordinator: str, carrier: Carrier

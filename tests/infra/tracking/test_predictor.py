@@ -57,7 +57,7 @@ def test_what_is_no_request_is_told_in_one_line(given: Any, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("num_shards", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_registered_model_answers_when_its_store_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int
 ) -> None:

@@ -63,6 +63,7 @@ def requests() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_32_clients_at_once_get_what_each_gets_alone(server: Server) -> None:
     alone = [server.ask(**one) for one in requests()]
     assert {status for status, _ in alone} == {200} and len({str(text) for _, text in alone}) > CLIENTS / 2
@@ -156,6 +157,7 @@ def test_a_client_that_leaves_changes_nothing_for_others(server: Server) -> None
     assert server.ask(**good) == alone
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_up_frees_what_computes_its_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
