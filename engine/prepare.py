@@ -19,7 +19,7 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.attributes import describe
 from atelier.engine.data.curate import curate
 from atelier.engine.data.encode import encode
-from atelier.engine.data.label import label
+from atelier.engine.data.label import label, tuned_on
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.triples import extract
 from atelier.engine.data.vocabulary import Vocabulary
@@ -131,10 +131,9 @@ def _encode(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
 def _label(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     config = parse(Label, job.run.config, "config")
     output = job.output("labels")
-    tuned = job.input("tuned").record.summary if "tuned" in job.run.inputs else {}
-    known = [str(option) for option in tuned.get("options", ())]
+    tuned = tuned_on(job.input("tuned"), job.scratch) if "tuned" in job.run.inputs else None
     files = list(config.files)
-    return output, label(config.labels, files, output, job.progress, place=config.place, known=known)
+    return output, label(config.labels, files, output, job.progress, place=config.place, tuned=tuned)
 
 
 def _render(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:

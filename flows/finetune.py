@@ -41,7 +41,7 @@ def finetune(
     )
     if finetune.trainable.kind in ("lora", "prompt"):
         extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
-    models: dict[str, Reference] = {}
+    models: dict[str, Reference] = {}  # in the report, once each
     scores: dict[str, Reference] = {}
     for name in ("", *also):
         asked = f"{parent.reference.name}{ON}{name}" if name else parent.reference.name
@@ -58,6 +58,6 @@ def finetune(
             shots={untuned: 0},
             name=f"score.{name}" if name else "score",
         )
-        models |= named
+        models = models or named
     report(models, scores, title="finetune")
     register({f"{parent.reference.name}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

@@ -3,20 +3,24 @@
 From the standard library: docstrings, and the package or the kind of thing they document. So that no prompt
 contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
 prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
-once, so nothing of the test is in the training examples. A translation is on the side of its original.
+once, so nothing of the test is in the training examples.
+
+From translation catalogues: messages, and the catalogue that they are from; those of several catalogues are
+left out. A translation is on the side of its original.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
-from typing import TypedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypedDict, cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.error import DataError
-from atelier.engine.data.catalogue import NAME, ORIGINAL, TRANSLATION
+from atelier.engine.data.catalogue import NAME, ORIGINAL
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
 from atelier.engine.data.row import Column, kind_of, text_problem
 from atelier.engine.data.source import (
@@ -27,9 +31,9 @@ from atelier.engine.data.source import (
     text_group,
 )
 from atelier.engine.data.source_reader import SourceReader
-from atelier.engine.io.artifact import ArtifactOutput
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
-from atelier.engine.io.source_files import TOPICS, total_bytes
+from atelier.engine.io.source_files import CATALOGUE, TOPICS, total_bytes
 
 PACKAGES = 10
 MASK = "***"
@@ -37,6 +41,15 @@ MAX_OPTIONS = 64
 KEYWORDS = ("if", "return", "for", "def", "raise", "try", "with", "except", "else", "elif")
 STATEMENT = re.compile(rf"^([ ]+)({'|'.join(KEYWORDS)})\b", re.MULTILINE)
 EACH = 24
+
+
+@dataclass(frozen=True)
+class TunedOn:
+    """Of examples that models are tuned on: the options, the split of each group, what they learn from."""
+
+    options: tuple[str, ...]
+    splits: dict[str, str]
+    prompts: frozenset[str]
 
 
 class PlainExample(TypedDict):
@@ -54,26 +67,36 @@ def label(
     progress: Progress,
     *,
     place: str = "labels",
-    known: Sequence[str] = (),
+    tuned: TunedOn | None = None,
 ) -> dict[str, Json]:
     """Write train.jsonl and test.jsonl, a LabelledLine a line. Returns the summary. `place`: of `labels` in
-    the configuration, for errors. `known`: the options to choose from; none = the completions that occur.
+    the configuration, for errors. `tuned`: models are tuned on those examples, and only scored on these: with
+    the same options, and on nothing that is in their training examples, in another language either.
 
-    Raises DataError when there are too few or too many distinct completions, or others than those known.
+    Raises DataError when there are too few or too many distinct completions, others than are tuned on, or
+    nothing is left for the test.
     """
     progress.start(total_bytes(files), "bytes")
     with SourceReader(on_error=labels.on_error, place=place, progress=progress) as reader:
         if is_stdlib(labels.source):
             examples, splits = _from_docstrings(labels, files, reader, f"{place}.source")
         else:
-            examples = list(_from_lines(labels, files, reader))
+            examples = [*_told_apart(_from_lines(labels, files, reader), labels)]
             splits = split_of((e["group"] for e in examples), labels.held_out, f"{place}.source")
     options = sorted({e["completion"] for e in examples})
-    _check_options(options, labels.source, place)
-    if known:
-        _check_known(options, known, labels.source, place)
-        options = [*known]
+    if tuned is None:
+        _check_options(options, labels.source, place)
+    else:
+        _check_known(options, tuned.options, labels.source, place)
+        options, splits = [*tuned.options], splits | tuned.splits
     test = [e for e in examples if splits[e["group"]] == HELD_OUT]
+    if tuned is not None:
+        test = [e for e in test if e["prompt"] not in tuned.prompts]
+        if not test:
+            raise DataError(
+                f"{place}.source: all {len(examples)} examples of {labels.source}, or their originals, are"
+                " among those that models are tuned on; give others"
+            )
     train = [e for e in examples if splits[e["group"]] == TRAIN]
     for name, part in (("train", train), ("test", test)):
         output.add_bytes(f"{name}.jsonl", "".join(_line(e, options) for e in part).encode())
@@ -85,6 +108,20 @@ def label(
         "majority": round(most / len(test), 6),
         "skipped": reader.skipped,
     }
+
+
+def tuned_on(labels: ArtifactInput, scratch: Path) -> TunedOn:
+    """What is known of examples that models are tuned on."""
+    parts = {
+        split: labels.lines(f"{name}.jsonl", scratch)
+        for split, name in ((TRAIN, "train"), (HELD_OUT, "test"))
+    }
+    lines = cast(dict[str, list[LabelledLine]], parts)
+    return TunedOn(
+        options=tuple(labels.record.summary["options"]),
+        splits={line["group"]: split for split, each in lines.items() for line in each},
+        prompts=frozenset(line["prompt"] for line in lines[TRAIN]),
+    )
 
 
 def _line(example: PlainExample, options: list[str]) -> str:
@@ -195,9 +232,7 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
 
 
 def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[PlainExample]:
-    """Examples of rows, copies left out. The group is the row's own `group`, of a catalogue the original,
-    else its text.
-    """
+    """Examples of rows, copies left out. The group is the row's own `group`, else its text."""
     seen: set[tuple[str, str]] = set()
     columns = (
         Column(names=(labels.prompt, "text")),
@@ -205,8 +240,9 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[
         Column(names=("group",), is_needed=False),
     )
     for path, expected in files:
+        read = _from_message if path.endswith(CATALOGUE) else _from_line
         for _, where, row in reader.rows(path, expected, columns):
-            example = _from_line(row, labels, reader, where)
+            example = read(row, labels, reader, where)
             if example and (example["prompt"], example["completion"]) not in seen:
                 seen.add((example["prompt"], example["completion"]))
                 yield example
@@ -215,8 +251,8 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[
 def _from_line(
     line: dict[str, Json], labels: Labels, reader: SourceReader, where: str
 ) -> PlainExample | None:
-    """Prompt and completion as given, or `text` and `label`, or a message and its catalogue, joined by
-    "Label:"; None for a broken line that is skipped.
+    """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a broken line that
+    is skipped.
 
     A prompt that is too long loses its beginning, because its end leads to the completion; a text loses its
     end.
@@ -240,12 +276,39 @@ def _from_line(
     if problem:
         reader.broken(where, problem)
         return None
-    prompt, completion = str(line[asked]), str(line[answered])
-    group = str(line.get("group", line.get(ORIGINAL, "")))
-    if asked == labels.prompt and asked not in (ORIGINAL, TRANSLATION):
+    prompt, completion, group = str(line[asked]), str(line[answered]), str(line.get("group", ""))
+    if asked == labels.prompt:
         prompt = prompt[-labels.max_chars :]
     else:
         prompt = f"{prompt[: labels.max_chars].strip()}\n\nLabel:"
-    if (answered != labels.completion or answered == NAME) and not completion[0].isspace():
+    if answered != labels.completion and not completion[0].isspace():
         completion = f" {completion}"
     return {"prompt": prompt, "completion": completion, "group": group or text_group(prompt)}
+
+
+def _from_message(
+    message: dict[str, Json], labels: Labels, reader: SourceReader, where: str
+) -> PlainExample | None:
+    """A message and what is asked of it, joined by "Label:", in the group of its original; None where there
+    is no translation.
+    """
+    for field in (labels.prompt, labels.completion):
+        if field not in message:
+            there = ", ".join(sorted(message))
+            reader.broken(where, f"field '{field}' is missing; fields there: {there}")
+            return None
+    text, answer = str(message[labels.prompt]), str(message[labels.completion])
+    if not text.strip() or not answer.strip():
+        return None
+    prompt = f"{text[: labels.max_chars].strip()}\n\nLabel:"
+    return {"prompt": prompt, "completion": f" {answer}", "group": str(message[ORIGINAL])}
+
+
+def _told_apart(examples: Iterable[PlainExample], labels: Labels) -> Iterator[PlainExample]:
+    """The examples; of those about catalogues not the messages that several of them have."""
+    if labels.completion != NAME:
+        yield from examples
+        return
+    found = [*examples]
+    counts = Counter(example["prompt"] for example in found)
+    yield from (example for example in found if counts[example["prompt"]] == 1)

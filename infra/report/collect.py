@@ -123,7 +123,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     detected = [detection_rows(key, each) for key, each in lines.items()]
     rows += [row for each, _ in detected for row in each]
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
-    rows += _tuned_rows(found, scores)
+    rows += _tuned_rows(scores)
     curves = {
         key: each
         for key, each in lines.items()
@@ -305,16 +305,15 @@ def _asked_row(key: str, score: Scores) -> ReportRow:
     }
 
 
-def _tuned_rows(found: dict[str, Record], scores: dict[str, Scores]) -> list[ReportRow]:
+def _tuned_rows(scores: dict[str, Scores]) -> list[ReportRow]:
     """One row per fine-tuned model and examples: accuracy over its draws, and the paired difference to the
     same network from scratch.
     """
     by_model: dict[str, dict[str, dict[int, float]]] = {}
     majorities: dict[str, float] = {}  # by what the rows are called
-    for key in found:
+    for key, score in scores.items():
         base, _, last = key.rpartition("/")
         kind, _, draw = last.partition("-")
-        score = scores.get(key, NONE)
         if kind in ("pretrained", "scratch") and "accuracy" in score:
             by_model.setdefault(base, {}).setdefault(kind, {})[int(draw)] = score["accuracy"]
             if "majority" in score:

@@ -22,9 +22,14 @@ def notes_of(rows: list[ReportRow], found: Mapping[str, Record]) -> list[str]:
 
 
 def _majority(rows: list[ReportRow]) -> str:
-    """What always giving the most common answer would be right in."""
-    most = next((row.get("accuracy") for row in rows if row["name"] == MAJORITY), None)
-    return "" if most is None else f"; always the most common answer: {most:.3f}"
+    """What always giving the most common answer would be right in, of each of the examples."""
+    most = {
+        row["name"].removeprefix(MAJORITY): row.get("accuracy")
+        for row in rows
+        if row["name"].startswith(MAJORITY)
+    }
+    told = ", ".join(f"{share:.3f}{examples}" for examples, share in most.items() if share is not None)
+    return f"; always the most common answer: {told}" if told else ""
 
 
 def _of_rows(rows: list[ReportRow]) -> list[str]:

@@ -8,7 +8,7 @@ import grpc
 
 from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_channel import BucketChannel
-from atelier.infra.sites.keys import TLS_NAME, Card, Keys
+from atelier.infra.sites.keys import Card, Keys
 from atelier.infra.sites.transfer import CallChannel
 
 Option = tuple[str, int | str]
@@ -50,7 +50,7 @@ class Channels:
         credentials = grpc.ssl_channel_credentials(
             card.certificate.encode(), self._keys.key, own.certificate.encode()
         )
-        options = [*self._options, ("grpc.ssl_target_name_override", TLS_NAME)]
+        options = [*self._options, ("grpc.ssl_target_name_override", card.tls_name)]
         return grpc.secure_channel(card.address, credentials, options)
 
     def drop(self, peer: str) -> None:

@@ -54,6 +54,16 @@ class Card(Spec):
         return certificate_digest(self.certificate)
 
     @property
+    def tls_name(self) -> str:
+        """What its certificate answers to. Certificates made before `TLS_NAME` have the site's name."""
+        extensions = x509.load_pem_x509_certificate(self.certificate.encode()).extensions
+        try:
+            names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return TLS_NAME
+        return next(iter(names.get_values_for_type(x509.DNSName)), TLS_NAME)
+
+    @property
     def is_in_bucket(self) -> bool:
         """Whether others reach it through a bucket."""
         return "://" in self.address

@@ -235,7 +235,9 @@ class Models:
     # scores
 
     def scores(self, record: Record) -> None:
-        """Log the numbers of a scores record as `score/<name>` on the model and its trajectory's run."""
+        """Log the numbers of a scores record as `score/<name>` on the model and its trajectory's run; on
+        other examples than it was tuned on as `score/<examples>/<name>`.
+        """
         if self.ids.get("scores", record.fingerprint):
             return
         model = self.store.find("model", record.parents.get("model", ""))
@@ -250,7 +252,11 @@ class Models:
             self.backend.points(self.writer.flow_run, named)
         else:
             ids = self.ids.get("model", model.fingerprint) or self.model(model)
-            points = [MetricPoint(f"score/{key}", value, ids["step"], when) for key, value in numbers.items()]
+            labels = self.store.find("labels", record.parents.get("labels", ""))
+            place = f"score/{labels.name}" if labels is not None and "tuned" in labels.parents else "score"
+            points = [
+                MetricPoint(f"{place}/{key}", value, ids["step"], when) for key, value in numbers.items()
+            ]
             self.backend.points(ids["run"], points, ids["model"], self._scored_on(record))
         self.ids.put("scores", record.fingerprint, done=True)
 

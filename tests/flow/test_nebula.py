@@ -92,20 +92,29 @@ def test_what_is_tuned_on_one_language_is_scored_on_another(whole: TwoSites, tmp
         pairs = [(f"the {name} of {n}", f"die {name.title()} von {n}") for n in range(60)]
         (tmp_path / f"{name}.mo").write_bytes(as_catalogue(pairs))
     english, german = (
-        f"source:{tmp_path / '*.mo'},prompt:{field},completion:catalogue,held_out:0.3"
-        for field in ("msgid", "msgstr")
+        f"source:{tmp_path / '*.mo'},prompt:{field},completion:catalogue" for field in ("msgid", "msgstr")
     )
     words = ("finetune", "init=student", "tracker=none", "finetune.num_labels=48", "finetune.draws=2")
-    words += (f"finetune.labels={{{english}}}", "finetune.scratch=false")
+    words += (f"finetune.labels={{{english},held_out:0.3}}", "finetune.scratch=false")
     code, out, err = whole.home.finish(*words, f"also={{german:{{{german}}}}}")
     assert code == 0, out + err
-    tables = [json.loads(path.read_text()) for path in (whole.home.root / "report").glob("*/*/table.json")]
-    rows = {row["name"]: row for table in tables for row in table["rows"] if "accuracy" in row}
+    [report] = [each for each in whole.home.records("report") if each["name"] == "finetune"]
+    rows = {row["name"]: row for row in report["summary"]["table"]}
     tuned = {"student fine-tuned", "student on german fine-tuned"}
-    assert tuned | {"student zero-shot", "student on german zero-shot", "majority class"} <= {*rows}
+    others = {
+        "student zero-shot",
+        "student on german zero-shot",
+        "majority class",
+        "majority class on german",
+    }
+    assert {*rows} == tuned | others
     assert all(rows[name]["draws"] == 2 for name in tuned)
     print({name: round(row["accuracy"], 3) for name, row in rows.items()})
     assert rows["student fine-tuned"]["accuracy"] > rows["majority class"]["accuracy"] + 0.2
+    labels = {each["name"]: each["fingerprint"] for each in whole.home.records("labels")}
+    scores = {each["name"]: each["parents"]["labels"] for each in whole.home.records("scores")}
+    assert scores["student on german/pretrained-1 scores"] == labels["german"]
+    assert scores["student/pretrained-1 scores"] == labels["labels"]
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({"text": f"{n}", "label": "ab"[n % 2]}) + "\n" for n in range(40)))
     code, out, err = whole.home.finish(*words, f"also={{other:{{source:{other}}}}}")

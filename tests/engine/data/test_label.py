@@ -5,6 +5,7 @@ import pytest
 
 from atelier.engine.config.data import Labels
 from atelier.engine.config.error import DataError
+from atelier.engine.data.corpus import fraction
 from atelier.engine.data.standard_library import docstrings
 from atelier.engine.io.source_files import content_id, stdlib_files, stdlib_folder
 from tests.catalogues import as_catalogue
@@ -176,21 +177,35 @@ def test_more_than_64_or_fewer_than_2_completions_are_refused_with_the_number(wo
 def test_messages_of_catalogues_are_told_apart_and_a_translation_is_on_the_side_of_its_original(
     workshop, tmp_path
 ):
-    """Tuned on one language, scored on the other: nothing of the test was seen in the first one."""
+    """However much is held out: tuned on one language, scored on another, nothing of the test was learned
+    from in any. What several catalogues have, and what is not translated, is left out.
+    """
     for name in ("boats", "birds", "bread"):
-        pairs = [(f"{name} number {n}", f"{name} Nummer {n}") for n in range(40)]
+        pairs = [(f"{name} number {n}", f"{name} Nummer {n}") for n in range(60)]
+        pairs += [("Usage:", "Aufruf:"), (f"silent {name}", ""), (f"two of {name}", "zwei"), ("GNU", "GNU")]
         (tmp_path / f"{name}.mo").write_bytes(as_catalogue(pairs))
-    first, second = (
-        Labels(source=str(tmp_path / "*.mo"), prompt=field, completion="catalogue")
-        for field in ("msgid", "msgstr")
-    )
-    english = workshop.labels(first)
+    source = str(tmp_path / "*.mo")
+    english = workshop.labels(Labels(source=source, prompt="msgid", completion="catalogue", held_out=0.1))
+    second = Labels(source=source, prompt="msgstr", completion="catalogue", held_out=0.6)
     german = workshop.labels(second, tuned=english)
-    tests = [workshop.lines(one, "test.jsonl") for one in (english, german)]
-    assert {line["completion"] for line in tests[0]} == {" boats", " birds", " bread"}
-    assert tests[0][0]["options"] == tests[1][0]["options"] == [" birds", " boats", " bread"]
-    said = [{line["prompt"].removesuffix("\n\nLabel:") for line in each} for each in tests]
-    assert said[0] and said[1] == {prompt.replace("number", "Nummer") for prompt in said[0]}
+    train, test = (workshop.lines(english, f"{name}.jsonl") for name in ("train", "test"))
+    other = workshop.lines(german, "test.jsonl")
+    assert len(train) + len(test) == 3 * 62 and all("Usage" not in line["prompt"] for line in train + test)
+    assert {line["completion"] for line in train} == {" boats", " birds", " bread"}
+    assert test[0]["options"] == other[0]["options"] == [" birds", " boats", " bread"]
+    assert other and not {line["group"] for line in other} & {line["group"] for line in train}
+    said = {line["prompt"] for line in other}
+    numbered = {line["prompt"] for line in test if "number" in line["prompt"]}
+    assert said == {prompt.replace("number", "Nummer") for prompt in numbered}
+    held_out, trained = sorted(("one", "other"), key=fraction)
+    lines = [{**line, "group": trained} for line in train + test]
+    everything = workshop.labels(
+        Labels(
+            source=str(_written(tmp_path, *lines, {**train[0], "prompt": "a lone one", "group": held_out}))
+        )
+    )
+    with pytest.raises(DataError, match=r"all 186 examples .* among those that models are tuned on"):
+        workshop.labels(Labels(source=source, prompt="msgid", completion="catalogue"), tuned=everything)
 
 
 def test_other_examples_have_the_options_of_those_that_are_tuned_on_and_no_others(workshop, tmp_path):

@@ -57,8 +57,8 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
         pytest.param(1, "lfu", marks=pytest.mark.slow),
         (3, "lru"),
         pytest.param(5, "static", marks=pytest.mark.slow),
-        pytest.param(5, "order", marks=pytest.mark.slow),
-        (16, "lfu"),
+        (5, "order"),
+        pytest.param(16, "lfu", marks=pytest.mark.slow),
     ],
 )
 def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(

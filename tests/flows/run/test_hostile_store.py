@@ -30,7 +30,7 @@ from tests.infra import hostile
 from tests.infra.records import Family, family
 
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-NUM = 40
+NUMS = [40, pytest.param(100, marks=pytest.mark.slow)]
 PATIENCE_S = 30
 RUN = "20260101-000000-abcdef"
 # its checkpoints do not say by which code they were made
@@ -129,13 +129,14 @@ def small_files(root: Path) -> list[Path]:
     return [path for path in found if "removal" not in path.parts]
 
 
+@pytest.mark.parametrize("num", NUMS)
 def test_no_damage_and_no_forgery_of_a_small_file_is_a_fault_a_hang_or_acts_on_the_terminal(
-    whole: Path, root: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, root: Path, capsys: pytest.CaptureFixture[str], num: int
 ) -> None:
     print(f"ATELIER_SEED={SEED}", file=sys.stderr)
     rng, bad = random.Random(SEED), []
     turn = itertools.cycle(COMMANDS)
-    for number in range(NUM):
+    for number in range(num):
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(whole, root)
         file, damage = rng.choice(small_files(root)), rng.choice(hostile.DAMAGES)
@@ -152,7 +153,7 @@ def test_no_damage_and_no_forgery_of_a_small_file_is_a_fault_a_hang_or_acts_on_t
                 bad.append(
                     f"{number}: {damage.__name__} of {file.relative_to(root)}, {words}: {code} {err!r}"[:400]
                 )
-    assert not bad, f"{len(bad)} of {2 * NUM} answers:\n" + "\n".join(bad)
+    assert not bad, f"{len(bad)} of {2 * num} answers:\n" + "\n".join(bad)
 
 
 @pytest.mark.slow

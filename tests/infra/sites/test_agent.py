@@ -21,7 +21,7 @@ from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.audit import FIRST, Audit, check
-from atelier.infra.sites.keys import AUDIT, Keys
+from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
 from atelier.infra.sites.policy import Policies, SitePolicy
 from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Carrier, Site, friends, running, until
 
@@ -139,7 +139,7 @@ def call(site: Site, keys: Keys, method: str, *requests: bytes) -> str:
     card = site.keys.card
     trusted, own = card.certificate.encode(), keys.card.certificate.encode()
     credentials = grpc.ssl_channel_credentials(trusted, keys.key, own)
-    options = [("grpc.ssl_target_name_override", site.name)]
+    options = [("grpc.ssl_target_name_override", TLS_NAME)]
     with grpc.secure_channel(f"127.0.0.1:{site.port}", credentials, options) as channel:
         try:
             if method == "Put":
@@ -207,7 +207,7 @@ def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) 
         for who in (stranger, namesake):
             who.trust(a)
             said = call(a, who.keys, "Heads", b"{}")
-            assert said.startswith(("UNAVAILABLE", "PERMISSION_DENIED")), said
+            assert said.startswith(("UNAVAILABLE", "PERMISSION_DENIED")) and "Hostname" not in said, said
         with grpc.insecure_channel(f"127.0.0.1:{a.port}") as channel, pytest.raises(grpc.RpcError):
             channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
         card = a.keys.card.certificate.encode()
@@ -215,13 +215,13 @@ def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) 
             grpc.secure_channel(
                 f"127.0.0.1:{a.port}",
                 grpc.ssl_channel_credentials(card),
-                [("grpc.ssl_target_name_override", "a")],
+                [("grpc.ssl_target_name_override", TLS_NAME)],
             ) as channel,
             pytest.raises(grpc.RpcError),
         ):
             channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
         credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
-        options = [("grpc.ssl_target_name_override", "a")]
+        options = [("grpc.ssl_target_name_override", TLS_NAME)]
         with grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
             ask = channel.unary_unary(f"/{SERVICE}/Heads")
             assert json.loads(ask(b"{}", timeout=20)) == {"heads": []}
@@ -323,7 +323,7 @@ def test_what_a_stream_is_refused_is_in_the_audit_log(tmp_path: Path) -> None:
     asked = {"trajectory": TRAJECTORY, "round": 1, "offset": 0}
     card = a.keys.card.certificate.encode()
     credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
-    options = [("grpc.ssl_target_name_override", "a")]
+    options = [("grpc.ssl_target_name_override", TLS_NAME)]
     with a.served(), grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
         ask = channel.unary_stream(f"/{SERVICE}/Get")
         assert b"".join(ask(json.dumps(asked).encode(), timeout=20)) == DATA
@@ -347,7 +347,7 @@ def test_what_was_accepted_is_never_replaced_by_what_began_before(tmp_path: Path
 
     card, other = a.keys.card.certificate.encode(), DATA[::-1]
     credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
-    options = [("grpc.ssl_target_name_override", "a")]
+    options = [("grpc.ssl_target_name_override", TLS_NAME)]
     with a.served(), grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
         begun = channel.stream_unary(f"/{SERVICE}/Put").future(slow())
         folder = Path(a.box.folder(1, "b"))
