@@ -10,13 +10,15 @@ until the next one (`delay`); each site chooses its codec among all kinds. Ways 
 order.
 
 speed: steps a second between step 50 and ten steps before the end, of the slower site, as a share of the same
-without a cap, by medians; the last round, which has all weights and is waited for, is left out and told as
-`last_s`. cpu_s: of both agents. wire: bytes that the veth counted, of those in the contributions. codecs: of
-each round. changed: the cap goes from 100 to 10 to 1 Mbit/s in one run; `settled`: messages after a change
-until the codec was the one that the new cap's own run ends with, but for the last round; null = never.
-data_parallel: seconds of a step's all-reduce of the gradients (torch.distributed, gloo) beside it.
-torchft: its streaming DiLoCo (wan_torchft.py), as a share of its own speed without a cap, 100 steps each; at
-1 Mbit/s it is left out: an exchange would take 100 s. Not here: delay and lost packets.
+without a cap, by medians; of_own_pace, pace_share: the same where the machine's speed changes from run to
+run, by how much longer a run took than all its steps at the pace of its quickest tenth; the last round, which
+has all weights and is waited for, is left out and told as `last_s`. cpu_s: of both agents. wire: bytes that
+the veth counted, of those in the contributions. codecs: of each round. changed: the cap goes from 100 to 10
+to 1 Mbit/s in one run; `settled`: messages after a change until the codec was the one that the new cap's own
+run ends with, but for the last round; null = never. data_parallel: seconds of a step's all-reduce of the
+gradients (torch.distributed, gloo) beside it. torchft: its streaming DiLoCo (wan_torchft.py), as a share of
+its own speed without a cap, 100 steps each; at 1 Mbit/s it is left out: an exchange would take 100 s. Not
+here: delay and lost packets.
 """
 
 import argparse
@@ -182,6 +184,7 @@ def run(folder: Path, size: argparse.Namespace, caps: dict[int, float]) -> dict[
     log = read_log(str(sites.setups["a"].output("m") / FILE))
     return {
         "steps_per_s": min(speed(sites, site, size.steps) for site in SITES),
+        "of_own_pace": min(of_own_pace(sites, site, size.steps) for site in SITES),
         "last_s": max(lines_of(sites, site)[-1]["timing"]["link_s"] for site in SITES),
         "waited_s": max(
             sum(line["timing"].get("link_s", 0.0) for line in lines_of(sites, site)[:-1]) for site in SITES
@@ -207,6 +210,16 @@ def speed(sites: Sites, site: str, steps: int) -> float:
     times = {line["step"]: line["timing"]["time"] for line in lines_of(sites, site)}
     first, last = LINK["every"], steps - 10
     return (last - first) / (times[last] - times[first])
+
+
+def of_own_pace(sites: Sites, site: str, steps: int) -> float:
+    """Over the same steps as `speed`: the time that all would have taken at the pace of the quickest tenth,
+    as a share of what they took. Unlike speed it does not know how fast the machine was in this run.
+    """
+    times = {line["step"]: line["timing"]["time"] for line in lines_of(sites, site)}
+    first, last = LINK["every"], steps - 10
+    took = sorted(times[step + 1] - times[step] for step in range(first, last))
+    return statistics.mean(took[: len(took) // 10]) * len(took) / sum(took)
 
 
 def torchft_speed(folder: Path, size: argparse.Namespace, mbit: float) -> float:
@@ -297,12 +310,15 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 beside[name] = reduced(Path(folder), numbers, CAPS[name])
     plain = statistics.median(one["steps_per_s"] for one in runs["no cap"])
+    pace = statistics.median(one["of_own_pace"] for one in runs["no cap"])
     found: dict[str, Any] = {}
     for name, each in runs.items():
         speeds = [one["steps_per_s"] for one in each]
         found[name] = {
             "steps_per_s": [round(one, 3) for one in speeds],
             "share": round(statistics.median(speeds) / plain, 4),
+            "of_own_pace": [round(one["of_own_pace"], 3) for one in each],
+            "pace_share": round(statistics.median(one["of_own_pace"] for one in each) / pace, 4),
             **{
                 key: round(statistics.median(one[key] for one in each), 3)
                 for key in ("last_s", "waited_s", "cpu_s", "wire")

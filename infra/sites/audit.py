@@ -23,6 +23,9 @@ BROKE_OFF = "broke off"  # what a line says of a message of which a part was fet
 WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
 HOUR_S = 3600.0
 SIGNED = "signed"  # what a line with signatures says
+MOST_MESSAGES = 100_000  # that are remembered; what is offered again is one of the last of its training
+ABOUT = ("trajectory", "round", "sha256")  # of a message, in its line
+Message = tuple[Json, ...]  # way, peer, and these
 Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and bytes
 
 
@@ -85,20 +88,37 @@ class Audit:
         cut_last(path)
         self._chain = Chain()
         self._recent: dict[str, deque[tuple[float, int]]] = {}  # by peer: when bytes have crossed
+        self._messages: dict[Message, None] = {}  # the last ones that crossed whole
         for found in read_lines(path, self._chain):
             self._note(found)
 
     def add(self, what: str, **about: Json) -> None:
         """Append a line: what happened, when, with whom."""
         with self._lock:
-            found: dict[str, Json] = {"time": round(time.time(), 3), "what": what, **about}
-            line = json.dumps(found | {"previous": self._chain.digest})
-            with self.path.open("a") as file:
-                file.write(line + "\n")
-            self._chain.add(line, found)
-            self._note(found)
+            self._add(what, about)
+
+    def _add(self, what: str, about: Mapping[str, Json]) -> None:
+        found: dict[str, Json] = {"time": round(time.time(), 3), "what": what, **about}
+        line = json.dumps(found | {"previous": self._chain.digest})
+        with self.path.open("a") as file:
+            file.write(line + "\n")
+        self._chain.add(line, found)
+        self._note(found)
+
+    def add_once(self, what: str, who: str, **about: Json) -> None:
+        """A line for a message that has crossed, unless there is one: this site may have been killed, or the
+        answer lost, before it was written.
+        """
+        with self._lock:
+            if (WAYS[what], who, *(about.get(word) for word in ABOUT)) not in self._messages:
+                self._add(what, {"who": who, **about})
 
     def _note(self, found: Mapping[str, Json]) -> None:
+        what = str(found.get("what"))
+        if what in WAYS and what != BROKE_OFF and "round" in found:
+            self._messages[WAYS[what], found.get("who"), *(found.get(word) for word in ABOUT)] = None
+            if len(self._messages) > MOST_MESSAGES:
+                del self._messages[next(iter(self._messages))]
         at, size = found.get("time"), whole_of(found.get("bytes"))
         if found.get("what") in WAYS and size and isinstance(at, float | int):
             recent = self._recent.setdefault(str(found.get("who", "")), deque())

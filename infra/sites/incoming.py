@@ -181,10 +181,11 @@ class Incoming:
         offset: int,
         blocks: Iterable[bytes],
         is_trusted: Callable[[], bool] = lambda: True,
+        note: Callable[[], None] = lambda: None,
     ) -> None:
         """Take a message's bytes from `offset` on; durable when it returns. Raises NotTaken as `judge`, and
         for bytes that are not those that the head announces: they are dropped. `is_trusted`: still, when all
-        has come.
+        has come. `note` is called before the message exists.
         """
         box = self.judge(head, peer)
         path = self._part(box, head)
@@ -198,6 +199,7 @@ class Incoming:
             folder = box.folder(head.round, peer)
             entry = (head.body.bytes, head.body.sha256)
             received(path, local_path(folder) / BODY, entry, offset, blocks, is_trusted)
+            note()
             write_bytes(f"{folder}/{HEAD}", head.text)
 
     def _part(self, box: Mailbox, head: Message) -> Path:

@@ -146,8 +146,10 @@ class MessageCalls:
                 self._incoming.forget(progress)
 
     def _take(self, head: Message, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
-        self._incoming.take(head, peer, offset, blocks, lambda: self._is_trusted(peer))
-        self._audit.add("received", who=peer, **told(head))
+        def note() -> None:
+            self._audit.add("received", who=peer, **told(head))
+
+        self._incoming.take(head, peer, offset, blocks, lambda: self._is_trusted(peer), note)
 
     # what it asks
 
@@ -209,6 +211,8 @@ class MessageCalls:
             if isinstance(head, Contribution):
                 tell_rate(self._url, peer, head.body.bytes - offset, time.monotonic() - began)
             self._audit.add("sent", who=peer, **told(head))
+        else:  # it is there: the answer to the push may have been lost
+            self._audit.add_once("sent", peer, **told(head))
 
     def fetch(self, channel: CallChannel, peer: str) -> None:
         """Fetch what a peer has for this site."""

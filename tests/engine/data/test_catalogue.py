@@ -41,7 +41,9 @@ def test_either_side_of_a_catalogue_is_a_text(workshop: Workshop, tmp_path: Path
     for field, text in (("msgid", "word 7"), ("msgstr", "Wort 7")):
         corpus = workshop.curate(Source(source=place, field=field))
         assert f'"{text}"' in (Path(corpus.url) / "documents.jsonl").read_text()
-    with pytest.raises(DataError, match=r"message 1: field 'text' is missing; fields there: msgid, msgstr"):
+    with pytest.raises(
+        DataError, match=r"message 1: field 'text' is missing; fields there: catalogue, msgid, msgstr"
+    ):
         workshop.curate(Source(source=place))
 
 

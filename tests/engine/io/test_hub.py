@@ -152,7 +152,7 @@ def test_an_answer_that_is_no_answer_is_named(hub: Hub, status: int) -> None:
 def test_labelled_examples_come_from_the_hub_too(hub: Hub) -> None:
     commit = hub.commit(REPOSITORY, FILES)
     assert files_of(Labels(source=f"{URL}/data/boats.jsonl")) == [f"{URL}@{commit}/data/boats.jsonl"]
-    with pytest.raises(ConfigError, match=r"^labels\.source: .* has no such repository"):
+    with pytest.raises(ConfigError, match=r"^finetune\.labels\.source: .* has no such repository"):
         files_of(Labels(source="hf://datasets/port/none"))
 
 

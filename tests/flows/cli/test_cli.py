@@ -2,7 +2,6 @@
 
 import io
 import json
-import resource
 import shlex
 import statistics
 import subprocess
@@ -20,13 +19,11 @@ from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
+from tests.flows.cli.pace import cpu_of, undisturbed
 from tests.infra.records import Shelf
 
 HEAVY = ("torch", "prefect", "mlflow", "hydra", "omegaconf", "matplotlib")
 MOST_PROBES = 20
-# imports, as most of what the command line does when it starts; seconds where no other process runs
-REFERENCE = "import asyncio, email.mime.text, http.server, multiprocessing.pool, unittest, xmlrpc.client"
-REFERENCE_S = 0.125
 PROBE = """
 import sys
 from atelier.flows.cli.main import run
@@ -48,30 +45,19 @@ def probe(
 ) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
     """Processes of `atelier <arguments>`, until one took fewer CPU seconds than `bar`: what it said, which of
     `names` it loaded, its CPU seconds. A neighbour on the same core makes all that runs take up to twice as
-    long, for minutes: where none is below the bar, the median of the seconds on a machine whose `REFERENCE`,
-    run beside each, takes `REFERENCE_S`.
+    long, for minutes: where none is below the bar, the median of what they would have taken `undisturbed`.
     """
     probe = [sys.executable, "-c", PROBE.format(names=names), *arguments]
     seconds: list[float] = []
-    beside: list[float] = []
     while True:
         took, done = cpu_of(probe)
         if took < bar:
             break
-        seconds.append(took)
-        beside.append(cpu_of([sys.executable, "-c", REFERENCE])[0])
+        seconds.append(undisturbed(took))
         if len(seconds) == MOST_PROBES:
-            took = statistics.median(REFERENCE_S * a / b for a, b in zip(seconds, beside, strict=True))
+            took = statistics.median(seconds)
             break
     return done, set(done.stderr.splitlines()[-1].split()[1:]), took
-
-
-def cpu_of(command: list[str]) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """CPU seconds of a process, and what it said."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TOP)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from atelier.engine.config.error import DamageError
+from atelier.infra.sites import incoming
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import FIRST
 from atelier.infra.sites.audit_check import compare, verify
 from atelier.infra.sites.countersign import MOST_S, REST_S
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
+from atelier.infra.sites.message_calls import MessageCalls
 from tests.checkout import TOP
 from tests.infra.sites.test_agent import Site, two, until
 
@@ -76,6 +79,39 @@ def chained(documents: list[dict[str, object]]) -> str:
         previous = hashlib.sha256(line.encode()).hexdigest()
         text += line + "\n"
     return text
+
+
+@pytest.mark.parametrize("when", ["the message exists", "it is acknowledged"])
+def test_whoever_is_killed_when_a_message_has_crossed_has_a_line_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The receiver before the message exists, the sender when it finds it there; each once."""
+    a, b = two(tmp_path, "a")
+    for site in (a, b):
+        site.box.open(site.name, "ab")
+    a.send(1, os.urandom(SIZE))
+    killed = {"the message exists": (incoming, "write_bytes"), "it is acknowledged": (MessageCalls, "_take")}
+    place, name = killed[when]
+    work = getattr(place, name)
+
+    def dies(*given: Any) -> None:
+        if name == "_take":
+            work(*given)
+        raise OSError("killed")
+
+    with b.served(), a.served() as mine:
+        monkeypatch.setattr(place, name, dies)
+        with pytest.raises(grpc.RpcError):
+            mine.exchange("b")
+        assert [json.loads(line)["what"] for line in lines_of(b)] == ["received"]
+        monkeypatch.undo()
+    with b.served(), a.served() as mine:
+        mine.exchange("b")
+        mine.exchange("b")
+    told = {site.name: [json.loads(line)["what"] for line in lines_of(site)] for site in (a, b)}
+    crossed_twice = name == "write_bytes"  # it did not exist, and was pushed again
+    assert told == {"a": ["sent"], "b": ["received"] * (2 if crossed_twice else 1)}
+    assert b.box.has(1, "a")
 
 
 def test_both_logs_count_the_same_and_hold_each_others_signatures(tmp_path: Path) -> None:
