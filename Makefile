@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## a teacher and its students, end to end, in some minutes
 	$(BIN)/atelier titan experiment=laptop
 
-test: setup  ## all tests that need no root, no service and little patience (20 to 45 minutes on 2 cores)
+test: setup  ## all tests that need no root, no service and little patience (15 to 30 minutes on 2 cores)
 	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "not root and not service and not browser and not slow and not bench and not gpu"
 
 check: setup  ## format, lint, types, import rule (2 minutes)

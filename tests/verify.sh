@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make test` leaves out: tests that need root, strace, services, a browser or patience, then the mutants.
-# What had to be left out here too is said at the end, with the reason. 70 to 100 minutes on two cores.
+# What had to be left out here too is said at the end, with the reason. Two hours and more on two cores.
 set -u
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-${VENV:-.venv}/bin/python}"
