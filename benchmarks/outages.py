@@ -12,6 +12,7 @@ A synchronous training stands as often as the strict one.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -82,9 +83,12 @@ class Run:
     def look(self) -> None:
         for folder in self.mailbox.glob("*/round-*"):
             number = int(folder.name.removeprefix("round-"))
+            if number in self.rounds:
+                continue
             if self.is_elastic and (folder / "decision.json").exists():
-                members = json.loads((folder / "decision.json").read_bytes())["line"]["sha256"]
-                self.rounds[number] = len(members) * ROWS * EVERY
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as all have passed it
+                    members = json.loads((folder / "decision.json").read_bytes())["line"]["sha256"]
+                    self.rounds[number] = len(members) * ROWS * EVERY
             elif not self.is_elastic and all((folder / site / "message.json").exists() for site in SITES):
                 self.rounds[number] = len(SITES) * ROWS * EVERY
 
