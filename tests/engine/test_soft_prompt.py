@@ -181,12 +181,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pipeline": {"pipeline": 2},
     "context": {"context": 2},
 }
+QUICK = {("gpt", "tensor"), ("gpt", "context"), ("encdec", "shard")}  # the rest is marked slow
 
 
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [
-        pytest.param(shape, layout, id=f"{kind}-{name}")
+        pytest.param(
+            shape, layout, id=f"{kind}-{name}", marks=() if (kind, name) in QUICK else pytest.mark.slow
+        )
         for kind, shape in (("gpt", None), ("encdec", ENCODER))
         for name, layout in LAYOUTS.items()
         if not (shape and name == "context")  # rows of models with an encoder are not split

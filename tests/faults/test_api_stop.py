@@ -37,6 +37,7 @@ def goes_on(command_store: CommandStore, expected: Curve) -> None:
     assert command_store.curve() == expected
 
 
+@pytest.mark.slow
 def test_keyboard_interrupt_lets_the_run_write_a_checkpoint_and_is_raised_after_it(
     command_store: CommandStore, program: Command, expected: Curve
 ) -> None:

@@ -115,6 +115,7 @@ def test_ranks_roll_back_together_when_one_loses_its_part_of_the_weights(ward: W
     assert len([message for message in ward.said if "pids" in message]) == 1
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_one_of_two_copies_is_found_before_the_checkpoint_that_would_hold_it(
     ward: Ward, dragged: Ward
 ) -> None:
