@@ -76,8 +76,10 @@ class FileCalls:
         yield from self._audit.given(blocks, left, peer, **files.told(placed.head))
 
     def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
-        self._files.take(head, peer, offset, blocks, lambda: self._is_trusted(peer))
-        self._audit.add("received", who=peer, **files.told(head))
+        def note() -> None:
+            self._audit.add("received", who=peer, **files.told(head))
+
+        self._files.take(head, peer, offset, blocks, lambda: self._is_trusted(peer), note)
 
     # what it asks
 

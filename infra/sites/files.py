@@ -74,16 +74,24 @@ class Files:
         return None if path.exists() else part.stat().st_size if part.exists() else 0
 
     def take(
-        self, head: FileHead, peer: str, offset: int, blocks: Iterable[bytes], is_trusted: Callable[[], bool]
+        self,
+        head: FileHead,
+        peer: str,
+        offset: int,
+        blocks: Iterable[bytes],
+        is_trusted: Callable[[], bool],
+        note: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take bytes from `offset` on; durable when it returns. Raises NotTaken."""
+        """Take bytes from `offset` on; durable when it returns. `note` is called before the file exists.
+        Raises NotTaken.
+        """
         path, entry = self.judge(head, peer), (head.entry.bytes, head.entry.sha256)
         with self._one.of(path, path.name):
             if self.offset(head, peer) is None:
                 return
             make_folder(path.parent)
             try:
-                received(part_of(path), path, entry, offset, blocks, is_trusted)
+                received(part_of(path), path, entry, offset, blocks, is_trusted, note)
             except NotTaken as refused:  # other bytes come another time
                 raise NotTaken(str(refused), "early") from None
 

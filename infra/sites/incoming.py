@@ -198,8 +198,7 @@ class Incoming:
                     other.unlink()
             folder = box.folder(head.round, peer)
             entry = (head.body.bytes, head.body.sha256)
-            received(path, local_path(folder) / BODY, entry, offset, blocks, is_trusted)
-            note()
+            received(path, local_path(folder) / BODY, entry, offset, blocks, is_trusted, note)
             write_bytes(f"{folder}/{HEAD}", head.text)
 
     def _part(self, box: Mailbox, head: Message) -> Path:
@@ -213,16 +212,20 @@ def received(
     offset: int,
     blocks: Iterable[bytes],
     is_trusted: Callable[[], bool],
+    note: Callable[[], None],
 ) -> None:
     """Append the blocks of a file of these bytes and sha256, from `offset` on, to `part`, and move it to
     `target` when it is whole; durable when it returns. Raises NotTaken for bytes that are not those: they are
-    dropped. `is_trusted`: who sends them still is, when all has come.
+    dropped. `is_trusted`: who sends them still is, when all has come. `note` is called before it is moved,
+    where something of it has come now.
     """
     size, sha256 = entry
+    has_come = not size
     if offset != (part.stat().st_size if part.exists() else 0):
         raise NotTaken(f"begins at byte {offset}, which is not where it ended", "early")
     with part.open("ab") as file:
         for block in blocks:
+            has_come = has_come or bool(block)
             file.write(block)
             if file.tell() > size:
                 part.unlink()
@@ -236,5 +239,7 @@ def received(
         raise NotTaken("its content does not match its digest")
     if not is_trusted():
         raise NotTaken("who sent it is not trusted any more")
+    if has_come:
+        note()
     os.replace(part, target)
     sync_folder(target.parent)

@@ -109,7 +109,7 @@ def test_whoever_is_killed_when_a_message_has_crossed_has_a_line_of_it(
         mine.exchange("b")
         mine.exchange("b")
     told = {site.name: [json.loads(line)["what"] for line in lines_of(site)] for site in (a, b)}
-    crossed_twice = name == "write_bytes"  # it did not exist, and was pushed again
+    crossed_twice = name == "write_bytes"  # its body was there without its head, and was pushed again
     assert told == {"a": ["sent"], "b": ["received"] * (2 if crossed_twice else 1)}
     assert b.box.has(1, "a")
 

@@ -87,6 +87,22 @@ def test_what_home_needs_is_offered_carried_in_pieces_and_removed_when_it_is_no_
     assert not [*sites.files["b"].outgoing("a")]
 
 
+def test_a_file_is_noted_once_before_it_exists(tmp_path: Path) -> None:
+    """Killed when it was noted, it is not noted again: nothing of it comes anew."""
+    sites = Sites(tmp_path)
+    head, files, noted = sites.head(), sites.files["a"], list[bool]()
+
+    def killed() -> None:
+        noted.append(files.path(head).exists())
+        raise OSError("killed")
+
+    with pytest.raises(OSError, match="killed"):
+        files.take(head, "b", 0, [BODY], lambda: True, killed)
+    assert files.offset(head, "b") == len(BODY) and noted == [False]
+    files.take(head, "b", len(BODY), [], lambda: True, killed)
+    assert files.path(head).read_bytes() == BODY and noted == [False]
+
+
 def other(kind: str, digit: str) -> OrderedProduct:
     return OrderedProduct(kind=kind, fingerprint=digit * 64, is_sent=True)
 
