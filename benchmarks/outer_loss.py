@@ -5,8 +5,8 @@ python benchmarks/outer_loss.py [--seeds 1 2 3 4 5] [--steps 400] [--store DIR] 
 
 The default text, a model of 0.6 M parameters, batches of 8 rows of 128 tokens. `synchronous` is one process,
 whose weights those of any data parallel layout equal to rounding (tests/parity); in all other ways each site
-is a process, with a mailbox that all reach, and takes `EVERY` steps with its share of the same rows between
-two exchanges. The outer step is DiLoCo's as published (Nesterov, lr 0.7, momentum 0.9; arXiv:2311.08105) or
+is a process, with a mailbox that all reach, and takes 50 steps, or as many as it says, with its share of the
+same rows between two exchanges. The outer step is DiLoCo's as published (Nesterov, lr 0.7, momentum 0.9; arXiv:2311.08105) or
 plain averaging: nothing is tuned on the held-out text. `more`: held-out nats a token minus those of
 `synchronous` from the same seed, with the half of its 95 % interval; `bytes`: what a site sends, as a share
 of an fp32 gradient a step.
@@ -42,6 +42,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "rows": {"a": 6, "b": 2}, **NESTEROV, "codec": {"kind": "bf16"},
     },
     "nesterov, bf16, 4 sites": {"rows": FOUR, **NESTEROV, "codec": {"kind": "bf16"}},
+    # as few bytes by fewer bits of more exchanges
+    "average, int4, every 16": {"rows": TWO, "codec": {"kind": "int4"}, "every": 16},
+    "average, int2, every 10": {"rows": TWO, "codec": {"kind": "int2"}, "every": 10},
+    "average, topk 1 %, every 4": {"rows": TWO, "codec": {"kind": "topk"}, "every": 4},
 }  # fmt: skip
 
 
@@ -59,7 +63,8 @@ class OverSites(Parts):
         """The held-out loss of the model that all sites have."""
         place = self.store / f"seed-{seed}" / name.replace(", ", "-").replace(" ", "-")
         result = place / "result.json"
-        asked = {"link": link, "steps": self.steps, "every": self.every, "model": self.model.num_params()}
+        size = {"steps": self.steps, "model": self.model.num_params()}
+        asked = {"link": link, "every": self.every_of(link), **size}
         if result.exists() and (found := json.loads(result.read_text()))["asked"] == asked:
             return found["loss"]
         print(f"seed {seed}: {name}", flush=True)
@@ -83,8 +88,10 @@ class OverSites(Parts):
         return loss
 
     def _of_site(self, folder: Path, seed: int, site: str, link: dict[str, Any]) -> dict[str, Any]:
-        more = {"mailbox": str(folder.parent / "mail"), "site": site, "every": self.every}
-        how: dict[str, Any] = {"micro_batch": 2, "checkpoint_every": self.every, "link": link | more}
+        every = self.every_of(link)
+        more = {"mailbox": str(folder.parent / "mail"), "site": site, "every": every}
+        kept = every * max(1, self.every // every)
+        how: dict[str, Any] = {"micro_batch": 2, "checkpoint_every": kept, "link": link | more}
         run = self._run_file(folder, seed, {"m": self.role(self.model, "m")}, "", self.steps, how)
         [segment] = run["config"]["trainings"][0]["members"]["m"]["segments"]
         segment["fingerprint"] = hashlib.sha256(str(folder.parent).encode()).hexdigest()  # of all sites
@@ -93,8 +100,12 @@ class OverSites(Parts):
     def message(self, link: dict[str, Any]) -> float:
         """Bytes that a site sends a step, as a share of an fp32 gradient."""
         weights = [TensorEntry(name, "F32", tuple(shape)) for name, shape in self.model.shapes().items()]
-        each = message_bytes(Link(every=self.every, **link).codec, weights)
-        return each / self.every / (4 * self.model.num_params())
+        every = self.every_of(link)
+        each = message_bytes(Link(**link | {"every": every}).codec, weights)
+        return each / every / (4 * self.model.num_params())
+
+    def every_of(self, link: dict[str, Any]) -> int:
+        return min(self.every, link.get("every", self.every))
 
 
 def main() -> None:
