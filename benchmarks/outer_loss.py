@@ -6,10 +6,10 @@ python benchmarks/outer_loss.py [--seeds 1 2 3 4 5] [--steps 400] [--store DIR] 
 The default text, a model of 0.6 M parameters, batches of 8 rows of 128 tokens. `synchronous` is one process,
 whose weights those of any data parallel layout equal to rounding (tests/parity); in all other ways each site
 is a process, with a mailbox that all reach, and takes 50 steps, or as many as it says, with its share of the
-same rows between two exchanges. The outer step is DiLoCo's as published (Nesterov, lr 0.7, momentum 0.9; arXiv:2311.08105) or
-plain averaging: nothing is tuned on the held-out text. `more`: held-out nats a token minus those of
-`synchronous` from the same seed, with the half of its 95 % interval; `bytes`: what a site sends, as a share
-of an fp32 gradient a step.
+same rows between two exchanges. The outer step is DiLoCo's as published (Nesterov, lr 0.7, momentum 0.9;
+arXiv:2311.08105) or plain averaging: nothing is tuned on the held-out text. `more`: held-out nats a token
+minus those of `synchronous` from the same seed, with the half of its 95 % interval; `bytes`: what a site
+sends, as a share of an fp32 gradient a step.
 """
 
 import hashlib
