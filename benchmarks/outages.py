@@ -6,9 +6,10 @@ Each site is a process with one core, and a mailbox that both reach; its outages
 of one length, a tenth of the time in all. An outage is a kill -9; when it is over, the site's command is
 typed again: starting, and going on from its last checkpoint, count as lost. Learned are the samples of the
 rounds that are decided (elastic), or that both have sent (strict), from the first of these on; `share` is of
-what both learn undisturbed in the same time. Where every site is down a tenth of the time, and nothing else
-is lost, it is 0.9; the outages of a training of days are longer than these, and lose less beside themselves.
-A synchronous training stands as often as the strict one.
+what both learn undisturbed in the same time; `of_own_pace` of what they learn in the same run while both are
+up, where the machine's speed changes. Where every site is down a tenth of the time, and nothing else is lost,
+it is 0.9; the outages of a training of days are longer than these, and lose less beside themselves. A
+synchronous training stands as often as the strict one.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from tests.engine.trainings import VOCAB, role, tokens
 
 DOWN, SITES, ROWS, EVERY = 0.1, "ab", 4, 10
 LOOK_S = 0.1
+BIN_S, AFTER_S = 10, 20.0  # seconds in which samples are counted; after an outage in which they are not
 MODEL = GPT(num_layers=4, hidden=96, num_heads=4, vocab=VOCAB)
 ELASTIC = {"kind": "elastic", "coordinator": "any", "grace": 2.0, "deadline": 60.0}
 Times = dict[str, list[tuple[float, float]]]  # by site: when it is down, from and until, seconds
@@ -67,6 +69,7 @@ class Run:
         self.folder, self.mailbox, self.is_elastic = folder, Path(sites.mailbox("a")), bool(membership)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.rounds: dict[int, int] = {}  # samples by round
+        self.seen: dict[int, float] = {}  # when a round was seen first
 
     def begin(self, site: str) -> None:
         with (self.folder / f"{site}.log").open("ab") as log:
@@ -84,6 +87,7 @@ class Run:
         for folder in self.mailbox.glob("*/round-*"):
             number = int(folder.name.removeprefix("round-"))
             if number in self.rounds:
+                self.seen.setdefault(number, time.monotonic())
                 continue
             if self.is_elastic and (folder / "decision.json").exists():
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as all have passed it
@@ -92,8 +96,10 @@ class Run:
             elif not self.is_elastic and all((folder / site / "message.json").exists() for site in SITES):
                 self.rounds[number] = len(SITES) * ROWS * EVERY
 
-    def learned(self, seconds: float, down: Times) -> tuple[int, int]:
-        """Samples and rounds in so many seconds from the first round on, with these outages."""
+    def learned(self, seconds: float, down: Times) -> tuple[int, int, float | None]:
+        """Samples and rounds in so many seconds from the first round on, with these outages; and samples a
+        second in those parts of them in which both sites were up and no outage had just ended.
+        """
         for site in SITES:
             self.begin(site)
         try:
@@ -115,8 +121,16 @@ class Run:
         finally:
             for site in [*self.running]:
                 self.end(site)
-        counted = [samples for number, samples in self.rounds.items() if number not in before]
-        return sum(counted), len(counted)
+        counted = {number: samples for number, samples in self.rounds.items() if number not in before}
+        return sum(counted.values()), len(counted), self._pace(counted, began, seconds, down)
+
+    def _pace(self, counted: dict[int, int], began: float, seconds: float, down: Times) -> float | None:
+        outages = [(begin, end + AFTER_S) for each in down.values() for begin, end in each]
+        bins = [float(start) for start in range(0, int(seconds) - BIN_S + 1, BIN_S)]
+        quiet = [at for at in bins if not any(at < end and at + BIN_S > begin for begin, end in outages)]
+        times = [(self.seen.get(number, 0.0) - began, samples) for number, samples in counted.items()]
+        learned = [sum(samples for at, samples in times if start <= at < start + BIN_S) for start in quiet]
+        return sum(learned) / len(quiet) / BIN_S if quiet else None
 
     def _check(self) -> None:
         self.look()
@@ -145,13 +159,14 @@ def main() -> None:
     ):
         with tempfile.TemporaryDirectory() as folder:
             lasts = seconds / 5 if name == "undisturbed" else seconds
-            samples, rounds = Run(Path(folder), membership).learned(lasts, outages)
+            samples, rounds, pace = Run(Path(folder), membership).learned(lasts, outages)
         rate = samples / lasts
         undisturbed = undisturbed or rate
         found[name] = {
             "samples_a_second": round(rate, 2),
             "rounds": rounds,
             "share": round(rate / undisturbed, 4),
+            "of_own_pace": pace and round(rate / pace, 4),
         }
         print(f"{name:12} {found[name]}", flush=True)
     about = {
