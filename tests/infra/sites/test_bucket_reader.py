@@ -88,7 +88,8 @@ def test_of_a_linked_training_no_weights_and_no_names(
     [first, *_] = reader.long()
     header = first[first.index(b'{"') :]
     document, _ = json.JSONDecoder().raw_decode(header.decode("latin-1"))
-    reader.check("contribution", "trajectory", "Offer", "Put", *(str(name) for name in document))
+    # three or four letters stand in so much that is encrypted by chance
+    reader.check("contribution", "trajectory", "Offer", *(str(name) for name in document))
 
 
 def test_of_a_training_apart_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,4 +117,4 @@ def test_of_an_order_no_site_no_task_no_role(tmp_path: Path, monkeypatch: pytest
     with other.served(), home.served() as agent:
         agent.exchange(other.name)
     assert OrderDesk(other.mail).order(order.id) == order
-    reader.check("northern", "southern", "schoolmaster", "pretraining", "distill", "Tell", order.id)
+    reader.check("northern", "southern", "schoolmaster", "pretraining", "distill", order.id)
