@@ -101,7 +101,8 @@ class OverSites(Parts):
         """Bytes that a site sends a step, as a share of an fp32 gradient."""
         weights = [TensorEntry(name, "F32", tuple(shape)) for name, shape in self.model.shapes().items()]
         every = self.every_of(link)
-        each = message_bytes(Link(**link | {"every": every}).codec, weights)
+        given: dict[str, Any] = link | {"every": every}
+        each = message_bytes(Link(**given).codec, weights)
         return each / every / (4 * self.model.num_params())
 
     def every_of(self, link: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torchft.coordination import LighthouseServer  # pyright: ignore  # a peer, not a dependency
 from torchft.local_sgd import DiLoCo  # pyright: ignore
 from torchft.manager import Manager  # pyright: ignore
