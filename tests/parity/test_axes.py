@@ -112,8 +112,13 @@ DRAWN = {ranks: others(ranks) for ranks in NUMBERS}
 TWO |= DRAWN[2]
 FOUR |= DRAWN[4]
 EIGHT |= DRAWN[8]
-# the rest is marked slow, all of more than two ranks too; replicas are in test_layouts.py
-QUICK = {*("shard", "context", "tensor", "pipeline", "expert"), first_split(DRAWN[2])[0]}
+QUICK = {  # the rest is marked slow; replicas are in test_layouts.py
+    *("shard", "context", "tensor", "pipeline", "pipeline, zero-bubble", "expert"),
+    "pipeline x tensor",
+    *first_split(DRAWN[2]),
+    *first_split(DRAWN[4]),
+    next(name for name, (where, _) in DRAWN[4].items() if where.tensor * where.pipeline == 4),
+}
 SIZES = {"two": TWO, "four": FOUR, "eight": EIGHT}
 ROLES = {
     "attended": ("guide", "stacked", "bare", "hidden"),
