@@ -26,7 +26,7 @@ def finetune(
     train: Train,
     parallel: Parallel,
     score: Score,
-    also: dict[ExamplesName, Labels] = {},  # noqa: B006 - read only; a typed default is what the form shows
+    also: dict[ExamplesName, Labels],
 ) -> None:
     parent: Existing = existing_model(init, "init")
     examples = label(finetune.labels)
@@ -41,23 +41,22 @@ def finetune(
     )
     if finetune.trainable.kind in ("lora", "prompt"):
         extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
-    models: dict[str, Reference] = {}  # in the report, once each
+    own = parent.reference.name
+    named = {f"{own}/{key}": model for key, model in tuned.items()}
+    named[f"{own}/zero-shot"] = parent.reference  # asked without an example: what did tuning bring?
+    exams = {"": examples} | {name: label(other, name=name, tuned=examples) for name, other in also.items()}
     scores: dict[str, Reference] = {}
-    for name in ("", *also):
-        asked = f"{parent.reference.name}{ON}{name}" if name else parent.reference.name
-        named = {f"{asked}/{key}": model for key, model in tuned.items()}
-        untuned = f"{asked}/zero-shot"  # asked without an example: what did tuning bring?
-        named[untuned] = parent.reference
+    for name, labels in exams.items():
+        title = f"{own}{ON}{name}" if name else own
         scores |= score_models(
             {},
-            named,
+            {title + key.removeprefix(own): model for key, model in named.items()},
             settings=score.model_copy(update={"sequence": finetune.sequence}),
             tokens=parent.text[0] if parent.text else None,
             tokenizer=parent.tokenizer,
-            labels=label(also[name], name=name, tuned=examples) if name else examples,
-            shots={untuned: 0},
+            labels=labels,
+            shots={f"{title}/zero-shot": 0},
             name=f"score.{name}" if name else "score",
         )
-        models = models or named
-    report(models, scores, title="finetune")
-    register({f"{parent.reference.name}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)
+    report(named, scores, title="finetune")
+    register({f"{own}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

@@ -12,7 +12,7 @@ left out. A translation is on the side of its original.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypedDict, cast
@@ -20,7 +20,7 @@ from typing import TypedDict, cast
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.error import DataError
-from atelier.engine.data.catalogue import NAME, ORIGINAL
+from atelier.engine.data.catalogue import ORIGINAL
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
 from atelier.engine.data.row import Column, kind_of, text_problem
 from atelier.engine.data.source import (
@@ -66,7 +66,7 @@ def label(
     output: ArtifactOutput,
     progress: Progress,
     *,
-    place: str = "labels",
+    place: str,
     tuned: TunedOn | None = None,
 ) -> dict[str, Json]:
     """Write train.jsonl and test.jsonl, a LabelledLine a line. Returns the summary. `place`: of `labels` in
@@ -81,7 +81,7 @@ def label(
         if is_stdlib(labels.source):
             examples, splits = _from_docstrings(labels, files, reader, f"{place}.source")
         else:
-            examples = [*_told_apart(_from_lines(labels, files, reader), labels)]
+            examples = _from_lines(labels, files, reader)
             splits = split_of((e["group"] for e in examples), labels.held_out, f"{place}.source")
     options = sorted({e["completion"] for e in examples})
     if tuned is None:
@@ -146,7 +146,8 @@ def _check_known(options: list[str], known: Sequence[str], source: str, place: s
     if strange:
         raise DataError(
             f"{place}.source: {source} has the completion {strange[0][:30]!r} ({len(strange)} such), to which"
-            f" nothing is tuned; there are: {', '.join(repr(each[:30]) for each in known)}"
+            f" nothing is tuned; spell it as one of these, or leave it out:"
+            f" {', '.join(repr(each[:30]) for each in known)}"
         )
 
 
@@ -231,21 +232,26 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
     return sorted(result.values(), key=lambda e: (e["group"], e["prompt"]))
 
 
-def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[PlainExample]:
-    """Examples of rows, copies left out. The group is the row's own `group`, else its text."""
-    seen: set[tuple[str, str]] = set()
+def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> list[PlainExample]:
+    """Examples of rows, without copies and without messages that several catalogues have. The group is the
+    row's own `group`, else its text.
+    """
+    found: dict[tuple[str, str], PlainExample] = {}
+    catalogues: Counter[str] = Counter()  # that have a message
     columns = (
         Column(names=(labels.prompt, "text")),
         Column(names=(labels.completion, "label"), may_be_number=True),
         Column(names=("group",), is_needed=False),
     )
     for path, expected in files:
-        read = _from_message if path.endswith(CATALOGUE) else _from_line
+        is_catalogue = path.endswith(CATALOGUE)
+        read = _from_message if is_catalogue else _from_line
         for _, where, row in reader.rows(path, expected, columns):
             example = read(row, labels, reader, where)
-            if example and (example["prompt"], example["completion"]) not in seen:
-                seen.add((example["prompt"], example["completion"]))
-                yield example
+            if example and (key := (example["prompt"], example["completion"])) not in found:
+                found[key] = example
+                catalogues[example["prompt"]] += is_catalogue
+    return [example for example in found.values() if catalogues[example["prompt"]] < 2]
 
 
 def _from_line(
@@ -302,13 +308,3 @@ def _from_message(
         return None
     prompt = f"{text[: labels.max_chars].strip()}\n\nLabel:"
     return {"prompt": prompt, "completion": f" {answer}", "group": str(message[ORIGINAL])}
-
-
-def _told_apart(examples: Iterable[PlainExample], labels: Labels) -> Iterator[PlainExample]:
-    """The examples; of those about catalogues not the messages that several of them have."""
-    if labels.completion != NAME:
-        yield from examples
-        return
-    found = [*examples]
-    counts = Counter(example["prompt"] for example in found)
-    yield from (example for example in found if counts[example["prompt"]] == 1)

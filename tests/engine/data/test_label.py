@@ -215,7 +215,7 @@ def test_other_examples_have_the_options_of_those_that_are_tuned_on_and_no_other
     assert fewer.record.summary["options"] == ["a", "b", "c"]
     other = _written(tmp_path, *_classes("a", "d"))
     with pytest.raises(
-        DataError, match=r"also\.other\.source: .* completion 'd' .* there are: 'a', 'b', 'c'"
+        DataError, match=r"also\.other\.source: .* completion 'd' .* these, or leave it out: 'a', 'b', 'c'"
     ):
         workshop.labels(Labels(source=str(other)), tuned=tuned)
 

@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -108,6 +109,22 @@ def friends(
             if other is not site:
                 site.trust(other)
     return sites
+
+
+def with_agents(sites: Iterable[Site], work: Callable[[], None]) -> None:
+    """Do something while the sites' agents run in this process."""
+    stop, said = threading.Event(), list[str]()
+    with ExitStack() as stack:
+        agents = [stack.enter_context(site.served()) for site in sites]
+        threads = [threading.Thread(target=agent.run, args=(stop, said.append)) for agent in agents]
+        for thread in threads:
+            thread.start()
+        try:
+            work()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(PATIENCE_S)
 
 
 @contextmanager

@@ -1,22 +1,19 @@
 """Who reads all that was ever written to a bucket learns no weights, answers, tasks or names from it."""
 
 import json
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atelier.infra.sites import bucket_channel, bucket_server
-from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.bucket import Bucket
 from atelier.infra.sites.desk import OrderDesk, OrderedTask, SiteOrder
 from atelier.infra.sites.sealed import Context, ObjectHead, seal
 from tests.engine.loop.apart import ANSWERS, taught
 from tests.engine.loop.at_sites import all_at_once
 from tests.engine.trainings import role, tokens
-from tests.infra.sites.agents import PATIENCE_S, Site, friends
+from tests.infra.sites.agents import friends, with_agents
 from tests.infra.sites.test_answers import Carried
 from tests.infra.sites.test_linked_training import Linked
 
@@ -57,39 +54,19 @@ class Reader:
         return [body for body in self.bodies if b"__metadata__" in body or b"data_offsets" in body]
 
 
-def with_agents(sites: dict[str, Site], work: Callable[[], None]) -> None:
-    """Do something while the sites' agents run in this process."""
-    stop, said = threading.Event(), list[str]()
-    agents = [Agent(site.keys, site.mail) for site in sites.values()]
-    for agent in agents:
-        agent.serve_in(agent.keys.card.address)
-    threads = [threading.Thread(target=agent.run, args=(stop, said.append)) for agent in agents]
-    for thread in threads:
-        thread.start()
-    try:
-        work()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-        for agent in agents:
-            agent.stop()
-    for site in sites.values():
-        assert not list(site.bucket.iterdir())
-
-
 def test_of_a_linked_training_no_weights_and_no_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = Reader(monkeypatch)
     linked = Linked(tmp_path / "linked", {"tokens": tokens(tmp_path / "text")}, "bucket")
-    with_agents(linked.sites, lambda: linked.train(role(lr=1e-2)))
+    with_agents(linked.sites.values(), lambda: linked.train(role(lr=1e-2)))
+    assert not [*linked.sites["a"].bucket.iterdir()]
     assert len(set(linked.models())) == 1
     [first, *_] = reader.long()
     header = first[first.index(b'{"') :]
     document, _ = json.JSONDecoder().raw_decode(header.decode("latin-1"))
-    # three or four letters stand in so much that is encrypted by chance
-    reader.check("contribution", "trajectory", "Offer", *(str(name) for name in document))
+    calls = (f'"method":"{name}"' for name in ("Offer", "Put"))  # the names alone are written by chance
+    reader.check("contribution", "trajectory", *calls, *(str(name) for name in document))
 
 
 def test_of_a_training_apart_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +77,8 @@ def test_of_a_training_apart_no_answers(tmp_path: Path, monkeypatch: pytest.Monk
     def train(site: str) -> None:
         apart.setups[site].train(apart.training(site, **apart.at(site)))
 
-    with_agents(apart.agents, lambda: all_at_once("ab", train))
+    with_agents(apart.agents.values(), lambda: all_at_once("ab", train))
+    assert not [*apart.agents["a"].bucket.iterdir()]
     assert reader.long()
     reader.check("answers", "progress", ANSWERS)
 
@@ -117,4 +95,6 @@ def test_of_an_order_no_site_no_task_no_role(tmp_path: Path, monkeypatch: pytest
     with other.served(), home.served() as agent:
         agent.exchange(other.name)
     assert OrderDesk(other.mail).order(order.id) == order
-    reader.check("northern", "southern", "schoolmaster", "pretraining", "distill", order.id)
+    reader.check(
+        "northern", "southern", "schoolmaster", "pretraining", "distill", '"method":"Tell"', order.id
+    )

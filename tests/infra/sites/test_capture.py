@@ -3,21 +3,19 @@ and finds about as many bytes as the agents have counted.
 """
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.desk import OrderDesk, OrderedTask, SiteOrder
 from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.keys import AUDIT
 from tests.engine.loop.apart import ANSWERS, taught
 from tests.engine.loop.at_sites import all_at_once
 from tests.engine.trainings import role, tokens
-from tests.infra.sites.agents import PATIENCE_S, Site, friends
+from tests.infra.sites.agents import friends, with_agents
 from tests.infra.sites.test_answers import Carried
 from tests.infra.sites.test_linked_training import Linked
 from tests.infra.sites.wire import Wire, wired
@@ -67,32 +65,13 @@ def leaks(plain: Plain, wire: Wire, *words: str) -> list[str]:
     return [word for word in words if word.encode() in seen] + [str(part) for part in parts if part in seen]
 
 
-def with_agents(sites: dict[str, Site], work: Callable[[], None]) -> None:
-    """Do something while the sites' agents run in this process."""
-    stop, said = threading.Event(), list[str]()
-    agents = [Agent(site.keys, site.mail) for site in sites.values()]
-    for site, agent in zip(sites.values(), agents, strict=True):
-        agent.serve(f"127.0.0.1:{site.port}")
-    threads = [threading.Thread(target=agent.run, args=(stop, said.append)) for agent in agents]
-    for thread in threads:
-        thread.start()
-    try:
-        work()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-        for agent in agents:
-            agent.stop()
-
-
 def test_of_a_linked_training_no_weights_and_no_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, text = Plain(monkeypatch), {"tokens": tokens(tmp_path / "text")}
     linked = Linked(tmp_path / "linked", text, silent=NAMES[0], rows=dict.fromkeys(NAMES, 2))
     with wired(linked.sites[NAMES[1]], linked.sites[NAMES[0]]) as wire:
-        with_agents(linked.sites, lambda: linked.train(role(lr=1e-2)))
+        with_agents(linked.sites.values(), lambda: linked.train(role(lr=1e-2)))
         assert len(set(linked.models())) == 1
         [first, *_] = [part for part in plain.said if b"data_offsets" in part]
         document, _ = json.JSONDecoder().raw_decode(first[first.index(b'{"') :].decode("latin-1"))
@@ -109,7 +88,7 @@ def test_of_a_training_apart_no_answers(tmp_path: Path, monkeypatch: pytest.Monk
         apart.setups[site].train(apart.training(site, **apart.at(site)))
 
     with wired(apart.agents["b"], apart.agents["a"]) as wire:
-        with_agents(apart.agents, lambda: all_at_once("ab", train))
+        with_agents(apart.agents.values(), lambda: all_at_once("ab", train))
         assert leaks(plain, wire, "answers", "progress", ANSWERS) == []
 
 
