@@ -58,7 +58,7 @@ def prepared(root: Path) -> dict[str, str]:
 
 
 def run_file(folder: Path, inputs: dict[str, str], steps: int, compiled: bool, vocab: int) -> Path:
-    """run.json of one role, the demo's teacher, that nobody resumes."""
+    """run.json of one role, `atelier distill`'s teacher, that nobody resumes."""
     model = {
         "kind": "gpt",
         "num_layers": 4,

@@ -158,7 +158,8 @@ class Link(Spec):
     )
     mailbox: str = Field(
         default="",
-        description="a folder, or fsspec URL, that all sites read and write: their messages lie there",
+        description="a folder, or fsspec URL, that all sites read and write, or one that this site's agent"
+        " carries: their messages lie there",
         json_schema_extra=LAYOUT,
     )
 

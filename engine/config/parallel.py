@@ -116,7 +116,7 @@ class Parallel(Spec):
         default="auto", description="CPU threads a rank; auto = cores / ranks"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="auto = cuda where there is one"
+        default="auto", description="auto = cuda on a pool of GPUs, where there is one; cuda: on any pool"
     )
     expert_products: ExpertProducts = Field(
         default="auto",

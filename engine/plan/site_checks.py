@@ -108,6 +108,14 @@ def _check_student(
             f"{other}, beside {teacher} at {link.site_of(teacher)}: one teacher is built for such a student",
             f"leave one out, or all of them at {link.site_of(name)} in {where}.roles",
         )
+    above = roles[teacher].teacher if teacher in roles else ""
+    if role.attach == "replay" and link.is_apart(teacher, above) and roles[teacher].attach != "replay":
+        raise ConfigError(
+            f"{place.removesuffix(name)}{teacher}.attach",
+            f"{roles[teacher].attach}, and for {name} it may train again: it would wait for what {above} no"
+            " longer says",
+            f"replay, so that {above} at {link.site_of(above)} trains again with it",
+        )
     if role.attach == "frozen":
         raise ConfigError(
             f"{place}.attach",

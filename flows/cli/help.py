@@ -37,8 +37,8 @@ def overview() -> str:
         row("--hydra-help", "the flags of Hydra, which composes the configuration"),
         row("--version", "the version"), "", "environment",
         row("ATELIER_ROOT", "the store: a folder or an fsspec URL [./.atelier]"),
-        row("MLFLOW_TRACKING_URI", "where runs are tracked [a database in the store]"),
-        row("PREFECT_API_URL", "a Prefect server [one inside the run]"),
+        row("MLFLOW_TRACKING_URI", "where runs are tracked [by `atelier up` while it runs, or in the store]"),
+        row("PREFECT_API_URL", "a Prefect server [`atelier up`'s while it runs, or one in the run]"),
     ])  # fmt: skip
 
 

@@ -153,7 +153,7 @@ TABLE = (
     ),
     Command(
         name="up",
-        about="start Prefect, MLflow and a worker on this machine, with every flow deployed",
+        about="start Prefect, MLflow and two workers on this machine, with every flow deployed",
         example="atelier up",
         options=(
             Option("--prefect-port", "of Prefect's pages [4200]", "N"),
@@ -208,7 +208,11 @@ TABLE = (
                 " empty = it dials out",
                 "ADDRESS",
             ),
-            Option("--mailbox", "serve: the folder of messages [mailbox, beside the key]", "FOLDER"),
+            Option(
+                "--mailbox",
+                "serve, orders, cancel: the folder of messages [mailbox, beside the key]",
+                "FOLDER",
+            ),
             Option("--tasks", "allow: a task that runs here for it; all = each", "TASK", many=True),
             Option("--read", "allow: a folder or URL that its runs may read here", "PLACE", many=True),
             Option(

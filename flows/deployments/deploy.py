@@ -11,7 +11,7 @@ from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.pool import Pool
 from atelier.flows.deployments.forms import form
-from atelier.flows.run.catalog import flow_names, flow_text
+from atelier.flows.run.catalog import FlowShape, flow_names, flow_text
 from atelier.flows.run.pools import LIGHT_LIMIT, gangs_at_once, served_pools
 from atelier.infra.stack import prefect_api
 from atelier.infra.stack.deployments import (
@@ -62,12 +62,17 @@ def deploy() -> Done:
             work = Deployed(flow=WORK, name=name, pool=name, entry=WORK, about=WORK_ABOUT, form=WORK_FORM)
             done.flows[f"{WORK}/{name}"] = put_deployment(client, work)
         for flow in flow_names():
-            about, example = flow_text(flow)
-            text = f"{about}.\n\nThe same on the command line: `{example} pool=local`"
+            text = f"{flow_text(flow)[0]}.\n\nThe same on the command line: `{example(flow)}`"
             deployed = Deployed(flow=flow, about=text, pool=LIGHT, form=cast(JsonObject, form(flow)))
             done.flows[flow] = put_deployment(client, deployed)
         put_zombie_automation(client)
     return done
+
+
+def example(flow: str) -> str:
+    """A command of the flow on a pool; what is on a pool runs at one site."""
+    one_site = ["sites=[]"] if "sites" in FlowShape(flow).document else []
+    return " ".join([flow_text(flow)[1], *one_site, "pool=local"])
 
 
 WORK_ABOUT = "One task of a flow. Flows start it; there is nothing to fill in by hand."

@@ -6,7 +6,6 @@ import fcntl
 import re
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, cast
 
@@ -15,9 +14,9 @@ from atelier.engine.config.error import AtelierError, ConfigError, StoppedError,
 from atelier.engine.config.message import Message
 from atelier.engine.config.record import Provenance
 from atelier.engine.io.storage import join, local_path, put_file, verify
-from atelier.engine.link.mailbox import Mailbox
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.left_alone import left_alone
 from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, PlanRow
@@ -25,7 +24,6 @@ from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
-from atelier.infra.run.roles_apart import answers_of, drawings_of
 from atelier.infra.sites.desk import Cancellation, OrderDesk, OrderedProduct, OrderedTask, Reply, SiteOrder
 from atelier.infra.sites.files import drop, folder_of, sent
 from atelier.infra.store.lease import Holder
@@ -82,72 +80,11 @@ class Elsewhere:
             refusals += [f"{site}: {reply.problem}"] if reply.state != "finished" else []
             notes += [f"{site}: {note}" for note in reply.notes]
         if not refusals:
-            refusals += self._left_alone(plan, rows)
+            nodes = (*plan.nodes, *(node for theirs in self._there.values() for node in theirs))
+            refusals += left_alone(nodes, rows, self._here)
         plan = plan.with_rows(rows, vocab_of(self._frozen.arguments))
         refusals += over_budget(plan.links, self._here.name, self._here.hourly)
         return replace(plan, refusals=refusals, notes=notes)
-
-    def _left_alone(self, plan: Plan, rows: list[PlanRow]) -> Iterator[str]:
-        """What would wait for ever: a student that begins where its teacher at another site has come further,
-        and a site that begins a training which another one has finished; unless what they need lies in the
-        mailbox.
-        """
-        every = (*plan.nodes, *(node for nodes in self._there.values() for node in nodes))
-        trained = [node for node in every if node.task == "train" and node.training.train.link.sites]
-        found = {row["name"]: row for row in rows}
-        of_role: dict[tuple[str, str], list[tuple[Node, PlanRow]]] = {}
-        for node in trained:
-            name = node.given_name.rpartition(".")[0] if node.training.train.link.roles else node.given_name
-            for role in node.products:
-                of_role.setdefault((name, role), []).append((node, found[row_name(node, role)]))
-        for (name, role), places in of_role.items():
-            for node, mine in places:
-                if mine["state"] != "run":
-                    continue
-                link, spec = node.training.train.link, node.training.roles[role]
-                if link.rows:
-                    others = places
-                elif link.is_apart(role, spec.teacher):
-                    others = of_role.get((name, spec.teacher), [])
-                else:
-                    continue
-                come = max(mine["from_step"], int(spec.start)) - spec.delay
-                if come >= spec.taught(node.training.train.num_steps).stop:
-                    continue  # it has learned all, and has to be published
-                for other, theirs in others:
-                    is_past = theirs["state"] == "reuse" or theirs["from_step"] > come
-                    if other is not node and is_past and not self._has_what_follows(other, node, role, come):
-                        yield self._told(mine, theirs, come, other, node, role)
-
-    def _has_what_follows(self, other: Node, node: Node, role: str, step: int) -> bool:
-        """Whether the other site's message that the role needs after `step` lies in home's mailbox."""
-        link, site = node.training.train.link, other.site or self._here.name
-        if link.rows:
-            boxes = (Mailbox(self._here.mailbox, each) for each in node.products[role].trajectories)
-            return any(box.has(step // link.interval + 1, site) for box in boxes)
-        spec = node.training.roles[role]
-        last = other.products[spec.teacher].trajectories[-1]
-        box = Mailbox(self._here.mailbox, drawings_of(last) if spec.detects else answers_of(last, link))
-        return box.has(step + 1, site)
-
-    def _told(self, mine: PlanRow, theirs: PlanRow, step: int, other: Node, node: Node, key: str) -> str:
-        site = other.site or self._here.name
-        where = "is finished" if theirs["state"] == "reuse" else f"is at step {theirs['from_step']}"
-        if other.training.train.link.rows:
-            return (
-                f"{mine['name']}: goes on after step {step}, {site} {where}, and its messages are gone:"
-                f" remove that training at {site} too, or another train.seed"
-            )
-        role = node.training.roles[key]
-        if role.attach == "replay":
-            return (
-                f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and what its own"
-                f" store had of it is gone: remove that training's folder in the mailboxes of both sites"
-            )
-        return (
-            f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and its answers are"
-            f" gone: attach=replay of {key} has {role.teacher} train again, for it"
-        )
 
     def _rows(self, site: str, reply: Reply) -> list[PlanRow]:
         found: list[PlanRow] = []

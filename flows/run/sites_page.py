@@ -31,12 +31,12 @@ class SitesPage:
 
     def __init__(self, plan: Plan, store: Store, states: Mapping[str, str]) -> None:
         self._plan, self._store, self._states = plan, store, states
-        self._progress: dict[str, str] = {}  # of the tasks that train, by node
+        self._progress: dict[str, tuple[int, int]] = {}  # steps, of all: of the tasks that train, by node
 
     def heard(self, node: str, message: Message) -> None:
         """A message about a node, of any site."""
         if message.get("unit") == "steps":
-            self._progress[node] = f"{node} {message.get('progress', 0)}/{message.get('total', 0)}"
+            self._progress[node] = message.get("progress", 0), message.get("total", 0)
 
     @property
     def text(self) -> str:
@@ -51,8 +51,14 @@ class SitesPage:
         states = {node.name: self._states.get(node.name, "") for node in nodes}
         ended = sum(state in ENDED for state in states.values())
         running = ", ".join(node for node, state in states.items() if state == "running")
-        steps = ", ".join(self._progress[node] for node in states if node in self._progress)
+        trained = {node: state for node, state in states.items() if node in self._progress}
+        steps = ", ".join(self._steps(node, state) for node, state in trained.items())
         return [name, f"{ended} of {len(nodes)}", running, steps]
+
+    def _steps(self, node: str, state: str) -> str:
+        """How far a training is; its last word may come after its end, or not at all."""
+        step, last = self._progress[node]
+        return f"{node} {last if state in ENDED else step}/{last}"
 
     def _links(self, node: Node) -> Iterator[list[str]]:
         """Of a training here that has a part in a link."""

@@ -19,8 +19,8 @@ class TrackerSpec(Spec):
         default="",
         pattern=r"^$|^(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://[^@]*$",  # a record keeps no password
         description=(
-            "an http(s):// server or a database such as sqlite:///file; empty = $MLFLOW_TRACKING_URI, else a"
-            " database in the store's folder"
+            "an http(s):// server or a database such as sqlite:///file; empty = $MLFLOW_TRACKING_URI,"
+            " else `atelier up`'s while it runs, else a database in the store's folder"
         ),
     )
     beside: tuple[str, ...] = Field(

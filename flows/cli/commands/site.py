@@ -7,11 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atelier.engine.config.error import ConfigError, nearest, printable
+from atelier.engine.config.error import ConfigError, DamageError, nearest, printable
 from atelier.engine.io.storage import is_local
 from atelier.flows.run.pools import check_policy
 from atelier.infra.sites.desk import Cancellation, OrderDesk
@@ -170,11 +171,25 @@ def _allow(keys: Keys, options: argparse.Namespace) -> int:
         hourly=_gigabytes(options.hourly),
     )
     check_policy(policy)
-    Policies(keys.folder).set(policy)
-    tasks, reads = ", ".join(policy.tasks) or "no task", ", ".join(policy.reads) or "nowhere"
-    limit = f"; {policy.hourly:g} GB an hour" if policy.hourly else ""
-    print(f"{peer}: runs {tasks} here, on pool {policy.pool}; reads {reads}{limit}")
+    policies, before = Policies(keys.folder), policy
+    with suppress(DamageError):  # it is replaced
+        before = policies.of(peer) if policies.has(peer) else policy
+    policies.set(policy)
+    print(f"{peer}: {_allowed(policy)}")
+    if before != policy:
+        print(f"before: {_allowed(before)}")
     return 0
+
+
+def _allowed(policy: SitePolicy) -> str:
+    parts = [
+        f"runs {', '.join(policy.tasks) or 'no task'} here, on pool {policy.pool}",
+        f"reads {', '.join(policy.reads) or 'nowhere'}",
+        f"uses {', '.join(policy.uses) or 'nothing'} from here",
+        f"sends {', '.join(policy.sends) or 'no file'}",
+        *([f"{policy.hourly:g} GB an hour"] if policy.hourly else ()),
+    ]
+    return "; ".join(parts)
 
 
 def _gigabytes(given: str | None) -> float:

@@ -229,6 +229,16 @@ def test_what_is_not_built_is_refused(
 LINK = {"roles": {"a": ["teacher"], "b": ["student"]}, "site": "a", "mailbox": "/x"}
 
 
+def test_a_chain_trains_again_whole_or_not_at_all() -> None:
+    chain = train(8, link=LINK | {"roles": {"a": ["teacher"], "b": ["middle"], "c": ["student"]}})
+    found = {"teacher": role(32), "middle": student(16)}
+    found["student"] = student(16).model_copy(update={"teacher": "middle", "attach": "replay"})
+    with pytest.raises(ConfigError, match=r"roles.middle.attach: refuse, and for student it may train again"):
+        check_apart(Parallel(shard=2), found, chain)
+    found["middle"] = found["middle"].model_copy(update={"attach": "replay"})
+    check_apart(Parallel(shard=2), found, chain)
+
+
 def test_sites_that_would_wait_for_each_other_are_refused() -> None:
     found = {name: role(32) for name in ("t1", "t2")}
     found |= {f"s{n}": taught().model_copy(update={"teacher": f"t{n}"}) for n in (1, 2)}

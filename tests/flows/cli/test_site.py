@@ -84,6 +84,20 @@ def test_what_a_site_cannot_do_is_said_in_one_line(
     assert "secret" not in said and not (cards / "c").exists()
 
 
+def test_what_was_allowed_before_is_said_when_it_is_replaced(
+    cards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(cards / "b")
+    assert run(["site", "accept", str(cards / "a.json")]) == 0
+    words = ["site", "allow", "a", "--tasks", "train,encode", "--send", "model"]
+    assert run(words) == run(words) == 0
+    assert "before" not in capsys.readouterr().out
+    assert run(["site", "allow", "a", "--hourly", "2.5"]) == 0
+    now, before = capsys.readouterr().out.splitlines()
+    assert "runs no task here" in now and now.endswith("sends no file; 2.5 GB an hour")
+    assert before.startswith("before: runs train, encode here") and before.endswith("sends model")
+
+
 def test_a_site_that_is_reached_in_a_folder_has_no_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,8 @@
 """The form of each flow: what it offers, that a filled one is the command line, and what it refuses."""
 
 import keyword
+import re
+import shlex
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -12,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from jsonschema import Draft202012Validator
 
+from atelier import PROJECT
 from atelier.engine.config.error import UNSEEN, ConfigError
 from atelier.engine.config.model.gpt import GPT
+from atelier.flows.deployments.deploy import example
 from atelier.flows.deployments.forms import form, to_overrides
 from atelier.flows.run.catalog import CONF, flow_names, options
 from atelier.flows.run.compose import compose
@@ -327,3 +331,16 @@ def test_what_people_write_in_a_form_is_allowed() -> None:
         ],
         from_form=True,
     )
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_the_command_on_a_flow_s_page_can_be_planned(flow: str) -> None:
+    words = shlex.split(example(flow).replace("init=guest", "init=mine"))  # a model that there is
+    assert words[:2] == ["atelier", flow] and words[-1] == "pool=local"
+    frozen = compose(flow, words[2:])
+    assert frozen.pool.is_served and frozen.here is None
+
+
+def test_prefect_s_own_command_deploys_every_flow() -> None:
+    entries = re.findall(r"entry\.py:(\w+)", (PROJECT / "prefect.yaml").read_text())
+    assert sorted({*entries} - {"work"}) == sorted(FLOWS)
