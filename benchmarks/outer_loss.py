@@ -1,15 +1,17 @@
 """What training over sites costs in loss beside synchronous data parallel training of equally many tokens,
 and for which bytes.
 
-python benchmarks/outer_loss.py [--seeds 1 2 3 4 5] [--steps 400] [--store DIR] [--tiny]     40 minutes
+python benchmarks/outer_loss.py [--seeds 1 2 3 4 5] [--steps 2000] [--store DIR] [--tiny]     2 hours
 
-The default text, a model of 0.6 M parameters, batches of 8 rows of 128 tokens. `synchronous` is one process,
+The default text, a model of 0.5 M parameters, batches of 8 rows of 128 tokens. `synchronous` is one process,
 whose weights those of any data parallel layout equal to rounding (tests/parity); in all other ways each site
-is a process, with a mailbox that all reach, and takes 50 steps, or as many as it says, with its share of the
-same rows between two exchanges. The outer step is DiLoCo's as published (Nesterov, lr 0.7, momentum 0.9;
-arXiv:2311.08105) or plain averaging: nothing is tuned on the held-out text. `more`: held-out nats a token
-minus those of `synchronous` from the same seed, with the half of its 95 % interval; `bytes`: what a site
-sends, as a share of an fp32 gradient a step.
+is a process, with a mailbox that all reach, and takes `every` steps with its share of the same rows between
+two exchanges. LONG: all steps, the ways that send 1/100 of an fp32 gradient a step, or less. SHORT: a tenth
+of the steps and three seeds: codecs with and without feedback, more sites, unequal ones, and DiLoCo's outer
+step as published (Nesterov, lr 0.7, momentum 0.9; arXiv:2311.08105). Nothing is tuned on the held-out text:
+codecs are the defaults, `every` is the first divisor of the steps at which a site sends so few bytes. `more`:
+held-out nats a token minus those of `synchronous` from the same seed, with the half of its 95 % interval;
+`bytes`: what a site sends, as a share of an fp32 gradient a step.
 """
 
 import hashlib
@@ -22,58 +24,70 @@ from pathlib import Path
 from typing import Any
 
 from machine import keep
-from parts import PROJECT, Parts, interval, kept_seeds, options
+from parts import PROJECT, Parts, interval, options
 
 from atelier.engine.config.link import Link
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.link.encoded import message_bytes
 
-EVERY = 50
 AIM = {"nats": 0.02, "bytes": 0.01}
+FEWER = 10  # SHORT has so many times fewer steps
+SHORT_SEEDS = 3
 NESTEROV: dict[str, Any] = {"outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}}
 TWO, FOUR = ({"a": 4, "b": 4}, {"a": 2, "b": 2, "c": 2, "d": 2})
-WAYS: dict[str, dict[str, Any]] = {
-    "nesterov, bf16": {"rows": TWO, **NESTEROV, "codec": {"kind": "bf16"}},
-    "nesterov, int8": {"rows": TWO, **NESTEROV, "codec": {"kind": "int8"}},
-    "nesterov, int4": {"rows": TWO, **NESTEROV, "codec": {"kind": "int4"}},
-    "average, bf16": {"rows": TWO, "codec": {"kind": "bf16"}},
-    "nesterov, bf16, sites of 6 and 2 rows": {
-        "rows": {"a": 6, "b": 2}, **NESTEROV, "codec": {"kind": "bf16"},
-    },
-    "nesterov, bf16, 4 sites": {"rows": FOUR, **NESTEROV, "codec": {"kind": "bf16"}},
-    # as few bytes by fewer bits of more exchanges
-    "average, int4, every 16": {"rows": TWO, "codec": {"kind": "int4"}, "every": 16},
-    "average, int2, every 10": {"rows": TWO, "codec": {"kind": "int2"}, "every": 10},
-    "average, topk 1 %, every 4": {"rows": TWO, "codec": {"kind": "topk"}, "every": 4},
-}  # fmt: skip
+
+
+def way(kind: str, every: int, **more: Any) -> dict[str, Any]:
+    return {"rows": TWO, "codec": {"kind": kind}, "every": every} | more
+
+
+LONG: dict[str, dict[str, Any]] = {
+    "average, int4, every 20": way("int4", 20),
+    "average, int2, every 8": way("int2", 8),
+    "average, topk, every 4": way("topk", 4),
+}
+SHORT: dict[str, dict[str, Any]] = {
+    **LONG,
+    "average, int4, every 20, no feedback": way("int4", 20, feedback=False),
+    "average, int2, every 8, no feedback": way("int2", 8, feedback=False),
+    "average, topk, every 4, no feedback": way("topk", 4, feedback=False),
+    "average, powersgd, every 8": way("powersgd", 8),
+    "average, powersgd, every 8, no feedback": way("powersgd", 8, feedback=False),
+    "average, bf16, every 50": way("bf16", 50),
+    "average, int8, every 40": way("int8", 40),
+    "average, int2, every 8, 6 and 2 rows": way("int2", 8, rows={"a": 6, "b": 2}),
+    "average, int2, every 8, 4 sites": way("int2", 8, rows=FOUR),
+    "nesterov, bf16, every 50": way("bf16", 50, **NESTEROV),
+    "nesterov, int2, every 8": way("int2", 8, **NESTEROV),
+}
 
 
 class OverSites(Parts):
     def __init__(self, chosen: Any) -> None:
         super().__init__(chosen, sequence=128, corpus_words=["tokenizer=bpe4k", "tokenizer.vocab=1024"])
-        self.batch, self.every = 8, 6 if self.tiny else EVERY
+        self.batch = 8
         self.model = GPT(num_layers=4, hidden=96, num_heads=4, num_kv_heads=2, vocab=self.vocab)
 
-    def synchronous(self, seed: int) -> float:
-        how: dict[str, Any] = {"micro_batch": 2, "checkpoint_every": self.steps}
-        return self.part("synchronous", seed, {"m": self.role(self.model, "m")}, **how)["loss"]["m"]
+    def synchronous(self, seed: int, steps: int) -> float:
+        how: dict[str, Any] = {"micro_batch": 4, "checkpoint_every": steps, "eval_every": steps}
+        role = {"m": self.role(self.model, "m")}
+        return self.part(f"synchronous-{steps}", seed, role, steps=steps, **how)["loss"]["m"]
 
-    def over_sites(self, name: str, seed: int, link: dict[str, Any]) -> float:
+    def over_sites(self, name: str, seed: int, link: dict[str, Any], steps: int) -> float:
         """The held-out loss of the model that all sites have."""
-        place = self.store / f"seed-{seed}" / name.replace(", ", "-").replace(" ", "-")
+        place = self.store / f"seed-{seed}" / f"{name}, {steps}".replace(", ", "-").replace(" ", "-")
         result = place / "result.json"
-        size = {"steps": self.steps, "model": self.model.num_params()}
-        asked = {"link": link, "every": self.every_of(link), **size}
+        asked = {"link": link, "steps": steps, "model": self.model.num_params()}
         if result.exists() and (found := json.loads(result.read_text()))["asked"] == asked:
             return found["loss"]
-        print(f"seed {seed}: {name}", flush=True)
+        print(f"seed {seed}: {name}, {steps} steps", flush=True)
         shutil.rmtree(place, ignore_errors=True)  # of a run that was cut off
         began = []
         for site in link["rows"]:
             folder = place / site
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "run.json").write_text(json.dumps(self._of_site(folder, seed, site, link)))
+            (folder / "run.json").write_text(json.dumps(self._of_site(folder, seed, site, link, steps)))
             command = [sys.executable, "-W", "ignore", "-m", "atelier.engine.train", str(folder / "run.json")]
             began.append(subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL))
         if any([process.wait() for process in began]):
@@ -87,12 +101,16 @@ class OverSites(Parts):
         result.write_text(json.dumps({"asked": asked, "loss": loss}))
         return loss
 
-    def _of_site(self, folder: Path, seed: int, site: str, link: dict[str, Any]) -> dict[str, Any]:
-        every = self.every_of(link)
-        more = {"mailbox": str(folder.parent / "mail"), "site": site, "every": every}
-        kept = every * max(1, self.every // every)
-        how: dict[str, Any] = {"micro_batch": 2, "checkpoint_every": kept, "link": link | more}
-        run = self._run_file(folder, seed, {"m": self.role(self.model, "m")}, "", self.steps, how)
+    def _of_site(
+        self, folder: Path, seed: int, site: str, link: dict[str, Any], steps: int
+    ) -> dict[str, Any]:
+        rows = link["rows"][site]
+        how: dict[str, Any] = {"micro_batch": min(rows, 4) if rows != 6 else 3, "eval_every": steps}
+        how |= {
+            "checkpoint_every": min(steps, 200),  # messages are kept until two have them
+            "link": link | {"mailbox": str(folder.parent / "mail"), "site": site},
+        }
+        run = self._run_file(folder, seed, {"m": self.role(self.model, "m")}, "", steps, how)
         [segment] = run["config"]["trainings"][0]["members"]["m"]["segments"]
         segment["fingerprint"] = hashlib.sha256(str(folder.parent).encode()).hexdigest()  # of all sites
         return run
@@ -100,37 +118,42 @@ class OverSites(Parts):
     def message(self, link: dict[str, Any]) -> float:
         """Bytes that a site sends a step, as a share of an fp32 gradient."""
         weights = [TensorEntry(name, "F32", tuple(shape)) for name, shape in self.model.shapes().items()]
-        every = self.every_of(link)
-        given: dict[str, Any] = link | {"every": every}
-        each = message_bytes(Link(**given).codec, weights)
-        return each / every / (4 * self.model.num_params())
+        each = message_bytes(Link(**link).codec, weights)
+        return each / link["every"] / (4 * self.model.num_params())
 
-    def every_of(self, link: dict[str, Any]) -> int:
-        return min(self.every, link.get("every", self.every))
+    def compared(self, ways: dict[str, dict[str, Any]], seeds: list[int], steps: int) -> dict[str, Any]:
+        """The losses of all ways, and their means beside those of `synchronous`."""
+        found: dict[int, dict[str, float]] = {}
+        for seed in seeds:
+            losses = {"synchronous": self.synchronous(seed, steps)}
+            losses |= {name: self.over_sites(name, seed, link, steps) for name, link in ways.items()}
+            found[seed] = {name: round(loss, 4) for name, loss in losses.items()}
+            print(seed, found[seed], flush=True)
+        told = {}
+        for name, link in ways.items():
+            more = [each[name] - each["synchronous"] for each in found.values()]
+            told[name] = {
+                "more": round(statistics.mean(more), 4),
+                "interval": interval(more),
+                "bytes": round(self.message(link), 5),
+            }
+            print(f"{name:40} {told[name]}")
+        return {"steps": steps, "ways": told, "by_seed": found}
 
 
 def main() -> None:
-    chosen = options(__doc__ or "", steps=400, store="outer-loss-store")
+    chosen = options(__doc__ or "", steps=2000, store="outer-loss-store")
     chosen.threads = 1
-    found = kept_seeds("outer_loss", chosen.steps) if chosen.go_on else {}
     sites = OverSites(chosen)
-    for seed in chosen.seeds:
-        losses = {"synchronous": sites.synchronous(seed)}
-        losses |= {name: sites.over_sites(name, seed, link) for name, link in WAYS.items()}
-        found[seed] = {name: round(loss, 4) for name, loss in losses.items()}
-        print(seed, found[seed], flush=True)
-    ways = {}
-    for name, link in WAYS.items():
-        more = [each[name] - each["synchronous"] for each in found.values()]
-        ways[name] = {
-            "more": round(statistics.mean(more), 4),
-            "interval": interval(more),
-            "bytes": round(sites.message(link), 5),
-        }
-        print(f"{name:40} {ways[name]}")
-    if not sites.tiny:
-        numbers = {"steps": sites.steps, "every": EVERY, "params": sites.model.num_params(), "aim": AIM}
-        keep("outer_loss", numbers | {"ways": ways, "by_seed": found})
+    few, many = (40, 40) if sites.tiny else (sites.steps // FEWER, sites.steps)
+    seeds = chosen.seeds[:1] if sites.tiny else chosen.seeds
+    numbers = {
+        "params": sites.model.num_params(),
+        "aim": AIM,
+        "short": sites.compared(SHORT, seeds[:SHORT_SEEDS], few),
+        "long": sites.compared(LONG, seeds, many),
+    }
+    keep("outer_loss", numbers, is_trial=sites.tiny, made_by=sites.made_by)
 
 
 if __name__ == "__main__":

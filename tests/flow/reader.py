@@ -22,6 +22,10 @@ ROW = {
     "train": {"steps": 100, "global_batch": 512, "sequence": 2048},
     "pool": {"gpu": "h100"},
 }
+LABELLED = {
+    "english": {"good": "praise", "bad": "blame"},
+    "german": {"gut": "praise", "schlecht": "blame"},
+}
 NEWEST = {"<id>": "runs/*.json", "<run>": "runs/*.json", "<its id>": "sweeps/*", "3f2a": "sweeps/*"}
 
 
@@ -65,13 +69,20 @@ class Machine:
         return kept | {"PATH": os.pathsep.join(p for p in kept["PATH"].split(os.pathsep) if p != own)}
 
     def _give_inputs(self, checkout: Path) -> None:
-        """What the pages speak of as the reader's: texts, a row to plan, a model kind `own`."""
+        """What the pages speak of as the reader's: texts, labels, a row to plan, a model kind `own`."""
         (checkout / "texts").mkdir()
         lines = [json.dumps({"text": page.read_text()}) for page in (TOP / "docs").rglob("*.md")]
         (checkout / "texts" / "pages.jsonl").write_text("\n".join(lines) + "\n")
         (checkout / "talks").mkdir()
         write_talks(checkout / "talks" / "depths.jsonl", 40)
         (checkout / "row.json").write_text(json.dumps(ROW))
+        for language, words in LABELLED.items():
+            rows = [
+                {"text": f"{number} {word}", "label": label, "group": str(number)}
+                for number in range(60)
+                for word, label in words.items()
+            ]
+            (checkout / f"{language}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
         for name in OWN_MODEL:
             text = (checkout / name).read_text()
             own = text.replace('"gpt"', '"own"').replace("kind: gpt", "kind: own")

@@ -1,5 +1,5 @@
 """Long commands, for tests: `python small.py <atelier> <words>` executes `<atelier>` with a flow's words made
-small: at the size of `experiment=tiny`, in fewer steps. `up` gets free ports, others stay as they are.
+small: at the size of `experiment=tiny`, in fewer steps, once. `up` gets free ports, others stay as they are.
 """
 
 import os
@@ -21,6 +21,10 @@ def smaller(word: str) -> str:
     values = COMMA.split(text)[:2]
     if key == "train.steps":
         values = [str(int(value) // SHORTER) for value in values]
+    if key == "finetune.num_labels":
+        values = [str(max(32, int(value) // SHORTER)) for value in values]
+    if key in ("finetune.draws", "finetune.epochs"):
+        values = ["1"]
     if key == "experiment" and text != "tiny":
         values = [f"[{text},tiny]"]
     return key + equals + ",".join(values)
