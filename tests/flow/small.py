@@ -3,7 +3,6 @@ small: at the size of `experiment=tiny`, in fewer steps, once. `up` gets free po
 """
 
 import os
-import re
 import sys
 
 from atelier.flows.run.catalog import flow_names
@@ -12,13 +11,24 @@ PORTS = "ATELIER_TESTS_PORTS"  # words for `up`: ports that nobody has
 SHORTER = 16  # by so much than a page's number of steps
 OPEN = ("experiment=tiny", "train.steps=8", "tracker=none")  # what a page's words leave open
 WITHOUT_TRAINING = ("score", "convert", "corpus", "adopt", "finetune")  # that take no train.steps
-COMMA = re.compile(r",(?![^\[({]*[\])}])")  # between the values of a sweep, not inside brackets
+
+
+def swept(text: str) -> list[str]:
+    """The values of a sweep: what stands between commas that are in no brackets."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[({") - (letter in "])}")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
 
 
 def smaller(word: str) -> str:
     """Of several values the first two; fewer steps; tiny behind another experiment."""
     key, equals, text = word.partition("=")
-    values = COMMA.split(text)[:2]
+    values = swept(text)[:2]
     if key == "train.steps":
         values = [str(int(value) // SHORTER) for value in values]
     if key == "finetune.num_labels":
