@@ -283,7 +283,7 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
     from prefect.runtime import flow_run  # known only inside a run
     from prefect.task_runners import ThreadPoolTaskRunner
 
-    from atelier.infra.stack.prefect_api import page  # as above
+    from atelier.infra.stack import prefect_api  # as above
 
     runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)  # Prefect's types ask for another's futures
 
@@ -295,7 +295,7 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
     )
     def dag(config: dict[str, Any]) -> None:  # Prefect makes a schema of it
         if server is None:
-            context.links["prefect.url"] = page(str(flow_run.id))
+            context.links["prefect.url"] = prefect_api.page(str(flow_run.id))
         inside()
         if outcome.failure is not None:
             raise outcome.failure
@@ -303,6 +303,8 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
     if server is not None:
         server.keep(_say)
         server.wait()
+    else:
+        prefect_api.check_answers()
     try:
         dag(dict(frozen.document))
     except AtelierError:

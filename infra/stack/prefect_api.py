@@ -1,5 +1,6 @@
 """Calls to a Prefect server: check server and pools, submit, read and cancel runs, write artifacts."""
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,13 +31,28 @@ def server() -> Iterator[SyncPrefectClient]:
     url = PREFECT_API_URL.value() or ""
     if not url:
         raise ConfigError("PREFECT_API_URL", "no Prefect server is running", "atelier up starts one")
+    with _answering(url, "atelier up starts one") as client:
+        _check(client, url)
+        yield client
+
+
+def check_answers() -> None:
+    """Raise ConfigError when the server that a user has configured is unreachable, or refuses the credential.
+    Where only a profile of Prefect's says what is meant, nothing is checked.
+    """
+    if url := os.environ.get("PREFECT_API_URL", ""):
+        with _answering(url, "start it, or unset it: a run has one of its own then") as client:
+            client.request("GET", "/admin/version")
+
+
+@contextmanager
+def _answering(url: str, way_out: str) -> Iterator[SyncPrefectClient]:
     try:
         with get_client(sync_client=True) as client:
-            _check(client, url)
             yield client
     except AWAY as error:
         raise ConfigError(
-            "PREFECT_API_URL", f"no Prefect server answers at {url} ({error})", "atelier up starts one"
+            "PREFECT_API_URL", f"no Prefect server answers at {url} ({error})", way_out
         ) from None
     except PrefectHTTPStatusError as error:
         if error.response.status_code in (401, 403):

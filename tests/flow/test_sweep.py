@@ -83,6 +83,7 @@ def test_the_same_sweep_again_starts_nothing_and_names_the_best(atelier: Atelier
 
 @pytest.mark.slow
 def test_hydra_s_own_launcher_runs_the_points_too(atelier: Atelier) -> None:
+    assert atelier("pretrain", *SHORT, "-m", "optim.lr=1e-3,2e-3").code == 0  # some are there already
     gangs = atelier.gangs()
     said = atelier("pretrain", *SHORT, "-m", "optim.lr=1e-3,2e-3", "train.seed=1,3", "hydra/launcher=basic")
     assert said.code == 0 and "4 of 4 points finished" in said.out, said.err

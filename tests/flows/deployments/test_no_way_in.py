@@ -22,6 +22,14 @@ SECRET = "atelier:planted-c0ffee"
 
 def refused(root: Path, *words: str, **environment: str) -> str:
     """The one line that `atelier <words>` says on stderr, as a process of its own."""
+    code, text = said(root, *words, **environment)
+    assert code == 2, text
+    assert len(text.splitlines()) == 1 and "Traceback" not in text
+    return text.strip()
+
+
+def said(root: Path, *words: str, **environment: str) -> tuple[int, str]:
+    """The exit code of `atelier <words>`, and what it says on stderr."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
     done = subprocess.run(
         [sys.executable, "-m", "atelier", *words],
@@ -31,10 +39,8 @@ def refused(root: Path, *words: str, **environment: str) -> str:
         text=True,
         timeout=120,
     )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
     assert SECRET not in done.stdout + done.stderr
-    return done.stderr.strip()
+    return done.returncode, done.stderr
 
 
 @pytest.fixture
@@ -117,7 +123,10 @@ def test_no_server_at_all_is_told_with_the_command_that_starts_one(root: Path) -
         free.bind(("127.0.0.1", 0))  # and nobody listens
         url = f"http://127.0.0.1:{free.getsockname()[1]}/api"
         line = refused(root, "worker", "local", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING=SECRET)
+        code, run = said(root, "pretrain", "experiment=tiny", "tracker=none", PREFECT_API_URL=url)
     assert line.startswith(f"PREFECT_API_URL: no Prefect server answers at {url} (")
+    assert f"no Prefect server answers at {url} (" in run and "unset it: a run has one of its own" in run
+    assert code == 2 and "fault of Atelier's own" not in run
 
 
 def test_a_stack_that_does_not_run_has_no_environment(root: Path) -> None:
