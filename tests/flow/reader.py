@@ -13,6 +13,7 @@ from tests.chat_templates import write_talks
 from tests.checkout import TOP
 from tests.flow import small
 from tests.ports import free_port
+from tests.prefect_server import started
 
 FOREIGN = ("ATELIER_", "PREFECT_HOME", "PREFECT_API", "MLFLOW_TRACKING", "PYTHONPATH", "VIRTUAL_ENV")
 OWN_MODEL = ("engine/config/model/gpt.py", "engine/model/gpt.py", "conf/model/gpt_nano.yaml")
@@ -45,6 +46,7 @@ class Machine:
         subprocess.run(["git", "clone", "-q", str(self.source), str(self.checkout)], check=True)
         self._give_inputs(self.checkout)
         self._set_up()
+        self.prefect = started(base / "prefect")
 
     def _set_up(self) -> None:
         """`make setup` as it is, where every library is there already: pip asks no index."""
@@ -95,12 +97,16 @@ class Machine:
             (folder / ".venv").symlink_to(self.checkout / ".venv")
             (self.checkout / ".venv" / ".installed").touch()
 
-    def reader(self, name: str, clones: bool = False) -> "Reader":
-        """Has a store of his own, and begins in the activated checkout if he does not clone it himself."""
+    def reader(self, name: str, clones: bool = False, *, has_server: bool = True) -> "Reader":
+        """Has a store of his own, and begins in the activated checkout if he does not clone it himself. One
+        who does not clone is given a Prefect server, unless he starts one: no command waits for its own.
+        """
         home = self.base / re.sub(r"\W", "-", name)
         home.mkdir()
         ports = f"--prefect-port {free_port()} --mlflow-port {free_port()}"
         env = self.env | {"ATELIER_ROOT": str(home / "store"), small.PORTS: ports}
+        if has_server and not clones:
+            env["PREFECT_API_URL"] = self.prefect.url
         found = Reader(self, home if clones else self.checkout, env)
         assert clones or found(". .venv/bin/activate").returncode == 0
         return found

@@ -5,6 +5,7 @@ are run at the size of `experiment=tiny` (tests/flow/small.py); plans are run as
 
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,8 +135,10 @@ def run(reader: Reader, commands: list[Command]) -> None:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(tmp_path_factory.mktemp("documented"))
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    machine = Machine(tmp_path_factory.mktemp("documented"))
+    yield machine
+    machine.prefect.close()
 
 
 @pytest.mark.slow
@@ -155,7 +158,7 @@ def test_the_commands_in_running_text_run_in_a_store_with_a_sweep(machine: Machi
 @pytest.mark.service
 @pytest.mark.slow
 def test_the_commands_that_need_a_stack_run_with_one(machine: Machine) -> None:
-    reader = machine.reader("stack")
+    reader = machine.reader("stack", has_server=False)
     needing = {text: command for text, command in (SHOWN | TEXTS).items() if command.is_of(STACK)}
     up, down = needing.pop("atelier up"), needing.pop("atelier down")
     try:

@@ -11,7 +11,6 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from atelier.engine.config.error import ConfigError
-from atelier.flows.run.embedded_server import EMBEDDED, EmbeddedServer
 from atelier.infra.stack.deployments import (
     TEMPLATE,
     Deployed,
@@ -20,6 +19,7 @@ from atelier.infra.stack.deployments import (
     put_pool,
     put_queues,
 )
+from tests.prefect_server import started
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"steps": {"type": "integer"}}}
 POOL = "light"
@@ -28,13 +28,7 @@ POOL = "light"
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
     """Of a real server with a database of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in EMBEDDED.items():
-            patch.setenv(key, value)
-        home = tmp_path_factory.mktemp("prefect")
-        patch.setenv("PREFECT_HOME", str(home))
-        server = EmbeddedServer(home)
-        server.wait()
+    server = started(tmp_path_factory.mktemp("prefect"))
     with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as there:
         yield there
     server.close()
