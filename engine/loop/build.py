@@ -143,7 +143,7 @@ def build_member(
     )
     state.begins_with_states = bool(goes_on)
     if train.link.is_linked and optim is not None:
-        state.outer = OuterState.of(train.link, weights)
+        state.outer = OuterState.of(train.link, weights, build_context.inputs.get(spec.init))
     return state
 
 

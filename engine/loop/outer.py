@@ -275,7 +275,7 @@ class OuterSteps:
             missing = [site for site in sorted(sites) if site not in heads]
             there = {site: head for site in missing if (head := box.contribution(number, site)) is not None}
             heads |= there
-            if len(there) < len(missing) and (later := [each for each in box.rounds() if each > number]):
+            if len(there) < len(missing) and (later := self._later(number, member)):
                 self._check_missing(box, number, later, [site for site in missing if site not in there])
             lacking = torch.tensor([len(sites) - len(heads), int(self._stop.is_asked)])
             late, is_asked = self._gang.sum(lacking).tolist()
@@ -291,14 +291,22 @@ class OuterSteps:
                 self.elastic.beat(number)
             time.sleep(LOOK_EVERY)
 
-    def _check_missing(self, box: Mailbox, number: int, later: list[int], missing: list[str]) -> None:
+    def _later(self, number: int, member: RoleState) -> dict[int, Mailbox]:
+        """The later rounds of which messages are here, and where: those after a branch lie apart."""
+        boxes = [Mailbox(self._link.mailbox, each.fingerprint) for each in member.spec.segments]
+        return {each: box for box in boxes for each in box.rounds() if each > number}
+
+    def _check_missing(
+        self, box: Mailbox, number: int, later: Mapping[int, Mailbox], missing: list[str]
+    ) -> None:
         """Raise DataError when a missing message will not come any more: its site has sent later ones."""
         for site in missing:
-            ahead = [each for each in later if box.read(each, site) is not None]
+            ahead = [each for each, there in later.items() if there.read(each, site) is not None]
             if ahead and box.contribution(number, site) is None:  # not between two looks
                 raise DataError(
-                    f"{box.folder(number, site)}: is gone, {site} is in round {ahead[-1]}: this site's"
-                    " checkpoints are too old to go on; begin all sites again"
+                    f"{box.folder(number, site)}: is gone, {site} is in round {max(ahead)}: this site's"
+                    " checkpoints are too old to go on, or the mailbox is of an earlier run; begin all sites"
+                    f" again, without {box.place}"
                 )
 
     def _open(
@@ -320,7 +328,8 @@ class OuterSteps:
                     " from the same steps: train on there in the layout of the first"
                 )
             if head.before != outer.pending.get(head.round, outer.added):
-                raise DataError(f"{place}: {site} added other contributions in the round before")
+                what = "began with" if head.round == 1 else "added, in the round before,"
+                raise DataError(f"{place}: {site} {what} other weights than this site")
             if head.codec not in self._link.codecs:
                 known = ", ".join(codec.text for codec in self._link.codecs)
                 raise DataError(f"{place}: is {head.codec.text}, and the training's {known}")

@@ -1,5 +1,6 @@
 """What a role of a training at several sites has of its outer steps (engine/loop/outer.py)."""
 
+import hashlib
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.link.round_log import RoundLog
 from atelier.engine.loop.weights import RoleWeights
 
@@ -29,8 +31,10 @@ class OuterState:
     kept: dict[str, Tree] = field(default_factory=dict)  # of an elastic membership: RoleState.learned
 
     @staticmethod
-    def of(link: Link, weights: RoleWeights) -> "OuterState":
-        """At the first step. Raises ConfigError for weights that are not exchanged."""
+    def of(link: Link, weights: RoleWeights, init: ArtifactInput | None = None) -> "OuterState":
+        """At the first step, of a role that begins as the model `init`. Raises ConfigError for weights that
+        are not exchanged.
+        """
         if weights.buffers():
             names = ", ".join(list(weights.buffers())[:3])
             raise ConfigError("train.link", f"the model's {names} are no weights, and are not exchanged")
@@ -46,6 +50,7 @@ class OuterState:
             momentum=zeros(is_used=link.outer.kind == "nesterov"),
             residual=zeros(is_used=link.feeds_back),
             sent=zeros(is_used=link.delay > 0),
+            added={min(link.rows): _digest(init)} if init is not None and link.rows else {},
         )
 
     def state(self) -> dict[str, Tree]:
@@ -66,3 +71,15 @@ class OuterState:
         self.pending = dict(state.get("pending", {}))
         self.log = RoundLog(dict(state.get("log", {})))
         self.kept = dict(state.get("kept", {}))
+
+
+def _digest(init: ArtifactInput) -> str:
+    """Of the files of a model's weights. Only differences cross between sites: all have to begin with the
+    same bits, and two models of one fingerprint, trained in two layouts, may have others.
+    """
+    digests = [
+        entry.sha256
+        for name, entry in zip(init.names(), init.record.files, strict=True)
+        if name.startswith("model") and name.endswith(".safetensors")
+    ]
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()

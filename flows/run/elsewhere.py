@@ -186,7 +186,7 @@ class Elsewhere:
     def _follow(self, node: Node, context: RunContext) -> str:
         """How it ended: done or reused."""
         order, shown, number, began = self._orders[node.site], "", 0, time.monotonic()
-        stopped = 0.0
+        stopped, said = 0.0, set[str]()
         while True:
             reply = self._desk.reply(order.id)
             if reply is not None and reply.number > number:
@@ -196,6 +196,10 @@ class Elsewhere:
                 if told is not None and told.state == "running" and not shown:
                     shown = told.state
                     context.say(node, state=shown)
+                for word in (told.waiting, told.warning) if told is not None else ():
+                    if word and word not in said:
+                        said.add(word)
+                        context.say(node, waiting=f"at {node.site}: {word}")
                 if told is not None and told.progress:
                     keys = {"progress", "total", "unit", "rate", "loss"}
                     context.listener(node.name, cast(Message, told.model_dump(include=keys)))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.membership import Meeting
 from atelier.engine.link.rounds import Rounds
 from atelier.flows.run.over_sites import SiteHere
 from atelier.flows.run.plan import PlanRow
@@ -10,52 +11,74 @@ from atelier.infra.dag import Node
 from atelier.infra.run.roles_apart import answers_of, drawings_of
 from atelier.infra.store.run_manifest import row_name
 
+Place = tuple[Node, PlanRow]  # a role at a site
+
 
 def left_alone(nodes: Iterable[Node], rows: Iterable[PlanRow], here: SiteHere) -> Iterator[str]:
     """What would wait for ever: a student that begins where its teacher at another site has come further, and
     a site that goes on in a round that another one has finished; unless what they need lies in the mailbox
-    of `here`, the run's home. `nodes` and `rows` are those of all sites.
+    of `here`, the run's home. Of links in which home has no part nothing is known. `nodes` and `rows` are
+    those of all sites.
     """
-    trained = [node for node in nodes if node.task == "train" and node.training.train.link.sites]
+    trained = [node for node in nodes if node.task == "train" and here.name in node.training.train.link.sites]
     found = {row["name"]: row for row in rows}
-    of_role: dict[tuple[str, str], list[tuple[Node, PlanRow]]] = {}
+    of_role: dict[tuple[str, str], list[Place]] = {}
     for node in trained:
         name = node.given_name.rpartition(".")[0] if node.training.train.link.roles else node.given_name
         for role in node.products:
             of_role.setdefault((name, role), []).append((node, found[row_name(node, role)]))
     for (name, role), places in of_role.items():
         for node, mine in places:
-            if mine["state"] != "run":
-                continue
             link, spec = node.training.train.link, node.training.roles[role]
-            if link.rows:
-                others = places
-            elif link.is_apart(role, spec.teacher):
-                others = of_role.get((name, spec.teacher), [])
-            else:
+            if mine["state"] != "run" or not (link.rows or link.is_apart(role, spec.teacher)):
                 continue
             come = max(mine["from_step"], int(spec.start)) - spec.delay
-            if come >= spec.taught(node.training.train.num_steps).stop:
-                continue  # it has learned all, and has to be published
-            rounds = Rounds(link, node.training.train.num_steps)
-            needed = rounds.done_by(come) + 1 if link.rows else come + 1  # the first message
-            sent = rounds.step_of(needed) if link.rows else needed  # after which step of the other site
-            for other, theirs in others:
-                is_sent = theirs["state"] == "reuse" or theirs["from_step"] >= sent
-                if other is not node and is_sent and not _has(needed, other, node, role, here):
-                    yield _told(mine, theirs, come, other, node, role, here)
+            if come < spec.taught(node.training.train.num_steps).stop:  # else it has to be published alone
+                others = places if link.rows else of_role.get((name, spec.teacher), [])
+                yield from _lacking(
+                    (node, mine), role, come, [each for each in others if each[0] is not node], here
+                )
 
 
-def _has(number: int, other: Node, node: Node, role: str, here: SiteHere) -> bool:
-    """Whether the other site's message of a round, or step, which the role needs, is in home's mailbox."""
-    link, site = node.training.train.link, other.site or here.name
+def _lacking(place: Place, role: str, come: int, others: list[Place], here: SiteHere) -> Iterator[str]:
+    """Of the first message that a role needs from each of the others after step `come`."""
+    node, mine = place
+    link, spec, steps = node.training.train.link, node.training.roles[role], node.training.train.num_steps
+    needed = sent = come + 1  # the message, and after which step of the other site it is sent
     if link.rows:
-        boxes = (Mailbox(here.mailbox, each) for each in node.products[role].trajectories)
-        return any(box.has(number, site) for box in boxes)
+        start = int(spec.start)
+        rounds = Rounds(link, spec.last(steps) - start)
+        needed = rounds.done_by(come - start) + 1
+        sent = start + rounds.step_of(needed)
+    for other, theirs in others:
+        boxes, site = _boxes(node, other, role, here), other.site or here.name
+        is_over = theirs["state"] == "reuse"
+        is_sent = is_over or theirs["from_step"] >= sent
+        if link.is_elastic:  # who is in a round was decided; before that, nobody has to be
+            decided = [each for box in boxes if (each := Meeting(box).decision(needed)) is not None]
+            is_sent = site in decided[0].line.sha256 if decided else is_over
+        if any(box.has(needed, site) for box in boxes):
+            continue
+        if is_sent:
+            yield _told(mine, theirs, come, other, node, role, here)
+        elif link.rows and not link.is_elastic:
+            for box in boxes:
+                if any(box.has(number, site) for number in box.rounds() if number > needed):
+                    yield (
+                        f"{mine['name']}: goes on after step {come}, and messages of {site} lie here, of an"
+                        f" earlier run that had come further: remove {box.place}, and that folder in the"
+                        f" mailbox of {site}"
+                    )
+
+
+def _boxes(node: Node, other: Node, role: str, here: SiteHere) -> list[Mailbox]:
+    """Where messages for a role of `node` from another site may lie in home's mailbox."""
+    link = node.training.train.link
+    if link.rows:
+        return [Mailbox(here.mailbox, each) for each in node.products[role].trajectories]
     spec = node.training.roles[role]
     last = other.products[spec.teacher].trajectories[-1]
-    box = Mailbox(here.mailbox, drawings_of(last) if spec.detects else answers_of(last, link))
-    return box.has(number, site)
+    return [Mailbox(here.mailbox, drawings_of(last) if spec.detects else answers_of(last, link))]
 
 
 def _told(
@@ -64,9 +87,11 @@ def _told(
     site = other.site or here.name
     where = "is finished" if theirs["state"] == "reuse" else f"is at step {theirs['from_step']}"
     if other.training.train.link.rows:
+        folder = node.products[key].trajectories[-1]
         return (
             f"{mine['name']}: goes on after step {step}, {site} {where}, and its messages are gone:"
-            f" remove that training at {site} too, or another train.seed"
+            f" remove that training at {site} too, and in the mailboxes of both {folder[:16]}*; or another"
+            " train.seed"
         )
     role = node.training.roles[key]
     if role.attach == "replay":

@@ -174,15 +174,19 @@ def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str
 
 
 def decided_at(document: Mapping[str, Json], home: str) -> dict[str, Json]:
-    """The configuration with home as the coordinator of elastic memberships, where none is given."""
+    """The configuration with home, or the first of the sites where home is none of them, as the coordinator
+    of elastic memberships, where none is given.
+    """
     train = section_of(document.get("train"))
     link = section_of(train.get("link"))
     membership = section_of(link.get("membership"))
     if membership.get("kind") != "elastic" or membership.get("coordinator"):
         return {**document}
+    rows = section_of(link.get("rows"))
+    chosen = home if home in rows or not rows else min(rows)
     return {
         **document,
-        "train": {**train, "link": {**link, "membership": {**membership, "coordinator": home}}},
+        "train": {**train, "link": {**link, "membership": {**membership, "coordinator": chosen}}},
     }
 
 

@@ -4,6 +4,7 @@ messages between this site's mailbox and those of its peers; a peer's certificat
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -30,6 +31,7 @@ from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, is_settled, rea
 
 SERVICE = "atelier.Site"
 LOOK_EVERY = 0.2  # seconds
+BUSY_S = 1.0  # that something is on its way until notes are carried beside it, and between two looks for them
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 
 
@@ -50,6 +52,9 @@ class Agent:
         calls = Calls(keys)
         self._channels, self._aside = (Channels(keys, OPTIONS, calls, self._put_in) for _ in range(2))
         self._said: dict[str, str] = {}  # the last problem with each peer
+        self._news = threading.Lock()  # whoever has it carries notes
+        self._busy_since: float | None = None  # carrying what one peer and this site have for each other
+        self._passed: dict[str, float] = {}  # when notes were carried beside that, by peer
         self._server: GrpcServer | None = None
         self._bucket: BucketServer | None = None
 
@@ -135,6 +140,7 @@ class Agent:
             peers = self._peers(lambda problem: None)
             works: dict[str, Callable[[], None]] = {"rounds": self._meetings.decide}
             works |= {f"rounds with {peer}": partial(self.meet, peer) for peer in peers}
+            works |= {f"notes with {peer}": partial(self.pass_notes, peer) for peer in peers}
             if self._bucket is not None:
                 works["bucket"] = self._bucket.check
             for what, work in works.items():
@@ -165,14 +171,33 @@ class Agent:
             self._aside.drop(peer)
             raise
 
+    def pass_notes(self, peer: str) -> None:
+        """Carry notes of orders to and from a peer while something large is on its way: a plan, a reply and a
+        cancellation wait for no weights. Nothing where the peer has no address.
+        """
+        card, now = self.keys.peers[peer], time.monotonic()
+        is_busy = self._busy_since is not None and now - self._busy_since > BUSY_S
+        if not card.address or not is_busy or now - self._passed.get(peer, 0.0) < BUSY_S:
+            return
+        self._passed[peer] = now
+        try:
+            self._tell_news(self._aside.of(card), peer)
+            if not self.keys.card.address:
+                self._hear_news(self._aside.of(card), peer)
+        except grpc.RpcError:
+            self._aside.drop(peer)
+            raise
+
     def _carry(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         while not stop.is_set():
             for peer in self._peers(say):
+                self._busy_since = time.monotonic()
                 try:
                     self.exchange(peer)
                     problem = f"{peer}: {waits}" if (waits := self._hourly.waits(peer)) else ""
                 except Exception as error:  # whatever a peer causes, the others are served
                     problem = f"{peer}: {reason(error)}"
+                self._busy_since = None
                 if problem != self._said.get(peer, ""):
                     self._said[peer] = problem
                     say(problem or f"{peer}: answers")
@@ -209,29 +234,31 @@ class Agent:
 
     def _tell_news(self, channel: CallChannel, peer: str) -> None:
         """Send a peer the notes that are new."""
-        known = self._told.setdefault(peer, set())
-        for note in self._notes.waiting_for(peer, known):
-            about = notes.told(note)
+        with self._news:
+            known = self._told.setdefault(peer, set())
+            for note in self._notes.waiting_for(peer, known):
+                about = notes.told(note)
 
-            def send(text: bytes = desk.text_of(note), about: dict[str, Json] = about) -> None:
-                channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
-                self._audit.add("sent", who=peer, **about)
+                def send(text: bytes = desk.text_of(note), about: dict[str, Json] = about) -> None:
+                    channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
+                    self._audit.add("sent", who=peer, **about)
 
-            if is_settled(send, partial(self._not_taken, peer, about)):
-                known.add(desk.digest_of(note))
+                if is_settled(send, partial(self._not_taken, peer, about)):
+                    known.add(desk.digest_of(note))
 
     def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **about)
 
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
-        refused = self._refused.setdefault(peer, set())
-        request = self._notes.request(peer, refused)
-        answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
-        for text in notes.listed(answer, peer):
-            try:
-                note = self._notes.take(text, peer)
-                self._audit.add("received", who=peer, **notes.told(note))
-            except AtelierError as error:
-                refused.add(hashlib.sha256(text).hexdigest())
-                self._audit.add("refused", who=peer, why=str(error))
+        with self._news:
+            refused = self._refused.setdefault(peer, set())
+            request = self._notes.request(peer, refused)
+            answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
+            for text in notes.listed(answer, peer):
+                try:
+                    note = self._notes.take(text, peer)
+                    self._audit.add("received", who=peer, **notes.told(note))
+                except AtelierError as error:
+                    refused.add(hashlib.sha256(text).hexdigest())
+                    self._audit.add("refused", who=peer, why=str(error))

@@ -3,6 +3,7 @@ sending and taking.
 """
 
 import random
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from atelier.engine.codec.codec import decode
 from atelier.engine.config.base import parse
-from atelier.engine.config.error import ConfigError, StoppedError
+from atelier.engine.config.error import ConfigError, DataError, StoppedError
 from atelier.engine.config.link import Link
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, segments_of
@@ -182,6 +183,29 @@ def test_a_longer_training_goes_on_from_the_trunk_with_what_was_on_its_way_there
     assert names(f"{later.link['mailbox']}/{trunk}/round-000002") == ["a", "b"]  # sent at step 8
     run(later, 24, 20)
     assert set(at_once.models()) == set(later.models()) and len(set(later.models())) == 1
+
+
+def test_a_site_that_lost_its_checkpoints_is_told_so_when_the_others_are_past_a_branch(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """Their messages lie apart from those that it lacks, of which none is left."""
+    sites = Sites(tmp_path, text)
+
+    def run(site: str) -> None:
+        setup = sites.setups[site]
+        ends = (setup.segment("trunk", 0, 16), setup.segment("end", 16, 24))
+        sizes = {"global_batch": 4, "micro_batch": 1, "checkpoint_every": 4, "keep": 1}
+        each = train(24, link=sites.link_of(site), **sizes)
+        setup.train(setup.training({"m": setup.member("m", role(lr=1e-2), 24, segments=ends)}, each))
+
+    all_at_once(sites.setups, run)
+    trunk = Path(sites.link["mailbox"]) / sites.setups["a"].segment("trunk", 0, 16).fingerprint[:16]
+    for left in trunk.glob("round-*"):  # those that checkpoints of the branch's beginning were not yet past
+        shutil.rmtree(left)
+    for folder in ("trajectory", "outputs"):
+        shutil.rmtree(sites.setups["a"].folder / folder)
+    with pytest.raises(DataError, match=r"round-000001/b: is gone, b is in round 6.*earlier run"):
+        run("a")
 
 
 @pytest.mark.parametrize(
