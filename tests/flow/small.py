@@ -47,7 +47,7 @@ def small(words: list[str]) -> list[str]:
         return words
     given = [smaller(word) for word in words[1:]]
     named = {word.split("=")[0] for word in given}
-    if words[0] in WITHOUT_TRAINING:
+    if words[0] in WITHOUT_TRAINING or any(key.startswith("train.link.") for key in named):  # rounds divide
         named.add("train.steps")
     return [words[0], *given, *(word for word in OPEN if word.split("=")[0] not in named)]
 
