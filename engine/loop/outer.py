@@ -38,6 +38,8 @@ from atelier.engine.model.weights import Part, entries_of, write_files
 from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.2  # seconds between looks for messages
+ADDED = "added other contributions in the round before"
+BEGAN = "began with other weights than this site; copy the model `init` from one site to the other"
 
 
 class OuterSteps:
@@ -296,17 +298,16 @@ class OuterSteps:
         boxes = [Mailbox(self._link.mailbox, each.fingerprint) for each in member.spec.segments]
         return {each: box for box in boxes for each in box.rounds() if each > number}
 
-    def _check_missing(
-        self, box: Mailbox, number: int, later: Mapping[int, Mailbox], missing: list[str]
-    ) -> None:
+    def _check_missing(self, box: Mailbox, number: int, later: dict[int, Mailbox], sites: list[str]) -> None:
         """Raise DataError when a missing message will not come any more: its site has sent later ones."""
-        for site in missing:
-            ahead = [each for each, there in later.items() if there.read(each, site) is not None]
+        for site in sites:
+            ahead = {each: there for each, there in later.items() if there.read(each, site) is not None}
             if ahead and box.contribution(number, site) is None:  # not between two looks
+                places = " and ".join(sorted({box.place, *(there.place for there in ahead.values())}))
                 raise DataError(
                     f"{box.folder(number, site)}: is gone, {site} is in round {max(ahead)}: this site's"
                     " checkpoints are too old to go on, or the mailbox is of an earlier run; begin all sites"
-                    f" again, without {box.place}"
+                    f" again, without {places}"
                 )
 
     def _open(
@@ -328,8 +329,7 @@ class OuterSteps:
                     " from the same steps: train on there in the layout of the first"
                 )
             if head.before != outer.pending.get(head.round, outer.added):
-                what = "began with" if head.round == 1 else "added, in the round before,"
-                raise DataError(f"{place}: {site} {what} other weights than this site")
+                raise DataError(f"{place}: {site} {ADDED if head.round > 1 else BEGAN}")
             if head.codec not in self._link.codecs:
                 known = ", ".join(codec.text for codec in self._link.codecs)
                 raise DataError(f"{place}: is {head.codec.text}, and the training's {known}")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atelier.engine.checkpoint.state import Nested, Tree
+from atelier.engine.config.conversions import OPTIMIZER
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
 from atelier.engine.io.artifact import ArtifactInput
@@ -80,6 +81,6 @@ def _digest(init: ArtifactInput) -> str:
     digests = [
         entry.sha256
         for name, entry in zip(init.names(), init.record.files, strict=True)
-        if name.startswith("model") and name.endswith(".safetensors")
+        if name.endswith(".safetensors") and name != OPTIMIZER  # states of optimisers stay at their site
     ]
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()

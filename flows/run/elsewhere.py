@@ -196,10 +196,12 @@ class Elsewhere:
                 if told is not None and told.state == "running" and not shown:
                     shown = told.state
                     context.say(node, state=shown)
-                for word in (told.waiting, told.warning) if told is not None else ():
-                    if word and word not in said:
-                        said.add(word)
-                        context.say(node, waiting=f"at {node.site}: {word}")
+                if told is not None and told.waiting and told.waiting not in said:
+                    said.add(told.waiting)
+                    context.say(node, waiting=f"at {node.site}: {told.waiting}")
+                if told is not None and told.warning and told.warning not in said:
+                    said.add(told.warning)
+                    context.say(node, warning=f"at {node.site}: {told.warning}")
                 if told is not None and told.progress:
                     keys = {"progress", "total", "unit", "rate", "loss"}
                     context.listener(node.name, cast(Message, told.model_dump(include=keys)))

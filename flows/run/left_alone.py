@@ -60,7 +60,7 @@ def _lacking(place: Place, role: str, come: int, others: list[Place], here: Site
         if any(box.has(needed, site) for box in boxes):
             continue
         if is_sent:
-            yield _told(mine, theirs, come, other, node, role, here)
+            yield _told(mine, theirs, come, other, node, role, boxes, site)
         elif link.rows and not link.is_elastic:
             for box in boxes:
                 if any(box.has(number, site) for number in box.rounds() if number > needed):
@@ -82,16 +82,22 @@ def _boxes(node: Node, other: Node, role: str, here: SiteHere) -> list[Mailbox]:
 
 
 def _told(
-    mine: PlanRow, theirs: PlanRow, step: int, other: Node, node: Node, key: str, here: SiteHere
+    mine: PlanRow,
+    theirs: PlanRow,
+    step: int,
+    other: Node,
+    node: Node,
+    key: str,
+    boxes: list[Mailbox],
+    site: str,
 ) -> str:
-    site = other.site or here.name
+    """`boxes`: where the messages of `site` would lie."""
     where = "is finished" if theirs["state"] == "reuse" else f"is at step {theirs['from_step']}"
     if other.training.train.link.rows:
-        folder = node.products[key].trajectories[-1]
+        places = " and ".join(box.place for box in boxes)
         return (
             f"{mine['name']}: goes on after step {step}, {site} {where}, and its messages are gone:"
-            f" remove that training at {site} too, and in the mailboxes of both {folder[:16]}*; or another"
-            " train.seed"
+            f" remove that training at {site} too, and {places}, there too; or take another train.seed"
         )
     role = node.training.roles[key]
     if role.attach == "replay":

@@ -204,8 +204,10 @@ def test_a_site_that_lost_its_checkpoints_is_told_so_when_the_others_are_past_a_
         shutil.rmtree(left)
     for folder in ("trajectory", "outputs"):
         shutil.rmtree(sites.setups["a"].folder / folder)
-    with pytest.raises(DataError, match=r"round-000001/b: is gone, b is in round 6.*earlier run"):
+    with pytest.raises(DataError, match=r"round-000001/b: is gone, b is in round 6.*earlier run") as told:
         run("a")
+    branch = sites.setups["a"].segment("end", 16, 24).fingerprint[:16]
+    assert trunk.name in str(told.value) and branch in str(told.value)  # both have to go
 
 
 @pytest.mark.parametrize(

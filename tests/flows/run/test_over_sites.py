@@ -11,7 +11,7 @@ from atelier.engine.config.sites import Sites
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes, placed_nodes
 from atelier.flows.run.link_rows import over_budget
-from atelier.flows.run.over_sites import Placement, SiteHere, place, shares
+from atelier.flows.run.over_sites import Placement, SiteHere, decided_at, place, shares
 from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
@@ -300,3 +300,15 @@ def test_more_fragments_than_blocks_are_refused_by_the_plan(root: Path) -> None:
 def test_a_rate_is_of_one_of_the_sites(root: Path) -> None:
     with pytest.raises(ConfigError, match="c is none of"):
         compose("pretrain", ["experiment=tiny", "sites.loopback=true", "sites=[a,b]", "sites.mbps={c:8}"])
+
+
+def test_who_decides_of_an_elastic_membership_is_one_of_its_sites() -> None:
+    """Home where it is one; what was given stays."""
+    membership = {"kind": "elastic"}
+
+    def decides(home: str, **more: str) -> str:
+        link = {"rows": {"c": 4, "b": 4}, "membership": membership | more}
+        found: Any = decided_at({"train": {"link": link}}, home)
+        return found["train"]["link"]["membership"]["coordinator"]
+
+    assert (decides("c"), decides("a"), decides("a", coordinator="c")) == ("c", "b", "c")

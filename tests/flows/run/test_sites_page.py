@@ -54,6 +54,17 @@ def test_a_row_is_of_the_model_s_own_steps(plan: Plan, tmp_path: Path) -> None:
     assert {row[0]: int(row[2]) for row in rows} == steps
 
 
+def test_a_training_that_has_ended_was_at_its_last_step(plan: Plan, tmp_path: Path) -> None:
+    """Its last word may come after its end."""
+    [name] = [each.name for each in plan.nodes if each.task == "train" and len(each.products) > 1]
+    states = {name: "running"}
+    page = SitesPage(plan, Store(str(tmp_path)), states)
+    page.heard(name, {"unit": "steps", "progress": 23, "total": 24})
+    assert f"{name} 23/24" in page.text
+    states[name] = "done"
+    assert f"{name} 24/24" in page.text
+
+
 class Stuck:
     """A page whose server answers late, or not at all."""
 
