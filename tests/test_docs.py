@@ -25,7 +25,8 @@ def spelled_out(path: str) -> list[str]:
     """`a/{b,c}.py` as `a/b.py` and `a/c.py`."""
     if not (found := re.search(r"\{([^}]*)\}", path)):
         return [path]
-    return [path[: found.start()] + word + path[found.end() :] for word in found[1].split(",")]
+    each = [path[: found.start()] + word + path[found.end() :] for word in found[1].split(",")]
+    return [one for path in each for one in spelled_out(path)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
@@ -40,6 +41,31 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = {name for found in FILE.findall(page.read_text()) for name in spelled_out(found)}
     assert [name for name in sorted(named) if not glob(str(TOP / name))] == []
+
+
+def test_parts_written_by_hand_have_about_the_lines_that_are_said() -> None:
+    page = (TOP / "docs/reference/decisions.md").read_text()
+    said = [
+        (row[1], int(row[2].replace(",", ""))) for row in re.finditer(r"(?m)^\| (.+?) \| ([\d,]+) \|", page)
+    ]
+    files = [files_of(part) for part, _ in said]
+    for number, (part, lines) in enumerate(said):
+        others = files[number + 1 : number + 3] if "without the next two" in part else []
+        counted = sum(len(path.read_text().splitlines()) for path in files[number].difference(*others))
+        assert 0.9 < counted / lines < 1.1, (part, counted)
+    assert len(said) > 30
+
+
+def files_of(part: str) -> set[Path]:
+    """Of a part's paths; `sinks/` beside `infra/tracking/a.py` is infra/tracking/sinks/."""
+    found: set[Path] = set()
+    paths = re.findall(r"`([^`]*)`", part)
+    for path in paths:
+        beside = "" if path.startswith(CODE) else paths[0].rpartition("/")[0] + "/"
+        for one in (Path(name) for name in spelled_out(str(TOP / (beside + path)))):
+            assert one.exists(), one
+            found |= {one} if one.is_file() else set(one.rglob("*.py"))
+    return found
 
 
 def test_the_index_names_every_page() -> None:

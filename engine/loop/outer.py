@@ -38,6 +38,7 @@ from atelier.engine.model.weights import Part, entries_of, write_files
 from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.2  # seconds between looks for messages
+LATER_EVERY = 5.0  # seconds between looks for messages that will not come
 ADDED = "added other contributions in the round before"
 BEGAN = "began with other weights than this site; copy the model `init` from one site to the other"
 
@@ -273,12 +274,14 @@ class OuterSteps:
     ) -> dict[str, Contribution]:
         """The heads of the messages of `sites`, when all are there."""
         heads: dict[str, Contribution] = {}
+        look_again = 0.0
         while True:
             missing = [site for site in sorted(sites) if site not in heads]
             there = {site: head for site in missing if (head := box.contribution(number, site)) is not None}
             heads |= there
-            if len(there) < len(missing) and (later := self._later(number, member)):
-                self._check_missing(box, number, later, [site for site in missing if site not in there])
+            if len(there) < len(missing) and time.monotonic() >= look_again:
+                self._check_missing(box, number, member, [site for site in missing if site not in there])
+                look_again = time.monotonic() + LATER_EVERY
             lacking = torch.tensor([len(sites) - len(heads), int(self._stop.is_asked)])
             late, is_asked = self._gang.sum(lacking).tolist()
             if not late:
@@ -293,13 +296,10 @@ class OuterSteps:
                 self.elastic.beat(number)
             time.sleep(LOOK_EVERY)
 
-    def _later(self, number: int, member: RoleState) -> dict[int, Mailbox]:
-        """The later rounds of which messages are here, and where: those after a branch lie apart."""
-        boxes = [Mailbox(self._link.mailbox, each.fingerprint) for each in member.spec.segments]
-        return {each: box for box in boxes for each in box.rounds() if each > number}
-
-    def _check_missing(self, box: Mailbox, number: int, later: dict[int, Mailbox], sites: list[str]) -> None:
+    def _check_missing(self, box: Mailbox, number: int, member: RoleState, sites: list[str]) -> None:
         """Raise DataError when a missing message will not come any more: its site has sent later ones."""
+        boxes = [Mailbox(self._link.mailbox, each.fingerprint) for each in member.spec.segments]
+        later = {each: where for where in boxes for each in where.rounds() if each > number}  # branches too
         for site in sites:
             ahead = {each: there for each, there in later.items() if there.read(each, site) is not None}
             if ahead and box.contribution(number, site) is None:  # not between two looks
