@@ -37,6 +37,7 @@ class Reference:
     name: str
     node: str
     future: "Future | None" = field(default=None, compare=False, repr=False)
+    kinds: tuple[str, ...] = field(default=(), compare=False)  # as of its Product
 
 
 class Product(Spec):
@@ -50,6 +51,7 @@ class Product(Spec):
     detail: JsonObject = {}  # compared by a plan beside the identity (a model's trajectory)
     detail_parents: dict[str, str] = {}
     trajectories: tuple[str, ...] = ()  # that it is trained in, the trunk first
+    kinds: tuple[str, ...] = ()  # a model's: with whose code it is computed (infra/code/code_map.py)
     origin: dict[str, str] = {}  # first component of an identity key -> the configuration key it comes from
 
     @property
@@ -90,6 +92,7 @@ class Node(Spec):
     layout: JsonObject = {}
     ranks: int = 1  # 0 = no gang: it runs in the flow's process
     waits: tuple[str, ...] = ()  # names of the nodes before this one
+    kinds: tuple[str, ...] = ()  # of the models that it makes or reads
     site: str = ""  # that runs it, '' = this one
 
     @property
@@ -142,7 +145,8 @@ def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
             "Parallel.of_one_rank() is the layout of a task without a gang",
         )
     waits = tuple(sorted({reference.node for reference in after if reference.node}))
-    node = node.model_copy(update={"waits": waits})
+    kinds = {kind for one in (*after, *node.products.values()) for kind in one.kinds}
+    node = node.model_copy(update={"waits": waits, "kinds": tuple(sorted(kinds))})
     future = _scheduler.get().declare(node, after)
     return {
         key: Reference(
@@ -151,6 +155,7 @@ def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
             name=product.name,
             node=node.name,
             future=future,
+            kinds=product.kinds,
         )
         for key, product in node.products.items()
     }

@@ -12,6 +12,7 @@ from atelier.engine.io.hub import pinned
 from atelier.engine.io.source_files import check_no_password, reading, total_bytes
 from atelier.engine.io.storage import is_local, join, local_path, names, read_object
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, read_index
+from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
@@ -53,6 +54,7 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
         identity={"family": family.name, **identity_of(files)},
         parents={"tokenizer": tokenizer.fingerprint},
         origin={"family": "source", "files": "source", "content": "source"},
+        kinds=model_kinds(spec),
     )
     node = Node(
         name="adopt",

@@ -4,6 +4,7 @@ from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.io.source_files import reading, total_bytes
 from atelier.engine.io.storage import is_local, join, read_object
+from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
@@ -52,6 +53,7 @@ def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference
             "adapter": adapter.fingerprint,
             "tokenizer": base.tokenizer.fingerprint,
         },
+        kinds=model_kinds(base.spec),
     )
     node = Node(
         name="adopt_adapter",

@@ -12,6 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.train import Train
+from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.run.context import RunContext
@@ -67,6 +68,7 @@ def convert(
         identity={"rule": rule.as_identity()},
         parents={role: reference.fingerprint for role, reference in parents.items()},
         origin={"rule": "convert"},
+        kinds=model_kinds(made),
     )
     layout = Parallel(shard=1, threads=max(1, num_cores() // beside))
     asked = Node(

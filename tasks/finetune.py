@@ -79,9 +79,9 @@ def finetune(
         layout=one.model_dump(mode="json"),
     )
     feeds = {key: feed_of(node, key) for key in _keys(settings)}
+    roles, _, segments = unpack(node)
     products = {
-        key: _product(f"{model.name}/{key}", segments, feeds[key])
-        for key, segments in unpack(node)[2].items()
+        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key]) for key in roles
     }
     return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
 
@@ -155,8 +155,8 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
     return config.roles, config.train, segments
 
 
-def _product(name: str, segments: list[Segment], feed: Feed) -> Product:
-    product = model_product(name, segments, feed, "finetune.")
+def _product(name: str, spec: ModelSpec, segments: list[Segment], feed: Feed) -> Product:
+    product = model_product(name, spec, segments, feed, "finetune.")
     moved = {
         "num_labels": "finetune.num_labels",
         "draw": "finetune.draws",

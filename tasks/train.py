@@ -18,6 +18,7 @@ from atelier.engine.config.mixture import (
     streams,
 )
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
@@ -27,7 +28,7 @@ from atelier.engine.plan.expert_checks import check_frozen
 from atelier.engine.plan.layout_checks import check_encoders
 from atelier.engine.plan.role_checks import check_schedules
 from atelier.engine.plan.site_checks import check_places
-from atelier.infra.code.code_map import maps_of
+from atelier.infra.code.code_map import maps_of, model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
@@ -147,6 +148,7 @@ def train(
     every = {
         role: model_product(
             (labels or {}).get(role, role.split("~")[0]),
+            everybody[role].model,
             segments[role],
             feed,
             f"{prefix}{role}." if prefix else "",
@@ -206,10 +208,10 @@ def _from_init(name: str, member: Member, node: Node) -> Member:
 
 
 def model_product(
-    name: str, segments: list[Segment], feed: Feed, prefix: str, section: str = "train"
+    name: str, spec: ModelSpec, segments: list[Segment], feed: Feed, prefix: str, section: str = "train"
 ) -> Product:
-    """The model at the end of a role's last segment: its identity is that trajectory and the step. `prefix`,
-    `section`: the role's place in the configuration, and the training's.
+    """The model, of `spec`, at the end of a role's last segment: its identity is that trajectory and the
+    step. `prefix`, `section`: the role's place in the configuration, and the training's.
     """
     last = segments[-1]
     kept = {
@@ -228,6 +230,7 @@ def model_product(
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
         trajectories=tuple(segment.fingerprint for segment in segments),
+        kinds=model_kinds(spec),
     )
 
 

@@ -63,6 +63,9 @@ class Manifest(Spec):
     codes: tuple[str, ...] = Field(
         (), description="digests of the maps of the codes that computed it, the newest last; none = not known"
     )
+    libraries: tuple[str, ...] = Field(
+        (), description="versions that computed it, the newest last; none = not known"
+    )
     computed: str = Field("", description="arithmetic that it was computed in; '' = not known")
     held_out: str = Field("", description="what its eval/loss was measured on; '' = not known")
     files: tuple[FileEntry, ...]

@@ -48,6 +48,7 @@ class About(TypedDict, total=False):
     """Fields of the manifest that the caller knows."""
 
     codes: tuple[str, ...]
+    libraries: tuple[str, ...]
     computed: str
     held_out: str
 

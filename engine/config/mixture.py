@@ -4,7 +4,7 @@ ordered input streams. Torch-free.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -87,6 +87,29 @@ class Stream(Spec):
         """The number of the first phase that reads it."""
         every = (self.weight, *self.later)
         return next((n for n, weight in enumerate(every) if weight), len(every))
+
+
+class MixturePart(NamedTuple):
+    """A part of the mixture: a kind of rows, of one source of text or (None) of all."""
+
+    kind: str
+    source: str | None
+
+    def has(self, stream: Stream) -> bool:
+        return self.kind == stream.kind and self.source in (None, stream.source)
+
+
+def parts_of(streams: Iterable[Stream], roles: Iterable[Role]) -> tuple[MixturePart, ...]:
+    """The parts of the mixture between which objectives distinguish, in the order of their numbers: kinds of
+    rows, and sources of text where an objective asks for some; empty when there is only one.
+    """
+    streams = list(streams)
+    has_kinds = any(stream.rows for stream in streams)
+    has_sources = any(getattr(spec, "sources", ()) for role in roles for spec in role.objective.values())
+    found = dict.fromkeys(
+        MixturePart(stream.kind, stream.source if has_sources else None) for stream in streams
+    )
+    return tuple(found) if has_kinds or has_sources else ()
 
 
 def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:

@@ -132,10 +132,6 @@ class ObjectiveSpec(Kind):
         """Weights that it adds to the student, by name; the finished model is without them."""
         return {}
 
-    def weight_at(self, step: int, start: int, end: int, lead: float = 0.0) -> float:
-        """The weight at a step of a role from `start` to `end`. `lead`: its teacher's, in nats."""
-        return self.weight * self.schedule.factor(step, start, end, lead)
-
     @property
     def encoder_length(self) -> int:
         """U, the tokens of its rows' other input; 0 = it has none."""

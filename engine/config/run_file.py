@@ -3,12 +3,12 @@ Torch-free.
 """
 
 import json
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from atelier.engine.config.base import Json, JsonObject, Spec
-from atelier.engine.config.mixture import Stream, in_order
+from atelier.engine.config.mixture import MixturePart, Stream, in_order, parts_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
@@ -113,16 +113,6 @@ class Member(Spec):
     )
 
 
-class MixturePart(NamedTuple):
-    """A part of the mixture: a kind of rows, of one source of text or (None) of all."""
-
-    kind: str
-    source: str | None
-
-    def has(self, stream: Stream) -> bool:
-        return self.kind == stream.kind and self.source in (None, stream.source)
-
-
 class Training(Spec):
     """One gang's training of one or more roles on the same batches."""
 
@@ -136,34 +126,10 @@ class Training(Spec):
     def _by_name(cls, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
         return in_order(streams)
 
-    def settled(self, name: str) -> int:
-        """The clock's first step at which the learning rates of a role and of its teacher have risen."""
-        mine = self.members[name]
-        teacher = self.members.get(mine.role.teacher)  # none for a role that has trained
-        both = [mine, *([teacher] if teacher is not None else [])]
-        risen = [
-            int(each.role.start) + each.role.optim.schedule.warmup
-            for each in both
-            if each.mode != "frozen" and each.role.moves
-        ]
-        return max(self.train.progressive.steps, *risen, 0)
-
     @property
     def parts(self) -> tuple[MixturePart, ...]:
-        """The parts of the mixture between which objectives distinguish, in the order of their numbers: kinds
-        of rows, and sources of text where an objective asks for some; empty when there is only one.
-        """
-        has_kinds = any(stream.rows for stream in self.streams)
-        specs = [spec for member in self.members.values() for spec in member.role.objective.values()]
-        has_sources = any(getattr(spec, "sources", ()) for spec in specs)
-        found = dict.fromkeys(
-            MixturePart(stream.kind, stream.source if has_sources else None) for stream in self.streams
-        )
-        return tuple(found) if has_kinds or has_sources else ()
-
-    def part_of(self, stream: Stream) -> int:
-        """The number of the part that a stream is of; -1 where there are none."""
-        return next((n for n, part in enumerate(self.parts) if part.has(stream)), -1)
+        """The parts of the mixture between which objectives distinguish, in the order of their numbers."""
+        return parts_of(self.streams, [member.role for member in self.members.values()])
 
     @model_validator(mode="after")
     def _in_phases(self) -> "Training":

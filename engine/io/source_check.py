@@ -3,6 +3,7 @@ Torch-free.
 """
 
 import hashlib
+import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError
 
+PACKAGE = "atelier."
 SUPERVISED = "ATELIER_GUARD_FD"  # in the environment of what a supervisor has started
 
 _loaded: dict[str, str] = {}
@@ -34,11 +36,15 @@ def remember_sources() -> None:
 
 
 def check_sources(wanted: Mapping[str, str]) -> None:
-    """Raise ConfigError when a supervised process runs other code than `wanted`: one run would mix two
-    versions. A process started by hand runs whatever code there is.
+    """Import the files that are `wanted`, so that none changes between this check and its use, then raise
+    ConfigError when a supervised process has other code: one run would mix two versions. A process started by
+    hand runs whatever code there is.
     """
     if SUPERVISED not in os.environ:
         return
+    for file in wanted:
+        with suppress(ModuleNotFoundError):  # of a file that is gone: below
+            importlib.import_module(f"{PACKAGE}{file.removesuffix('.py').replace('/', '.')}")
     for file, expected in wanted.items():
         if _now(file) != expected:
             raise ConfigError(

@@ -19,7 +19,7 @@ from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.loop.decisions import HealthDetector
+from atelier.engine.loop.decisions import HealthDetector, settled
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.prompt_start import begun_from, prompt_ids
 from atelier.engine.loop.role_state import RoleState, end_of
@@ -139,7 +139,7 @@ def build_member(
         health=health,
         parts=training.parts,
         progressive=train.progressive,
-        settled=training.settled(name),
+        settled=settled(training, name),
     )
     state.begins_with_states = bool(goes_on)
     if train.link.is_linked and optim is not None:

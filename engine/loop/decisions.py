@@ -10,6 +10,7 @@ from typing import Literal
 from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
+from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Bad, Health
 
 BETA = 0.98  # of running averages over steps
@@ -36,6 +37,19 @@ class Average:
 
     def restore(self, state: Nested) -> None:
         self.sum, self.num_seen = float(state["sum"]), int(state["num_seen"])
+
+
+def settled(training: Training, name: str) -> int:
+    """The clock's first step at which the learning rates of a role and of its teacher have risen."""
+    mine = training.members[name]
+    teacher = training.members.get(mine.role.teacher)  # none for a role that has trained
+    both = [mine, *([teacher] if teacher is not None else [])]
+    risen = [
+        int(each.role.start) + each.role.optim.schedule.warmup
+        for each in both
+        if each.mode != "frozen" and each.role.moves
+    ]
+    return max(training.train.progressive.steps, *risen, 0)
 
 
 class TeacherLead:

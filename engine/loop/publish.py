@@ -99,10 +99,8 @@ def summary(member: RoleState) -> dict[str, Json]:
         "started_at": member.start,
         "params": member.role.model.num_params(),
         "forwards": member.forwards,
-        "computed": member.computed,
+        **member.provenance.summary,
     }
-    if len(member.codes) > 1:
-        result["codes"] = list(member.codes)  # resumed with other code, by --accept-code
     if member.lead is not None:
         opened = member.lead.opened
         result["gate_step"] = opened if opened >= 0 else None

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from atelier.engine.checkpoint.state import Nested, State, Tree
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import WINDOWS
+from atelier.engine.config.mixture import WINDOWS, MixturePart
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.run_file import Member as MemberSpec
-from atelier.engine.config.run_file import MixturePart, SegmentAddress
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.answer_parts import AnswerParts, Received
@@ -24,6 +24,7 @@ from atelier.engine.loop.decisions import HealthDetector, TeacherLead
 from atelier.engine.loop.drawn import Drawing, Drawn
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.pace import Pace
+from atelier.engine.loop.provenance import Provenance
 from atelier.engine.loop.stage import After, Private, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Model
@@ -81,8 +82,7 @@ class RoleState:
         self.durable_steps: tuple[int, int] = (-1, -1)  # of the two newest checkpoints known to be whole
         self.lead = TeacherLead(spec.role.gate, self.start, settled) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
-        self.codes: tuple[str, ...] = (spec.code,) if spec.code else ()  # digests, the newest last
-        self.computed = computed_in(precision, grid.gang.device)
+        self.provenance = Provenance(spec, computed_in(precision, grid.gang.device))
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
         self.held_out = ""  # the name of what eval/loss was last measured on
         self._check()
@@ -95,22 +95,6 @@ class RoleState:
                 f"nothing is optimised until it opens at {self.role.gate} nats: all objectives need it",
                 "add an objective of its own (lm), or gate=open",
             )
-
-    def go_on_from(self, codes: tuple[str, ...], computed: str, step: int) -> None:
-        """Take over the code digests of the checkpoint of `step`.
-
-        Raises ConfigError when it was computed in another arithmetic than this process uses, unless that was
-        accepted.
-        """
-        if computed and computed != self.computed and step > self.start and not self.spec.accept_code:
-            raise ConfigError(
-                self.name,
-                f"its checkpoint of step {step} was computed in {computed}, this machine computes "
-                f"{self.precision} in {self.computed}",
-                "--accept-code goes on; else go on where that one was made",
-            )
-        new = [code for code in self.codes if code not in codes[-1:] and step < self.end]
-        self.codes = (*codes, *new)
 
     @property
     def moves(self) -> bool:
@@ -170,7 +154,7 @@ class RoleState:
 
     def _weight(self, spec: ObjectiveSpec) -> float:
         lead = self.lead.nats if self.lead is not None else 0.0
-        return spec.weight_at(self.step, self.start, self.end, lead)
+        return spec.weight * spec.schedule.factor(self.step, self.start, self.end, lead)
 
     def weights_that_move(self) -> dict[str, float]:
         """The next step's weights of the objectives with a schedule."""

@@ -121,6 +121,6 @@ class Samples:
 
     def _numbered(self, rows: Dataset, stream: Stream) -> Dataset:
         """The data set, its rows labelled with the number of their part when the mixture has several."""
-        if self._training.parts:
-            cast(_Labelled, rows).part = self._training.part_of(stream)
+        if parts := self._training.parts:
+            cast(_Labelled, rows).part = next((n for n, part in enumerate(parts) if part.has(stream)), -1)
         return rows

@@ -115,9 +115,8 @@ class Saver:
                 trajectory=segment.fingerprint,
                 gang=self._gang.aside,
                 spill=member.spill,
-                codes=member.codes,
-                computed=member.computed,
                 held_out=member.held_out,
+                **member.provenance.of_checkpoint,
             )
             self._pending.append((member, segment, step, pending))
             member.stored_step = step
@@ -163,7 +162,9 @@ class Saver:
         place = address(checkpoints(segment), step)
         values = load(place, state, step=step, trajectory=segment.fingerprint, gang=self._gang.aside)
         manifest = read_manifest(place, step=step)
-        member.go_on_from(manifest.codes, manifest.computed, step)
+        begun, trains = step > member.start, step < member.end
+        if other := member.provenance.go_on_from(manifest, member.name, begun=begun, trains=trains):
+            self._report.say(warning=other)
         member.restore(values, step)
         member.held_out = manifest.held_out
 

@@ -72,7 +72,7 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
             is_alone = is_gated or (step - start) % role.period  # it may have to learn without its teacher
             # (what follows a lead counts for nothing here: there may be none)
             for specs in (role.objective.values(), own if is_alone else ()):
-                if specs and not any(spec.weight_at(step, start, end) for spec in specs):
+                if specs and not any(spec.schedule.factor(step, start, end) for spec in specs):
                     which = " of its own" if specs is own else ""
                     raise ConfigError(
                         f"{place}objective",

@@ -21,6 +21,10 @@ from typing import TypeAlias
 
 from atelier import PROJECT
 from atelier.engine.config.document import section_of
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.evaluation import Scoring
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.io.source_check import source_digest
 from atelier.infra.code.moved_code import Entry, read_moved
@@ -39,11 +43,13 @@ MOST = 2000  # files in the cache
 LOOP = "engine/train.py"
 REGISTRIES = (
     "model",
+    "model/router",
     "objective",
     "optim",
     "conversion",
     "data/datasets",
     "config/model",
+    "config/router",
     "config/objective",
     "config/optim",
     "config/conversion",
@@ -53,12 +59,25 @@ REGISTRIES = (
 LEFT_OUT = (
     *(
         f"engine/parallel/{name}.py"
-        for name in ("collective", "context", "expert", "gang", "grid", "pipeline", "shard", "tensor")
+        for name in (
+            "collective",
+            "context",
+            "expert",
+            "gang",
+            "grid",
+            "pipeline",
+            "regions",
+            "shard",
+            "tensor",
+        )
     ),
     "engine/checkpoint/",
     "engine/io/",
     "engine/plan/",
-    *(f"engine/loop/{name}.py" for name in ("publish", "replica_check", "report", "resume", "save", "stop")),
+    *(
+        f"engine/loop/{name}.py"
+        for name in ("provenance", "publish", "replica_check", "report", "resume", "save", "stop")
+    ),
     "engine/loop/straggler.py",
     *(f"engine/config/{name}.py" for name in ("base", "device", "document", "error", "metric")),
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
@@ -66,6 +85,7 @@ LEFT_OUT = (
 )
 WORDS = ("description", "title")  # keywords of pydantic fields that are only documentation
 TRAINED = ("train", "finetune")
+RIVALS = ("engine/inference/rivals.py",)  # of scored heads
 FAMILIES = tuple(
     f"engine/config/family/{path.name}" for path in sorted((PROJECT / "engine/config/family").glob("*.py"))
 )
@@ -103,12 +123,22 @@ def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path 
     waiting = [name]
     while waiting:
         role = roles[waiting.pop()]
-        kinds |= {f"model/{role.model.kind}", f"optim/{role.optim.kind}"}
-        for objective in role.objective.values():
-            kinds |= {f"objective/{objective.kind}", f"data/datasets/{type(objective).reads}"}
-            kinds |= {f"objective/{type(objective).term}"} if type(objective).term else set()
+        kinds |= {*model_kinds(role.model), f"optim/{role.optim.kind}"}
+        kinds.update(*(_objective_kinds(objective) for objective in role.objective.values()))
         waiting += role.teachers
     return code_map(ROOTS[task], kinds, project)
+
+
+def model_kinds(spec: ModelSpec) -> tuple[str, ...]:
+    """The kinds whose code computes a model: its own, and its router's."""
+    router = spec.experts.router.kind if isinstance(spec, MixedBlocks) and spec.num_experts else ""
+    return (f"model/{spec.kind}", *((f"model/router/{router}", f"router/{router}") if router else ()))
+
+
+def _objective_kinds(objective: ObjectiveSpec) -> set[str]:
+    """An objective's own, that of its rows, and whose term it is."""
+    found = {f"objective/{objective.kind}", f"data/datasets/{type(objective).reads}"}
+    return found | ({f"objective/{type(objective).term}"} if type(objective).term else set())
 
 
 def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PROJECT) -> Map:
@@ -133,7 +163,7 @@ def _code_map(roots: tuple[str, ...], kinds: frozenset[str], project: Path) -> M
                 continue
             from_kind = _is_kind(file)
             for module in source.imports:
-                target = _file(module, project)
+                target = _file(_absolute(module, file), project)
                 if target and (from_kind or target in chosen or not _is_kind(target)):
                     waiting.append(target)
     return {file: found[file].parts for file in sorted(found) if not file.startswith(LEFT_OUT)}
@@ -144,11 +174,23 @@ def maps_of(node: Node) -> dict[str, Map]:
     if node.task not in ROOTS:
         return {}
     if node.task not in TRAINED:
-        rule = section_of(node.config.get("rule", {})).get("kind")
-        whole = code_map(ROOTS[node.task], {f"conversion/{rule}"} if rule else ())
+        roots = (*ROOTS[node.task], *(RIVALS if node.config.get("heads") else ()))
+        whole = code_map(roots, _kinds_read(node))
         return {key: whole for key in node.products}
     roles = node.training.roles
     return {name: training_map(node.task, roles, name) for name in roles}
+
+
+def _kinds_read(node: Node) -> set[str]:
+    """Kinds that a node which trains nothing makes or reads: of models, conversions, objectives and rows."""
+    found = set(node.kinds)
+    if rule := section_of(node.config.get("rule", {})).get("kind"):
+        found.add(f"conversion/{rule}")
+    if node.task == "imitate":
+        found.add("data/datasets/natural")
+    if node.config.get("heads"):  # scored
+        found.update(*map(_objective_kinds, Scoring.model_validate(node.config).heads.values()))
+    return found
 
 
 def sources_of(maps: Mapping[str, Map], project: Path = PROJECT) -> dict[str, str]:
@@ -195,8 +237,7 @@ def _is_kind(file: str) -> bool:
     folder, _, name = file.removeprefix("engine/").rpartition("/")
     if folder not in REGISTRIES:
         return False
-    group = folder.removeprefix("config/")
-    return name in _kinds(group)
+    return name in _kinds(folder.removeprefix("config/").removeprefix("model/"))
 
 
 @cache
@@ -209,8 +250,17 @@ def _kinds(group: str) -> frozenset[str]:
 @cache
 def _file(module: str, project: Path) -> str:
     """The file of an engine module; '' when there is none (an imported name that is no module)."""
-    place = module.replace(".", "/") + ".py"
-    return place if (project / place).exists() else ""
+    place = module.replace(".", "/")
+    return next((each for each in (f"{place}.py", f"{place}/__init__.py") if (project / each).exists()), "")
+
+
+def _absolute(module: str, file: str) -> str:
+    """The module that `module`, as it is imported in `file`, means: `..blocks` in engine/model/gpt.py is
+    engine.blocks.
+    """
+    dots = len(module) - len(module.lstrip("."))
+    above = file.removesuffix(".py").split("/")[:-dots] if dots else []
+    return ".".join([*above, *filter(None, [module[dots:]])])
 
 
 _read: dict[Path, SourceFile] = {}  # this process runs the code as it was first read
@@ -219,7 +269,10 @@ _read: dict[Path, SourceFile] = {}  # this process runs the code as it was first
 def _source(path: Path, known: Cache) -> SourceFile:
     """The source file at `path`, from cache by its content."""
     if path not in _read:
-        _read[path] = _by_content(path.read_bytes(), known)
+        try:
+            _read[path] = _by_content(path.read_bytes(), known)
+        except SyntaxError as error:
+            raise ConfigError(f"{path}:{error.lineno}", error.msg, "mend it") from None
     return _read[path]
 
 
@@ -237,9 +290,11 @@ def _imports(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name.removeprefix(PACKAGE) for name in names if name.startswith(f"{PACKAGE}engine.")}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            inside = module if module.endswith(".") else f"{module}."
+            names |= {module, *(f"{inside}{alias.name}" for alias in node.names)}
+    return {name.removeprefix(PACKAGE) for name in names if name.startswith((f"{PACKAGE}engine.", "."))}
 
 
 def _parts(tree: ast.Module) -> dict[str, str]:
@@ -279,11 +334,10 @@ def _is_string(node: ast.expr) -> bool:
 
 def _text(node: TreePart) -> str:
     """A syntax tree as text that is the same for all Python versions: names of nodes and non-empty fields."""
-    if isinstance(node, ast.Raise):  # the exception's type, not its message
-        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-        return f"Raise({_text(raised)})"
-    if isinstance(node, ast.keyword) and node.arg in WORDS:
-        return ""
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _name(node.exc).endswith("Error"):
+        return f"Raise({_text(node.exc.func)})"  # the error's type, not its message
+    if isinstance(node, ast.Call) and _name(node) == "Field":
+        node = ast.Call(node.func, node.args, [one for one in node.keywords if one.arg not in WORDS])
     if isinstance(node, ast.AST):
         fields = []
         for name, value in ast.iter_fields(node):
@@ -296,6 +350,11 @@ def _text(node: TreePart) -> str:
     if isinstance(node, list):
         return f"[{','.join(map(_text, node))}]"
     return repr(node)
+
+
+def _name(call: ast.Call) -> str:
+    """Of what is called, without what it is an attribute of."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _digest(text: str) -> str:

@@ -14,6 +14,7 @@ from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.config.registry import ModelSpec, check_version, spec_class
 from atelier.engine.config.role import Role
 from atelier.engine.io.storage import join, read_object
+from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Reference
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import last_checkpoint, read_trajectory
@@ -96,7 +97,7 @@ def existing_in(store: Store, word: str, place: str) -> Existing:
     earlier = record.parents.get("init") or record.parents.get("model")
     if earlier and (not tokens or "trajectory" not in record.parents):  # fine-tuned or converted
         parent = existing_in(store, earlier, place)
-        found = replace(parent, reference=_reference(record), spec=spec)
+        found = replace(parent, reference=_reference(record, spec), spec=spec)
         if own := record.parents.get("tokenizer"):
             other = Reference(kind="tokenizer", fingerprint=own, name="tokenizer", node="")
             found = replace(found, tokenizer=other)
@@ -111,7 +112,9 @@ def existing_in(store: Store, word: str, place: str) -> Existing:
     tokenizer = Reference(
         kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
     )
-    return Existing(reference=_reference(record), spec=spec, tokenizer=tokenizer, text=text, place=place)
+    return Existing(
+        reference=_reference(record, spec), spec=spec, tokenizer=tokenizer, text=text, place=place
+    )
 
 
 def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "roles") -> dict[str, Reference]:
@@ -258,5 +261,6 @@ def _tokens_of(place: str) -> dict[int, str]:
     return found
 
 
-def _reference(record: Record) -> Reference:
-    return Reference(kind=record.kind, fingerprint=record.fingerprint, name=record.name, node="")
+def _reference(record: Record, spec: ModelSpec | None = None) -> Reference:
+    kinds = model_kinds(spec) if spec is not None else ()
+    return Reference(kind=record.kind, fingerprint=record.fingerprint, name=record.name, node="", kinds=kinds)

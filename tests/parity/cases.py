@@ -395,6 +395,6 @@ def gang_errors(module: str, folder: Path, world: int, *given: str, timeout_s: f
 
 
 def _ends(text: str) -> str:
-    """The end of a log, and where a crash begins: which thread it was in stands there."""
+    """The end of a log, and where a crash begins: in which thread, and, before, what glibc or C++ says."""
     crash = text.find("Fatal Python error")
-    return text[-3000:] if crash < 0 else f"{text[crash : crash + 3000]}\n...\n{text[-1500:]}"
+    return text[-3000:] if crash < 0 else f"{text[max(0, crash - 500) : crash + 3000]}\n...\n{text[-1500:]}"

@@ -1,5 +1,6 @@
 """What a supervisor starts computes with the code that it was ordered with, or not at all."""
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,23 @@ def test_a_file_that_changed_after_the_order_is_refused(file: Path) -> None:
     file.unlink()
     with pytest.raises(ConfigError, match="was changed"):
         source_check.check_sources(wanted)
+
+
+def test_what_is_wanted_is_imported_before_it_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a file that is imported later could be another one by then."""
+    path = tmp_path / "wanted_first" / "kind.py"
+    path.parent.mkdir()
+    path.write_text("def f(): return 1\n")
+    wanted = {"wanted_first/kind.py": source_check.source_digest(path.read_bytes())}
+    monkeypatch.setattr(source_check, "PROJECT", tmp_path)
+    monkeypatch.setattr(source_check, "PACKAGE", "")
+    monkeypatch.setenv(source_check.SUPERVISED, "3")
+    monkeypatch.syspath_prepend(tmp_path)
+    source_check.check_sources(wanted)
+    path.write_text("def f(): return 2\n")
+    assert importlib.import_module("wanted_first.kind").f() == 1
 
 
 def test_a_process_that_loaded_the_file_before_it_changed_goes_on(file: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
 from atelier.infra.code import code_map
 from atelier.infra.code.code_map import ROOTS, Map, changed, digest_of, files_of, sources_of, training_map
@@ -143,6 +144,30 @@ def test_files_that_come_and_go_are_named(project: Path) -> None:
     ]  # fmt: skip
 
 
+def test_files_beside_and_packages_count_too(project: Path) -> None:
+    kind = project / "engine/model/gpt.py"
+    kind.write_text("from .mine import tables\nfrom . import own\n" + kind.read_text())
+    (project / "engine/model/mine").mkdir()
+    files = [f"engine/model/{name}" for name in ("mine/__init__.py", "mine/tables.py", "own.py")]
+    for file in files:
+        (project / file).write_text("VALUE = 1\n")
+    assert set(files) <= set(mapped(project))
+    assert edit(project, "engine/model/mine/tables.py", "1", "2") == ["engine/model/mine/tables.py"]
+
+
+def test_a_file_that_cannot_be_read_is_named_with_its_line(project: Path) -> None:
+    (project / "engine/model/gpt.py").write_text("class GPT:\n    def f(\n")
+    with pytest.raises(ConfigError, match=r"engine/model/gpt\.py:2: '\(' was never closed; mend it"):
+        mapped(project)
+
+
+def test_what_is_raised_to_decide_counts_with_what_it_carries(project: Path) -> None:
+    (project / code_map.LOOP).write_text(LOOP + "\n\ndef decide(n):\n    raise RolledBack(n + 1)\n")
+    assert edit(project, code_map.LOOP, "n + 1", "n + 2") == [f"{code_map.LOOP} (decide)"]
+    (project / code_map.LOOP).write_text(LOOP + '\n\ndef f():\n    return plot(title="a")\n')
+    assert edit(project, code_map.LOOP, '"a"', '"b"') == [f"{code_map.LOOP} (f)"]
+
+
 def test_a_damaged_cache_costs_only_time(project: Path) -> None:
     before = mapped(project)
     for path in (project / "cache" / "atelier").iterdir():
@@ -165,5 +190,5 @@ def test_words_that_a_person_reads_mean_nothing(project: Path) -> None:
     )
     assert edit(project, code_map.LOOP, 'description="one"', 'description="1"') == []
     assert edit(project, code_map.LOOP, '"a", f"b {1}"', '"other words"') == []
-    assert edit(project, code_map.LOOP, "raise Error(", "raise Other(") == [f"{code_map.LOOP} (refuse)"]
+    assert edit(project, code_map.LOOP, "raise Error(", "raise OtherError(") == [f"{code_map.LOOP} (refuse)"]
     assert edit(project, code_map.LOOP, "Field(1,", "Field(2,") == [code_map.LOOP]

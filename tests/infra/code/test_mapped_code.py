@@ -1,0 +1,96 @@
+"""Whatever a process of the engine has loaded to train is in the code map of its training, or left out by
+name: what a configuration picks at run time too.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.data import Score
+from atelier.engine.config.experts import Experts
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.optim.muon import Muon
+from atelier.engine.config.registry import kinds
+from atelier.engine.config.schedule import Schedule
+from atelier.infra.code.code_map import LEFT_OUT, maps_of, model_kinds, training_map
+from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
+from tests.checkout import TOP
+from tests.engine.trainings import VOCAB, TrainingSetup, role, train
+
+TRAINS = """
+import json, sys
+from pathlib import Path
+from atelier.engine.train import main
+assert main([sys.argv[1]]) == 0
+names = [n for n in sys.modules if n.startswith("atelier.engine.")]
+files = [Path(sys.modules[n].__file__).relative_to(sys.argv[2]) for n in names if sys.modules[n].__file__]
+print(json.dumps(sorted({str(f) for f in files if f.name != "__init__.py"})))
+"""
+# what every training loads and only some use: other kinds than its own decide nothing
+NAMED_ANYWHERE = ("engine/config/", "engine/link/", "engine/codec/")
+
+
+@pytest.mark.parametrize("kind", ["dense", "muon", *sorted(kinds("router"))])
+def test_what_a_training_loads_is_in_its_code_map(tmp_path: Path, kind: str) -> None:
+    shape: dict[str, Any] = {"num_layers": 2, "hidden": 32, "num_heads": 2, "vocab": VOCAB}
+    if kind in kinds("router"):
+        router = {"kind": kind} | ({"sees_future": True} if kind in ("base", "expert_choice") else {})
+        experts = Experts.model_validate({"router": router})
+        per_token = 1 if kind in ("hash", "base") else 2
+        shape |= {"num_experts": 4, "experts_per_token": per_token, "experts": experts}
+    spec = role(shape=GPT(**shape))
+    if kind == "muon":
+        spec = spec.model_copy(update={"optim": Muon(lr=1e-3, schedule=Schedule(kind="constant"))})
+    setup = TrainingSetup(tmp_path)
+    run = setup.run_file(setup.training({"m": spec}, train(2)))
+    (tmp_path / "run.json").write_text(run.model_dump_json(by_alias=True))
+    told = subprocess.run(
+        [sys.executable, "-c", TRAINS, str(tmp_path / "run.json"), str(TOP)],
+        cwd=TOP, capture_output=True, text=True,
+    )  # fmt: skip
+    assert not told.returncode, told.stdout + told.stderr
+    loaded = json.loads(told.stdout.splitlines()[-1])
+    mapped = training_map("train", {"m": spec}, "m")
+    own = {f"engine/model/{spec.model.kind}.py", f"engine/model/router/{kind}.py"} & set(loaded)
+    assert own and own <= set(mapped)
+    assert [
+        file for file in loaded if file not in mapped and not file.startswith((*LEFT_OUT, *NAMED_ANYWHERE))
+    ] == []
+
+
+def test_what_reads_models_depends_on_the_code_of_their_kinds() -> None:
+    spec = GPT(num_layers=2, hidden=32, num_heads=2, vocab=VOCAB, num_experts=4)
+    exam = {"score": Score().model_dump(mode="json"), "targets": {}, "heads": {}}
+    for task, config in (("score", exam), ("write", {}), ("imitate", {}), ("convert", {})):
+        product = Product(kind="scores", name="s", version=1, identity={}, parents={})
+        node = Node(name=task, task=task, products={"p": product}, config=config, kinds=model_kinds(spec))
+        mapped = maps_of(node)["p"]
+        assert {"engine/model/gpt.py", "engine/model/router/topk.py"} <= set(mapped), task
+        assert "engine/model/encdec.py" not in mapped
+        assert ("engine/data/datasets/natural.py" in mapped) == (task == "imitate")
+        assert "engine/inference/rivals.py" not in mapped
+    exam["heads"] = {"reorder": {"kind": "reorder"}}
+    node = Node(name="score", task="score", products={"p": product}, config=exam)
+    judged = {"engine/inference/rivals.py", "engine/objective/reorder.py", "engine/data/datasets/reorder.py"}
+    assert {file for file in judged if (TOP / file).exists()} <= set(maps_of(node)["p"])
+
+
+def test_a_node_knows_the_kinds_of_the_models_that_it_reads() -> None:
+    nodes: list[Node] = []
+
+    class Records:
+        def declare(self, node: Node, after: list[Reference]) -> None:
+            nodes.append(node)
+
+    token = scheduling(Records())
+    try:
+        made = Product(kind="model", name="m", version=1, identity={}, parents={}, kinds=("model/gpt",))
+        first = declare(Node(name="train", task="train", products={"m": made}), [])
+        declare(Node(name="score", task="score", products={}), [first["m"]])
+    finally:
+        stop_scheduling(token)
+    assert [node.kinds for node in nodes] == [("model/gpt",), ("model/gpt",)]
