@@ -2,8 +2,6 @@
 the finished model's record say it.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -53,9 +51,11 @@ class Provenance:
     @property
     def summary(self) -> dict[str, Json]:
         """For the model's record: code and versions where there were several."""
-        found: dict[str, Any] = {"computed": self.computed}
-        several = {"codes": self.codes, "libraries": self.libraries}
-        return found | {key: list(each) for key, each in several.items() if len(each) > 1}
+        found: dict[str, Json] = {"computed": self.computed}
+        for key, each in (("codes", self.codes), ("libraries", self.libraries)):
+            if len(each) > 1:
+                found[key] = list(each)
+        return found
 
 
 def _with(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:

@@ -115,8 +115,7 @@ class Saver:
                 trajectory=segment.fingerprint,
                 gang=self._gang.aside,
                 spill=member.spill,
-                held_out=member.held_out,
-                **member.provenance.of_checkpoint,
+                **(member.provenance.of_checkpoint | {"held_out": member.held_out}),
             )
             self._pending.append((member, segment, step, pending))
             member.stored_step = step

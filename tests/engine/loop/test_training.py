@@ -9,18 +9,19 @@ import threading
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from atelier.engine.config.error import AtelierError, DamageError
+from atelier.engine.config.error import AtelierError, DamageError, StoppedError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Progressive, Train
-from tests.engine.trainings import TrainingSetup, model, role, student, train
+from tests.engine.trainings import AfterSteps, TrainingSetup, model, role, student, train
 
 WSD = Schedule(kind="wsd", warmup=2, decay=0.25)
 NO_LAYOUT = {"micro_batch": 4, "checkpoint_every": 100}
@@ -99,6 +100,20 @@ def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupt
         assert other.weights(name) == training_setup.weights(name)
         assert other.curve(name) == training_setup.curve(name)
         assert other.summary(name) == training_setup.summary(name)
+
+
+def test_a_training_that_goes_on_with_other_versions_of_libraries_says_so(
+    training_setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = training_setup.training({"model": role()}, train(8))
+    with pytest.raises(StoppedError):
+        training_setup.train(training, stop=AfterSteps(training_setup.folder, 5))
+    was = numpy.__version__
+    monkeypatch.setattr(numpy, "__version__", "9.9")
+    training_setup.train(training)
+    first, second = training_setup.summary("model")["libraries"]
+    assert f"numpy {was}" in first and "numpy 9.9" in second
+    assert f"with {first} up to step 4, and goes on with {second}" in capfd.readouterr().out
 
 
 def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(
