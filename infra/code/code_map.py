@@ -276,6 +276,15 @@ def _source(path: Path, known: Cache) -> SourceFile:
     return _read[path]
 
 
+def check_unread_changes() -> None:
+    """Raise ConfigError when a file was changed since this process, of a notebook, say, read it: it would
+    answer for the code as it was.
+    """
+    for path, source in _read.items():
+        if not path.exists() or source_digest(path.read_bytes()) != source.content:
+            raise ConfigError(str(path), "was changed since this process read it", "start a new one")
+
+
 def _by_content(content: bytes, known: Cache) -> SourceFile:
     key = hashlib.sha256(content).hexdigest()[:32]
     if not _is_source(known.get(key)):

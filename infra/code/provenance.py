@@ -6,6 +6,8 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 
@@ -58,11 +60,20 @@ def _origin() -> dict[str, str]:
     """commit and diff, from git or from the note beside unpacked code (infra/code/frozen.py)."""
     if (PROJECT / NOTE).exists():
         return json.loads((PROJECT / NOTE).read_bytes())
-    diff = _git("diff", "HEAD") + _git("ls-files", "--others", "--exclude-standard")
+    diff = _git("diff", "HEAD") + "".join(_new_files())
     return {
         "commit": _git("rev-parse", "HEAD"),
         "diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else "",
     }
+
+
+def _new_files() -> Iterator[str]:
+    """Names of files that git does not know yet, and digests of those that are code or configuration."""
+    for name in _git("ls-files", "--others", "--exclude-standard").splitlines():
+        yield name
+        with suppress(OSError):
+            if name.endswith((".py", ".yaml")):
+                yield hashlib.sha256((PROJECT / name).read_bytes()).hexdigest()
 
 
 @cache

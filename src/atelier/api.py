@@ -146,15 +146,17 @@ def plan(
     """What a run would make, and why, with memory and time: `atelier plan`. Runs nothing, and imports neither
     torch nor MLflow. `search` adds other layouts.
 
-    Raises ConfigError for an unknown flow and invalid overrides; what else would refuse the run is in
-    `refused`.
+    Raises ConfigError for an unknown flow and invalid overrides, and where code was changed since this
+    process read it; what else would refuse the run is in `refused`.
 
         >>> for row in plan("distill", experiment="tiny").tasks:
         ...     print(row["name"], row["state"], row["memory_gb"])
     """
     from atelier.flows.run.planned import planned
     from atelier.flows.run.store_check import open_store
+    from atelier.infra.code.code_map import check_unread_changes
 
+    check_unread_changes()
     return planned(flow, _words(overrides, values, accept_code, fresh), open_store(), search=search)
 
 

@@ -161,6 +161,15 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(project: Path) -> Non
         mapped(project)
 
 
+def test_a_process_that_goes_on_after_its_code_was_changed_is_told(project: Path) -> None:
+    mapped(project)
+    code_map.check_unread_changes()
+    (project / "engine/model/gpt.py").write_text("class GPT: ...\n")
+    with pytest.raises(ConfigError, match=r"engine/model/gpt\.py: was changed since this process read it"):
+        code_map.check_unread_changes()
+    code_map._read.clear()
+
+
 def test_what_is_raised_to_decide_counts_with_what_it_carries(project: Path) -> None:
     (project / code_map.LOOP).write_text(LOOP + "\n\ndef decide(n):\n    raise RolledBack(n + 1)\n")
     assert edit(project, code_map.LOOP, "n + 1", "n + 2") == [f"{code_map.LOOP} (decide)"]
