@@ -4,6 +4,7 @@ next.
 
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
 
 from atelier.engine.config.error import ConfigError, DamageError, printable
 from atelier.flows.deployments.start import run_to_end
@@ -63,12 +64,23 @@ def _ended(frozen: Frozen, outcome: RunOutcome, store: Store) -> int:
     report = next((node for node in outcome.nodes if node.task == "report"), None)
     if report is not None:
         _show(report, store, frozen)
+    for line in _other_names(outcome.nodes, store):
+        print(printable(line, 0))
     if len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
     if outcome.prefect_s:
         ours = outcome.total_s - outcome.prefect_s
         print(f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours {ours:.1f} s")
     return 0
+
+
+def _other_names(nodes: Iterable[Node], store: Store) -> Iterator[str]:
+    """A line for each model that was made before, under another name than this run gives it."""
+    for product in (each for node in nodes for each in node.products.values() if each.kind == "model"):
+        record = store.find(product.kind, product.fingerprint)
+        if record is not None and record.name != product.name:
+            made = f"{record.name} {record.fingerprint[:8]}"
+            yield f"note     {product.name} was made before, as {made}: both names find it"
 
 
 def _show(report: Node, store: Store, frozen: Frozen) -> None:
@@ -90,7 +102,8 @@ def _show(report: Node, store: Store, frozen: Frozen) -> None:
         page = next((file.path for file in record.files if file.path.endswith(".html")), record.files[0].path)
         console.print(f"report   {store.address('report', product.fingerprint)}/{page}", soft_wrap=True)
     name = content.graph.nodes[content.graph.focus].name if content.graph is not None else ""
-    if name in content.samples:
+    name = name if name in content.samples else next(iter(content.samples), "")  # as this run calls it
+    if name:
         prompt = shlex.quote(getattr(getattr(frozen.arguments, "score", None), "sample", "") or "def ")
         console.print(f"next     atelier generate {name} --prompt {prompt}", soft_wrap=True)
         console.print(f"         atelier lineage {name}", soft_wrap=True)

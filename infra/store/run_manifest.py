@@ -20,7 +20,9 @@ ENDING = ".json"
 
 
 class Row(Spec):
-    """A product that a run makes or reuses. `keeps` are the trajectories that it is trained in."""
+    """A product that a run makes or reuses. `keeps` are the trajectories that it is trained in; `model`: the
+    product's name, of whatever kind; `name`: the row's in a plan.
+    """
 
     model_config = ConfigDict(extra="allow")
 

@@ -139,8 +139,8 @@ class Store:
                     yield record
 
     def resolve(self, word: str, kind: str | None = None) -> Record:
-        """The artifact with a fingerprint (4 or more digits), a name (the newest) or an alias `name@alias`.
-        Raises AtelierError when there is none, or several.
+        """The artifact with a fingerprint (4 or more digits), a name (the newest; else what a run has reused
+        under it) or an alias `name@alias`. Raises AtelierError when there is none, or several.
         """
         name, _, alias = word.partition("@")
         if alias and alias != LATEST:
@@ -155,6 +155,8 @@ class Store:
         named = [r for r in found if r.name == name]
         if named:
             return max(named, key=lambda r: r.provenance.get("ended", 0))
+        if (other := self._called_by_a_run(name, kind)) is not None:
+            return other
         near = nearest(name, {r.name for r in found})
         what = kind or "artifact"
         raise AtelierError(
@@ -162,6 +164,16 @@ class Store:
             + (f"; did you mean {near}?" if near else "; `atelier models` lists them")
             + self.unread()
         )
+
+    def _called_by_a_run(self, name: str, kind: str | None) -> Record | None:
+        """What the newest run that called something so has reused under this name."""
+        from atelier.infra.store.run_manifest import manifests  # which reads and writes them in a Store
+
+        rows = [
+            row for run in manifests(self) for row in run.tasks if row.model == name and row.kind in KINDS
+        ]
+        found = (self.find(row.kind, row.fingerprint) for row in reversed(rows) if kind in (None, row.kind))
+        return next((record for record in found if record is not None), None)
 
     def unread(self) -> str:
         """Text to append to a not-found message when damaged records may hide the artifact; else ''."""

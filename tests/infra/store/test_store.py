@@ -14,6 +14,7 @@ from atelier.engine.config.record import FileEntry, Record, identify
 from atelier.engine.io.artifact import ArtifactOutput, open_input
 from atelier.engine.io.storage import write_bytes
 from atelier.infra.store.lease import EXPIRY_S, Holder, LeaseLog, LeaseLost, take
+from atelier.infra.store.run_manifest import Row, RunManifest, write_manifest
 from atelier.infra.store.store import RECORD, Store, read_body
 
 
@@ -237,3 +238,17 @@ def test_names_aliases_and_prefixes_find_the_newest(tmp_path: Path) -> None:
     assert store.resolve(new.fingerprint[:8]) == new
     with pytest.raises(Exception, match="did you mean a"):
         store.resolve("aa", "model")
+
+
+def test_what_a_run_reused_under_another_name_is_found_by_both(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    made = store.publish(draft("a", x=1), Holder.me())
+    again = Row(fingerprint=made.fingerprint, model="b", kind=made.kind)
+    gone = Row(fingerprint="0" * 64, model="b", kind=made.kind)
+    for number, row in enumerate((again, gone)):
+        write_manifest(store, RunManifest(id=f"run-{number}", started=float(number), tasks=(row,)))
+    assert store.resolve("a") == store.resolve("b") == store.resolve("b", made.kind) == made
+    with pytest.raises(Exception, match="no scores called"):
+        store.resolve("b", "scores")
+    own = store.publish(draft("b", x=2), Holder.me())
+    assert store.resolve("b") == own
