@@ -10,7 +10,7 @@ from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.config.train import Progressive
-from atelier.engine.loop.decisions import BETA, Average, TeacherLead
+from atelier.engine.loop.decisions import BETA, Average, TeacherLead, settled
 from tests.engine.trainings import TrainingSetup, model, role, student, train
 
 TEACHER = role(shape=model(32, dropout=0.1))
@@ -130,9 +130,9 @@ def test_a_gate_waits_for_the_warm_up_of_both(training_setup: TrainingSetup) -> 
 
     roles = {"teacher": warm(TEACHER, 5), "a": warm(student(), 3), "b": warm(student(start=4), 3)}
     training = training_setup.training(roles, train(8))
-    assert [training.settled(name) for name in roles] == [5, 5, 7]
+    assert [settled(training, name) for name in roles] == [5, 5, 7]
     grown = training_setup.training(roles, train(8, progressive=Progressive(steps=6)))
-    assert [grown.settled(name) for name in roles] == [6, 6, 7]
+    assert [settled(grown, name) for name in roles] == [6, 6, 7]
 
 
 def test_a_weight_that_follows_the_lead_does_so_again_after_a_stop(
