@@ -31,6 +31,7 @@ from atelier.flows.run.sweep_point import (
 )
 from atelier.flows.sweep.executor import Ask, Ending, Executor, PoolExecutor, RunHere, Tell
 from atelier.flows.sweep.pruning import Look
+from atelier.infra.dag import Node
 from atelier.infra.launch.slurm import SlurmBatch
 from atelier.infra.report.held_out import WAY_OUT, differing, held_out_of
 from atelier.infra.stack.stack import join_stack
@@ -133,14 +134,27 @@ class Session:
 
             for one in frozen:
                 check_fits(one, self.store)
+        every = [collect_nodes(one, self.store) for one in frozen]
+        self._check_metric([node for nodes in every for node in nodes])
         found = []
-        for words, one in zip(wanted, frozen, strict=True):
-            nodes = collect_nodes(one, self.store)
+        for words, one, nodes in zip(wanted, frozen, every, strict=True):
             entry = self.ledger.enter(point_fingerprint(nodes), words)
             point = SweepPoint(entry.number, words, one, nodes, self.store)
             self.points[entry.number] = point
             found.append(point)
         return found
+
+    def _check_metric(self, nodes: Sequence[Node]) -> None:
+        """Raise ConfigError when no point makes what the metric is of."""
+        name = self.metric.rpartition(".")[0]
+        products = [(node, key, product) for node in nodes for key, product in node.products.items()]
+        if not name or not products:
+            return
+        known = {word for node, key, made in products for word in (key, made.name, made.kind, node.name)}
+        models = sorted({made.name for _, _, made in products if made.kind == "model"})
+        if name not in known and not name.startswith(tuple(f"{node.name}." for node in nodes)):
+            there = ", ".join(models) or "no model"
+            raise ConfigError("hydra.sweeper.metric", f"no {name} in this sweep", f"there is {there}")
 
     def left(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
         """The unfinished points, each once, with the companion students that are trained in their gangs."""
@@ -242,7 +256,10 @@ class Session:
 
     def unranked(self) -> str:
         """Why the finished points cannot be ranked, and what to do; '' when they can."""
-        problem = differing((f"#{one.number}", self.set_of(one, one.metric)) for one in self._valued())
+        valued, done = self._valued(), [one for one in self.ledger.entries() if one.state == DONE]
+        if done and not valued:
+            return f"no point has a {done[0].metric}; give another hydra.sweeper.metric"
+        problem = differing((f"#{one.number}", self.set_of(one, one.metric)) for one in valued)
         return f"{problem}; {WAY_OUT}" if problem else ""
 
     def set_of(self, entry: PointEntry, metric: str) -> str | None:

@@ -89,6 +89,27 @@ def test_a_sweep_has_no_best_point_of_different_sets_and_says_so(shelf: Shelf) -
     assert f"#0 is of {SETS[0]}, #2 of {SETS[1]}: " in session.unranked()
 
 
+def test_a_sweep_whose_metric_no_point_has_says_so(shelf: Shelf) -> None:
+    ledger = Ledger.begin(shelf.store, SweepInfo("pretrain", (), ("train.seed",), "grid"))
+    session = Session("pretrain", ("train.seed",), shelf.store, ledger, "atelier pretrain", run_here=None)  # type: ignore[arg-type]
+    assert session.unranked() == ""
+    entry = PointEntry(0, "0" * 64, ["train.seed=1"], state=DONE)
+    entry.metric = "model.right"
+    ledger.write(entry)
+    assert session.best() is None and "no point has a model.right; give another" in session.unranked()
+
+
+def test_a_metric_of_a_model_that_no_point_makes_is_refused_before_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
+    words = ["pretrain", "-m", "experiment=tiny", "name=mine", "train.seed=1,2", "--dry-run"]
+    assert run([*words, "hydra.sweeper.metric=nope.eval_loss"]) == 2
+    assert "hydra.sweeper.metric: no nope in this sweep; there is mine" in capsys.readouterr().err
+    for known in ("mine.eval_loss", "model.eval_loss", "train.eval_loss", "params"):
+        assert run([*words, f"hydra.sweeper.metric={known}"]) == 0
+
+
 def test_scores_say_their_set_themselves_or_by_their_identity(shelf: Shelf) -> None:
     def scores(number: int, tokens: str, sequence: int, **more: Any) -> Record:
         summary = {"loss": 2.0, "bits_per_byte": 1.5, "tokens": 3000, "sequence": sequence} | more
