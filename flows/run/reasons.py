@@ -1,10 +1,13 @@
 """Why an artifact of a plan is made: what differs from the nearest finished run."""
 
+import re
 from typing import TypedDict
 
 from atelier.engine.config.base import Json, canonical
 from atelier.infra.dag import Product
 from atelier.infra.store.run_manifest import Row, comparable, parents_of
+
+DIGEST = re.compile("[0-9a-f]{32,}")
 
 
 class Reason(TypedDict, total=False):
@@ -31,17 +34,32 @@ def reasons_of(name: str, product: Product, known: dict[str, Row]) -> list[Reaso
     changed = [
         key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
     ]
-    reasons: list[Reason] = [{"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed]
+    reasons = [_reason(key, theirs.get(key), ours.get(key)) for key in changed]
     parents, old = parents_of(product), before.parents
     other = [role for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
     reasons += [Reason(parent=role) for role in other]
     return reasons or [{"lost": True}]
 
 
+def _reason(key: str, old: Json, new: Json) -> Reason:
+    """Of several values of one key the first that differs, a digest of content before others."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        differing = [pair for pair in zip(old, new, strict=True) if canonical(pair[0]) != canonical(pair[1])]
+        old, new = next((pair for pair in differing if _is_content(*pair)), differing[0])
+    return {"key": key, "old": old, "new": new}
+
+
+def _is_content(*values: Json) -> bool:
+    return all(isinstance(value, str) and DIGEST.fullmatch(value) for value in values)
+
+
 def text_of(reason: Reason) -> str:
     """A reason as text."""
     if "key" in reason:
-        return f"{reason['key']}: {reason.get('old')} -> {reason.get('new')}"
+        old, new = reason.get("old"), reason.get("new")
+        if _is_content(old, new):
+            return f"{reason['key']}: other content"
+        return f"{reason['key']}: {old} -> {new}"
     if "parent" in reason:
         return f"its {reason['parent']} changes"
     if "code" in reason:

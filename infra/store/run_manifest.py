@@ -156,14 +156,25 @@ def row_name(node: Node, key: str) -> str:
 
 
 def comparable(product: Product) -> dict[str, Json]:
-    """The product's identity under configuration keys, those that a user would change."""
-    flat = flatten({**product.identity, **product.detail})
-    result = {}
-    for key, value in flat.items():
+    """The product's identity under configuration keys, those that a user would change; a list of what follows
+    from one key where that is several (a model's last step, where its trunk ends).
+    """
+    found = _by_key(product)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
+
+
+def given(product: Product) -> dict[str, Json]:
+    """`comparable` with what was given alone, not what else follows from it."""
+    return {key: values[0] for key, values in _by_key(product).items()}
+
+
+def _by_key(product: Product) -> dict[str, list[Json]]:
+    found: dict[str, list[Json]] = {}
+    for key, value in flatten({**product.identity, **product.detail}).items():
         first, _, rest = key.partition(".")
         place = product.origin.get(first, first)
-        result[f"{place}.{rest}" if rest else place] = value
-    return result
+        found.setdefault(f"{place}.{rest}" if rest else place, []).append(value)
+    return found
 
 
 def parents_of(product: Product) -> dict[str, str]:

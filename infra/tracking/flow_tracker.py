@@ -11,7 +11,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.config.trajectory import Segment
 from atelier.infra.dag import Node
 from atelier.infra.run.run_tracker import TaskHandle
-from atelier.infra.store.run_manifest import comparable
+from atelier.infra.store.run_manifest import given
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import segment_addresses
 from atelier.infra.tracking.about import Followed, RunAbout
@@ -97,7 +97,7 @@ def followed_of(store: Store, node: Node, role: str, segments: list[Segment]) ->
     # without the role in their names, so that MLflow compares two roles key by key
     params = {
         key.removeprefix(f"roles.{role}."): value
-        for key, value in flatten(comparable(product)).items()
+        for key, value in flatten(given(product)).items()
         if not key.startswith("horizon")
     } | {"role": role, "teacher": teacher, "train.steps": segments[-1].end}
     inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
