@@ -7,7 +7,6 @@ output "model": a model artifact with its parent's tokenizer, or the other one, 
 each weight's numbers come from.
 """
 
-import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from atelier.engine.checkpoint.reader import load_full
-from atelier.engine.config.base import Json, JsonObject, Spec, canonical, parse
+from atelier.engine.config.base import Json, JsonObject, Spec, canonical, kind_module, parse
 from atelier.engine.config.conversions import (
     ANCESTRY,
     OPTIMIZER,
@@ -110,7 +109,7 @@ def convert(run: RunFile) -> dict[str, Json]:
 
 
 def _converted(rule: ConversionSpec, parent: Parent, made: ModelSpec) -> Converted:
-    return importlib.import_module(f"atelier.engine.conversion.{rule.kind}").convert(rule, parent, made)
+    return kind_module("conversion", rule.kind, "convert").convert(rule, parent, made)
 
 
 def _states(

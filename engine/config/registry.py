@@ -5,7 +5,6 @@ The folder is the registry: `kind: gpt` of group `model` is engine/config/model/
 select a file of that folder. Torch-free.
 """
 
-import importlib
 import re
 import types
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Union, cast, 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from atelier.engine.config.base import Given, Json, Kind, Spec, parse
+from atelier.engine.config.base import Given, Json, Kind, Spec, kind_class, parse
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.schedule import Schedule, WeightSchedule
@@ -219,13 +218,8 @@ def spec_class(group: str, kind: str) -> type[Kind]:
         near = nearest(kind, kinds(group))
         hint = f"did you mean {near}? " if near else ""
         raise ValueError(f"no {group} of kind {kind!r}; {hint}there are: {', '.join(kinds(group))}")
-    module = importlib.import_module(f"atelier.engine.config.{group}.{kind}")
-    found = [
-        v
-        for v in vars(module).values()
-        if isinstance(v, type) and issubclass(v, Kind) and v.__module__ == module.__name__
-    ]
-    return next(v for v in found if "kind" in v.model_fields)
+    bases: dict[str, type[Kind]] = {"model": ModelSpec, "objective": ObjectiveSpec, "optim": OptimSpec}
+    return kind_class(group, kind, bases.get(group, Kind))
 
 
 def model_of(arguments: Mapping[str, Json], place: str) -> ModelSpec:

@@ -2,7 +2,6 @@
 model artifact.
 """
 
-import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from atelier.engine.config.base import canonical
+from atelier.engine.config.base import canonical, kind_module
 from atelier.engine.config.error import DataError
 from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.role import Trainable
@@ -61,7 +60,7 @@ CONFIG = "config.json"
 
 def build(spec: ModelSpec) -> Model:
     """The network of `spec` on the current default device; its weights are not yet set."""
-    return importlib.import_module(f"atelier.engine.model.{spec.kind}").build(spec)
+    return kind_module("model", spec.kind, "build").build(spec)
 
 
 def initialise(model: Model, *, seed: int, name: str) -> None:

@@ -4,12 +4,12 @@ module with a method `route`.
 N tokens, D hidden, X experts, K experts a token, S tokens of a group
 """
 
-import importlib
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.base import kind_module
 from atelier.engine.config.experts import Combine, MixedBlocks
 
 
@@ -61,7 +61,7 @@ class MatrixRouter(nn.Module):
 def make_router(spec: MixedBlocks, number: int) -> nn.Module:
     """The router of block `number`."""
     own = spec.experts.router
-    module = importlib.import_module(f"atelier.engine.model.router.{own.kind}")
+    module = kind_module("model/router", own.kind, "build")
     return module.build(spec, own, number)
 
 

@@ -10,12 +10,12 @@ outputs (terms.py); then it may say
     add_modules     what a student gets for it, before its weights exist
 """
 
-import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
 from torch import nn
 
+from atelier.engine.config.base import kind_module
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.registry import ObjectiveSpec, kinds
 
@@ -32,7 +32,7 @@ def module_of(spec: ObjectiveSpec) -> ModuleType:
         raise ConfigError(
             "objective.kind", f"no objective {spec.kind!r}", f"{hint}there are: {', '.join(known)}"
         )
-    return importlib.import_module(f"atelier.engine.objective.{type(spec).term or spec.kind}")
+    return kind_module("objective", type(spec).term or spec.kind)
 
 
 def is_of_tokens(spec: ObjectiveSpec) -> bool:

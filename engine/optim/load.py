@@ -1,12 +1,12 @@
 """Optimisers by kind: an optimiser of kind `adamw` is engine/optim/adamw.py."""
 
-import importlib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from atelier.engine.config.base import kind_module
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import OptimSpec
 
@@ -38,7 +38,7 @@ def build(
     if not parameters:
         raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
     leave_compiler_out()
-    return importlib.import_module(f"atelier.engine.optim.{spec.kind}").build(spec, parameters, lr_factors)
+    return kind_module("optim", spec.kind, "build").build(spec, parameters, lr_factors)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
