@@ -11,6 +11,7 @@ from atelier.engine.config.error import ConfigError, nearest
 
 PADDING, NOT_SCORED = -1, -100  # in `documents`, in `labels` and `classes`
 LENGTHS = ("T", "U")
+SHORTEST = 8  # tokens of the shortest sequence that is trained on
 
 
 class BatchTensor(NamedTuple):

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.batch import SHORTEST
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
 from atelier.engine.config.privacy import Privacy
@@ -197,7 +198,7 @@ class Train(Spec):
     micro_batch: Count | Literal["auto"] = Field(
         default="auto", description="sequences a rank computes at once", json_schema_extra=LAYOUT
     )
-    sequence: int = Field(ge=8, description="tokens a sequence")
+    sequence: int = Field(ge=SHORTEST, description="tokens a sequence")
     precision: Literal["bf16", "fp32", "fp64", "fp8"] = Field(
         default="bf16",
         description="of the arithmetic: bf16 (fp32 master weights), fp32, fp64, or fp8 (bf16 with float8 "
@@ -264,7 +265,12 @@ class Train(Spec):
 
     @model_validator(mode="after")
     def _length(self) -> "Train":
-        if bool(self.steps) == bool(self.tokens):
+        if self.steps and self.tokens:
+            raise ValueError(
+                f"steps={self.steps} and tokens={self.tokens:g} are both given; train.steps=0 counts tokens, "
+                "train.tokens=0 steps"
+            )
+        if not self.steps and not self.tokens:
             raise ValueError("give either steps or tokens (above 0)")
         return self
 

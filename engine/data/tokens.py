@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from atelier.engine.config.batch import NOT_SCORED, PADDING
+from atelier.engine.config.batch import NOT_SCORED, PADDING, SHORTEST
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.io.artifact import ArtifactInput
@@ -67,9 +67,10 @@ class Windows:
         size = len(text)
         if size <= sequence:
             more = "more text" if split == "train" else "a larger data.held_out"
+            fits = f", or set train.sequence={size - 1} or less" if size > SHORTEST else ""
             raise DataError(
                 f"{text.source()}: {split} has {size} tokens in {len(text.ends_D)} documents, a window needs"
-                f" {sequence + 1}; give {more}, or set train.sequence={max(size - 1, 1)} or less"
+                f" {sequence + 1}; give {more}{fits}"
             )
         self._tokens_N, self._ends_D = text.tokens_N, text.ends_D
         self._begins_D = np.concatenate([[0], text.ends_D])

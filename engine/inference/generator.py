@@ -134,9 +134,10 @@ class Generator:
         num_prompts = getattr(self.model, "num_prompts", 0)
         if not num_prompts:
             raise ConfigError(
-                "generate",
-                "the model was not trained on control prompts (genre, topic ...)",
-                "train one with objective kind control",
+                "control prompt",
+                "the model was not trained on such prompts (genre, topic ...)",
+                "leave them out; the teacher of `atelier titan` learns them by an objective of kind control"
+                " (conf/objective/titan.yaml)",
             )
         length = num_prompts // len(GENRES)
         return (GENRES.index(wishes.genre) * length, length - 1) if wishes.genre else (0, 0)

@@ -146,9 +146,11 @@ class HealthDetector:
         if in_a_row < self.spec.patience:
             return
         what = "not finite or a spike" if self.spec.spike != "off" else "not finite"
+        way_out = "lower its optim.lr or raise its optim.schedule.warmup; checkpoints before are kept"
+        if step == in_a_row:  # none was good, and nothing has moved a weight
+            way_out = "no step was good: look at its data, its init and train.precision"
         raise AtelierError(
-            f"{place}: loss or gradient was {what} in {in_a_row} steps in a row, up to step {step}; "
-            f"lower {place}.optim.lr or raise its warmup; the last checkpoint before is kept"
+            f"{place}: loss or gradient was {what} in {in_a_row} steps in a row, up to step {step}; {way_out}"
         )
 
     def summary(self) -> dict[str, Json]:

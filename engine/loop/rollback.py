@@ -119,7 +119,7 @@ def act(
         problem = f"roles.{name}: step {step}: {detector.words}"
         action = detector.spec.action(outcome.bad, has_teacher=bool(member.role.teacher))
         if action == "stop":
-            way_out = f"health.{outcome.bad}=skip or rollback would go on; the last checkpoint before is kept"
+            way_out = f"train.health.{outcome.bad}=skip or rollback would go on; checkpoints before are kept"
             raise AtelierError(f"{problem}; stopped; {way_out}")
         if action == "skip":
             report.say(warning=f"{problem}; skipped")
@@ -128,7 +128,7 @@ def act(
         if count > detector.spec.rollbacks:
             raise AtelierError(
                 f"{problem}; it was rolled back {detector.spec.rollbacks} times already; "
-                f"lower roles.{name}.optim.lr, or raise health.rollbacks"
+                "lower its optim.lr, or raise train.health.rollbacks"
             )
         first = max(member.start, step - detector.spec.pass_over) + 1
         passed = f"step {step} is" if first == step else f"steps {first} to {step} are"

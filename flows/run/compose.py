@@ -41,6 +41,7 @@ KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<
 CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
 SETTINGS = ("pool", "tracker", "resume", "sites")
 WHERE = ("pool", "site", "sites", "tracker")  # choices that say nothing of what is computed
+LENGTHS = ("train.steps", "train.tokens")
 BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
@@ -104,7 +105,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     check_overrides(overrides, from_form=from_form)
     _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]
-    document = _hydra(flow, [prepared(text, flow, known) for text in spelled_out(overrides)])
+    document = _hydra(flow, [prepared(text, flow, known) for text in _spelled_out(overrides)])
     _check_roles(document)
     taken = filled(document)
     given = {key: value for key, value in document.items() if key in known}
@@ -142,6 +143,19 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
         sites=sites,
         here=here,
     )
+
+
+def _spelled_out(overrides: list[str]) -> list[str]:
+    """Overrides with what they imply: of steps and tokens, one that is given alone outranks the other, which
+    files of conf/ may have.
+    """
+    given = {match["key"]: match["rest"] for text in overrides if (match := KEY.match(text))}
+    implied = [
+        f"{other}=0"
+        for key, other in (LENGTHS, LENGTHS[::-1])
+        if other not in given and (given.get(key) or "=0").strip("=0.")
+    ]
+    return [*spelled_out(overrides), *implied]
 
 
 def _check_idle(flow: str, overrides: list[str]) -> None:

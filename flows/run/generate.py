@@ -11,7 +11,7 @@ from pathlib import Path
 
 from atelier import IMPORT_ROOT
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.error import AtelierError, ConfigError, DataError
 from atelier.engine.config.generation import Generation
 from atelier.engine.config.message import Continuation
 from atelier.engine.config.parallel import Parallel
@@ -107,7 +107,7 @@ def _messages(place: Path, env: dict[str, str]) -> Generator[Continuation, None,
             message: Continuation = json.loads(line)
             if "error" in message:
                 raise (
-                    ConfigError("generate", message["error"])
+                    DataError(message["error"])  # it names the place
                     if message.get("exit_code") == 2
                     else AtelierError(message["error"])
                 )

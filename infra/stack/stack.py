@@ -127,7 +127,8 @@ class Stack:
             self.state[name].pop("holder", None)
             if name.startswith("worker"):
                 self.state.pop(name)
-        self._write()
+        if names:  # else nothing was ever started, and there is no folder
+            self._write()
         return len(running)
 
     def parts(self) -> list[StackPart]:

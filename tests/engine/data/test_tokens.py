@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from atelier.engine.config.error import DataError
-from atelier.engine.data.tokens import Windows
+from atelier.engine.data.tokens import TokenText, Windows
 
 T = 16
 
@@ -79,3 +79,12 @@ def test_a_split_too_small_for_one_window_is_refused_with_the_numbers_and_the_wa
     assert str(len(ids) + 1) in message
     assert f"train.sequence={len(ids) - 1}" in message
     assert len(Windows(tokens, tmp_path, "held_out", len(ids) - 1)) == 1
+
+
+def test_a_split_shorter_than_any_training_sequence_gets_no_sequence_to_try(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(TokenText, "__len__", lambda _: 8)
+    with pytest.raises(DataError, match=r"has 8 tokens .* give more text$"):
+        Windows(tokens, tmp_path, "train", 64)
+    monkeypatch.setattr(TokenText, "__len__", lambda _: 9)
+    with pytest.raises(DataError, match=r"give more text, or set train\.sequence=8 or less$"):
+        Windows(tokens, tmp_path, "train", 64)

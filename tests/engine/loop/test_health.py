@@ -210,6 +210,18 @@ def test_a_loss_that_stays_high_ends_training_after_the_patience(
         training_setup.train(training_setup.training({"model": role()}, how(spike="skip", patience=5)))
 
 
+def test_where_no_step_was_good_the_learning_rate_is_not_blamed() -> None:
+    detector = HealthDetector(Health(patience=5))
+    detector.check_patience("roles.model", 4, 4)
+    with pytest.raises(
+        AtelierError, match=r"up to step 13; lower its optim\.lr or raise its optim\.schedule"
+    ):
+        detector.check_patience("roles.model", 13, 5)
+    with pytest.raises(AtelierError, match="up to step 5; no step was good: look at its data") as found:
+        detector.check_patience("roles.model", 5, 5)
+    assert "lr" not in str(found.value) and "kept" not in str(found.value)
+
+
 def test_a_spike_is_far_above_the_average_in_deviations_and_in_nats() -> None:
     def judged(losses: list[float], **spec: Any) -> list[str]:
         detector = HealthDetector(Health(spike="skip", spike_after=4, **spec))

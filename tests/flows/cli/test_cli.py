@@ -89,6 +89,14 @@ def test_a_plan_loads_neither_torch_nor_mlflow_nor_prefect(root: Path) -> None:
     assert seconds < 2.0
 
 
+def test_down_where_nothing_was_ever_started_says_so_and_makes_nothing(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["down"]) == 0
+    assert capsys.readouterr() == ("nothing was running\n", "")
+    assert not root.exists()
+
+
 def test_every_command_of_the_table_has_a_file_and_every_file_is_in_the_table() -> None:
     files = {path.stem for path in (TOP / "flows" / "cli" / "commands").glob("*.py")} - {"__init__"}
     assert files == set(syntax.COMMANDS)

@@ -49,6 +49,13 @@ def test_generate_prints_the_prompt_its_continuation_and_the_speed(speaking: Pat
     assert child.returncode == 0 and out.startswith("the sea") and "5 tokens" in err
 
 
+def test_control_prompts_are_refused_in_one_line_by_a_model_that_learned_none(speaking: Path) -> None:
+    out, err = (child := generating(speaking, "--genre", "code")).communicate(timeout=60)
+    assert (child.returncode, out) == (2, "") and len(err.splitlines()) == 1
+    assert err.startswith("control prompt: the model was not trained on such prompts")
+    assert "objective of kind control" in err
+
+
 def test_ctrl_c_ends_generate_at_once_and_leaves_no_process(speaking: Path) -> None:
     child = generating(speaking, "--max-tokens", "1000000", "--temperature", "0")  # never draws an end token
     assert child.stdout is not None and child.stdout.read(1)

@@ -35,6 +35,13 @@ def test_a_control_and_the_role_trained_ahead_keep_constant_weights(store: Store
     assert plain["train.ahead.assistant"] == faded["train.ahead.assistant"]
 
 
+def test_of_steps_and_tokens_the_one_that_is_given_outranks_that_of_a_file(store: Store) -> None:
+    train = compose("pretrain", ["train.tokens=1e6", "train.global_batch=16"]).document["train"]
+    assert (train["steps"], train["tokens"]) == (0, 1e6)
+    paper = ["experiment=semoe_13b", "pool=a100_80g"]  # which gives tokens
+    assert compose("pretrain", [*paper, "train.steps=24"]).document["train"]["tokens"] == 0
+
+
 def test_one_schedule_has_one_fingerprint_however_its_steps_are_written(store: Store) -> None:
     found = {
         fingerprints("distill", store, *moving("student_a", "logits", begin=begin))["train.student_a"]
