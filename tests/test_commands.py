@@ -1,4 +1,6 @@
-"""The commands of README and docs are commands: flows compose with their words, the others parse."""
+"""The commands of README, docs and `atelier list` are commands: flows compose with their words, the others
+parse.
+"""
 
 import re
 import shlex
@@ -9,13 +11,14 @@ import pytest
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.model.gpt import GPT
 from atelier.flows.cli import syntax
-from atelier.flows.run.catalog import flow_names
+from atelier.flows.run.catalog import flow_names, groups, option_text, options
 from atelier.flows.run.compose import compose
 from tests.checkout import TOP
 from tests.stored_models import store_with
 
 PAGES = sorted([*(TOP / "docs").rglob("*.md"), *TOP.glob("*.md")])
 BLOCK = re.compile(r"(?ms)^ *```\w*\n(.*?)^ *```")
+NOT_HERE = re.compile(r"\b(init|models)=(?!guest)|\bsource=(?!stdlib)")  # models and files of a reader
 READERS_PART = {"<name>": "gpt_nano", "<run>": "3f2a"}  # what a reader puts in
 
 
@@ -33,6 +36,18 @@ def commands(page: Path) -> list[str]:
 
 
 ALL = sorted({(str(page.relative_to(TOP)), line) for page in PAGES for line in commands(page)})
+
+
+def examples() -> list[tuple[str, str]]:
+    """The examples that `atelier list` shows, by their files, without those that need what is not here."""
+    texts = {
+        f"conf/{group}/{one}.yaml": option_text(group, one)[1] for group in groups() for one in options(group)
+    }
+    return [
+        (file, text.removeprefix("atelier "))
+        for file, text in texts.items()
+        if text.startswith("atelier ") and not NOT_HERE.search(text)
+    ]
 
 
 def first_point(word: str) -> str:
@@ -67,6 +82,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("page", "line"), ALL)
 def test_a_command_of_a_page_is_one(
     page: str, line: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(root))
+    check(line)
+
+
+@pytest.mark.parametrize(("file", "line"), examples())
+def test_an_example_of_a_choice_is_a_command(
+    file: str, line: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATELIER_ROOT", str(root))
     check(line)
