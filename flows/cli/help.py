@@ -100,29 +100,31 @@ def _key_lines(shape: catalog.FlowShape) -> list[str]:
     return lines
 
 
-def _places(place: "FieldPlace", name: str) -> list[str]:
+def _places(place: "FieldPlace", name: str, above: str = "") -> list[str]:
     """One line per key. Of a mapping with several entries alike (roles) the last is shown for all, as
-    `<name>`.
+    `<name>`; what the mapping means is said of each.
     """
-    below = list(place.below())
+    below, about = list(place.below()), place.about or above or catalog.OWN_KEYS.get(name, ("",))[0]
     if len(below) > 1 and place.spec is None and len({one.spec for one in below}) == 1:
         names = ", ".join(one.name.rsplit(".", 1)[-1] for one in below)
-        return [row(f"{name}.<name>", f"one of: {names}"), *_places(below[-1], f"{name}.<name>")]
+        return [row(f"{name}.<name>", f"one of: {names}"), *_places(below[-1], f"{name}.<name>", about)]
     if below or place.spec is not None:
-        return [line for one in below for line in _places(one, f"{name}.{one.name.rsplit('.', 1)[-1]}")]
+        return [
+            line for one in below for line in _places(one, f"{name}.{one.name.rsplit('.', 1)[-1]}", about)
+        ]
     one = place.down("<name>")
     if one is not None and one.spec is not None:
         return _places(one, one.name)
     has_choice = place.choices() != [place.type_text()]  # a kind may be the only one
-    return [_line(place, name)] if has_choice else []
+    return [_line(place, name, about)] if has_choice else []
 
 
-def _line(place: "FieldPlace", name: str) -> str:
+def _line(place: "FieldPlace", name: str, about: str) -> str:
     value: Given = place.value
     if value is None and place.field is not None and not place.field.is_required():
         value = place.field.default
     now = "" if value in (None, "", {}, ()) else f" [{'required' if value == '???' else _written(value)}]"
-    return row(name, f"{place.type_text():<14} {place.about}{now}", 42)
+    return row(name, f"{place.type_text():<14} {about}{now}", 42)
 
 
 def _written(value: "Given") -> str:

@@ -20,6 +20,21 @@ CONF = PROJECT / "conf"
 # libyaml where PyYAML has it: reading a flow's 84 files took half of the time of --help
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SETTINGS = {"pool": ("atelier.engine.config.pool", "Pool")}
+# keys of flows that lie in no section: what they are, with an example
+OWN_KEYS = {
+    "source": (
+        "a folder that transformers or peft saved, or hf://owner/name",
+        "source=checkpoints/Qwen3-0.6B",
+    ),
+    "name": ("what the model is called", "name=mine"),
+    "base": ("the finished model that the adapter `source` belongs to", "base=guest"),
+    "init": (
+        "the finished model to begin with: its name, name@alias or digits of its fingerprint",
+        "init=mine",
+    ),
+    "model": ("the network: its kind and sizes", "model=gpt_nano"),
+    "models": ("finished models: names, name@alias or digits of fingerprints", "models=[teacher,student_a]"),
+}
 BUILTIN: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
 GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")
 ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(?P<package>[\w.]+))?$")

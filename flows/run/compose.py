@@ -18,7 +18,7 @@ from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
 from atelier.flows.run.auto import check_memory, check_specials, check_warmups, fastest_layout, with_interval
-from atelier.flows.run.catalog import CONF, groups, options
+from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, options
 from atelier.flows.run.finished_models import check_beginnings, filled
 from atelier.flows.run.over_sites import (
     SiteHere,
@@ -228,15 +228,17 @@ def _check_option(match: re.Match[str], text: str, *, is_sweep: bool) -> None:
     if match["mark"] != "~" and value not in found and not value.startswith("["):
         if set(value.split(",")) <= set(found):
             raise ConfigError(match["key"], "several values are a sweep", "add -m")
-        near = nearest(value, found)
-        raise ConfigError(
-            text,
-            f"no option {value!r} in group {group}",
-            (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}",
-        )
+        raise _no_option(text, group, value, found)
+
+
+def _no_option(place: str, group: str, value: str, found: list[str]) -> ConfigError:
+    near = nearest(value, found)
+    way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}"
+    return ConfigError(place, f"no option {value!r} in group {group}", way_out)
 
 
 def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
+    known = [*known, "experiment"]
     near = nearest(key, known)
     if (CONF / key).is_dir():
         return ConfigError(key, f"the flow {flow} has no {key}", f"it has: {', '.join(sorted(known))}")
@@ -255,7 +257,16 @@ def explained(error: Exception) -> ConfigError:
     missing = re.search(r"Missing mandatory value: (\S+)", text)
     if missing:
         key = getattr(cause, "full_key", None) or missing[1]
-        return ConfigError(key, "a value is required", f"give {key}=<value>")
+        about, example = OWN_KEYS.get(key, ("", ""))
+        way_out = f"give {about}; e.g. {example}" if about else f"give {key}=<value>"
+        return ConfigError(key, "a value is required", way_out)
+    absent = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
+    if absent:
+        found = [line for line in lines[2:] if "=" not in line and not line.endswith(":")]
+        return _no_option(f"{absent[1]}={absent[2]}", absent[1], absent[2], found)
+    strange = getattr(cause, "full_key", None) if "is not in struct" in text else None
+    if strange:
+        return ConfigError(str(strange), "no such key", "`atelier --hydra-help` says where Hydra has its own")
     unreadable = getattr(error, "override", None)
     if unreadable and "Ambiguous value" not in text:
         reason = text.split(" See https")[0]
@@ -266,9 +277,10 @@ def explained(error: Exception) -> ConfigError:
         )
     sweep = re.search(r"Ambiguous value for argument '([^']+)'", text)
     if sweep:
-        return ConfigError(
-            sweep[1].lstrip("+").split("=")[0], "several values are a sweep", "add -m, or quote the value"
-        )
+        key, _, values = sweep[1].lstrip("+").partition("=")
+        if key in ("sites", "models"):
+            return ConfigError(key, "several of them are a list", f"{key}=[{values}]")
+        return ConfigError(key, "several values are a sweep", "add -m, or quote the value")
     return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
 
 
