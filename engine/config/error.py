@@ -82,8 +82,10 @@ class StoppedError(AtelierError):
 
 
 def of_system(error: OSError) -> AtelierError:
-    """An OSError as a user-facing error that names the file."""
-    return AtelierError(f"{error.filename or 'input or output'}: {error.strerror or error}")
+    """An OSError as a user-facing error that names the file, or the URL that a note of the error has."""
+    place = str(error.filename or next(iter(getattr(error, "__notes__", ())), "input or output"))
+    way_out = "; check that the store is up, its address and your credentials" if "://" in place else ""
+    return AtelierError(f"{place}: {error.strerror or error}{way_out}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -86,7 +86,7 @@ def ask(system: FileSystem, name: str, *given: Argument, num_bytes: int = 0, **n
     """Call a method of a filesystem within a time limit, which grows with `num_bytes`."""
     if isinstance(system, AsyncFileSystem):
         named["timeout"] = ANSWER_S + num_bytes / SLOWEST
-    return _polite(system, lambda: getattr(system, name)(*given, **named))
+    return _polite(system, lambda: getattr(system, name)(*given, **named), *given[:1])
 
 
 def ask_in_time(system: FileSystem, name: str, *given: Argument, **named: Argument) -> Any:
@@ -97,11 +97,13 @@ def ask_in_time(system: FileSystem, name: str, *given: Argument, **named: Argume
     """
     seconds = LISTING_S if name in ("find", "glob", "ls") else ANSWER_S
     if isinstance(system, AsyncFileSystem):
-        return _polite(system, lambda: getattr(system, name)(*given, **named, timeout=seconds))
+        return _polite(system, lambda: getattr(system, name)(*given, **named, timeout=seconds), *given[:1])
     if isinstance(system, LocalFileSystem | MemoryFileSystem):
         return getattr(system, name)(*given, **named)
     return _in_thread(
-        f"asking {name}", lambda: _polite(system, lambda: getattr(system, name)(*given, **named)), seconds
+        f"asking {name}",
+        lambda: _polite(system, lambda: getattr(system, name)(*given, **named), *given[:1]),
+        seconds,
     )
 
 
@@ -123,14 +125,20 @@ def _in_thread(name: str, ask_it: Callable[[], Result], seconds: float) -> Resul
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
 
 
-def _polite(system: FileSystem, act: Callable[[], Result]) -> Result:
-    with _errors():
-        try:
-            return act()
-        except PermissionError:
-            if not _renew(system):
-                raise
-            return act()
+def _polite(system: FileSystem, act: Callable[[], Result], path: Argument = "") -> Result:
+    """What `act` returns. Errors that name no file get a note that names `path`."""
+    try:
+        with _errors():
+            try:
+                return act()
+            except PermissionError:
+                if not _renew(system):
+                    raise
+                return act()
+    except OSError as error:
+        if path and not error.filename:
+            error.add_note(system.unstrip_protocol(str(path)))
+        raise
 
 
 def _renew(system: FileSystem) -> bool:

@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 
-from atelier.engine.config.error import AtelierError, ConfigError, DamageError, nearest, printable
+from atelier.engine.config.error import AtelierError, ConfigError, DamageError, nearest, of_system, printable
 from atelier.flows.cli import help, hydra_flags, syntax
 from atelier.flows.run import catalog
 
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(printable(f"{error.filename or 'atelier'}: {error.strerror or error}", MOST), file=sys.stderr)
+        print(printable(of_system(error), MOST), file=sys.stderr)
         return 1
     except Exception as error:  # a bug: keep the traceback, show one line
         with tempfile.NamedTemporaryFile("w", prefix="atelier-", suffix=".trace", delete=False) as file:

@@ -26,6 +26,7 @@ from atelier.infra.store.existing_model import spec_of
 from atelier.infra.store.store import Store
 
 FORMATS = ("hf",)
+DTYPES = ("float32", "float16", "bfloat16")
 CARD = "README.md"
 PATH = re.compile(r"=[^\s=]*/\S*")  # in a command: folders of the machine that it ran on
 
@@ -65,8 +66,12 @@ def export(
     """
     if format not in FORMATS:
         raise ConfigError("format", f"{format!r} is not known", f"there is {', '.join(FORMATS)}")
+    if dtype and dtype not in DTYPES:
+        raise ConfigError("--dtype", f"{dtype!r} is not known", f"there are {', '.join(DTYPES)}")
     record = _found(store, word)
     target = str(local_path(url).absolute()) if is_local(url) else url
+    if is_local(url) and (file := next(filter(Path.is_file, (Path(target), *Path(target).parents)), None)):
+        raise ConfigError("export", f"{file} is a file", "give a new or an empty folder")
     if record.kind == "adapter":
         for option, value in (("family", family), ("dtype", dtype)):
             if value:

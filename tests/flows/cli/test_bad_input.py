@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from atelier.flows.cli.main import run
 from atelier.flows.run.overrides import calls_resolver, check_overrides
@@ -138,6 +139,33 @@ def test_a_name_nearly_right_gets_the_right_one(root: Path, capsys: pytest.Captu
     assert "did you mean student_a?" in refused(capsys, "generate", "studnet_a")
     assert "did you mean student_a?" in refused(capsys, "lineage", "studnet_a", code=1)
     assert "did you mean student_a?" in refused(capsys, "finetune", *TINY.split(), "init=studnet_a")
+
+
+def test_an_export_to_a_file_or_in_a_strange_type_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Shelf(Store(str(root))).publish("model", "mine", step=1)
+    (file := root.parent / "two.jsonl").write_text("")
+    for place in (file, file / "below"):
+        line = refused(capsys, "export", "mine", str(place))
+        assert line == f"export: {file} is a file; give a new or an empty folder\n"
+    line = refused(capsys, "export", "mine", "out", "--dtype", "fp8")
+    assert line == "--dtype: 'fp8' is not known; there are float32, float16, bfloat16\n"
+
+
+def test_a_bucket_that_does_not_answer_is_named_with_what_to_check(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})
+
+    def find(*_: object, **__: object) -> None:
+        raise fault("Unable to locate credentials")
+
+    monkeypatch.setattr(MemoryFileSystem, "find", find)
+    monkeypatch.setattr(MemoryFileSystem, "ls", find)
+    monkeypatch.setenv("ATELIER_ROOT", "memory://nope/x")
+    line = refused(capsys, "models", code=1)
+    assert line.startswith("memory:///nope/x/model: NoCredentialsError: Unable to locate credentials; check")
 
 
 def test_a_store_that_is_a_file_is_refused(
