@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Given, Spec
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
 
@@ -40,10 +41,18 @@ class Sites(Spec):
     @model_validator(mode="after")
     def _fits(self) -> "Sites":
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"sites={list(self.names)}: each has a name of its own")
+            raise ValueError(f"of {self.listed} each has a name of its own")
         if len(self.names) == 1:
-            raise ValueError(f"sites={list(self.names)}: a run at one site needs no sites")
-        strange = {*self.at.values(), *self.parallel, *self.mbps} - {*self.names}
-        if strange:
-            raise ValueError(f"sites: {', '.join(sorted(strange))} is none of {list(self.names)}")
+            raise ValueError(f"{self.listed}: a run at one site needs no sites")
+        asked = {f"sites.at.{task}": site for task, site in self.at.items()}
+        asked |= {f"sites.{key}": site for key in ("parallel", "mbps") for site in getattr(self, key)}
+        for place, site in asked.items():
+            if site not in self.names:
+                known = f"they are {self.listed}" if self.names else "sites=[a,b] names them"
+                raise ConfigError(place, f"{site} is none of the sites", known)
         return self
+
+    @property
+    def listed(self) -> str:
+        """The names as they are given."""
+        return f"[{','.join(self.names)}]"

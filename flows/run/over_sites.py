@@ -62,13 +62,15 @@ def site_here(sites: Sites, root: str) -> SiteHere:
     from atelier.infra.sites.keys import Keys, keys_folder  # cryptography: only where there are sites
 
     keys = Keys(keys_folder())
-    home = keys.card.site
+    try:
+        home = keys.card.site
+    except ConfigError as error:
+        way_out = f"{error.way_out}, or sites.loopback=true to try it on this machine"
+        raise ConfigError("sites", error.problem, way_out) from None
     if home in sites.parallel:
         raise ConfigError(f"sites.parallel.{home}", "is this site", "parallel has the layout here")
     if home not in sites.names:
-        raise ConfigError(
-            "sites", f"this site is {home}, and sites={list(sites.names)}", "name it among them"
-        )
+        raise ConfigError("sites", f"this site is {home}, and sites={sites.listed}", "name it among them")
     if unknown := [name for name in sites.names if name not in (home, *keys.peers)]:
         raise ConfigError(
             "sites",
@@ -102,12 +104,12 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
             raise ConfigError(
                 f"{section}.link.membership.coordinator",
                 f"{ANY} is for one mailbox that all sites reach, and agents carry messages between theirs",
-                f"leave it out ({here.name}, home, decides), or name one of {list(sites.names)}",
+                f"leave it out ({here.name}, home, decides), or name one of {sites.listed}",
             )
         for key in KINDS:
             if strange := sorted({*section_of(link.get(key))} - {*sites.names}):
                 place = f"{section}.link.{key}"
-                raise ConfigError(place, f"{strange[0]} is none of sites={list(sites.names)}")
+                raise ConfigError(place, f"{strange[0]} is none of sites={sites.listed}")
         if link.get("mailbox") not in (None, "", here.mailbox):
             raise ConfigError(
                 f"{section}.link.mailbox",

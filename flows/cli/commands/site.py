@@ -73,12 +73,14 @@ def _accept(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _peers(keys: Keys, options: argparse.Namespace) -> int:
+    _check_site(keys)
     for name, card in keys.peers.items():
         print(f"{name:<16} {card.digest[:16]}  {card.address}")
     return 0
 
 
 def _revoke(keys: Keys, options: argparse.Namespace) -> int:
+    _check_site(keys)
     peer = _word(options, "a site that is trusted")
     keys.revoke(peer)
     Policies(keys.folder).forget(peer)
@@ -103,6 +105,7 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
         if options.listen:
             raise ConfigError("--listen", f"{card.site} has no port, others reach it in {card.address}")
         check_bucket(card.address, "site serve")
+    _check_folder(mailbox)
     root = Store(default_root()).root
     lock = keys.alone("site serve")
     agent, runner = Agent(keys, mailbox), OrderRunner(keys, mailbox, root, _say)
@@ -142,10 +145,30 @@ def _until_alone(stop: threading.Event) -> None:
     stop.set()
 
 
+def _check_site(keys: Keys) -> None:
+    """Raises ConfigError where there is no site."""
+    _ = keys.card
+
+
+def _check_folder(mailbox: str) -> None:
+    """Raises ConfigError for a mailbox that cannot be made, or be written to."""
+    way_out = "--mailbox <a folder, where its agent can write>"
+    try:
+        Path(mailbox).mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError("--mailbox", f"{mailbox} is a file", way_out) from None
+    except OSError as error:
+        raise ConfigError("--mailbox", f"{mailbox} cannot be made ({error.strerror})", way_out) from None
+    if not os.access(mailbox, os.W_OK | os.X_OK):
+        raise ConfigError("--mailbox", f"{mailbox} cannot be written to", way_out)
+
+
 def _mailbox(keys: Keys, options: argparse.Namespace) -> str:
     """Raises ConfigError for a mailbox that is no folder of this machine."""
     if options.mailbox and not is_local(options.mailbox):
         raise ConfigError("--mailbox", "is no folder of this machine", "a folder, where its agent can write")
+    if not options.mailbox:
+        _check_site(keys)
     return str(Path(options.mailbox).absolute()) if options.mailbox else str(keys.mailbox)
 
 
@@ -155,6 +178,7 @@ def _say(text: str) -> None:
 
 def _allow(keys: Keys, options: argparse.Namespace) -> int:
     """Set what this site does for a peer."""
+    _check_site(keys)
     peer = _word(options, "a site that is trusted")
     if peer not in keys.peers:
         raise ConfigError(

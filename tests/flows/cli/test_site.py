@@ -66,6 +66,11 @@ def test_a_site_is_trusted_by_its_card_until_it_is_revoked(
         (("work", "ab" * 32), "site work: there is no order abab"),
         (("serve", "--mailbox", "s3://bucket/mail"), "--mailbox: is no folder of this machine"),
         (("card", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
+        (("orders", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
+        (("allow", "a", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
+        (("peers", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
+        (("serve", "--mailbox", "key.pem"), "key.pem is a file; --mailbox <a folder, where its agent"),
+        (("serve", "--mailbox", "key.pem/mail"), "key.pem/mail cannot be made (Not a directory); --mailbox"),
     ],
 )
 def test_what_a_site_cannot_do_is_said_in_one_line(

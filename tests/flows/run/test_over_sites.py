@@ -94,11 +94,15 @@ def test_rows_are_shared_as_equally_as_can_be() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("sites.names=[a]",), "needs no sites"),
-        (("sites.names=[a,a]",), "a name of its own"),
+        (("sites.names=[a]",), "sites: [a]: a run at one site needs no sites"),
+        (("sites.names=[a,a]",), "sites: of [a,a] each has a name of its own"),
         (("sites.names=[a,B]",), "sites.names"),
-        (("sites.at={train:b}",), "sites: b is none of"),
-        (("sites.names=[a,b]", "sites.at={train:c}"), "sites: c is none of"),
+        (("sites.at={train:b}",), "sites.at.train: b is none of the sites; sites=[a,b] names them"),
+        (
+            ("sites.names=[a,b]", "sites.mbps={c:5}"),
+            "sites.mbps: c is none of the sites; they are [a,b]",
+        ),
+        (("sites.names=[a,b]", "sites.at={train:c}"), "sites.at.train: c is none of the sites; "),
         (("sites.names=[a,b]", "sites.at={trian:b}", "train.link.rows={a:4,b:4}"), "did you mean train?"),
         (("sites.names=[a,b]", "train.link.rows={a:4,c:4}"), "c is none of sites"),
         (("sites.names=[a,b,c]", "train.link.rows={a:4,b:4}"), "c has nothing to do"),
@@ -143,7 +147,7 @@ def test_a_list_is_all_of_sites(root: Path) -> None:
     assert not compose("nebula", ["experiment=tiny", "sites=[]"]).sites.names
     given = compose("nebula", ["experiment=tiny", "sites.loopback=true", "sites=[x,y]"]).sites
     assert given.names == ("x", "y") and given.loopback
-    with pytest.raises(ConfigError, match="has no site"):
+    with pytest.raises(ConfigError, match=r"has no site; .* or sites\.loopback=true to try it"):
         compose("nebula", ["experiment=tiny", "sites=[x,y]"])
     assert not compose("nebula", ["experiment=tiny"], from_form=True).sites.names
 
