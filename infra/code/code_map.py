@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import EllipsisType
-from typing import TypeAlias
 
 from atelier import PROJECT
 from atelier.engine.config.document import section_of
@@ -27,18 +25,14 @@ from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.io.source_check import source_digest
+from atelier.infra.code import syntax
 from atelier.infra.code.moved_code import Entry, read_moved
+from atelier.infra.code.syntax import imports_of, parts_of
 from atelier.infra.dag import Node
 
 Map = dict[str, dict[str, str]]  # file -> function, Class, Class.method or '' (the rest) -> digest
 Cache = dict[str, tuple[list[str], dict[str, str]]]  # digest of a file -> its imports and parts
 
-# a node of a syntax tree, or what a field of one holds
-TreePart: TypeAlias = (
-    "ast.AST | Sequence[TreePart] | str | bytes | int | float | complex | bool | EllipsisType | None"
-)
-
-PACKAGE = "atelier."
 MOST = 2000  # files in the cache
 LOOP = "engine/train.py"
 REGISTRIES = (
@@ -83,7 +77,6 @@ LEFT_OUT = (
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
     *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
 )
-WORDS = ("description", "title")  # keywords of pydantic fields that are only documentation
 TRAINED = ("train", "finetune")
 RIVALS = ("engine/inference/rivals.py",)  # of scored heads
 FAMILIES = tuple(
@@ -289,85 +282,9 @@ def _by_content(content: bytes, known: Cache) -> SourceFile:
     key = hashlib.sha256(content).hexdigest()[:32]
     if not _is_source(known.get(key)):
         tree = ast.parse(content)
-        known[key] = sorted(_imports(tree)), _parts(tree)
+        known[key] = sorted(imports_of(tree)), parts_of(tree)
     imports, parts = known[key]
     return SourceFile(tuple(imports), parts, source_digest(content))
-
-
-def _imports(tree: ast.AST) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            inside = module if module.endswith(".") else f"{module}."
-            names |= {module, *(f"{inside}{alias.name}" for alias in node.names)}
-    return {name.removeprefix(PACKAGE) for name in names if name.startswith((f"{PACKAGE}engine.", "."))}
-
-
-def _parts(tree: ast.Module) -> dict[str, str]:
-    """Digests of functions, methods and classes by qualified name; '' = module level code."""
-    result: dict[str, str] = {}
-
-    def visit(body: list[ast.stmt], prefix: str) -> str:
-        rest: list[str] = []
-        imports: list[str] = []
-        for node in _without_docstring(body):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                imports.append(_text(node))
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{prefix}{node.name}"  # definitions of one name (overloads, setters) are combined
-                result[name] = _digest(result.get(name, "") + _text(node))
-            elif isinstance(node, ast.ClassDef):
-                head = [_text(part) for part in (*node.bases, *node.keywords, *node.decorator_list)]
-                result[f"{prefix}{node.name}"] = _digest(
-                    "|".join(head) + visit(node.body, f"{prefix}{node.name}.")
-                )
-            else:
-                rest.append(_text(node))
-        return "|".join([*sorted(imports), *rest])
-
-    result[""] = _digest(visit(tree.body, ""))
-    return result
-
-
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements without those that are only a string."""
-    return [node for node in body if not (isinstance(node, ast.Expr) and _is_string(node.value))]
-
-
-def _is_string(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _text(node: TreePart) -> str:
-    """A syntax tree as text that is the same for all Python versions: names of nodes and non-empty fields."""
-    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _name(node.exc).endswith("Error"):
-        return f"Raise({_text(node.exc.func)})"  # the error's type, not its message
-    if isinstance(node, ast.Call) and _name(node) == "Field":
-        node = ast.Call(node.func, node.args, [one for one in node.keywords if one.arg not in WORDS])
-    if isinstance(node, ast.AST):
-        fields = []
-        for name, value in ast.iter_fields(node):
-            if name in ("ctx", "type_comment", "kind") or value is None or value == []:
-                continue
-            if name == "body" and isinstance(value, list):
-                value = _without_docstring(value)
-            fields.append(f"{name}={_text(value)}")
-        return f"{type(node).__name__}({','.join(fields)})"
-    if isinstance(node, list):
-        return f"[{','.join(map(_text, node))}]"
-    return repr(node)
-
-
-def _name(call: ast.Call) -> str:
-    """Of what is called, without what it is an attribute of."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _is_source(found: Sequence[list[str] | dict[str, str]] | None) -> bool:
@@ -376,13 +293,10 @@ def _is_source(found: Sequence[list[str] | dict[str, str]] | None) -> bool:
 
 
 def _cache_place() -> Path:
-    """Cache file, one per version of this module and of Python, since digests depend on both."""
+    """Cache file, one per version of infra/code/syntax.py and of Python, since digests depend on both."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (
-        base
-        / "atelier"
-        / f"code-{platform.python_version()}-{source_digest(Path(__file__).read_bytes())}.json"
-    )
+    by = source_digest(Path(syntax.__file__).read_bytes())
+    return base / "atelier" / f"code-{platform.python_version()}-{by}.json"
 
 
 @contextmanager
