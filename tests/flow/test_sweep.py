@@ -239,7 +239,7 @@ def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Ate
         ("train.seed=1,-2", "train.seed", "greater than or equal to 0"),
         ("hydra/sweeper=optuna train.seed=1", "nothing is varied", "interval"),
         ("hydra/sweeper=halving train.seed=1,2 train.eval_every=0", "train.eval_every", "give e.g."),
-        ("hydra/sweeper=grit train.seed=1,2", "hydra/sweeper/grit", ""),
+        ("hydra/sweeper=grit train.seed=1,2", "hydra/sweeper=grit", ""),
         (
             "hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if={optim.lr:{train.seed:1}}",
             "optim.lr is not",

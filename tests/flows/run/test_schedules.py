@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.base import Json
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
@@ -35,11 +37,15 @@ def test_a_control_and_the_role_trained_ahead_keep_constant_weights(store: Store
     assert plain["train.ahead.assistant"] == faded["train.ahead.assistant"]
 
 
-def test_of_steps_and_tokens_the_one_that_is_given_outranks_that_of_a_file(store: Store) -> None:
-    train = compose("pretrain", ["train.tokens=1e6", "train.global_batch=16"]).document["train"]
-    assert (train["steps"], train["tokens"]) == (0, 1e6)
-    paper = ["experiment=semoe_13b", "pool=a100_80g"]  # which gives tokens
-    assert compose("pretrain", [*paper, "train.steps=24"]).document["train"]["tokens"] == 0
+def test_of_steps_and_tokens_the_one_that_is_given_outranks_that_of_a_file() -> None:
+    def length(*words: str) -> tuple[Json, Json]:
+        train = section_of(compose("pretrain", [*words]).document["train"])
+        return train["steps"], train["tokens"]
+
+    assert length("train.tokens=1e6", "train.global_batch=16") == (0, 1e6)
+    paper = ("experiment=semoe_13b", "pool=a100_80g")  # which gives tokens
+    assert length(*paper) == (0, 1e9)
+    assert length(*paper, "train.steps=24") == (24, 0)
 
 
 def test_one_schedule_has_one_fingerprint_however_its_steps_are_written(store: Store) -> None:
