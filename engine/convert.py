@@ -19,7 +19,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from atelier.engine.checkpoint.reader import load_full
-from atelier.engine.config.base import Json, JsonObject, Spec, canonical, kind_module, parse
+from atelier.engine.config.base import Json, JsonObject, Spec, canonical, parse
 from atelier.engine.config.conversions import (
     ANCESTRY,
     OPTIMIZER,
@@ -30,6 +30,7 @@ from atelier.engine.config.conversions import (
     keeps_states,
 )
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.kind_files import kind_module
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile

@@ -3,20 +3,14 @@ Torch-free.
 """
 
 import hashlib
-import importlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from traceback import extract_tb
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, ValidationError
 from typing_extensions import TypeAliasType
 
-from atelier import PROJECT
-from atelier.engine.config.error import AtelierError, ConfigError, nearest
+from atelier.engine.config.error import ConfigError, nearest
 
 SpecType = TypeVar("SpecType", bound="Spec")
 if TYPE_CHECKING:
@@ -95,57 +89,6 @@ class Kind(Spec):
     def as_identity(self) -> dict[str, Json]:
         versioned = {} if self.version == 1 else {"version": self.version}
         return super().as_identity() | versioned
-
-
-MEND = "mend it (docs/extend/adding-a-model.md)"
-
-
-def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
-    """The module engine/<group>/<kind>.py. Raises ConfigError, naming file and line, when it cannot be
-    imported or lacks one of the functions that it has to offer.
-    """
-    file, place = f"engine/{group}/{kind}.py", f"{group.rsplit('/', 1)[-1]}.{kind}"
-    try:
-        module = importlib.import_module(f"atelier.engine.{group.replace('/', '.')}.{kind}")
-    except AtelierError:
-        raise
-    except Exception as error:  # whatever the file does when it is imported
-        raise ConfigError(place, _where_and_why(error, file), MEND) from error
-    missing = [name for name in offers if not hasattr(module, name)]
-    if missing:
-        raise ConfigError(place, f"{file} has no function {missing[0]}", MEND)
-    return module
-
-
-def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
-    """The class of specs that engine/config/<group>/<kind>.py defines. Raises ConfigError when there is none,
-    or when it lacks what such specs have to offer.
-    """
-    module = kind_module(f"config/{group}", kind)
-    own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
-    found = [v for v in own if issubclass(v, base) and "kind" in v.model_fields]
-    place, file = f"{group}.{kind}", f"engine/config/{group}/{kind}.py"
-    if not found:
-        name = base.__name__
-        raise ConfigError(place, f"{file} has no {name} with a field `kind: Literal[{kind!r}]`", MEND)
-    if inspect.isabstract(found[0]):
-        lacks = ", ".join(sorted(found[0].__abstractmethods__))
-        raise ConfigError(place, f"{file}: the class {found[0].__name__} lacks {lacks}", MEND)
-    return found[0]
-
-
-def _where_and_why(error: Exception, file: str) -> str:
-    """Place and reason of an import that failed: the last line of Atelier's files that was running."""
-    if isinstance(error, SyntaxError) and error.filename:
-        at, line, why = Path(error.filename), error.lineno, error.msg
-    else:
-        frames = [
-            one for one in extract_tb(error.__traceback__) if Path(one.filename).is_relative_to(PROJECT)
-        ]
-        at, line = (Path(frames[-1].filename), frames[-1].lineno) if frames else (PROJECT / file, 1)
-        why = f"{type(error).__name__}: {error}"
-    name = at.relative_to(PROJECT) if at.is_relative_to(PROJECT) else at
-    return f"{name}:{line}: {why}"
 
 
 def identity_of(value: Given) -> Json:

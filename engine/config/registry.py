@@ -17,9 +17,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Union, cast, 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from atelier.engine.config.base import Given, Json, Kind, Spec, kind_class, parse
+from atelier.engine.config.base import Given, Json, Kind, Spec, parse
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError, nearest
+from atelier.engine.config.kind_files import kind_class
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics

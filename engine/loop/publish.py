@@ -99,7 +99,7 @@ def summary(member: RoleState) -> dict[str, Json]:
         "started_at": member.start,
         "params": member.role.model.num_params(),
         "forwards": member.forwards,
-        **member.provenance.summary,
+        **member.computed_by.summary,
     }
     if member.lead is not None:
         opened = member.lead.opened

@@ -19,12 +19,12 @@ from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.answer_parts import AnswerParts, Received
+from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
 from atelier.engine.loop.drawn import Drawing, Drawn
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.pace import Pace
-from atelier.engine.loop.provenance import Provenance
 from atelier.engine.loop.stage import After, Private, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Model
@@ -82,7 +82,7 @@ class RoleState:
         self.durable_steps: tuple[int, int] = (-1, -1)  # of the two newest checkpoints known to be whole
         self.lead = TeacherLead(spec.role.gate, self.start, settled) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
-        self.provenance = Provenance(spec, computed_in(precision, grid.gang.device))
+        self.computed_by = ComputedBy(spec, computed_in(precision, grid.gang.device))
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
         self.held_out = ""  # the name of what eval/loss was last measured on
         self._check()

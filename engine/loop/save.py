@@ -115,7 +115,7 @@ class Saver:
                 trajectory=segment.fingerprint,
                 gang=self._gang.aside,
                 spill=member.spill,
-                **(member.provenance.of_checkpoint | {"held_out": member.held_out}),
+                **(member.computed_by.of_checkpoint | {"held_out": member.held_out}),
             )
             self._pending.append((member, segment, step, pending))
             member.stored_step = step
@@ -162,7 +162,7 @@ class Saver:
         values = load(place, state, step=step, trajectory=segment.fingerprint, gang=self._gang.aside)
         manifest = read_manifest(place, step=step)
         begun, trains = step > member.start, step < member.end
-        if other := member.provenance.go_on_from(manifest, member.name, begun=begun, trains=trains):
+        if other := member.computed_by.go_on_from(manifest, member.name, begun=begun, trains=trains):
             self._report.say(warning=other)
         member.restore(values, step)
         member.held_out = manifest.held_out

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from atelier.engine.config.base import canonical, kind_module
+from atelier.engine.config.base import canonical
 from atelier.engine.config.error import DataError
+from atelier.engine.config.kind_files import kind_module
 from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of

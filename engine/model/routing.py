@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.base import kind_module
 from atelier.engine.config.experts import Combine, MixedBlocks
+from atelier.engine.config.kind_files import kind_module
 
 
 class TokenRows(NamedTuple):

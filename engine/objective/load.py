@@ -15,8 +15,8 @@ from types import ModuleType
 
 from torch import nn
 
-from atelier.engine.config.base import kind_module
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.kind_files import kind_module
 from atelier.engine.config.registry import ObjectiveSpec, kinds
 
 # suffixes of an objective's name: how many rows or tokens it gets right, how many of them are replaced

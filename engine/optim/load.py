@@ -6,8 +6,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from atelier.engine.config.base import kind_module
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.kind_files import kind_module
 from atelier.engine.config.registry import OptimSpec
 
 

@@ -263,10 +263,8 @@ def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
             parser.add_argument(option.flag, action="store_true")
     for word in command.words:
         nargs = NARGS[word.required, word.many]
-        if nargs == "*":  # which argparse calls required where it has no default
-            parser.add_argument(word.name, nargs=nargs, default=[])
-        else:
-            parser.add_argument(word.name, nargs=nargs)
+        default = [] if nargs == "*" else None  # else argparse calls it required
+        parser.add_argument(word.name, nargs=nargs, default=default)
     found, strange = parser.parse_known_intermixed_args(words)
     if strange:
         raise unknown_option(parser.prog, strange[0], [option.flag for option in command.options])

@@ -70,10 +70,10 @@ LEFT_OUT = (
     "engine/plan/",
     *(
         f"engine/loop/{name}.py"
-        for name in ("provenance", "publish", "replica_check", "report", "resume", "save", "stop")
+        for name in ("computed_by", "publish", "replica_check", "report", "resume", "save", "stop")
     ),
     "engine/loop/straggler.py",
-    *(f"engine/config/{name}.py" for name in ("base", "device", "document", "error", "metric")),
+    *(f"engine/config/{name}.py" for name in ("base", "device", "document", "error", "kind_files", "metric")),
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
     *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
 )

@@ -1,6 +1,7 @@
 """Losses of different held-out sets are not ranked: by pick, by a sweep, by its samplers."""
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import held_out_name, scored_name
 from atelier.engine.config.record import Record
 from atelier.flows.cli.main import run
+from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.sweep_ledger import DONE, Ledger, PointEntry, SweepInfo
+from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.pick import choose
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.held_out import UNKNOWN, differing, held_out_of
@@ -75,27 +78,35 @@ def test_pick_refuses_them_in_one_line_and_gives_no_alias(
     assert not (Path(shelf.store.root) / "aliases").exists()
 
 
+def sweep(shelf: Shelf, key: str) -> Session:
+    """A sweep of which no point is to run."""
+
+    def run_here(point: SweepPoint, sweep: str, stop: threading.Event) -> RunOutcome:
+        raise AssertionError(f"#{point.number} runs")
+
+    ledger = Ledger.begin(shelf.store, SweepInfo("pretrain", (), (key,), "grid"))
+    return Session("pretrain", (key,), shelf.store, ledger, "atelier pretrain", run_here=run_here)
+
+
 def test_a_sweep_has_no_best_point_of_different_sets_and_says_so(shelf: Shelf) -> None:
-    ledger = Ledger.begin(shelf.store, SweepInfo("pretrain", (), ("train.sequence",), "grid"))
-    session = Session("pretrain", ("train.sequence",), shelf.store, ledger, "atelier pretrain", run_here=None)  # type: ignore[arg-type]
+    session = sweep(shelf, "train.sequence")
     for number, (loss, name) in enumerate([(2.5, SETS[0]), (2.0, SETS[0]), (1.5, SETS[1])]):
         made = model(shelf, number, loss, held_out=name)
         row = {"name": "train", "key": "model", "kind": "model", "model": "model"}
         entry = PointEntry(number, made.fingerprint, [f"train.seed={number}"], state=DONE, value=loss)
         entry.made, entry.metric = [row | {"fingerprint": made.fingerprint}], "model.eval_loss"
-        ledger.write(entry)
+        session.ledger.write(entry)
         best = session.best()
         assert (best.number if best else None) == [0, 1, None][number]
     assert f"#0 is of {SETS[0]}, #2 of {SETS[1]}: " in session.unranked()
 
 
 def test_a_sweep_whose_metric_no_point_has_says_so(shelf: Shelf) -> None:
-    ledger = Ledger.begin(shelf.store, SweepInfo("pretrain", (), ("train.seed",), "grid"))
-    session = Session("pretrain", ("train.seed",), shelf.store, ledger, "atelier pretrain", run_here=None)  # type: ignore[arg-type]
+    session = sweep(shelf, "train.seed")
     assert session.unranked() == ""
     entry = PointEntry(0, "0" * 64, ["train.seed=1"], state=DONE)
     entry.metric = "model.right"
-    ledger.write(entry)
+    session.ledger.write(entry)
     assert session.best() is None and "no point has a model.right; give another" in session.unranked()
 
 

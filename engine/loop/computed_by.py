@@ -12,7 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.run_file import Member
 
 
-class Provenance:
+class ComputedBy:
     """`codes`: digests of code maps; `libraries`: versions; both with the newest last. `computed`: in what
     arithmetic this process computes.
     """
