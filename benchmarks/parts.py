@@ -31,8 +31,8 @@ use_own_code()
 Way = dict[float, dict[str, Any]]  # share of the steps -> its part
 
 
-def options(about: str, *, steps: int, store: str) -> argparse.Namespace:
-    """What every comparison of several seeds takes."""
+def options(about: str, *, steps: int, store: str, **own: Any) -> argparse.Namespace:
+    """What every comparison of several seeds takes, and options of its `own` with their defaults."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=steps)
@@ -40,6 +40,8 @@ def options(about: str, *, steps: int, store: str) -> argparse.Namespace:
     parser.add_argument("--go-on", action="store_true", help="beside the seeds of the kept result")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each training")
     parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
+    for name, default in own.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     return parser.parse_args()
 
 

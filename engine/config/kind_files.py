@@ -25,7 +25,7 @@ def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
     except AtelierError:
         raise
     except Exception as error:  # whatever the file does when it is imported
-        raise ConfigError(place, _where_and_why(error, file), MEND) from error
+        raise ConfigError(place, where_and_why(error, file), MEND) from error
     missing = [name for name in offers if not hasattr(module, name)]
     if missing:
         raise ConfigError(place, f"{file} has no function {missing[0]}", MEND)
@@ -49,8 +49,10 @@ def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
     return found[0]
 
 
-def _where_and_why(error: Exception, file: str) -> str:
-    """Place and reason of an import that failed: the last line of Atelier's files that was running."""
+def where_and_why(error: Exception, file: str = "") -> str:
+    """Place and reason of an error: the last line of Atelier's files, of kinds too, that was running; where
+    none was, the first one of `file`.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         at, line, why = Path(error.filename), error.lineno, error.msg
     else:
@@ -58,6 +60,8 @@ def _where_and_why(error: Exception, file: str) -> str:
             one for one in extract_tb(error.__traceback__) if Path(one.filename).is_relative_to(PROJECT)
         ]
         at, line = (Path(frames[-1].filename), frames[-1].lineno) if frames else (PROJECT / file, 1)
-        why = f"{type(error).__name__}: {error}"
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+    if at == PROJECT:
+        return why
     name = at.relative_to(PROJECT) if at.is_relative_to(PROJECT) else at
     return f"{name}:{line}: {why}"

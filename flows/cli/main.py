@@ -18,6 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
 SWEEP = ("-m", "--multirun", "--dry-run")
 RESUME = ("--accept-code", "--fresh")
+FAULT = "a fault in the program, or in a kind that was added"
 MOST = 400  # characters of an error that is not ours
 
 
@@ -39,10 +40,15 @@ def run(arguments: Sequence[str]) -> int:
         print(printable(of_system(error), MOST), file=sys.stderr)
         return 1
     except Exception as error:  # a bug: keep the traceback, show one line
+        from atelier.engine.config.kind_files import where_and_why  # here: pydantic, 0.1 s
+
         with tempfile.NamedTemporaryFile("w", prefix="atelier-", suffix=".trace", delete=False) as file:
             traceback.print_exc(file=file)
-        text = printable(" ".join(f"{type(error).__name__}: {error}".split()), MOST)
-        print(f"atelier: {text} (a fault of Atelier's own; trace: {file.name})", file=sys.stderr)
+        text = printable(where_and_why(error), MOST)
+        print(
+            f"atelier: {text} (a fault of that file, not of what was asked; trace: {file.name})",
+            file=sys.stderr,
+        )
         return 1
 
 

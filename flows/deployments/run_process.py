@@ -29,6 +29,7 @@ from atelier.engine.config.error import (
     StoppedError,
     of_system,
 )
+from atelier.engine.config.kind_files import where_and_why
 from atelier.infra.store.store import Store, default_root
 
 LOOK_S, GRACE_S = 0.2, 10.0
@@ -225,7 +226,7 @@ def run_order(order: Order) -> RunEnding:
     except OSError as error:
         return _unbegun(failure_of(of_system(error)))
     except Exception as error:  # a bug
-        text = f"{type(error).__name__}: {error} (a fault of Atelier's own)"
+        text = f"{where_and_why(error)} (a fault in the program, or in a kind that was added)"
         return _unbegun({"kind": "AtelierError", "text": text, "trace": traceback.format_exc()})
     failed = outcome.failure
     if failed is not None and not isinstance(failed, AtelierError):

@@ -49,7 +49,7 @@ def test_after_a_random_kill_the_command_ends_and_run_again_comes_to_the_same_bi
                 codes.append(again.wait())
             print(f"{kind} at step {step}: exit codes {codes}")
             assert codes[-1] == 0, command.text
-            assert "fault of Atelier" not in command.text and "Traceback" not in command.text
+            assert "a fault in the program" not in command.text and "Traceback" not in command.text
             assert store.curve() == expected
             store.wait_for_quiet()
         finally:

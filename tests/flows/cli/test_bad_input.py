@@ -335,3 +335,21 @@ def test_a_mistake_in_a_kind_that_somebody_adds_is_named_by_file_and_line(tmp_pa
         assert done.returncode == (1 if module else 2) and done.stdout == ""
         assert "model.bag: " in line and says in line
         assert line.endswith("; mend it (docs/extend/adding-a-model.md)")
+
+
+def test_an_error_inside_such_a_kind_is_named_by_file_and_line(tmp_path: Path) -> None:
+    project = copied(tmp_path / "project")
+    spec = WHOLE.replace("flops_per_token(self, *_): return self", "flops_per_token(self, *_): return 1 // 0")
+    (project / "engine/config/model/bag.py").write_text(spec)
+    (project / "conf/model/bag.yaml").write_text("kind: bag\n")
+    done = subprocess.run(
+        [sys.executable, *PLANNED.replace("model.kind=", "model=").split()],
+        capture_output=True,
+        text=True,
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": python_path(project), "ATELIER_ROOT": str(tmp_path / "store")},
+    )
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 1 and done.stdout == ""
+    assert "engine/config/model/bag.py:" in line and "ZeroDivisionError" in line
+    assert "a fault in the program, or in a kind that was added" in line

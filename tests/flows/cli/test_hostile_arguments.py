@@ -62,7 +62,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     took = took if took < CPU_S else undisturbed(took)
     err = capsys.readouterr().err
     assert code in (0, 1, 2) and took < CPU_S, (took, err[:300])
-    assert "fault of Atelier's own" not in err and "Traceback" not in err, err[:600]
+    assert "a fault in the program" not in err and "Traceback" not in err, err[:600]
     if code:
         first, *more = err.removesuffix("\n").split("\n")
         assert len(err) <= LONGEST and not UNSEEN.search(first + "".join(more)), (len(err), err[:600])

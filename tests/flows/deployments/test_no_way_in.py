@@ -126,7 +126,7 @@ def test_no_server_at_all_is_told_with_the_command_that_starts_one(root: Path) -
         code, run = said(root, "pretrain", "experiment=tiny", "tracker=none", PREFECT_API_URL=url)
     assert line.startswith(f"PREFECT_API_URL: no Prefect server answers at {url} (")
     assert f"no Prefect server answers at {url} (" in run and "unset it: a run has one of its own" in run
-    assert code == 2 and "fault of Atelier's own" not in run
+    assert code == 2 and "a fault in the program" not in run
 
 
 def test_a_stack_that_does_not_run_has_no_environment(root: Path) -> None:
