@@ -45,10 +45,7 @@ def run(arguments: Sequence[str]) -> int:
         with tempfile.NamedTemporaryFile("w", prefix="atelier-", suffix=".trace", delete=False) as file:
             traceback.print_exc(file=file)
         text = printable(where_and_why(error), MOST)
-        print(
-            f"atelier: {text} (a fault of that file, not of what was asked; trace: {file.name})",
-            file=sys.stderr,
-        )
+        print(f"atelier: {text} ({FAULT}; trace: {file.name})", file=sys.stderr)
         return 1
 
 
