@@ -49,7 +49,7 @@ class Coordinator:
         log = SampleLog(self.rounds.rows, self.rounds.every, samples)
         for site in self.rounds.rows:
             self._hear(site, now)
-        added = before.sha256 if before else {}
+        added = before.sha256 if before else self.rounds.begun
         sent = {site: self._box.contribution(number, site) for site in log.assigned}
         here = {site: head for site, head in sent.items() if head is not None and self._takes(head, added)}
         late, minimum = [site for site in log.assigned if sent[site] is None], self._membership.minimum

@@ -148,6 +148,9 @@ class AboutRounds(Spec):
     every: int = Field(ge=1)
     first: int = Field(default=1, ge=1, description="the first round of the trajectory")
     last: int = Field(ge=1, description="the last one")
+    begun: dict[SiteName, Digest] = Field(
+        default={}, description="what contributions to round 1 say that was added before: the model `init`"
+    )
     membership: Membership
     coordinator: str = Field(description="the site that decides who is in; any")
     is_followed: bool = Field(default=False, description="a round log says it, and nobody decides")

@@ -95,6 +95,7 @@ class Meeting:
     def current(self, number: int) -> Decision | None:
         """`decision`, of the round that this site is at. Raises DataError where that is long over."""
         found, last = self.decision(number), self.last()
+        found = found or self.decision(number)  # it and later ones may have been decided meanwhile
         if found is None and last is not None and last.line.round > number:
             raise DataError(
                 f"{self._place(number)}: is gone, and round {last.line.round} is decided: this site's"

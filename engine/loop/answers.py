@@ -183,7 +183,8 @@ class SitesApart:
     def _open(self, heard: Heard, head: OfStep, students: list[RoleState]) -> None:
         """Verify a teacher's message and give it to these students."""
         place = join(heard.box.folder(head.round, head.site), BODY)
-        path = self._scratch / f"link-{self._gang.rank}" / head.trajectory[:16] / f"{head.round % 2}" / BODY
+        each = f"{students[0].role.delay}-{head.round % 2}"  # what was opened is still read from its file
+        path = self._scratch / f"link-{self._gang.rank}" / head.trajectory[:16] / each / BODY
         if is_local(place):
             path = local_path(place)
         else:

@@ -173,6 +173,7 @@ class ElasticRounds:
 
     def about(self, number: int) -> AboutRounds:
         """What is said of the rounds of the trajectory that a round belongs to."""
+        assert self._member.outer is not None  # it takes part
         begin, every = self._member.start, self._link.every
         segment = self._member.segment(begin + number * every)
         return AboutRounds(
@@ -180,6 +181,7 @@ class ElasticRounds:
             every=every,
             first=(segment.start - begin) // every + 1,
             last=(segment.end - begin) // every,
+            begun=dict(self._member.outer.begun),
             membership=self._link.membership,
             coordinator=self._link.coordinator,
             is_followed=self._followed is not None,

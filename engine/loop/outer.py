@@ -165,7 +165,7 @@ class OuterSteps:
         self._choice.took(codec, time.perf_counter() - began)
         size = plan.sizes[codec.text][plan.rounds.fragment(number)]
         self._meter.add(member.name, link_bytes=size, link_codec=self._link.codecs.index(codec))
-        if outer.residual:
+        if self._link.feeds_back:  # on all ranks, also where this one has none of the weights
             self._gang.barrier()  # it is written
             all_or_none(self._gang, partial(self._keep_lost, box, number, outer, moved, layout), nothing)
         for name, weight in live.items():

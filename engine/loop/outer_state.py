@@ -1,6 +1,7 @@
 """What a role of a training at several sites has of its outer steps (engine/loop/outer.py)."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +31,7 @@ class OuterState:
     pending: dict[int, dict[str, str]] = field(default_factory=dict)
     log: RoundLog = field(default_factory=RoundLog)  # where codecs are chosen, or sites come and go
     kept: dict[str, Tree] = field(default_factory=dict)  # of an elastic membership: RoleState.learned
+    begun: Mapping[str, str] = field(default_factory=dict)  # `added` at the first step
 
     @staticmethod
     def of(link: Link, weights: RoleWeights, init: ArtifactInput | None = None) -> "OuterState":
@@ -46,12 +48,14 @@ class OuterState:
         def zeros(*, is_used: bool) -> dict[str, Tensor]:
             return {name: torch.zeros_like(weight) for name, weight in live.items()} if is_used else {}
 
+        begun = {min(link.rows): _digest(init)} if init is not None and link.rows else {}
         return OuterState(
             anchor={name: weight.clone() for name, weight in live.items()},
             momentum=zeros(is_used=link.outer.kind == "nesterov"),
             residual=zeros(is_used=link.feeds_back),
             sent=zeros(is_used=link.delay > 0),
-            added={min(link.rows): _digest(init)} if init is not None and link.rows else {},
+            added=dict(begun),
+            begun=begun,
         )
 
     def state(self) -> dict[str, Tree]:

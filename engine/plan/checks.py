@@ -47,7 +47,7 @@ def check_layout(
     """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
     configuration, '' for a flow with one model; `section` has the training's length and link.
     """
-    check_link(roles, train, prefix=prefix, section=section)
+    check_link(layout, roles, train, prefix=prefix, section=section)
     check_apart(layout, roles, train, prefix=prefix, section=section)
     check_privacy(layout, {f"{prefix}{name}." if prefix else "": role for name, role in roles.items()}, train)
     check_detectors(layout, roles, train, prefix=prefix, section=section)

@@ -172,15 +172,34 @@ def _check_log(layout: Parallel) -> None:
 
 
 def check_link(
-    roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.", section: str = "train"
+    layout: Parallel,
+    roles: Mapping[str, Role],
+    train: Train,
+    *,
+    prefix: str = "roles.",
+    section: str = "train",
 ) -> None:
-    """Raise ConfigError for a training of several sites that would not end with an outer step."""
+    """Raise ConfigError for a training of several sites that would not end with an outer step, or whose sites
+    could not go on after a kill.
+    """
     every, trained = train.link.every, [name for name, role in roles.items() if role.moves]
     if train.link.is_elastic and len(trained) > 1:
         raise ConfigError(
             "train.link.membership",
             f"an elastic one is built for one role, and this training has {', '.join(trained)}",
             "kind=strict",
+        )
+    if train.link.rounds and len(trained) > 1:
+        raise ConfigError(
+            "train.link.rounds",
+            f"the rounds of one model, and this training has {', '.join(trained)}",
+            "one role at a time, or train.link.codec instead of train.link.choose",
+        )
+    if (train.link.is_linked or train.link.roles) and layout.assignment == "measured":
+        raise ConfigError(
+            PLACE,
+            "measured, and a site that goes on after a kill has to send the same bits again",
+            "assignment=static, with parallel.speed_log if they differ",
         )
     for name, role in roles.items() if train.link.is_linked else ():
         steps = role.last(train.num_steps) - int(role.start)

@@ -138,7 +138,9 @@ class Incoming:
             raise NotTaken(f"another message of {head.site} to round {head.round} was decided on")
         if rounds.is_followed:
             return rounds.last
-        return max(box.last_sent(self._site), last.line.round if last is not None else 0)
+        own = meeting.presence(self._site)  # it may have no part in the first round of a branch
+        begun = own.round - 1 if own is not None else 0
+        return max(begun, box.last_sent(self._site), last.line.round if last is not None else 0)
 
     def take_progress(self, progress: ReaderProgress, peer: str) -> None:
         """Keep how far `peer` has come in what it learns from a teacher here. Raises NotTaken for what is not

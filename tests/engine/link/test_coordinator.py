@@ -139,6 +139,16 @@ def test_a_contribution_to_other_weights_is_none(tmp_path: Path) -> None:
     assert table.look(2) == ["a", "b"]  # c will send no other one
 
 
+def test_sites_that_begin_as_one_model_are_in_the_first_round(tmp_path: Path) -> None:
+    """What they say was added before it is that model."""
+    table, begun = Table(tmp_path), {"a": "ab" * 32}
+    for site, before in {"a": begun, "b": begun, "c": {"a": "cd" * 32}}.items():
+        table.box.send(1, site, [site.encode()], before, 0, codec=Codec())
+    rounds = table.rounds.model_copy(update={"begun": begun})
+    table.coordinator = Coordinator("a", rounds, table.box, lambda: table.now)
+    assert table.look() == ["a", "b"]  # c began as another one
+
+
 def test_of_two_that_decide_at_once_the_first_has_decided(tmp_path: Path) -> None:
     table = Table(tmp_path)
     lines = [

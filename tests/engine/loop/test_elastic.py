@@ -26,9 +26,9 @@ from atelier.engine.link.mailbox import Contribution
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.role_state import RoleState
-from tests.engine.loop.at_sites import decisions, out_until_they_end
+from tests.engine.loop.at_sites import all_at_once, decisions, out_until_they_end
 from tests.engine.loop.test_outer import Sites, text
-from tests.engine.trainings import role
+from tests.engine.trainings import TrainingSetup, artifact, role, train
 from tests.forks import start_alone
 from tests.infra.sites.agents import until
 from tests.parity.cases import layout as layout_of
@@ -68,6 +68,24 @@ def check_samples(lines: Mapping[int, RoundLine]) -> None:
     waiting = [number for first, end in last.again for number in range(first, end)]
     waiting += [n for spans in last.next.values() for first, end in spans for n in range(first, end)]
     assert sorted(done + waiting) == [*range(last.fresh)]
+
+
+def test_sites_that_begin_as_a_model_decide_their_first_round(tmp_path: Path, text: dict[str, str]) -> None:
+    before = TrainingSetup(tmp_path / "before", text)
+    before.train(before.training({"m": role()}, train(2)))
+    files = {path.name: path.read_bytes() for path in before.output("m").iterdir()}
+    sites = Sites(tmp_path, text, **elastic())
+
+    def at(site: str) -> None:
+        setup = sites.setups[site]
+        setup.inputs = {**setup.inputs, "init": artifact(setup.folder / "init", "model", files)}
+        member = setup.member("m", role(lr=1e-2), STEPS, init="init")
+        sizes = {"global_batch": 4, "micro_batch": 1, "link": sites.link_of(site)}
+        setup.train(setup.training({"m": member}, train(STEPS, **sizes)))
+
+    all_at_once(sites.setups, at)
+    assert len(set(sites.models())) == 1
+    check_samples(log_of(sites, "a"))
 
 
 def test_with_all_there_every_sample_is_learned_by_the_site_that_the_log_says(

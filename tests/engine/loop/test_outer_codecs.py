@@ -36,7 +36,7 @@ from tests.engine.loop.test_outer import (
     replayed,
     text,
 )
-from tests.engine.trainings import AfterSteps, role
+from tests.engine.trainings import AfterSteps, role, student, train
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
 
@@ -105,6 +105,19 @@ def test_sites_of_other_layouts_read_the_same_bits(
     assert len(set(sites.models())) == 1
     found, expected = load(sites.models()[0]), replayed(sites, first_weights(), STEPS // EVERY)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_rank_that_has_nothing_of_a_role_keeps_in_step(tmp_path: Path, text: dict[str, str]) -> None:
+    """A pipeline's last stage alone has the student."""
+    sites = Sites(tmp_path, text, rows={"a": 4}, codec=LOSSY[4])
+    setup = sites.setups["a"]
+    sizes = {"global_batch": 4, "micro_batch": 1, "link": sites.link_of("a")}
+    training = setup.training({"teacher": role(lr=1e-2), "pupil": student()}, train(STEPS, **sizes))
+    setup.folder.mkdir(parents=True)
+    path = setup.folder / "run.json"
+    path.write_text(setup.run_file(training, layout=layout_of(pipeline=2)).model_dump_json(by_alias=True))
+    start_gang("tests.parity.gang", tmp_path, 2, str(path))
+    assert load(setup.weights("pupil"))
 
 
 @pytest.mark.parametrize(

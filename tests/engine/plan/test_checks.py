@@ -252,3 +252,26 @@ def test_a_model_that_offers_no_split_is_refused_on_these_axes_alone(monkeypatch
             ConfigError, match=rf"parallel\.{axis}: 2, but .* of kind gpt offers no such split"
         ):
             check(**{axis: 2})
+
+
+LINK: dict[str, Any] = {"every": 2, "mailbox": "/mail", "rows": {"a": 4, "b": 4}, "site": "a"}
+NONE: list[dict[str, Any]] = [{"kind": "none"}, {"kind": "int4"}]
+
+
+@pytest.mark.parametrize(
+    ("link", "axes", "says"),
+    [
+        (LINK, {"shard": 2, "assignment": "measured"}, "parallel.assignment: measured, and a site"),
+        (
+            LINK | {"choose": NONE, "rounds": "/models/rounds.jsonl"},
+            {},
+            "train.link.rounds: the rounds of one model, and this training has teacher, s",
+        ),
+    ],
+)
+def test_sites_that_could_not_go_on_to_the_same_bits_are_refused(
+    link: dict[str, Any], axes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check(how={"link": link}, **axes)
+    check(how={"link": LINK})
