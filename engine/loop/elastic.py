@@ -70,19 +70,23 @@ class ElasticRounds:
         return self._log[1]
 
     def sits_out(self, clock: int) -> bool:
-        """Whether this site leaves out step `clock`: it is not expected in the round, or the round was
-        decided without it. A collective.
+        """Whether this site leaves out step `clock`: it is not expected in the round, has left out an earlier
+        step of it, or the round was decided without it. A collective.
         """
-        number, own = self.number(clock), self._link.site
+        outer, number, own = self._member.outer, self.number(clock), self._link.site
+        assert outer is not None  # it takes part
+        has_passed = outer.passed == number  # maybe in a shorter training, which decided elsewhere
         is_expected = own in self.samples.assigned
 
         def look() -> bool:
             line = self._decided(number)
-            out = not is_expected or (line is not None and own not in line.sha256)
+            out = not is_expected or has_passed or (line is not None and own not in line.sha256)
             self._tell(number, number + out)
             return out
 
         self.is_out = self._from_first(look, other=False)
+        if self.is_out:
+            outer.passed = number
         return self.is_out
 
     def places(self, clock: int) -> list[int] | None:

@@ -31,6 +31,7 @@ class OuterState:
     pending: dict[int, dict[str, str]] = field(default_factory=dict)
     log: RoundLog = field(default_factory=RoundLog)  # where codecs are chosen, or sites come and go
     kept: dict[str, Tree] = field(default_factory=dict)  # of an elastic membership: RoleState.learned
+    passed: int = 0  # the last round of which steps were passed over
     begun: Mapping[str, str] = field(default_factory=dict)  # `added` at the first step
 
     @staticmethod
@@ -68,6 +69,7 @@ class OuterState:
             "pending": {number: {**added} for number, added in self.pending.items()},
             "log": {**self.log.lines},
             "kept": {**self.kept},
+            "passed": self.passed,
         }
 
     def restore(self, state: Nested) -> None:
@@ -76,6 +78,7 @@ class OuterState:
         self.pending = dict(state.get("pending", {}))
         self.log = RoundLog(dict(state.get("log", {})))
         self.kept = dict(state.get("kept", {}))
+        self.passed = state.get("passed", 0)
 
 
 def _digest(init: ArtifactInput) -> str:

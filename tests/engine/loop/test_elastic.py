@@ -7,7 +7,7 @@ import math
 import random
 import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from torch import Tensor
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.error import ConfigError, DataError, StoppedError
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
@@ -26,6 +26,7 @@ from atelier.engine.link.mailbox import Contribution
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.stop import StopRequest
 from tests.engine.loop.at_sites import all_at_once, decisions, out_until_they_end
 from tests.engine.loop.test_outer import Sites, text
 from tests.engine.trainings import TrainingSetup, artifact, role, train
@@ -143,9 +144,11 @@ def test_a_gang_of_several_ranks_takes_part_and_catches_up(tmp_path: Path, text:
 class Branched(Sites):
     """Sites whose training has two trajectories, with a mailbox folder each."""
 
+    cut = 0  # the trunk's last step; 0 = two thirds
+
     def training(self, site: str, spec: Role, steps: int = STEPS, **more: Any) -> Training:
         found = super().training(site, spec, steps, **more)
-        setup, cut = self.setups[site], 2 * steps // 3
+        setup, cut = self.setups[site], self.cut or 2 * steps // 3
         segments = (setup.segment("trunk", 0, cut), setup.segment("m", cut, steps))
         return found.model_copy(update={"members": {"m": setup.member("m", spec, steps, segments=segments)}})
 
@@ -179,6 +182,43 @@ def test_a_branch_goes_on_with_the_log_of_its_trunk(
     assert lines == log_of(sites, "b") and len(lines) == 30
     check_samples(lines)
     assert any("b" not in line.sha256 for line in lines.values())
+
+
+class AfterRound(StopRequest):
+    """Asks to stop some steps after the first round was decided."""
+
+    def __init__(self, folder: Path, mailbox: str) -> None:
+        super().__init__(folder)
+        self._mailbox, self._left = mailbox, 3
+
+    @property
+    def is_asked(self) -> bool:
+        self._left -= 1 in decisions(self._mailbox)
+        return self._left < 0
+
+
+def test_a_longer_training_leaves_out_the_rest_of_a_round_that_was_passed_over(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """b leaves out the end of round 2 of a short training, whose trunk ends in it; the long one goes on."""
+    sites = Branched(tmp_path, text, **elastic(grace=0.3, minimum=1) | {"every": 8})
+    sites.cut = 13
+
+    def at(site: str) -> None:
+        stop = AfterRound(sites.setups[site].folder, sites.mailbox(site)) if site == "b" else None
+        with suppress(StoppedError):
+            sites.setups[site].train(sites.training(site, role(lr=1e-2), 16), stop=stop)
+
+    sites.link["membership"]["grace"] = 3.0
+    all_at_once("ab", at)
+    sites.setups["b"].train(sites.training("b", role(lr=1e-2), 16))
+    assert decisions(sites.mailbox("a")) == {1: ["a", "b"], 2: ["a"]}
+    sites.link["membership"]["grace"], sites.cut = 60.0, 21
+    sites.train(role(lr=1e-2), steps=32)
+    assert len(set(sites.models())) == 1
+    lines = log_of(sites, "a")
+    assert [[*line.sha256] for line in lines.values()] == [["a", "b"], ["a"], ["a", "b"], ["a", "b"]]
+    check_samples(lines)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +312,12 @@ def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
     """It sends nothing that is not finite, or what it sends cannot be added. The others take the outer step
     without it, and it has the same bits and counts as where it leaves the round out from the first.
     """
-    how = elastic() | {"codec": {"kind": "int8"}}
+    how = elastic() | {"codec": {"kind": "int8"}, "every": 6}  # long enough for b to say that it comes
     sites = Sites(tmp_path / "first", text, **how)
     is_finite, is_good = OuterSteps._is_finite, OuterSteps._is_good
 
     def diverged(self: OuterSteps, moved: dict[str, Tensor], member: RoleState) -> bool:
-        if self._link.site == "b" and member.step == 2 * EVERY:
+        if self._link.site == "b" and member.step == 2 * 6:
             next(iter(moved.values())).fill_(math.nan)
         return is_finite(self, moved, member)
 
@@ -289,14 +329,14 @@ def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
             patched.setattr(OuterSteps, "_is_finite", diverged)
         else:
             patched.setattr(OuterSteps, "_is_good", refused)
-        sites.train(role(lr=1e-2), steps=STEPS)
+        sites.train(role(lr=1e-2), steps=2 * STEPS)
     assert len(set(sites.models())) == 1
     lines = log_of(sites, "a")
     assert [*lines[1].sha256] == ["a", "b"] and [*lines[2].sha256] == ["a"]
     assert any("b" in lines[number].sha256 for number in lines if number > 2)  # it is back
     check_samples(lines)
     again = Sites(tmp_path / "again", text, **how, rounds=str(sites.setups["b"].output("m") / FILE))
-    again.train(role(lr=1e-2), steps=STEPS)
+    again.train(role(lr=1e-2), steps=2 * STEPS)
     assert again.models() == sites.models()
     counts = [each.setups["b"].summary("m")[key] for each in (sites, again) for key in ("tokens", "forwards")]
     assert counts[:2] == counts[2:]
