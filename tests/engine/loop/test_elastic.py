@@ -312,12 +312,13 @@ def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
     """It sends nothing that is not finite, or what it sends cannot be added. The others take the outer step
     without it, and it has the same bits and counts as where it leaves the round out from the first.
     """
-    how = elastic() | {"codec": {"kind": "int8"}, "every": 6}  # long enough for b to say that it comes
+    every = 6  # steps: long enough for b to say that it comes
+    how = elastic(grace=60.0) | {"codec": {"kind": "int8"}, "every": every}
     sites = Sites(tmp_path / "first", text, **how)
     is_finite, is_good = OuterSteps._is_finite, OuterSteps._is_good
 
     def diverged(self: OuterSteps, moved: dict[str, Tensor], member: RoleState) -> bool:
-        if self._link.site == "b" and member.step == 2 * 6:
+        if self._link.site == "b" and member.step == 2 * every:
             next(iter(moved.values())).fill_(math.nan)
         return is_finite(self, moved, member)
 
