@@ -6,8 +6,9 @@ site says. Torch-free.
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from atelier.engine.config.error import DataError
+from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import ANY
 from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
@@ -38,7 +39,9 @@ class Coordinator:
         self._enough: tuple[int, float] = (0, 0.0)  # a round, and since when it has the minimum
 
     def look(self, number: int, before: RoundLine | None) -> RoundLine | None:
-        """The decision of round `number`, which follows the line `before`; None while it is waited."""
+        """The decision of round `number`, which follows the line `before`; None while it is waited. A site
+        whose contribution lies there and cannot be read is as one that never came: neither in nor waited for.
+        """
         there = self._meeting.current(number)
         if there is not None:
             return there.line
@@ -50,9 +53,12 @@ class Coordinator:
         for site in self.rounds.rows:
             self._hear(site, now)
         added = before.sha256 if before else self.rounds.begun
-        sent = {site: self._box.contribution(number, site) for site in log.assigned}
+        sent: dict[str, Contribution | None] = {}
+        for site in log.assigned:
+            with suppress(DamageError, DataError):
+                sent[site] = self._box.contribution(number, site)
         here = {site: head for site, head in sent.items() if head is not None and self._takes(head, added)}
-        late, minimum = [site for site in log.assigned if sent[site] is None], self._membership.minimum
+        late, minimum = [site for site, head in sent.items() if head is None], self._membership.minimum
         if late and self._waits(late, number, now, has_enough=len(here) >= minimum):
             return None
         coming = {site for site in self.rounds.rows if self._comes(site, number, now)}

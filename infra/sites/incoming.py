@@ -14,6 +14,7 @@ from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_fol
 from atelier.engine.link.mailbox import (
     BODY,
     HEAD,
+    MOST_HEAD,
     AboutRounds,
     AboutTraining,
     Contribution,
@@ -86,6 +87,8 @@ class Incoming:
     def judge(self, head: Message, peer: str) -> Mailbox:
         """The mailbox of a message. Raises NotTaken for one that this site does not take from `peer`."""
         about, box = self.about(head.trajectory, head.site, peer), Mailbox(self._url, head.trajectory)
+        if len(head.text) > MOST_HEAD:
+            raise NotTaken(f"a head of {len(head.text)} bytes, at most {MOST_HEAD} are taken")
         most = min(MOST, about.most or MOST)
         if head.body.bytes > most:
             raise NotTaken(f"{head.body.bytes} bytes, at most {most} are taken")
@@ -112,6 +115,8 @@ class Incoming:
     def _judge_contribution(
         self, head: Contribution, box: Mailbox, about: AboutTraining, *, is_here: bool
     ) -> None:
+        if strange := sorted({*head.before} - {*about.sites}):
+            raise NotTaken(f"is sent after a step with {strange[0]}, who takes no part")
         if about.rounds is not None:
             last = self._judge_round(head, box, about.rounds)
         else:

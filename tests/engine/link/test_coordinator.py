@@ -9,8 +9,8 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
 from atelier.engine.config.link import Membership
 from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
-from atelier.engine.link.membership import Decision, Meeting, Presence
+from atelier.engine.link.mailbox import HEAD, MOST_HEAD, AboutRounds, Contribution, Mailbox
+from atelier.engine.link.membership import DECISION, Decision, Meeting, Presence
 from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
 
@@ -277,3 +277,21 @@ def test_any_site_decides_only_where_all_reach_one_mailbox(tmp_path: Path) -> No
     table.box.open("b", "abc")
     table.box.open("c", "abc")
     assert table.look() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "of another site", "too long"])
+def test_a_site_whose_contribution_cannot_be_read_is_as_one_that_never_came(
+    tmp_path: Path, damage: str
+) -> None:
+    """Nobody waits for it, and those that are in the round go on."""
+    table = Table(tmp_path)
+    table.say("a", "b", "c")
+    table.contribute("a", "b", "c")
+    head = Path(table.box.folder(1, "c")) / HEAD
+    damaged = {
+        "no JSON": b"{",
+        "of another site": Path(table.box.folder(1, "b"), HEAD).read_bytes(),
+        "too long": head.read_bytes() + b" " * MOST_HEAD,
+    }
+    head.write_bytes(damaged[damage])
+    assert table.look() == ["a", "b"]

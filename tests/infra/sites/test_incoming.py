@@ -1,0 +1,39 @@
+"""Which contributions of another site are taken, by their heads alone."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.record import FileEntry
+from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.infra.sites.incoming import Incoming, NotTaken
+
+TRAJECTORY, DATA = "ef" * 32, b"weights"
+
+
+def contribution(*before: str) -> Contribution:
+    """Of site a, sent after an outer step with these sites."""
+    entry = FileEntry(path=BODY, bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+    digests = {site: "0" * 64 for site in before}
+    return Contribution(trajectory=TRAJECTORY, site="a", round=1, body=entry, before=digests, safe=0)
+
+
+@pytest.mark.parametrize(
+    ("before", "problem"),
+    [
+        ([f"s{number}" for number in range(15_000)], r"a head of \d+ bytes, at most 1048576 are taken"),
+        (["a", "c"], "is sent after a step with c, who takes no part"),
+    ],
+)
+def test_a_head_that_the_mailbox_could_not_read_again_or_of_strange_sites_is_not_taken(
+    tmp_path: Path, before: list[str], problem: str
+) -> None:
+    box = Mailbox(str(tmp_path), TRAJECTORY)
+    box.open("b", ("a", "b"))
+    incoming = Incoming(str(tmp_path), "b")
+    with pytest.raises(NotTaken, match=problem) as refused:
+        incoming.take(contribution(*before), "a", 0, [DATA])
+    assert refused.value.when == "never" and box.rounds() == []
+    incoming.take(contribution("a", "b"), "a", 0, [DATA])
+    assert box.contribution(1, "a") == contribution("a", "b")
