@@ -55,6 +55,15 @@ class Readers:
                 return True
         return False
 
+    def behind(self, clock: int, ahead: int) -> list[str]:
+        """The sites that are so many steps behind `clock`, with the step that each has to learn from."""
+        come = {site: self.sites.come(site)[0] for site in self.sites.taught}
+        return [
+            f"{site}, to learn from step {come[site] + 1} of {self.box.trajectory[:16]}"
+            for site, steps in self.sites.taught.items()
+            if steps.stop > come[site] and clock - come[site] >= ahead
+        ]
+
     def endings(self) -> list[tuple[str, Mailbox]]:
         """Where students elsewhere are told that it has ended as it has to, with their sites."""
         if not self.sites.is_replayed_for:

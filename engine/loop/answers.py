@@ -26,6 +26,7 @@ from atelier.engine.loop.answer_ends import Heard, Readers, most_bytes, what_of
 from atelier.engine.loop.answer_parts import AnswerParts, opened
 from atelier.engine.loop.drawn import opened_drawn
 from atelier.engine.loop.link_meter import LinkMeter
+from atelier.engine.loop.long_wait import LongWait
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.model.weights import entries_of, in_memory, write_files
@@ -48,9 +49,11 @@ class SitesApart:
         stop: StopRequest,
         scratch: Path,
         meter: LinkMeter,
+        say: Callable[[str], None],
     ) -> None:
+        """`say`: a warning."""
         self._link, self._gang, self._stop, self._scratch = training.train.link, gang, stop, scratch
-        self._train, self._meter = training.train, meter
+        self._train, self._meter, self._say = training.train, meter, say
         self._readers: list[Readers] = []
         self._heard: list[Heard] = []
         for (name, spec), what in product(training.members.items(), WHATS):
@@ -148,7 +151,15 @@ class SitesApart:
             is_late = self._gang.is_first and any(each.is_late(clock, ahead, own) for each in late)
             return len(heads) == len(hearing) and not is_late
 
-        if not self._wait(is_ready):
+        def missing() -> list[str]:
+            lacking = [
+                f"{heard.site}, for step {clock - delay + 1} of {heard.box.trajectory[:16]}"
+                for number, (heard, delay) in enumerate(hearing)
+                if number not in heads
+            ]
+            return lacking + [line for each in late for line in each.behind(clock, self._link.ahead)]
+
+        if not self._wait(is_ready, missing):
             return time.perf_counter() - began
 
         def open_all() -> None:
@@ -167,9 +178,11 @@ class SitesApart:
                 each.member.answering.begin()
         return time.perf_counter() - began
 
-    def _wait(self, is_ready: Callable[[], bool]) -> bool:
-        """Wait until all ranks are ready; False when a stop is asked before. A collective."""
-        world = self._gang.world
+    def _wait(self, is_ready: Callable[[], bool], missing: Callable[[], list[str]]) -> bool:
+        """Wait until all ranks are ready; False when a stop is asked before. A collective. `missing`: what is
+        waited for.
+        """
+        world, wait = self._gang.world, LongWait(self._say)
         while True:
             ready, is_asked = all_or_none(
                 self._gang,
@@ -178,6 +191,8 @@ class SitesApart:
             )
             if ready or is_asked:
                 return ready
+            if wait.is_due:
+                wait.say(" and ".join(missing()) or "another rank")
             time.sleep(LOOK_EVERY)
 
     def _open(self, heard: Heard, head: OfStep, students: list[RoleState]) -> None:
@@ -244,7 +259,15 @@ class SitesApart:
         endings = [(box, heard) for heard in self._heard for box in heard.endings]
         if endings:
             self._gang.heartbeat.rest("link")
-            if not self._wait(lambda: all(box.has(ENDED, heard.site) for box, heard in endings)):
+
+            def lacking() -> list[str]:
+                return [
+                    f"the end of the teacher at {heard.site}"
+                    for box, heard in endings
+                    if not box.has(ENDED, heard.site)
+                ]
+
+            if not self._wait(lambda: not lacking(), lacking):
                 raise StoppedError(f"stopped at step {clock}")
         for readers in self._readers if self._gang.is_first else ():
             for site, box in readers.endings():

@@ -30,6 +30,7 @@ from atelier.engine.loop.contribution import Layout, StoredContribution, encoded
 from atelier.engine.loop.elastic import ElasticRounds
 from atelier.engine.loop.gather import gathered
 from atelier.engine.loop.link_meter import LinkMeter
+from atelier.engine.loop.long_wait import LongWait
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
@@ -274,7 +275,7 @@ class OuterSteps:
     ) -> dict[str, Contribution]:
         """The heads of the messages of `sites`, when all are there."""
         heads: dict[str, Contribution] = {}
-        look_again = 0.0
+        look_again, wait = 0.0, LongWait(self._say)
         while True:
             missing = [site for site in sorted(sites) if site not in heads]
             there = {site: head for site in missing if (head := box.contribution(number, site)) is not None}
@@ -286,8 +287,10 @@ class OuterSteps:
             late, is_asked = self._gang.sum(lacking).tolist()
             if not late:
                 return heads
+            others = ", ".join(site for site in sorted(sites) if site not in heads)
+            if wait.is_due:
+                wait.say(f"{others or 'another rank'}, in round {number} of {box.trajectory[:16]}")
             if is_asked:
-                others = ", ".join(site for site in sorted(sites) if site not in heads)
                 raise StoppedError(
                     f"stopped while {member.name} waited for {others or 'others'} in round {number}, after"
                     f" step {member.step}; it goes on from its last checkpoint"

@@ -66,7 +66,9 @@ class Loop:
         self.order = [members[name] for name in students_first(training.members) if name in members]
         scratch = services.build_context.scratch
         self.link_meter = LinkMeter()
-        self.sites = SitesApart(training, members, self.gang, services.stop, scratch, self.link_meter)
+        self.sites = SitesApart(
+            training, members, self.gang, services.stop, scratch, self.link_meter, self._warn
+        )
         self.begin = self.end = max(self.sites.end, *(member.end for member in self.order))
         self.protected = protected_steps(training.members)
         self.curves = {
@@ -90,7 +92,7 @@ class Loop:
             services.stop,
             scratch,
             self.link_meter,
-            lambda text: self.report.say(warning=text),
+            self._warn,
         )
         self.outer_steps.plan(self.order)
         self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
@@ -102,6 +104,9 @@ class Loop:
             places=self.outer_steps.elastic.places if self.outer_steps.elastic is not None else None,
         )
         self.detecting = Detecting(training, members, self.gang, self.data.open_feed)
+
+    def _warn(self, text: str) -> None:
+        self.report.say(warning=text)
 
     def load(self, where: ResumePoint, history: History) -> None:
         """Bring every role to its resume point, where the gang's clock begins.

@@ -201,6 +201,8 @@ class Agent:
                 if problem != self._said.get(peer, ""):
                     self._said[peer] = problem
                     say(problem or f"{peer}: answers")
+                for line in self._messages.refusals.lines(peer):
+                    say(line)
             stop.wait(LOOK_EVERY)
 
     def _peers(self, say: Callable[[str], None]) -> list[str]:

@@ -142,6 +142,20 @@ def grouped(messages: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
     yield group, True
 
 
+def only(messages: Iterator[bytes], code: grpc.StatusCode, what: str) -> bytes:
+    """The one message of a call, of at most `MOST` bytes. Raises CallError for none, and at the second:
+    what follows is not read.
+    """
+    first: bytes | None = None
+    for message in messages:
+        if first is not None:
+            raise CallError(code, f"more than one {what}, one is taken")
+        first = message
+    if first is None:
+        raise CallError(code, f"no {what}, one is taken")
+    return first
+
+
 def awaited(look: Callable[[], bytes | None], go_on: Callable[[], None]) -> bytes:
     """What `look` finds at last; `go_on` is called between two looks, and raises where it is not waited any
     more.

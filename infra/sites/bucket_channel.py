@@ -5,8 +5,8 @@ objects of at most 4 MiB of messages, each signed and sealed.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 
 import grpc
@@ -21,6 +21,7 @@ from atelier.infra.sites.bucket_calls import (
     RequestHead,
     awaited,
     grouped,
+    only,
     remove_blocks,
     wait_for_room,
 )
@@ -60,12 +61,10 @@ class BucketChannel:
         """Nothing is held open."""
 
     def _one_answer(self, method: str, requests: Iterable[bytes], timeout: float) -> bytes:
-        found = [*self._call(method, requests, timeout)]
-        if len(found) != 1:
-            raise CallError(grpc.StatusCode.INTERNAL, f"{len(found)} answers to one request")
-        return found[0]
+        with closing(self._call(method, requests, timeout)) as answers:
+            return only(answers, grpc.StatusCode.INTERNAL, "answer to a request")
 
-    def _call(self, method: str, requests: Iterable[bytes], timeout: float) -> Iterator[bytes]:
+    def _call(self, method: str, requests: Iterable[bytes], timeout: float) -> Generator[bytes, None, None]:
         """The answers to a call. Raises CallError."""
         with self._errors():
             door = self._watch.nonce()

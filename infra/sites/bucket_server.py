@@ -28,6 +28,7 @@ from atelier.infra.sites.bucket_calls import (
     Taken,
     awaited,
     grouped,
+    only,
     remove_blocks,
     wait_for_room,
 )
@@ -258,10 +259,7 @@ class BucketServer:
                 self._stop.wait(AGAIN_S)
 
     def _request(self, call: _Answering) -> bytes:
-        found = [*self._requests(call)]
-        if len(found) != 1:
-            raise CallError(CODES.INVALID_ARGUMENT, f"{len(found)} messages, one is asked for")
-        return found[0]
+        return only(self._requests(call), CODES.INVALID_ARGUMENT, "message of a request")
 
     def _requests(self, call: _Answering) -> Iterator[bytes]:
         """The messages of a request, as its objects come."""

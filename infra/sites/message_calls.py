@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.refusals import Refusals
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -61,6 +63,7 @@ class MessageCalls:
         self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
         self._refused: set[tuple[str, str, int, str]] = set()  # the same, of what is not fetched
         self._told: dict[tuple[str, str], ReaderProgress] = {}  # by peer and trajectory
+        self.refusals = Refusals()
 
     # what others ask, by name of the call
 
@@ -187,9 +190,12 @@ class MessageCalls:
 
         def refused(why: str) -> None:
             self._audit.add("not taken", who=peer, why=why, **told(head))
+            self.refusals.never(peer, _named(head), why)
 
-        if not is_settled(lambda: self._send(channel, peer, box, head), refused):
+        early = partial(self.refusals.early, peer, head.trajectory, _named(head))
+        if not is_settled(lambda: self._send(channel, peer, box, head), refused, early):
             return False
+        self.refusals.settled(peer, head.trajectory)
         self._delivered[peer, head.trajectory] = head.round
         return True
 
@@ -243,6 +249,7 @@ class MessageCalls:
 
     def _fetch(self, channel: CallChannel, peer: str, head: Message) -> bool:
         """Fetch a message, unless it is here or over; False when it is too early for it."""
+        of = f"fetched {head.trajectory}"
         try:
             offset = self._incoming.offset(head, peer)
         except NotTaken as refused:
@@ -251,7 +258,10 @@ class MessageCalls:
                 self._refused.add(key)
                 self._audit.add("refused", who=peer, why=str(refused))
                 raise
+            if refused.when == "early":
+                self.refusals.early(peer, of, _named(head), str(refused), is_here=True)
             return refused.when != "early"
+        self.refusals.settled(peer, of)
         if offset is None:
             return True
         self._hourly.admit(peer, head.body.bytes - offset)
@@ -278,8 +288,10 @@ class MessageCalls:
             def refused(why: str, about: dict[str, Json] = about) -> None:
                 self._audit.add("not taken", who=peer, why=why, **about)
 
-            if is_settled(send, refused):
+            what, of = f"how far this site is in {progress.trajectory[:16]}", f"told {progress.trajectory}"
+            if is_settled(send, refused, partial(self.refusals.early, peer, of, what)):
                 self._note("sent", peer, progress)
+                self.refusals.settled(peer, of)
 
     def ask(self, channel: CallChannel, peer: str) -> None:
         """Ask a peer, which this site alone can call, how far it has come."""
@@ -294,6 +306,10 @@ class MessageCalls:
                 except NotTaken as refused:
                     if refused.when == "never":
                         raise
+
+
+def _named(head: Message) -> str:
+    return f"round {head.round} of {head.trajectory[:16]}"
 
 
 def _body(box: Mailbox, head: Message) -> Path:

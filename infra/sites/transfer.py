@@ -77,9 +77,13 @@ def blocks_of(path: Path, offset: int) -> Iterator[bytes]:
         yield from iter(lambda: file.read(BLOCK), b"")
 
 
-def is_settled(send: Callable[[], None], on_refused: Callable[[str], None]) -> bool:
+def is_settled(
+    send: Callable[[], None],
+    on_refused: Callable[[str], None],
+    on_early: Callable[[str], None] = lambda why: None,
+) -> bool:
     """Send something; True when the peer has it or will never take it, of which `on_refused` gets the reason,
-    False when it does not take it yet. Raises RpcError for anything else.
+    False when it does not take it yet, of which `on_early` does. Raises RpcError for anything else.
     """
     try:
         send()
@@ -87,8 +91,7 @@ def is_settled(send: Callable[[], None], on_refused: Callable[[str], None]) -> b
         code = code_of(error)
         if code not in (*NEVER, grpc.StatusCode.ABORTED):
             raise
-        if code in NEVER:
-            on_refused(reason(error))
+        (on_refused if code in NEVER else on_early)(reason(error))
         return code in NEVER
     return True
 

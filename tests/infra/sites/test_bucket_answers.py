@@ -181,3 +181,24 @@ def test_a_door_that_is_not_its_agents_is_not_believed(bench: Bench) -> None:
         assert ask() == grpc.StatusCode.DATA_LOSS
     bench.bucket.remove("door")
     assert ask() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_no_more_than_one_answer_to_a_request_is_taken(bench: Bench) -> None:
+    """The peer goes on with answers for ever: at the second one nobody listens any more."""
+    impostor, said = Impostor(bench), list[CallError]()
+    channel = BucketChannel(bench.b.keys, bench.a.keys.card, Calls(bench.b.keys), lambda why: None)
+
+    def ask() -> None:
+        with pytest.raises(CallError) as refused:
+            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=5)
+        said.append(refused.value)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    name, request = impostor.request()
+    for block in range(3):
+        made = impostor.answer(name, request, b"{}", last=False, about={"block": block})
+        bench.bucket.write(made, OUT, f"{name}.{block}")
+    asking.join()
+    assert str(said[0]) == "INTERNAL: more than one answer to a request, one is taken"
+    assert not bench.bucket.blocks(OUT)

@@ -15,9 +15,9 @@ import pytest
 from atelier.infra.sites import sealed
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.bucket import IN, MOST_OBJECT, OUT
-from atelier.infra.sites.bucket_calls import RequestHead
+from atelier.infra.sites.bucket_calls import AnswerHead, RequestHead
 from atelier.infra.sites.bucket_server import NOBODY
-from atelier.infra.sites.sealed import Context, seal
+from atelier.infra.sites.sealed import Context, seal, unseal
 from tests.infra.sites.agents import until
 from tests.infra.sites.bucket_bench import Bench, Forger
 from tests.infra.sites.test_agent import DATA, body
@@ -284,3 +284,21 @@ def test_a_certificate_out_of_its_time_opens_nothing(bench: Bench, monkeypatch: 
         monkeypatch.undo()
         assert "the certificate of b is not valid now" in bench.refusals(bench.a)[0]["why"]
         check_that_the_real_one_is_taken(bench)
+
+
+def test_no_more_than_one_message_of_a_request_is_taken_where_one_is_asked_for(bench: Bench) -> None:
+    """b goes on with messages for ever: at the second one it is told so, and none of the rest is read."""
+    with bench.a.served():
+        parts = [b"{}"] * 5
+        made = Forger(bench.b.keys, bench.a, bench.door, parts, "Heads")
+        bench.put(made.call, made.objects[:4])  # the last one never comes
+        until(lambda: bench.bucket.exists(OUT, f"{made.call}.0"), "it is not answered")
+        data = bench.bucket.read(OUT, f"{made.call}.0")
+        assert data is not None
+        about = {"kind": "answer", "recipient": bench.b.keys.card.digest, "call": made.call, "block": 0}
+        digest = hashlib.sha256(made.objects[0]).hexdigest()
+        context = Context.model_validate(about | {"request": digest})
+        answer = unseal(data, AnswerHead, context, bench.b.keys).head
+        assert answer.code == "INVALID_ARGUMENT"
+        assert answer.details == "more than one message of a request, one is taken"
+        until(lambda: not bench.bucket.blocks(IN), "what follows is left in the bucket")

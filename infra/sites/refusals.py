@@ -1,0 +1,62 @@
+"""What agents do not take of each other's messages, as lines for whoever runs the agent: a refusal for good
+is said at once, one that may end by itself when it has lasted.
+"""
+
+import time
+from dataclasses import dataclass
+
+LASTS_S = 30.0  # from then on a refusal that may end by itself is said
+OVER = "is over"  # how the reason ends where the peer has had what it refuses
+NOT_TRAINED = "is not trained here"  # the same, where the peer knows no such training
+DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
+
+
+@dataclass
+class _Early:
+    """A refusal that may end by itself: who does not take what, and since when."""
+
+    what: str
+    since: float
+    is_said: bool = False
+
+
+class Refusals:
+    """The refusals by peer, each said once for a message."""
+
+    def __init__(self) -> None:
+        self._early: dict[tuple[str, str], _Early] = {}  # by peer and training, of its next message
+        self._lines: dict[str, list[str]] = {}  # not said yet
+
+    def never(self, peer: str, what: str, why: str) -> None:
+        """`what` is refused for good."""
+        if not why.endswith(OVER):
+            self._say(peer, _line(peer, what, why))
+
+    def early(self, peer: str, training: str, what: str, why: str, *, is_here: bool = False) -> None:
+        """`what`, the next message of a training, is refused for now; `is_here`: by this site."""
+        known = self._early.get((peer, training))
+        if known is None or known.what != what:
+            known = self._early[peer, training] = _Early(what, time.monotonic())
+        if not known.is_said and time.monotonic() - known.since >= LASTS_S:
+            known.is_said = True
+            self._say(peer, _line(peer, what, why, is_here=is_here))
+
+    def settled(self, peer: str, training: str) -> None:
+        """The next message of a training is refused no more."""
+        known = self._early.pop((peer, training), None)
+        if known is not None and known.is_said:
+            self._say(peer, f"{peer}: {known.what} goes on")
+
+    def lines(self, peer: str) -> list[str]:
+        """What has to be said; it counts as said."""
+        return self._lines.pop(peer, [])
+
+    def _say(self, peer: str, line: str) -> None:
+        self._lines.setdefault(peer, []).append(line)
+
+
+def _line(peer: str, what: str, why: str, *, is_here: bool = False) -> str:
+    begin = f"{peer}: {what} is not taken here" if is_here else f"{peer} does not take {what}"
+    if why.endswith(NOT_TRAINED):
+        why = f"it is not trained {'here' if is_here else 'there'}{DIFFERS}"
+    return f"{begin}: {why}"

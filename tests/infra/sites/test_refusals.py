@@ -1,0 +1,95 @@
+"""What one site does not take of another's messages is said to whoever runs the agent."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.codec import Codec
+from atelier.engine.link.mailbox import Mailbox
+from atelier.infra.sites import refusals
+from atelier.infra.sites.agent import Agent
+from atelier.infra.sites.refusals import DIFFERS, Refusals
+from tests.infra.sites.agents import PATIENCE_S, Site, friends, until
+
+OTHER = "cd" * 32
+
+
+@contextmanager
+def carrying(agent: Agent) -> Iterator[list[str]]:
+    """The agent at work; what it says."""
+    said, stop = list[str](), threading.Event()
+    thread = threading.Thread(target=agent.run, args=(stop, said.append))
+    thread.start()
+    try:
+        yield said
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+
+
+def is_said(said: list[str], line: str) -> Callable[[], bool]:
+    return lambda: line in said
+
+
+def begun(site: Site, trajectory: str) -> Mailbox:
+    """The mailbox of a training of a and b at a site, with this site's first message."""
+    box = Mailbox(site.mail, trajectory)
+    box.open(site.name, ["a", "b"])
+    box.send(1, site.name, [b"weights"], {}, 0, codec=Codec())
+    return box
+
+
+@pytest.mark.parametrize("silent", ["", "b"])
+def test_a_training_that_a_peer_does_not_have_is_said_once_when_that_has_lasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """Where the peer can be called, and where it calls alone; and that it goes on, when it does."""
+    monkeypatch.setattr(refusals, "LASTS_S", 0.5)
+    a, b = friends(tmp_path, silent=silent).values()
+    begun(a, "ab" * 32)
+    begun(b, OTHER)
+    with a.served() as at_a, b.served() as at_b, carrying(at_b if silent else at_a) as said:
+        expected = f"b does not take round 1 of {'ab' * 8}: it is not trained there{DIFFERS}"
+        if silent:
+            expected = f"a: round 1 of {'ab' * 8} is not taken here: it is not trained here{DIFFERS}"
+        until(is_said(said, expected), "it is not said")
+        begun(b, "ab" * 32)
+        peer = "a" if silent else "b"
+        until(is_said(said, f"{peer}: round 1 of {'ab' * 8} goes on"), "that it goes on is not said")
+        assert said.count(expected) == 1
+        assert all("\n" not in line for line in said)
+
+
+def test_what_a_peer_will_never_take_is_said_at_once(tmp_path: Path) -> None:
+    a, b = friends(tmp_path).values()
+    begun(a, "ab" * 32)
+    Mailbox(b.mail, "ab" * 32).open("b", ["b", "c"])
+    with a.served() as at_a, b.served(), carrying(at_a) as said:
+        expected = (
+            f"b does not take round 1 of {'ab' * 8}: failed_precondition: a takes no part in {'ab' * 8}"
+        )
+        until(is_said(said, expected), "it is not said")
+    assert said.count(expected) == 1
+
+
+def test_a_refusal_that_does_not_last_and_what_is_over_are_not_said() -> None:
+    found = Refusals()
+    found.early("b", "t", "round 1", "aborted: round 1 is not the next one")
+    found.settled("b", "t")
+    found.never("b", "round 1", "failed_precondition: round 1 is over")
+    assert not found.lines("b")
+
+
+def test_a_refusal_is_said_of_each_message_that_it_holds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "LASTS_S", 0.0)
+    found = Refusals()
+    for what in ("round 1", "round 1", "round 2"):
+        found.early("b", "t", what, "aborted: the next one is missing")
+    assert found.lines("b") == [
+        "b does not take round 1: aborted: the next one is missing",
+        "b does not take round 2: aborted: the next one is missing",
+    ]
+    assert not found.lines("b")
