@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 import grpc
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import desk, notes
 from atelier.infra.sites.audit import Audit
@@ -27,6 +29,7 @@ from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary
 from atelier.infra.sites.notes import Notes
+from atelier.infra.sites.policy import Policies
 from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, is_settled, reason
 
 SERVICE = "atelier.Site"
@@ -40,7 +43,7 @@ class Agent:
 
     def __init__(self, keys: Keys, mailbox: str) -> None:
         self.keys, self.site = keys, keys.card.site
-        self._notes = Notes(mailbox, self.site)
+        self._notes = Notes(mailbox, self.site, Policies(keys.folder).runs_any)
         self._audit = Audit(keys.folder / AUDIT)
         self._told: dict[str, set[str]] = {}  # digests of notes by peer
         self._refused: dict[str, set[str]] = {}  # the same, of those that it sent
@@ -108,11 +111,12 @@ class Agent:
 
     def _tell(self, request: bytes, peer: str) -> Json:
         note = self._notes.take(request, peer)
-        self._audit.add("received", who=peer, **notes.told(note))
-        return {}
+        if note is not None:
+            self._audit.add("received", who=peer, **notes.told(note))
+        return {"is_new": note is not None}
 
     def _ask(self, request: bytes, peer: str) -> Json:
-        found = self._notes.asked(request, peer)[:1]  # one fits into an answer
+        found = [*islice(self._notes.asked(request, peer), 1)]  # one fits into an answer
         for note in found:
             self._audit.add("fetched", who=peer, **notes.told(note))
         return [desk.text_of(note).decode() for note in found]
@@ -242,14 +246,16 @@ class Agent:
                 about = notes.told(note)
 
                 def send(text: bytes = desk.text_of(note), about: dict[str, Json] = about) -> None:
-                    channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
-                    self._audit.add("sent", who=peer, **about)
+                    answer = channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
+                    if parse_object(answer, peer, "an answer").get("is_new", True):
+                        self._audit.add("sent", who=peer, **about)
 
                 if is_settled(send, partial(self._not_taken, peer, about)):
                     known.add(desk.digest_of(note))
 
     def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **about)
+        self._messages.refusals.never(peer, f"the {about['kind']} {about['order']}", why)
 
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
@@ -260,7 +266,8 @@ class Agent:
             for text in notes.listed(answer, peer):
                 try:
                     note = self._notes.take(text, peer)
-                    self._audit.add("received", who=peer, **notes.told(note))
+                    if note is not None:
+                        self._audit.add("received", who=peer, **notes.told(note))
                 except AtelierError as error:
                     refused.add(hashlib.sha256(text).hexdigest())
                     self._audit.add("refused", who=peer, why=str(error))

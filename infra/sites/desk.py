@@ -17,6 +17,7 @@ from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import exists, join, local_path, names, read_bytes, remove, write_bytes
+from atelier.infra.sites.note_cache import About, NoteCache, Stamp
 
 FOLDER, ENDING = "orders", ".json"
 ENDED = ("finished", "failed", "stopped", "refused")
@@ -149,12 +150,22 @@ def digest_of(note: Note) -> str:
     return hashlib.sha256(text_of(note)).hexdigest()
 
 
+def about_of(note: Note) -> About:
+    text, is_last = text_of(note), isinstance(note, Reply) and note.is_last
+    digest = hashlib.sha256(text).hexdigest()
+    return About(order_id(note), note.home, note.site, digest, len(text), is_last)
+
+
+def cancellation_of(about: About) -> Cancellation:
+    return Cancellation(order=about.order, home=about.home, site=about.site)
+
+
 class OrderDesk:
     """The notes below the mailbox folder `url`."""
 
     def __init__(self, url: str) -> None:
         self._place = join(url, FOLDER)
-        self._known: dict[str, tuple[tuple[int, int, int], Note]] = {}  # files as they were read
+        self._cache: NoteCache[Note] = NoteCache()
 
     def put(self, note: Note) -> None:
         """Raises DataError for a note that no site would take."""
@@ -175,32 +186,64 @@ class OrderDesk:
             return None
         return found if isinstance(found, Reply) and found.order == number else None
 
+    def about_reply(self, number: str) -> About | None:
+        """Of the newest reply, as `reply`."""
+        try:
+            found = self._about(number, "reply")
+        except DamageError:
+            return None
+        return found if found is not None and found.order == number else None
+
     def is_over(self, number: str) -> bool:
-        reply = self.reply(number)
-        return reply is not None and reply.is_last
+        """Whether an order has ended; its notes are held in memory no more."""
+        about = self.about_reply(number)
+        if about is None or not about.is_last:
+            return False
+        self._cache.drop(self._path(number, "order"), self._path(number, "reply"))
+        return True
 
     def is_cancelled(self, number: str) -> bool:
         return exists(self._path(number, "cancellation"))
 
-    def orders(self) -> Iterator[SiteOrder]:
-        """All that lie here, damaged ones left out."""
-        for name in names(self._place):
+    def listed(self) -> Iterator[About]:
+        """Of all orders that lie here, damaged ones left out."""
+        found = names(self._place)
+        self._cache.forget_all_but({self.folder(name) for name in found})
+        for name in found:
             try:
-                note = self._read(name, "order")
+                about = self._about(name, "order")
             except DamageError:
                 continue
-            if isinstance(note, SiteOrder) and note.id == name:
-                yield note
+            if about is not None and about.order == name:
+                yield about
 
-    def notes_for(self, peer: str) -> Iterator[Note]:
-        """The newest notes for a site: of orders that have not ended, and the replies that end one."""
-        for order in self.orders():
-            if order.home == peer and (reply := self.reply(order.id)) is not None:
-                yield reply
-            if order.site == peer and not self.is_over(order.id):
+    def orders(self) -> Iterator[SiteOrder]:
+        """All that lie here, damaged ones left out."""
+        for about in self.listed():
+            try:
+                order = self.order(about.order)
+            except DamageError:
+                continue
+            if order is not None:
                 yield order
-                if self.is_cancelled(order.id):
-                    yield Cancellation(order=order.id, home=order.home, site=order.site)
+
+    def waiting_for(self, peer: str) -> Iterator[tuple[str, About]]:
+        """Kind of the newest notes for a site, and of what: of orders that have not ended, and the replies
+        that end one.
+        """
+        for about in self.listed():
+            if about.home == peer and (reply := self.about_reply(about.order)) is not None:
+                yield "reply", reply
+            if about.site == peer and not self.is_over(about.order):
+                yield "order", about
+                if self.is_cancelled(about.order):
+                    yield "cancellation", about_of(cancellation_of(about))
+
+    def note(self, kind: str, about: About) -> Note | None:
+        """A note that `waiting_for` has named; None where it is gone."""
+        if kind == "cancellation":
+            return cancellation_of(about)
+        return self.order(about.order) if kind == "order" else self.reply(about.order)
 
     def folder(self, number: str) -> str:
         return join(self._place, number)
@@ -216,15 +259,35 @@ class OrderDesk:
     def forget(self, number: str) -> None:
         remove(self.folder(number))
 
+    def _about(self, number: str, kind: str) -> About | None:
+        place = self._path(number, kind)
+        stamp = self._stamp(place)
+        if stamp is None:
+            return None
+        if (about := self._cache.about(place, stamp)) is None:
+            note = self._parsed(place, kind, stamp)
+            about = about_of(note) if note is not None else None
+        return about
+
     def _read(self, number: str, kind: str) -> Note | None:
         place = self._path(number, kind)
+        stamp = self._stamp(place)
+        if stamp is None:
+            return None
+        return self._cache.note(place, stamp) or self._parsed(place, kind, stamp)
+
+    def _stamp(self, place: str) -> Stamp | None:
         try:
             about = local_path(place).stat()
-            known = self._known.get(place)
-            if known is None or known[0] != (about.st_mtime_ns, about.st_size, about.st_ino):
-                stamp = (about.st_mtime_ns, about.st_size, about.st_ino)
-                known = self._known[place] = (stamp, note_of(read_bytes(place, MOST), kind, place))
-            return known[1]
         except (FileNotFoundError, NotADirectoryError):
-            self._known.pop(place, None)
+            self._cache.forget(place)
             return None
+        return (about.st_mtime_ns, about.st_size, about.st_ino)
+
+    def _parsed(self, place: str, kind: str, stamp: Stamp) -> Note | None:
+        try:
+            note = note_of(read_bytes(place, MOST), kind, place)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        self._cache.keep(place, stamp, about_of(note), note)
+        return note

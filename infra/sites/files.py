@@ -36,16 +36,29 @@ class Files:
     def __init__(self, url: str, site: str) -> None:
         self._desk, self._site = OrderDesk(url), site
         self._one = OneTransfer()
+        self._heads: dict[str, tuple[str, list[FileHead]]] = {}  # by order that is over: its reply's digest
 
     def outgoing(self, peer: str) -> Iterator[FileHead]:
         """What this site has for the orders of a peer."""
-        for order in self._desk.orders():
-            if order.home == peer and order.site == self._site:
-                for artifact, record in sent(self._desk, order):
-                    for entry in record.files:
-                        head = FileHead(order=order.id, artifact=artifact, entry=entry)
-                        if self.path(head).exists():
-                            yield head
+        for about in self._desk.listed():
+            folder = local_path(self._desk.folder(about.order)) / FOLDER
+            if about.home == peer and about.site == self._site and folder.exists():
+                yield from (head for head in self._heads_of(about.order) if self.path(head).exists())
+
+    def _heads_of(self, number: str) -> list[FileHead]:
+        """Of the files that home needs of an order, as far as they are finished."""
+        reply, known = self._desk.about_reply(number), self._heads.get(number)
+        if reply is not None and known is not None and known[0] == reply.digest:
+            return known[1]
+        order = self._desk.order(number)
+        found = [
+            FileHead(order=number, artifact=artifact, entry=entry)
+            for artifact, record in (sent(self._desk, order) if order is not None else ())
+            for entry in record.files
+        ]
+        if reply is not None and self._desk.is_over(number):
+            self._heads[number] = (reply.digest, found)
+        return found
 
     def path(self, head: FileHead) -> Path:
         return folder_of(self._desk, head.order, head.artifact) / head.entry.path

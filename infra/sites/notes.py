@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import parse_json, parse_object
@@ -14,6 +14,7 @@ from atelier.infra.sites.desk import (
     OrderDesk,
     Reply,
     SiteOrder,
+    cancellation_of,
     digest_of,
     note_of,
     text_of,
@@ -21,18 +22,21 @@ from atelier.infra.sites.desk import (
 from atelier.infra.sites.incoming import NotTaken
 
 MOST_OPEN, MOST_KEPT = 64, 1000  # orders of a peer that have not ended; all of them
+MOST_BYTES = 64 << 20  # of all orders of a peer that are kept
+MOST_UNKNOWN = 64 << 10  # bytes of an order of a peer for which nothing runs here: it gets its refusal
 MOST_ASKED = 1 << 20  # bytes of a request
 
 
 class Notes:
-    """The notes in the mailbox `url` of `site`."""
+    """The notes in the mailbox `url` of `site`; `runs_any`: whether something runs here for a peer."""
 
-    def __init__(self, url: str, site: str) -> None:
+    def __init__(self, url: str, site: str, runs_any: Callable[[str], bool] = lambda peer: True) -> None:
         self._desk, self._site, self._lock = OrderDesk(url), site, threading.Lock()
+        self._runs_any = runs_any
 
-    def take(self, data: bytes, peer: str) -> Note:
-        """Keep a note that `peer` sends. Raises NotTaken for one that is not its to send, DamageError for
-        what is none.
+    def take(self, data: bytes, peer: str) -> Note | None:
+        """Keep a note that `peer` sends; None where it, or a newer one, is here. Raises NotTaken for one that
+        is not its to send, DamageError for what is none.
         """
         kind = parse_object(data[: MOST_ASKED * 4], peer, "a note between sites").get("kind")
         note = note_of(data, kind, peer)
@@ -41,9 +45,10 @@ class Notes:
         with self._lock:
             return self._taken(note, peer)
 
-    def _taken(self, note: Note, peer: str) -> Note:
+    def _taken(self, note: Note, peer: str) -> Note | None:
         if isinstance(note, SiteOrder):
-            self._check_order(note, peer)
+            if self._has_order(note, peer):
+                return None
         else:
             order = self._desk.order(note.order)
             if order is None:
@@ -55,49 +60,70 @@ class Notes:
         if isinstance(note, Reply):
             there = self._desk.reply(note.order)
             if there is not None and (there.is_last or there.number >= note.number):
-                return note  # an older one that came late
+                return None
+        if isinstance(note, Cancellation) and self._desk.is_cancelled(note.order):
+            return None
         self._desk.put(note)
         return note
 
-    def _check_order(self, order: SiteOrder, peer: str) -> None:
+    def _has_order(self, order: SiteOrder, peer: str) -> bool:
+        """Whether an order is here. Raises NotTaken for one that is not taken."""
         if order.home != peer or order.site != self._site:
             raise NotTaken(f"the order is of {order.home} to {order.site}, and {peer} sends it")
         there = self._desk.order(order.id)
         if there is not None:
             if there != order:
                 raise NotTaken(f"the order {order.id[:16]} is another one here")
-            return
-        from_peer = [one for one in self._desk.orders() if one.home == peer]
-        open_ones = [one for one in from_peer if not self._desk.is_over(one.id)]
-        if len(open_ones) >= MOST_OPEN or len(from_peer) >= MOST_KEPT:
-            raise NotTaken(f"{peer} has {len(from_peer)} orders here, {len(open_ones)} of them open", "early")
+            return True
+        size = len(text_of(order))
+        if size > MOST_UNKNOWN and not self._runs_any(peer):
+            raise NotTaken(
+                f"the order {order.id[:16]} has {size} bytes, at most {MOST_UNKNOWN} are taken where no task"
+                f" runs for {peer}; at {self._site}: atelier site allow {peer} --tasks <tasks>"
+            )
+        from_peer = [one for one in self._desk.listed() if one.home == peer]
+        num_open = sum(not self._desk.is_over(one.order) for one in from_peer)
+        if num_open >= MOST_OPEN or len(from_peer) >= MOST_KEPT:
+            raise NotTaken(f"{peer} has {len(from_peer)} orders here, {num_open} of them open", "early")
+        kept = sum(one.bytes for one in from_peer)
+        if kept + size > MOST_BYTES:
+            raise NotTaken(
+                f"{kept} bytes of orders of {peer} are kept here, {size} more would be above {MOST_BYTES};"
+                f" those that ended are removed after a week, when the agent of {self._site} starts",
+                "early",
+            )
+        return False
 
     def waiting_for(
         self, peer: str, known: Collection[str], asks: Collection[str] | None = None
-    ) -> list[Note]:
+    ) -> Iterator[Note]:
         """The notes for a peer without those of which it has the digests. `asks`: only replies to these
         orders.
         """
-        found = [note for note in self._desk.notes_for(peer) if digest_of(note) not in known]
-        return [each for each in found if asks is None or not isinstance(each, Reply) or each.order in asks]
+        for kind, about in self._desk.waiting_for(peer):
+            is_asked = asks is None or kind != "reply" or about.order in asks
+            if is_asked and about.digest not in known:
+                note = self._desk.note(kind, about)
+                if note is not None:
+                    yield note
 
     def request(self, peer: str, refused: Iterable[str]) -> bytes:
         """What asks a peer for its notes: the orders to it that have not ended, and the digests of the notes
         of open orders that are here or were refused.
         """
         known, asks = [*refused], list[str]()
-        for order in self._desk.orders():
+        for order in self._desk.listed():
             if order.home == peer and order.site == self._site:
-                known.append(digest_of(order))
-                if self._desk.is_cancelled(order.id):
-                    known.append(digest_of(Cancellation(order=order.id, home=peer, site=self._site)))
-            elif order.site == peer and not self._desk.is_over(order.id):
-                asks.append(order.id)
-                reply = self._desk.reply(order.id)
-                known += [digest_of(reply)] if reply is not None else []
+                known.append(order.digest)
+                if self._desk.is_cancelled(order.order):
+                    known.append(digest_of(cancellation_of(order)))
+            elif order.site == peer and not self._desk.is_over(order.order):
+                asks.append(order.order)
+                reply = self._desk.about_reply(order.order)
+                known += [reply.digest] if reply is not None else []
         return json.dumps({"known": known, "asks": asks}).encode()
 
-    def asked(self, data: bytes, peer: str) -> list[Note]:
+    def asked(self, data: bytes, peer: str) -> Iterator[Note]:
         """What a peer is to get for its request. Raises DamageError for what is none."""
         found = parse_object(data[:MOST_ASKED], peer, "a request")
         known, asks = found.get("known"), found.get("asks")

@@ -16,6 +16,7 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import local_path, make_folder
 from atelier.infra.sites.desk import OrderDesk, Reply, SiteOrder
 from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.note_cache import About
 from atelier.infra.sites.policy import Policies
 
 LOCK, LOG, WORK = "lock", "log.txt", "work"
@@ -45,23 +46,26 @@ class OrderRunner:
             if process.poll() is not None:
                 del self._running[number]
                 self._close(number, process.returncode)
-        for order in self._desk.orders():
-            if order.id in self._ended:
+        for about in self._desk.listed():
+            if about.order in self._ended:
                 continue
             try:
-                self._look_at(order)
+                self._look_at(about)
             except (AtelierError, OSError) as error:  # the others are looked at
-                self._say(f"order {order.id[:8]} of {order.home}: {error}")
+                self._say(f"order {about.order[:8]} of {about.home}: {error}")
 
     def tidy(self) -> None:
         """Remove what ended long ago."""
-        for order in self._desk.orders():
-            if self._desk.age(order.id) > KEPT_S and self._desk.is_over(order.id):
-                self._desk.forget(order.id)
+        for about in self._desk.listed():
+            if self._desk.age(about.order) > KEPT_S and self._desk.is_over(about.order):
+                self._desk.forget(about.order)
 
-    def _look_at(self, order: SiteOrder) -> None:
-        if order.site != self._site or self._desk.is_over(order.id):
-            self._ended.add(order.id)
+    def _look_at(self, about: About) -> None:
+        if about.site != self._site or self._desk.is_over(about.order):
+            self._ended.add(about.order)
+            return
+        order = self._desk.order(about.order)
+        if order is None:  # removed meanwhile
             return
         holder = holder_of(self._desk, order.id)
         is_cancelled = self._desk.is_cancelled(order.id) or order.home not in self._keys.peers
@@ -147,12 +151,12 @@ class OrderRunner:
         for process in self._running.values():
             process.terminate()
         until = time.monotonic() + STOP_S
-        for order in self._desk.orders():
-            while order.site == self._site and (holder := holder_of(self._desk, order.id)):
+        for about in self._desk.listed():
+            while about.site == self._site and (holder := holder_of(self._desk, about.order)):
                 if time.monotonic() > until:
-                    self._say(f"order {order.id[:8]}: has not stopped within {STOP_S:.0f} s")
+                    self._say(f"order {about.order[:8]}: has not stopped within {STOP_S:.0f} s")
                     break
-                if order.id not in self._running:  # an agent before this one started it
+                if about.order not in self._running:  # an agent before this one started it
                     with suppress(ProcessLookupError):
                         os.kill(holder, signal.SIGTERM)
                 time.sleep(0.1)

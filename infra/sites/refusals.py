@@ -2,6 +2,7 @@
 is said at once, one that may end by itself when it has lasted.
 """
 
+import threading
 import time
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Refusals:
     def __init__(self) -> None:
         self._early: dict[tuple[str, str], _Early] = {}  # by peer and training, of its next message
         self._lines: dict[str, list[str]] = {}  # not said yet
+        self._lock = threading.Lock()  # around them: notes have another thread
 
     def never(self, peer: str, what: str, why: str) -> None:
         """`what` is refused for good."""
@@ -49,10 +51,12 @@ class Refusals:
 
     def lines(self, peer: str) -> list[str]:
         """What has to be said; it counts as said."""
-        return self._lines.pop(peer, [])
+        with self._lock:
+            return self._lines.pop(peer, [])
 
     def _say(self, peer: str, line: str) -> None:
-        self._lines.setdefault(peer, []).append(line)
+        with self._lock:
+            self._lines.setdefault(peer, []).append(line)
 
 
 def _line(peer: str, what: str, why: str, *, is_here: bool = False) -> str:

@@ -10,6 +10,9 @@ import pytest
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import names
+from atelier.infra.sites import desk as desk_module
+from atelier.infra.sites import note_cache, notes
+from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.desk import (
     Cancellation,
     Note,
@@ -21,8 +24,10 @@ from atelier.infra.sites.desk import (
     text_of,
 )
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.notes import MOST_OPEN, Notes
-from atelier.infra.sites.policy import EVERYTHING, SitePolicy, is_below
+from atelier.infra.sites.keys import AUDIT
+from atelier.infra.sites.notes import MOST_OPEN, MOST_UNKNOWN, Notes
+from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy, is_below
+from tests.infra.sites.agents import friends
 
 DIGEST = "ab" * 32
 
@@ -70,7 +75,7 @@ def test_an_order_crosses_its_answers_come_back_and_the_last_one_counts(tmp_path
     two.notes["a"].take(text_of(reply(asked, 2)), "b")  # an old one comes late
     found = two.desks["a"].reply(asked.id)
     assert found is not None and (found.number, found.state) == (3, "finished")
-    assert not two.notes["a"].waiting_for("b", set())  # what has ended is not sent again
+    assert not [*two.notes["a"].waiting_for("b", set())]  # what has ended is not sent again
 
 
 def test_a_cancellation_follows_its_order(tmp_path: Path) -> None:
@@ -174,6 +179,101 @@ def test_a_peer_has_a_limited_number_of_open_orders(tmp_path: Path) -> None:
         two.notes["b"].take(text_of(order(nonce=str(number))), "a")
     with pytest.raises(NotTaken, match=f"{MOST_OPEN} of them open"):
         two.notes["b"].take(text_of(order(nonce="more")), "a")
+
+
+def large(nonce: str, size: int) -> SiteOrder:
+    return order(nonce=nonce, document={"data": {"source": "x" * size}})
+
+
+def test_the_orders_of_a_peer_have_a_limited_number_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have ended count as well; one that is here takes no more room."""
+    two, first = Two(tmp_path), large("first", 1000)
+    size = len(text_of(first))
+    monkeypatch.setattr(notes, "MOST_BYTES", 3 * size)
+    for one in (first, large("2", 1000), large("3", 1000)):
+        two.notes["b"].take(text_of(one), "a")
+        two.desks["b"].put(reply(one, 1, "refused"))
+    assert two.notes["b"].take(text_of(first), "a") is None
+    why = f"{3 * size} bytes of orders of a are kept here, {size} more would be above {3 * size}; .* a week"
+    with pytest.raises(NotTaken, match=why) as refused:
+        two.notes["b"].take(text_of(large("4", 1000)), "a")
+    assert refused.value.when == "early"
+    assert two.notes["b"].take(text_of(order("c", "b")), "c") is not None  # of another peer
+
+
+def test_a_site_that_runs_nothing_for_a_peer_takes_no_large_order_of_it(tmp_path: Path) -> None:
+    policies, small = Policies(tmp_path / "keys"), large("small", 1000)
+    policies.set(SitePolicy(site="a", hourly=1.0))  # lets nothing run
+    found = Notes(str(tmp_path / "b"), "b", policies.runs_any)
+    big = large("big", MOST_UNKNOWN)
+    with pytest.raises(NotTaken, match=r"at most 65536 are taken .* at b: atelier site allow a --tasks"):
+        found.take(text_of(big), "a")
+    assert found.take(text_of(small), "a") == small  # it gets its refusal
+    policies.set(SitePolicy(site="a", tasks=("curate",)))
+    assert found.take(text_of(big), "a") == big
+
+
+def test_of_an_order_that_is_over_and_of_many_that_are_not_little_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, read = Two(tmp_path), list[str]()
+    desk, take = OrderDesk(str(tmp_path / "b")), desk_module.note_of
+    monkeypatch.setattr(desk_module, "note_of", lambda *about: read.append(about[2]) or take(*about))
+    for number in range(30):
+        two.notes["b"].take(text_of(large(str(number), 200_000)), "a")
+    assert len([*desk.listed()]) == 30
+    assert 200_000 < desk._cache.held_bytes <= note_cache.MOST_HELD
+    for about in desk.listed():
+        asked = desk.order(about.order)
+        assert asked is not None and asked.id == about.order
+        desk.put(reply(asked, 1, "refused"))
+        assert desk.is_over(about.order)
+    assert desk._cache.held_bytes == 0
+    read.clear()
+    assert all(desk.is_over(about.order) for about in desk.listed()) and not read
+    assert not [*two.notes["b"].waiting_for("a", {about.digest for _, about in desk.waiting_for("a")})]
+    assert len([*desk.orders()]) == 30
+
+
+def test_what_was_removed_is_remembered_no_more(tmp_path: Path) -> None:
+    two, asked = Two(tmp_path), order()
+    desk = two.desks["b"]
+    desk.put(asked)
+    assert [about.order for about in desk.listed()] == [asked.id] and desk.order(asked.id) == asked
+    desk.forget(asked.id)
+    assert not [*desk.listed()]
+    assert not desk._cache._known and desk._cache.held_bytes == 0
+    assert desk.order(asked.id) is None
+
+
+def test_an_equal_note_has_one_line_in_the_audit_log_however_often_it_is_sent(tmp_path: Path) -> None:
+    """Also where the agent that sends it begins anew."""
+    a, b = friends(tmp_path).values()
+    asked = order()
+    OrderDesk(a.mail).put(asked)
+    OrderDesk(a.mail).put(cancellation(asked))
+    with b.served():
+        for _ in range(3):
+            Agent(a.keys, a.mail).exchange("b")
+    there = OrderDesk(b.mail)
+    assert there.order(asked.id) == asked and there.is_cancelled(asked.id)
+    for site, what in ((a, "sent"), (b, "received")):
+        lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
+        kinds = [line["kind"] for line in lines if line["what"] == what]
+        assert kinds == ["order", "cancellation"]
+
+
+def test_an_order_that_a_peer_does_not_take_is_said(tmp_path: Path) -> None:
+    a, b = friends(tmp_path).values()
+    asked = large("big", MOST_UNKNOWN)
+    OrderDesk(a.mail).put(asked)
+    agent = Agent(a.keys, a.mail)
+    with b.served():
+        agent.exchange("b")
+    [line] = agent._messages.refusals.lines("b")
+    assert line.startswith(f"b does not take the order {asked.id[:16]}: ") and "site allow a" in line
 
 
 def test_without_a_policy_a_site_runs_nothing_and_says_what_would_let_it(tmp_path: Path) -> None:

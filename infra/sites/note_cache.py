@@ -1,0 +1,89 @@
+"""What a desk (infra/sites/desk.py) keeps in memory of the notes in its folder: little of each, and the notes
+that were read last as far as there is room; the others are read again when they are asked for.
+"""
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+MOST_HELD = (
+    2 << 20
+)  # bytes of the texts of notes that are held; as objects they are some thirty times as many
+
+Note = TypeVar("Note")
+Stamp = tuple[int, int, int]  # of a file: time of change, bytes, inode
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a note: of which order, between whom, its text's digest and bytes, and whether it ends
+    the order.
+    """
+
+    order: str
+    home: str
+    site: str
+    digest: str
+    bytes: int
+    is_last: bool
+
+
+class NoteCache(Generic[Note]):
+    """Notes by place; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Stamp, About]] = {}
+        self._held: dict[str, tuple[Stamp, int, Note]] = {}  # the one that was used last is the last
+        self._bytes = 0  # of those that are held
+        self._lock = threading.Lock()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes
+
+    def about(self, place: str, stamp: Stamp) -> About | None:
+        """None where the note is not known, or was another one."""
+        known = self._known.get(place)
+        return known[1] if known is not None and known[0] == stamp else None
+
+    def note(self, place: str, stamp: Stamp) -> Note | None:
+        """None where it is not held."""
+        with self._lock:
+            held = self._held.get(place)
+            if held is None or held[0] != stamp:
+                return None
+            self._held[place] = self._held.pop(place)
+            return held[2]
+
+    def keep(self, place: str, stamp: Stamp, about: About, note: Note) -> None:
+        """Keep a note that was read, in the room of those that were not used for longest."""
+        with self._lock:
+            self._drop(place)
+            self._known[place] = (stamp, about)
+            self._held[place] = (stamp, about.bytes, note)
+            self._bytes += about.bytes
+            while len(self._held) > 1 and self._bytes > MOST_HELD:
+                self._drop(next(iter(self._held)))
+
+    def drop(self, *places: str) -> None:
+        """Hold the notes there no more."""
+        with self._lock:
+            for place in places:
+                self._drop(place)
+
+    def forget_all_but(self, places: Collection[str]) -> None:
+        """Forget all that lie nowhere in these folders."""
+        with self._lock:
+            for place in [one for one in self._known if one.rpartition("/")[0] not in places]:
+                del self._known[place]
+                self._drop(place)
+
+    def forget(self, place: str) -> None:
+        with self._lock:
+            self._known.pop(place, None)
+            self._drop(place)
+
+    def _drop(self, place: str) -> None:
+        held = self._held.pop(place, None)
+        self._bytes -= held[1] if held is not None else 0
