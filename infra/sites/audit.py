@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +86,7 @@ class Audit:
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
+        self._cut_at: int | None = None  # bytes of whole lines, while there may be more after them
         cut_last(path)
         self._chain = Chain()
         self._recent: dict[str, deque[tuple[float, int]]] = {}  # by peer: when bytes have crossed
@@ -93,17 +95,38 @@ class Audit:
             self._note(found)
 
     def add(self, what: str, **about: Json) -> None:
-        """Append a line: what happened, when, with whom."""
+        """Append a line: what happened, when, with whom. Raises OSError where it cannot be written whole: the
+        log is then as it was.
+        """
         with self._lock:
             self._add(what, about)
 
     def _add(self, what: str, about: Mapping[str, Json]) -> None:
         found: dict[str, Json] = {"time": round(time.time(), 3), "what": what, **about}
         line = json.dumps(found | {"previous": self._chain.digest})
-        with self.path.open("a") as file:
-            file.write(line + "\n")
+        self._append(f"{line}\n".encode())
         self._chain.add(line, found)
         self._note(found)
+
+    def _append(self, data: bytes) -> None:
+        """Write all of it, or cut off what was written; where that cannot be cut off nothing more is appended
+        until it can. Raises OSError.
+        """
+        self._cut()
+        try:
+            with self.path.open("ab", buffering=0) as file:  # nothing is left to be written when it is closed
+                self._cut_at = file.tell()
+                while data:
+                    data = data[file.write(data) :]
+            self._cut_at = None
+        finally:
+            with suppress(OSError):
+                self._cut()
+
+    def _cut(self) -> None:
+        if self._cut_at is not None:
+            os.truncate(self.path, self._cut_at)
+            self._cut_at = None
 
     def add_once(self, what: str, who: str, **about: Json) -> None:
         """A line for a message that has crossed, unless there is one: this site may have been killed, or the
