@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.document import parse_as
@@ -32,25 +32,49 @@ LISTENS = r"[A-Za-z0-9_.:\[\]-]+:\d+"  # host:port
 BUCKET = r"[a-z][a-z0-9+.-]*://[A-Za-z0-9_./:~+=-]+"  # no user, password or query
 
 
+def _leads_nowhere_else(address: str) -> str:
+    if "://" in address and ("::" in address or ".." in address.split("/")):
+        raise ValueError("a URL that leads elsewhere")
+    return address
+
+
+def _one_certificate(text: str) -> str:
+    """The PEM of the certificate in a text. Raises ValueError unless it has one, and nothing else: TLS would
+    trust each of several, and the digest be of the first.
+    """
+    try:
+        found = [_pem(each) for each in x509.load_pem_x509_certificates(text.encode())]
+    except ValueError:
+        raise ValueError("cannot be read as one certificate in PEM") from None
+    if len(found) != 1:
+        raise ValueError(f"has {len(found)} certificates, not one")
+    if "".join(text.split()) != "".join(found[0].split()):  # white space apart, as PEM allows it
+        raise ValueError("has more than the PEM of one certificate")
+    return found[0]
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+Address = Annotated[
+    str, Field(pattern=rf"^$|^{LISTENS}$|^{BUCKET}$", max_length=500), AfterValidator(_leads_nowhere_else)
+]
+Certificate = Annotated[str, Field(max_length=MOST_CARD), AfterValidator(_one_certificate)]
+
+
 class Card(Spec):
     """What a site tells others of itself: who it is, where its agent is reached (host:port, or the URL of a
-    folder or bucket; '' = it only asks others), and its certificate.
+    folder or bucket; '' = it only asks others), and its certificate, alone, in PEM as it is written here.
     """
 
     site: str = Field(pattern=SITE)
-    address: str = Field(default="", pattern=rf"^$|^{LISTENS}$|^{BUCKET}$", max_length=500)
-    certificate: str = Field(max_length=MOST_CARD)
-
-    @field_validator("address")
-    @classmethod
-    def _whole(cls, address: str) -> str:
-        if "://" in address and ("::" in address or ".." in address.split("/")):
-            raise ValueError("a URL that leads elsewhere")
-        return address
+    address: Address = ""
+    certificate: Certificate
 
     @property
     def digest(self) -> str:
-        """sha256 of the certificate, by which it is looked up at every call."""
+        """sha256 of the certificate, by which it is looked up at every call; not of the address."""
         return certificate_digest(self.certificate)
 
     @property
@@ -152,8 +176,8 @@ class Keys:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         _write_private(self.folder / KEY, plain)
-        pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
-        write_bytes(str(self.folder / CARD), Card(site=site, address=address, certificate=pem).text)
+        card = Card(site=site, address=address, certificate=_pem(certificate))
+        write_bytes(str(self.folder / CARD), card.text)
 
     @property
     def key(self) -> bytes:
@@ -179,7 +203,7 @@ class Keys:
             raise ConfigError(
                 place, str(error).removeprefix(f"{place}: "), "what `site card` printed there"
             ) from None
-        owner, _ = self.certificates.get(found.digest, (found.site, ""))  # a certificate that can be read
+        owner, _ = self.certificates.get(found.digest, (found.site, ""))
         if (former := self.peers.get(found.site)) is not None:
             self._keep_former(former)
         if found.site == self.card.site:
@@ -211,7 +235,7 @@ class Keys:
         """
         former = sorted((self.folder / FORMER).glob("*.json"))
         cards = [self.card, *self._cards()]
-        cards += [parse_as(Card, path.read_bytes(), str(path), "a site's card") for path in former]
+        cards += [_read_card(path) for path in former]
         found: dict[str, tuple[str, str]] = {}
         for card in cards:
             found.setdefault(card.digest, (card.site, card.certificate))
@@ -224,7 +248,7 @@ class Keys:
 
     def _cards(self) -> Iterator[Card]:
         for path in sorted((self.folder / PEERS).glob("*.json")):
-            yield parse_as(Card, path.read_bytes(), str(path), "a site's card")
+            yield _read_card(path)
 
     def peer_of(self, certificate: str) -> str:
         """The trusted site whose certificate this is; '' = none."""
@@ -232,10 +256,18 @@ class Keys:
         return next((name for name, card in self.peers.items() if card.digest == digest), "")
 
 
+def _read_card(path: Path) -> Card:
+    """A card of another site, or a former one, that is kept here. Raises DamageError."""
+    try:
+        return parse_as(Card, path.read_bytes(), str(path), "a site's card")
+    except DamageError as error:
+        raise DamageError(str(error), "remove the file, and accept the card of that site again") from None
+
+
 def check_address(address: str) -> None:
     """Raise ConfigError for what is no address of a site; it is not repeated, it may have a password."""
     try:
-        Card(site="a", address=address, certificate="")
+        TypeAdapter(Address).validate_python(address)
     except ValidationError:
         raise ConfigError(
             "--address",

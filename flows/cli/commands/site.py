@@ -56,7 +56,9 @@ def _create(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _card(keys: Keys, options: argparse.Namespace) -> int:
-    print(keys.card.text.decode(), end="")
+    card = keys.card
+    print(card.text.decode(), end="")
+    print(f"{card.site}: {_to_compare(card)}", file=sys.stderr)  # stdout is what others accept
     return 0
 
 
@@ -67,9 +69,13 @@ def _accept(keys: Keys, options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError("site accept", f"{place} cannot be read ({error.strerror})") from None
     card = keys.accept(text, place)
-    where = card.address or "no address, it dials out"
-    print(f"{card.site} is trusted: certificate {card.digest[:16]}, {where}")
+    print(f"{card.site} is trusted: {_to_compare(card)}")
     return 0
+
+
+def _to_compare(card: Card) -> str:
+    """What both sites compare of a card: the digest is of the certificate alone."""
+    return f"certificate {card.digest[:32]}, {card.address or 'no address, it dials out'}"
 
 
 def _peers(keys: Keys, options: argparse.Namespace) -> int:

@@ -32,6 +32,16 @@ def test_a_site_is_trusted_by_its_card_until_it_is_revoked(
     assert capsys.readouterr().out == ""
 
 
+def test_accept_prints_the_digest_and_the_address_that_card_prints_at_the_other_site(
+    cards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["site", "card", "--keys", str(cards / "a")]) == 0
+    there = capsys.readouterr().err.strip().removeprefix("a: ")
+    assert there.startswith("certificate ") and there.endswith(", 127.0.0.1:7800")
+    assert run(["site", "accept", str(cards / "a.json")]) == 0
+    assert capsys.readouterr().out.strip() == f"a is trusted: {there}"
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
