@@ -12,7 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
@@ -31,6 +31,7 @@ from atelier.infra.sites.sealed import NotOpened, sign, verify
 MOST = 4 << 20  # bytes of the messages in an object
 MOST_OBJECT = MOST + (256 << 10)  # with the head and what signing and sealing add
 MOST_DOOR = 4096
+PRIVATE = 0o700  # mode of a folder that is being made
 NAME = re.compile(r"([0-9a-f]{32})\.(\d{1,7})")
 DOOR, IN, OUT, SHORT = "door", "in", "out", 32
 BEAT_S, DEAD_S = 2.0, 15.0  # a door changes so often; an agent whose door did not for so long is away
@@ -128,16 +129,43 @@ class Bucket:
         )
 
     def make(self) -> None:
-        """Make the folders of a site, which others write to as they may to the bucket's."""
+        """Make the folders of a site, which others write to as they may to the bucket's. Raises BucketError
+        for one that is a link, or no folder.
+        """
         if not is_local(self.url):
             return
-        with _asking(self.url):
-            mode = stat.S_IMODE(local_path(self.url).stat().st_mode)
-            for place in (self._at(), self._at(IN), self._at(OUT)):
-                folder = local_path(place)
-                storage.make_folder(folder)
-                with suppress(PermissionError):
-                    os.chmod(folder, mode)
+        with _asking(self.url), ExitStack() as opened:
+            top = os.open(local_path(self.url), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, top)
+            mode = stat.S_IMODE(os.fstat(top).st_mode)
+            place = _make_local(self._at(), top, mode)
+            opened.callback(os.close, place)
+            for way in (IN, OUT):
+                os.close(_make_local(self._at(way), place, mode))
+
+
+def _make_local(url: str, parent: int, mode: int) -> int:
+    """A descriptor of the folder at `url`, in the folder of the descriptor `parent`; it is made with `mode`,
+    whatever the umask, where it is not there. Its path may be another's, or a link, at any time: only what
+    was made here has the mode of `PRIVATE`, and who may not write to a folder cannot move it here.
+    """
+    name, is_made = local_path(url).name, True
+    try:
+        os.mkdir(name, PRIVATE, dir_fd=parent)
+    except FileExistsError:
+        is_made = False
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise BucketError(f"{url} is a link, or no folder") from None
+        raise
+    if is_made and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 == PRIVATE:
+        with suppress(PermissionError):
+            os.fchmod(descriptor, mode)
+    if is_made:
+        os.fsync(parent)
+    return descriptor
 
 
 def _read_local(path: str, most: int) -> bytes:
