@@ -87,7 +87,10 @@ class Coordinator:
         return self._judged.get(key, True)
 
     def _hear(self, site: str, now: float) -> None:
-        said = self._meeting.presence(site)
+        try:
+            said = self._meeting.presence(site)
+        except (DamageError, DataError):  # as if it had said nothing
+            said = None
         if site not in self._heard or self._heard[site][0] != said:
             self._heard[site] = (said, now)
 

@@ -3,6 +3,7 @@ is written last and makes the message exist. All sites reach the folder, or an a
 (infra/sites/) carries messages between folders. Torch-free.
 """
 
+import errno
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
@@ -328,10 +329,16 @@ class Mailbox:
         return exists(join(self.folder(number, site), HEAD))
 
     def forget(self, until: int) -> None:
-        """Remove all messages of rounds up to `until`, which nobody will ask for again."""
+        """Remove all messages of rounds up to `until`, which nobody will ask for again. Where an agent writes
+        one that comes late, the rest is removed the next time.
+        """
         for number in self.rounds():
             if number <= until:
-                remove(join(self.place, f"{ROUND}{number:06d}"))
+                try:
+                    remove(join(self.place, f"{ROUND}{number:06d}"))
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
 
     def tell(self, progress: ReaderProgress) -> None:
         """Say how far a site has come."""

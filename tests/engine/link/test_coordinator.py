@@ -149,6 +149,17 @@ def test_sites_that_begin_as_one_model_are_in_the_first_round(tmp_path: Path) ->
     assert table.look() == ["a", "b"]  # c began as another one
 
 
+def test_a_site_whose_presence_is_damaged_is_as_one_that_has_said_nothing(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.say("a", "b", "c")
+    Path(table.box.place, "c-presence.json").write_text("{")
+    table.contribute("a", "b")
+    assert table.look() is None
+    table.now += 11
+    table.say("a", "b")
+    assert table.look() == ["a", "b"]
+
+
 def test_of_two_that_decide_at_once_the_first_has_decided(tmp_path: Path) -> None:
     table = Table(tmp_path)
     lines = [
