@@ -17,7 +17,7 @@ from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import exists, join, local_path, names, read_bytes, remove, write_bytes
-from atelier.infra.sites.note_cache import About, NoteCache, Stamp
+from atelier.infra.sites.note_cache import NoteCache, NoteSummary, Stamp
 
 FOLDER, ENDING = "orders", ".json"
 ENDED = ("finished", "failed", "stopped", "refused")
@@ -150,13 +150,13 @@ def digest_of(note: Note) -> str:
     return hashlib.sha256(text_of(note)).hexdigest()
 
 
-def about_of(note: Note) -> About:
+def about_of(note: Note) -> NoteSummary:
     text, is_last = text_of(note), isinstance(note, Reply) and note.is_last
     digest = hashlib.sha256(text).hexdigest()
-    return About(order_id(note), note.home, note.site, digest, len(text), is_last)
+    return NoteSummary(order_id(note), note.home, note.site, digest, len(text), is_last)
 
 
-def cancellation_of(about: About) -> Cancellation:
+def cancellation_of(about: NoteSummary) -> Cancellation:
     return Cancellation(order=about.order, home=about.home, site=about.site)
 
 
@@ -186,7 +186,7 @@ class OrderDesk:
             return None
         return found if isinstance(found, Reply) and found.order == number else None
 
-    def about_reply(self, number: str) -> About | None:
+    def about_reply(self, number: str) -> NoteSummary | None:
         """Of the newest reply, as `reply`."""
         try:
             found = self._about(number, "reply")
@@ -205,7 +205,7 @@ class OrderDesk:
     def is_cancelled(self, number: str) -> bool:
         return exists(self._path(number, "cancellation"))
 
-    def listed(self) -> Iterator[About]:
+    def listed(self) -> Iterator[NoteSummary]:
         """Of all orders that lie here, damaged ones left out."""
         found = names(self._place)
         self._cache.forget_all_but({self.folder(name) for name in found})
@@ -227,7 +227,7 @@ class OrderDesk:
             if order is not None:
                 yield order
 
-    def waiting_for(self, peer: str) -> Iterator[tuple[str, About]]:
+    def waiting_for(self, peer: str) -> Iterator[tuple[str, NoteSummary]]:
         """Kind of the newest notes for a site, and of what: of orders that have not ended, and the replies
         that end one.
         """
@@ -239,7 +239,7 @@ class OrderDesk:
                 if self.is_cancelled(about.order):
                     yield "cancellation", about_of(cancellation_of(about))
 
-    def note(self, kind: str, about: About) -> Note | None:
+    def note(self, kind: str, about: NoteSummary) -> Note | None:
         """A note that `waiting_for` has named; None where it is gone."""
         if kind == "cancellation":
             return cancellation_of(about)
@@ -259,7 +259,7 @@ class OrderDesk:
     def forget(self, number: str) -> None:
         remove(self.folder(number))
 
-    def _about(self, number: str, kind: str) -> About | None:
+    def _about(self, number: str, kind: str) -> NoteSummary | None:
         place = self._path(number, kind)
         stamp = self._stamp(place)
         if stamp is None:

@@ -11,12 +11,12 @@ MOST_HELD = (
     2 << 20
 )  # bytes of the texts of notes that are held; as objects they are some thirty times as many
 
-Note = TypeVar("Note")
+Held = TypeVar("Held")
 Stamp = tuple[int, int, int]  # of a file: time of change, bytes, inode
 
 
 @dataclass(frozen=True)
-class About:
+class NoteSummary:
     """What is known of a note: of which order, between whom, its text's digest and bytes, and whether it ends
     the order.
     """
@@ -29,12 +29,12 @@ class About:
     is_last: bool
 
 
-class NoteCache(Generic[Note]):
+class NoteCache(Generic[Held]):
     """Notes by place; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Stamp, About]] = {}
-        self._held: dict[str, tuple[Stamp, int, Note]] = {}  # the one that was used last is the last
+        self._known: dict[str, tuple[Stamp, NoteSummary]] = {}
+        self._held: dict[str, tuple[Stamp, int, Held]] = {}  # the one that was used last is the last
         self._bytes = 0  # of those that are held
         self._lock = threading.Lock()
 
@@ -42,12 +42,12 @@ class NoteCache(Generic[Note]):
     def held_bytes(self) -> int:
         return self._bytes
 
-    def about(self, place: str, stamp: Stamp) -> About | None:
+    def about(self, place: str, stamp: Stamp) -> NoteSummary | None:
         """None where the note is not known, or was another one."""
         known = self._known.get(place)
         return known[1] if known is not None and known[0] == stamp else None
 
-    def note(self, place: str, stamp: Stamp) -> Note | None:
+    def note(self, place: str, stamp: Stamp) -> Held | None:
         """None where it is not held."""
         with self._lock:
             held = self._held.get(place)
@@ -56,7 +56,7 @@ class NoteCache(Generic[Note]):
             self._held[place] = self._held.pop(place)
             return held[2]
 
-    def keep(self, place: str, stamp: Stamp, about: About, note: Note) -> None:
+    def keep(self, place: str, stamp: Stamp, about: NoteSummary, note: Held) -> None:
         """Keep a note that was read, in the room of those that were not used for longest."""
         with self._lock:
             self._drop(place)

@@ -16,7 +16,7 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import local_path, make_folder
 from atelier.infra.sites.desk import OrderDesk, Reply, SiteOrder
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.note_cache import About
+from atelier.infra.sites.note_cache import NoteSummary
 from atelier.infra.sites.policy import Policies
 
 LOCK, LOG, WORK = "lock", "log.txt", "work"
@@ -60,7 +60,7 @@ class OrderRunner:
             if self._desk.age(about.order) > KEPT_S and self._desk.is_over(about.order):
                 self._desk.forget(about.order)
 
-    def _look_at(self, about: About) -> None:
+    def _look_at(self, about: NoteSummary) -> None:
         if about.site != self._site or self._desk.is_over(about.order):
             self._ended.add(about.order)
             return

@@ -62,13 +62,18 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", lambda path, *how, **more: closed(opened(path, *how, **more)))
 
 
+def begun(folder: Path) -> tuple[Path, Audit, bytes]:
+    """A log of one line, and what its file holds."""
+    path = folder / "audit.jsonl"
+    audit = Audit(path)
+    audit.add("received", who="b", bytes=1)
+    return path, audit, path.read_bytes()
+
+
 def test_a_line_whose_file_cannot_be_closed_is_as_one_that_was_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "audit.jsonl"
-    audit = Audit(path)
-    audit.add("received", who="b", bytes=1)
-    before = path.read_bytes()
+    path, audit, before = begun(tmp_path)
     with monkeypatch.context() as patch:
         fail(patch)
         with pytest.raises(OSError, match="No space left"):
@@ -80,10 +85,7 @@ def test_a_line_whose_file_cannot_be_closed_is_as_one_that_was_not_written(
 def test_nothing_is_appended_to_a_line_that_cannot_be_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "audit.jsonl"
-    audit = Audit(path)
-    audit.add("received", who="b", bytes=1)
-    before = path.read_bytes()
+    path, audit, before = begun(tmp_path)
 
     def no_cut(path: Path, size: int) -> None:
         raise FULL
