@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,24 @@ def unread(pid: int) -> int:
 def ticks(pid: int) -> int:
     """What a process has computed, in hundredths of a second."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+@contextmanager
+def held(pid: int) -> Iterator[None]:
+    """All threads of a process stand still, and it is killed in the end: no later test waits for it."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: states(pid) == {"T"}, 20, "a process that stands still")
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def states(pid: int) -> set[str]:
+    """The states of a process's threads, as the kernel names them."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +149,11 @@ def test_a_killed_generator_fails_its_requests_and_the_next_starts_another(serve
     good = {"prompt": "def ", "max_tokens": 20, "temperature": 0.0}
     alone = server.ask(**good)
     (pid,) = server.generators()
-    os.kill(pid, signal.SIGSTOP)
+    line = json.dumps({"id": 1, **requests_of([good], {})[0]}) + "\n"
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(server.ask, **good) for _ in range(3)]
-        line = json.dumps({"id": 1, **requests_of([good], {})[0]}) + "\n"
-        wait_for(lambda: unread(pid) >= 3 * len(line), 20, "three requests at the generator")
-        os.kill(pid, signal.SIGKILL)
+        with held(pid):
+            asked = [pool.submit(server.ask, **good) for _ in range(3)]
+            wait_for(lambda: unread(pid) >= 3 * len(line), 20, "three requests at the generator")
         found = [one.result() for one in asked]
     why = {"error_code": "INTERNAL_ERROR", "message": "the generating process ended with exit code -9"}
     assert found == [(500, why)] * 3
