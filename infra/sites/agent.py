@@ -25,15 +25,16 @@ from atelier.infra.sites.files import Files
 from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.keys import AUDIT, Keys
+from atelier.infra.sites.loops import Loops, Work
 from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary
 from atelier.infra.sites.notes import Notes
 from atelier.infra.sites.policy import Policies
-from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, is_settled, reason
+from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
 
 SERVICE = "atelier.Site"
-LOOK_EVERY = 0.2  # seconds
+GRACE_S = 5.0  # for what is on its way when the agent is to end
 BUSY_S = 1.0  # that something is on its way until notes are carried beside it, and between two looks for them
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 
@@ -54,9 +55,8 @@ class Agent:
         self._signing = Countersigning(keys, self._audit, SERVICE)
         calls = Calls(keys)
         self._channels, self._aside = (Channels(keys, OPTIONS, calls, self._put_in) for _ in range(2))
-        self._said: dict[str, str] = {}  # the last problem with each peer
-        self._news = threading.Lock()  # whoever has it carries notes
-        self._busy_since: float | None = None  # carrying what one peer and this site have for each other
+        self._news: dict[str, threading.Lock] = {}  # by peer: whoever has it carries notes
+        self._busy_since: dict[str, float] = {}  # by peer: carrying what it and this site have for each other
         self._passed: dict[str, float] = {}  # when notes were carried beside that, by peer
         self._server: GrpcServer | None = None
         self._bucket: BucketServer | None = None
@@ -83,11 +83,15 @@ class Agent:
         self._bucket.start()
 
     def stop(self) -> None:
-        self._channels.close()
-        self._aside.close()
+        """Answer no more, and break off what is asked."""
+        self._break_off()
         for server in (self._server, self._bucket):
             if server is not None:
                 server.stop()
+
+    def _break_off(self) -> None:
+        self._channels.close()
+        self._aside.close()
 
     def _methods(self) -> dict[str, Method]:
         """What a peer may ask, by name."""
@@ -127,44 +131,31 @@ class Agent:
         """Carry messages to and from the peers that have an address, until `stop` is set. What goes wrong is
         said once and tried again.
         """
-        aside = threading.Thread(target=self._meet, args=(stop, say), name="meetings")
-        aside.start()
-        try:
-            self._carry(stop, say)
-        finally:
-            stop.set()
-            aside.join()
+        loops = Loops(stop, say)
+        loops.run(partial(self._works, say))
+        if not loops.join(GRACE_S):  # a transfer that stalls is broken off, and goes on later
+            self._break_off()
+            loops.join(GRACE_S)
 
-    def _meet(self, stop: threading.Event, say: Callable[[str], None]) -> None:
-        """Say that trainings here are there, and decide rounds, whatever else is on its way. What goes wrong
-        is said once and tried again; that a peer does not answer is said where messages are carried.
-        """
-        said: dict[str, str] = {}
-        while not stop.is_set():
-            peers = self._peers(lambda problem: None)
-            works: dict[str, Callable[[], None]] = {"rounds": self._meetings.decide}
-            works |= {f"rounds with {peer}": partial(self.meet, peer) for peer in peers}
-            works |= {f"notes with {peer}": partial(self.pass_notes, peer) for peer in peers}
-            if self._bucket is not None:
-                works["bucket"] = self._bucket.check
-            for what, work in works.items():
-                try:
-                    work()
-                    problem = ""
-                except grpc.RpcError:
-                    problem = said.get(what, "")
-                except Exception as error:  # whatever a peer causes, the others are served
-                    problem = f"{what}: {error}"
-                if problem != said.get(what, ""):
-                    said[what] = problem
-                    say(problem or f"{what}: go on")
-            stop.wait(LOOK_EVERY)
+    def _works(self, say: Callable[[str], None]) -> list[Work]:
+        """What is done now: with each peer three things that do not wait for each other."""
+        works = [Work("rounds", self._meetings.decide)]
+        if self._bucket is not None:
+            works.append(Work("bucket", self._bucket.check))
+        peers = self.keys.peers
+        for channels in (self._channels, self._aside):
+            channels.keep(peers)
+        for peer in peers:
+            works.append(Work(peer, partial(self._carry, peer, say), "answers"))
+            works.append(Work(f"rounds with {peer}", partial(self.meet, peer)))
+            works.append(Work(f"notes with {peer}", partial(self.pass_notes, peer)))
+        return works
 
     def meet(self, peer: str) -> None:
         """Tell a peer that this site is there and what is decided, and ask it where it cannot call; nothing
         where the peer has no address.
         """
-        card = self.keys.peers[peer]
+        card = self.keys.peer(peer)
         if not card.address:
             return
         try:
@@ -176,11 +167,11 @@ class Agent:
             raise
 
     def pass_notes(self, peer: str) -> None:
-        """Carry notes of orders to and from a peer while something large is on its way: a plan, a reply and a
-        cancellation wait for no weights. Nothing where the peer has no address.
+        """Carry notes of orders to and from a peer while something large is on its way to or from it: a plan,
+        a reply and a cancellation wait for no weights. Nothing where the peer has no address.
         """
-        card, now = self.keys.peers[peer], time.monotonic()
-        is_busy = self._busy_since is not None and now - self._busy_since > BUSY_S
+        card, now = self.keys.peer(peer), time.monotonic()
+        is_busy = now - self._busy_since.get(peer, now) > BUSY_S
         if not card.address or not is_busy or now - self._passed.get(peer, 0.0) < BUSY_S:
             return
         self._passed[peer] = now
@@ -192,35 +183,25 @@ class Agent:
             self._aside.drop(peer)
             raise
 
-    def _carry(self, stop: threading.Event, say: Callable[[str], None]) -> None:
-        while not stop.is_set():
-            for peer in self._peers(say):
-                self._busy_since = time.monotonic()
-                try:
-                    self.exchange(peer)
-                    problem = f"{peer}: {waits}" if (waits := self._hourly.waits(peer)) else ""
-                except Exception as error:  # whatever a peer causes, the others are served
-                    problem = f"{peer}: {reason(error)}"
-                self._busy_since = None
-                if problem != self._said.get(peer, ""):
-                    self._said[peer] = problem
-                    say(problem or f"{peer}: answers")
-                for line in self._messages.refusals.lines(peer):
-                    say(line)
-            stop.wait(LOOK_EVERY)
-
-    def _peers(self, say: Callable[[str], None]) -> list[str]:
+    def _carry(self, peer: str, say: Callable[[str], None]) -> str:
+        """Exchange what a peer and this site have for each other; what is wrong with it."""
+        self._busy_since[peer] = time.monotonic()
         try:
-            return list(self.keys.peers)
-        except (AtelierError, OSError) as error:
-            say(str(error))
-            return []
+            self.exchange(peer)
+            problem = f"{peer}: {waits}" if (waits := self._hourly.waits(peer)) else ""
+        except Exception as error:  # whatever a peer causes, it is tried again
+            problem = f"{peer}: {reason(error)}"
+        finally:
+            del self._busy_since[peer]
+        for line in self._messages.refusals.lines(peer):
+            say(line)
+        return problem
 
     def exchange(self, peer: str) -> None:
         """Send a peer what it lacks, and where it cannot call this site fetch what it has for it; nothing
         where the peer has no address. Raises RpcError and AtelierError.
         """
-        card = self.keys.peers[peer]
+        card = self.keys.peer(peer)
         if not card.address:
             return
         parts = [self._messages.send, self._messages.tell, self._tell_news, self._files.send]
@@ -233,6 +214,8 @@ class Agent:
                 part(self._channels.of(card), peer)
             except (AtelierError, grpc.RpcError) as error:
                 problems.append(error)
+                if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._channels.drop(peer)  # nobody may be at its other end
         if any(isinstance(error, grpc.RpcError) for error in problems):
             self._channels.drop(peer)
         if problems:
@@ -240,7 +223,7 @@ class Agent:
 
     def _tell_news(self, channel: CallChannel, peer: str) -> None:
         """Send a peer the notes that are new."""
-        with self._news:
+        with self._news.setdefault(peer, threading.Lock()):
             known = self._told.setdefault(peer, set())
             for note in self._notes.waiting_for(peer, known):
                 about = notes.told(note)
@@ -259,7 +242,7 @@ class Agent:
 
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
-        with self._news:
+        with self._news.setdefault(peer, threading.Lock()):
             refused = self._refused.setdefault(peer, set())
             request = self._notes.request(peer, refused)
             answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)

@@ -23,7 +23,7 @@ SILENT_S = TIMEOUT_S + MOST / SLOWEST  # without the next object a call is given
 NUMBERS = "calls.txt"  # beside the key: the last start's first number
 STRIDE = 1 << 32  # numbers of one start
 LATE = 1024  # a call is taken if it is at most so many numbers behind the last one
-REST_S = 60.0  # for which an agent that did not answer is not asked: other peers wait meanwhile
+REST_S = 60.0  # for which an agent that did not answer is not asked
 SHORTEST_S, LONGEST_S = 0.005, 0.2  # between two looks for an object
 
 

@@ -14,6 +14,7 @@ import grpc
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites.bucket import IN, OUT, Bucket, BucketError
 from atelier.infra.sites.bucket_calls import (
+    SILENT_S,
     WINDOW,
     AnswerHead,
     Call,
@@ -41,6 +42,7 @@ class BucketChannel:
         self._keys, self._card, self._calls, self._on_refused = keys, card, calls, on_refused
         self._bucket = Bucket(card.address, card.digest)
         self._watch = calls.watch(self._bucket, card)
+        self._is_closed = False
 
     def unary_unary(self, method: str) -> Callable[..., bytes]:
         def ask(request: bytes, timeout: float) -> bytes:
@@ -58,7 +60,8 @@ class BucketChannel:
         return ask
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Its calls end."""
+        self._is_closed = True
 
     def _one_answer(self, method: str, requests: Iterable[bytes], timeout: float) -> bytes:
         with closing(self._call(method, requests, timeout)) as answers:
@@ -105,6 +108,7 @@ class _OneCall:
         self._digest = ""  # of the first object
         self._written = self._read = 0  # objects
         self._is_answered = False
+        self._moved = time.monotonic()  # when an object was written or found last
 
     def run(self, method: str, requests: Iterable[bytes]) -> Iterator[bytes]:
         try:
@@ -114,6 +118,7 @@ class _OneCall:
                 with self._channel._errors():
                     answer = self._opened(first or awaited(self._answer, self._go_on))
                 first, self._read, self._is_answered = None, self._read + 1, answer.head.last
+                self._moved = time.monotonic()
                 yield from answer.messages()
                 if answer.head.code != "OK":
                     code = CODES.get(answer.head.code, grpc.StatusCode.UNKNOWN)
@@ -150,6 +155,7 @@ class _OneCall:
         self._digest = self._digest or hashlib.sha256(data).hexdigest()
         self._written = block + 1
         self._bucket.write(data, IN, f"{self._call.name}.{block}")
+        self._moved = time.monotonic()
 
     def _context(self, kind: str, block: int) -> Context:
         to = self._card.digest if kind == "request" else self._keys.card.digest
@@ -167,8 +173,12 @@ class _OneCall:
         return found
 
     def _go_on(self) -> None:
-        """Raises CallError when the time is over, or the agent that was asked does not run any more."""
-        if time.monotonic() > self._end:
+        """Raises CallError when the time is over, or nothing has moved for long, the channel was closed, or
+        the agent that was asked does not run any more.
+        """
+        if self._channel._is_closed:
+            raise CallError(grpc.StatusCode.CANCELLED, f"the calls to {self._card.site} were ended")
+        if time.monotonic() > min(self._end, self._moved + SILENT_S):
             raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, self._channel._unanswered)
         if self._channel._watch.nonce() != self._door:
             text = f"the agent of {self._card.site} began anew"

@@ -79,8 +79,14 @@ class Files:
         raise NotTaken("its record has not come", "early")
 
     def offset(self, head: FileHead, peer: str) -> int | None:
-        """How many bytes have come; None = all of it is here."""
+        """How many bytes have come; None = all of it is here. Raises NotTaken, also while more are on their
+        way.
+        """
         path = self.judge(head, peer)
+        self._one.check(path, path.name)
+        return self._offset(head, path)
+
+    def _offset(self, head: FileHead, path: Path) -> int | None:
         if is_taken(self._desk, head.order, head.artifact):
             return None
         part = part_of(path)
@@ -100,7 +106,7 @@ class Files:
         """
         path, entry = self.judge(head, peer), (head.entry.bytes, head.entry.sha256)
         with self._one.of(path, path.name):
-            if self.offset(head, peer) is None:
+            if self._offset(head, path) is None:
                 return
             make_folder(path.parent)
             try:

@@ -1,8 +1,11 @@
 """An agent's calls over gRPC: one port, mutual TLS; the caller's certificate is looked up at every call."""
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,9 +13,13 @@ import grpc
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.infra.sites import channels
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, refusal
+
+AT_ONCE = 8  # calls of a peer that are answered at once: two or three are asked, and some may have been left
+THREADS = 64  # that answer, of all peers
 
 Request = TypeVar("Request", bytes, Iterator[bytes])
 
@@ -29,7 +36,9 @@ class GrpcServer:
         options: Sequence[tuple[str, int | str]],
     ) -> None:
         self._keys, self._audit = keys, audit
-        self._server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="agent"), options=options)
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
+        self._server = grpc.server(threads, options=[*options, *channels.ALIVE])
+        self._going_on, self._lock = Counter[str](), threading.Lock()  # calls by peer
         handlers = {name: self._handler(method) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
@@ -81,20 +90,31 @@ class GrpcServer:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
         return peer
 
+    @contextmanager
+    def _call(self, context: grpc.ServicerContext) -> Iterator[str]:
+        """A call, by the peer that is given; it ends with the code of what is raised, or as one too many."""
+        peer = self._caller(context)
+        with self._lock:
+            self._going_on[peer] += 1
+            is_too_many = self._going_on[peer] > AT_ONCE
+        try:
+            if is_too_many:
+                context.abort(grpc.StatusCode.ABORTED, f"{AT_ONCE} calls of {peer} are answered already")
+            yield peer
+        except AtelierError as error:
+            context.abort(*refusal(error, peer, self._audit))
+        finally:
+            with self._lock:
+                self._going_on[peer] -= 1
+
     def _answer(
         self, work: Callable[[Request, str], Json], request: Request, context: grpc.ServicerContext
     ) -> bytes:
-        peer = self._caller(context)
-        try:
+        with self._call(context) as peer:
             return json.dumps(work(request, peer)).encode()
-        except AtelierError as error:
-            context.abort(*refusal(error, peer, self._audit))
 
     def _answers(
         self, work: Callable[[bytes, str], Iterator[bytes]], request: bytes, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        peer = self._caller(context)
-        try:
+        with self._call(context) as peer:
             yield from work(request, peer)
-        except AtelierError as error:
-            context.abort(*refusal(error, peer, self._audit))

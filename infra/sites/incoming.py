@@ -50,14 +50,22 @@ class OneTransfer:
     def of(self, place: Path, what: str) -> Iterator[None]:
         """Raises NotTaken while another is on its way there."""
         with self._lock:
-            if place in self._taking:
-                raise NotTaken(f"{what} is on its way", "early")
+            self._check(place, what)
             self._taking.add(place)
         try:
             yield
         finally:
             with self._lock:
                 self._taking.discard(place)
+
+    def check(self, place: Path, what: str) -> None:
+        """Raises NotTaken while one is on its way there: nothing more has to be sent to learn that."""
+        with self._lock:
+            self._check(place, what)
+
+    def _check(self, place: Path, what: str) -> None:
+        if place in self._taking:
+            raise NotTaken(f"{what} is on its way", "early")
 
 
 class Incoming:
@@ -179,6 +187,7 @@ class Incoming:
         if box.has(head.round, peer):
             return None
         path = self._part(box, head)
+        self._one.check(path.parent, _what(peer))
         return path.stat().st_size if path.exists() else 0
 
     def take(
@@ -196,7 +205,7 @@ class Incoming:
         """
         box = self.judge(head, peer)
         path = self._part(box, head)
-        with self._one.of(path.parent, f"{path.parent.name}'s message of this round"):
+        with self._one.of(path.parent, _what(peer)):
             if self.judge(head, peer).has(head.round, peer):
                 return
             make_folder(path.parent)
@@ -210,6 +219,10 @@ class Incoming:
 
     def _part(self, box: Mailbox, head: Message) -> Path:
         return local_path(box.folder(head.round, head.site)) / f"{TEMPORARY}{head.body.sha256[:16]}"
+
+
+def _what(peer: str) -> str:
+    return f"{peer}'s message of this round"
 
 
 def received(

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.document import parse_as
-from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.link import SITE
 from atelier.engine.io.storage import write_bytes
 
@@ -245,6 +245,14 @@ class Keys:
     def peers(self) -> dict[str, Card]:
         """The sites that are trusted now, by name."""
         return {card.site: card for card in self._cards()}
+
+    def peer(self, site: str) -> Card:
+        """The card of a site that is trusted now. Raises AtelierError for any other."""
+        path = self.folder / PEERS / f"{site}.json"
+        try:
+            return _read_card(path)
+        except FileNotFoundError:
+            raise AtelierError(f"{site} is not trusted any more") from None
 
     def _cards(self) -> Iterator[Card]:
         for path in sorted((self.folder / PEERS).glob("*.json")):

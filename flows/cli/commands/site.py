@@ -24,7 +24,7 @@ from atelier.infra.store.store import Store, default_root
 if TYPE_CHECKING:
     from atelier.infra.sites.agent import Agent
 
-LOOK_EVERY, JOIN_S = 0.2, 5.0  # seconds
+LOOK_EVERY = 0.2  # seconds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -126,7 +126,7 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
     runner.tidy()
     while not stop.wait(LOOK_EVERY):
         runner.look()
-    carrying.join(JOIN_S)  # a transfer that stalls is broken off, and goes on later
+    carrying.join()
     agent.stop()
     lock.close()
     if options.with_parent:

@@ -19,12 +19,33 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._ends: list[socket.socket] = []
+        self._dead: set[socket.socket] = set()  # ends of which nothing is read any more, and that stay open
+        self._left: int | None = None  # bytes that cross until all that is open now is dead
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def seen(self) -> bytes:
         with self._lock:
             return b"".join(self._seen)
+
+    def break_after(self, num_bytes: int) -> None:
+        """Nobody reads or closes the connections that are open when so many bytes have crossed, as where a
+        link is cut, or a machine is gone; later ones work.
+        """
+        with self._lock:
+            self._left = num_bytes
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self._dead)
+
+    def _count(self, size: int) -> None:
+        """The lock is held."""
+        if self._left is not None:
+            self._left -= size
+            if self._left < 0:
+                self._dead, self._left = {*self._dead, *self._ends}, None
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
@@ -44,10 +65,16 @@ class Wire:
             while data := source.recv(1 << 16):
                 with self._lock:
                     self._seen.append(data)
+                    self._count(len(data))
+                    is_dead = source in self._dead
+                if is_dead:
+                    self._closed.wait()
+                    return
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
+        self._closed.set()
         for end in (self._listener, *self._ends):
             end.close()
 
