@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ import pytest
 from atelier.engine.config.base import Json
 from atelier.infra.sites import agent as agents
 from atelier.infra.sites import bucket_channel, channels, grpc_server, transfer
-from atelier.infra.sites.agent import SERVICE
+from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_channel import BucketChannel
 from atelier.infra.sites.channels import Channels
@@ -27,6 +28,20 @@ from tests.infra.sites.wire import wired
 LARGE = os.urandom(8_000_000)
 
 
+@contextmanager
+def asking(agent: Agent) -> Iterator[list[str]]:
+    """An agent that asks; what it says."""
+    stop, said = threading.Event(), list[str]()
+    thread = threading.Thread(target=agent.run, args=(stop, said.append), daemon=True)
+    thread.start()
+    try:
+        yield said
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
 def test_who_hangs_holds_up_no_other_peer(tmp_path: Path) -> None:
     """a's agent has something for b, which is stopped, and for c."""
     sites = friends(tmp_path, "abc")
@@ -34,18 +49,12 @@ def test_who_hangs_holds_up_no_other_peer(tmp_path: Path) -> None:
     for site in (a, b, c):
         site.box.open(site.name, [*sites])
     hangs = b.begin()
-    stop, said = threading.Event(), list[str]()
     try:
-        with a.served() as agent, c.served():
-            thread = threading.Thread(target=agent.run, args=(stop, said.append))
-            thread.start()
+        with a.served() as agent, c.served(), asking(agent) as said:
             hangs.send_signal(signal.SIGSTOP)
             a.send(1, LARGE)
             until(lambda: c.box.read(1, "a") is not None, "the message for c")
             assert said == []  # nothing was given up before that
-            stop.set()
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
     finally:
         hangs.send_signal(signal.SIGKILL)
         hangs.wait()
@@ -75,17 +84,14 @@ def test_a_transfer_whose_link_is_cut_goes_on_over_another_connection(
 def test_an_agent_ends_while_a_peer_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "GRACE_S", 0.3)
     a, b = two(tmp_path)
-    stop, said = threading.Event(), list[str]()
     with b.served(), wired(b, a) as wire, a.served() as agent:
-        thread = threading.Thread(target=agent.run, args=(stop, said.append))
-        thread.start()
-        wire.break_after(3_000_000)
-        a.send(1, LARGE)
-        until(lambda: wire.is_broken, "the cut")
-        began = time.monotonic()
-        stop.set()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive() and time.monotonic() - began < transfer.TIMEOUT_S / 2
+        with asking(agent):
+            wire.break_after(3_000_000)
+            a.send(1, LARGE)
+            until(lambda: wire.is_broken, "the cut")
+            began = time.monotonic()
+        assert time.monotonic() - began < transfer.TIMEOUT_S / 2
+        assert "b" not in {each.name for each in threading.enumerate()}  # none is left that waits for b
         with pytest.raises(CallError, match="this agent ends"):
             agent.exchange("b")
 
