@@ -17,6 +17,7 @@ from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
 from atelier.engine.link.membership import Meeting, Presence
 from atelier.engine.link.round_log import WHAT, RoundLine, read_log
 from atelier.engine.link.sample_log import SampleLog
+from atelier.engine.loop.long_wait import LongWait
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.parallel.gang import Gang
@@ -28,7 +29,8 @@ BEATS = 6  # of a site in the time of silence that is allowed
 
 class ElasticRounds:
     """The rounds of the one role that sites train together. `safe`: the last round that this site will not
-    ask for again; `is_good`: whether a contribution can be added, of those that this site decides about.
+    ask for again; `is_good`: whether a contribution can be added, of those that this site decides about;
+    `say` gets what is waited for for long.
     """
 
     def __init__(
@@ -39,8 +41,9 @@ class ElasticRounds:
         member: RoleState,
         safe: Callable[[], int],
         is_good: Callable[[Contribution], bool],
+        say: Callable[[str], None],
     ) -> None:
-        self._is_good = is_good
+        self._is_good, self._say = is_good, say
         self._link, self._gang, self._stop, self._member, self._safe = link, gang, stop, member, safe
         self._log: tuple[int, SampleLog] = (-1, SampleLog(link.rows, link.every))  # after so many rounds
         self._coordinator: tuple[str, Coordinator] | None = None  # by trajectory
@@ -117,7 +120,7 @@ class ElasticRounds:
         """
         outer = self._member.outer
         assert outer is not None  # it takes part
-        before, about = outer.log.last, self.about(number)
+        before, about, wait = outer.log.last, self.about(number), LongWait(self._say)
 
         def look() -> str:
             self.beat(number)
@@ -134,11 +137,21 @@ class ElasticRounds:
                     f"stopped while {self._member.name} waited for the decision of round {number}, after step"
                     f" {self._member.step}; it goes on from its last checkpoint"
                 )
+            if wait.is_due:
+                wait.say(f"{self._decider(number, about)} of {self.box(number).trajectory[:16]}")
             time.sleep(LOOK_EVERY)
         line = parse_as(RoundLine, text, f"round {number}", WHAT)
         check_who(line, about)
         check_after(line, about, before)
         return line
+
+    def _decider(self, number: int, about: AboutRounds) -> str:
+        """Who is waited for until a round is decided, and for what."""
+        if not about.may_decide(self._link.site):
+            return f"{about.coordinator}, which decides who is in round {number}"
+        box = self.box(number)
+        missing = [site for site in about.rows if box.contribution(number, site) is None]
+        return f"{', '.join(missing) or 'the decision'}, in round {number}"
 
     def _from_first(self, work: Callable[[], Found], *, other: Found) -> Found:
         """What rank 0 finds; its error is raised on every rank."""

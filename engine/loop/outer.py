@@ -75,9 +75,8 @@ class OuterSteps:
                 rounds = Rounds(self._link, member.end - member.start)
                 self._plans[member.name] = RoundPlan(rounds, layouts, self._link.codecs)
                 if self._link.is_elastic:
-                    safe = partial(self._safe, member)
-                    is_good = partial(self._is_good, member)
-                    self.elastic = ElasticRounds(self._link, self._gang, self._stop, member, safe, is_good)
+                    how = (partial(self._safe, member), partial(self._is_good, member), self._say)
+                    self.elastic = ElasticRounds(self._link, self._gang, self._stop, member, *how)
                     member.outer.kept = member.learned()
         self._choice.begin(len(self._plans))
 

@@ -9,6 +9,7 @@ from atelier.engine.config.error import StoppedError
 from atelier.engine.loop import long_wait
 from atelier.engine.loop.long_wait import WAY_OUT, LongWait
 from tests.engine.loop.apart import ANSWERS, Apart, taught
+from tests.engine.loop.test_elastic import elastic
 from tests.engine.loop.test_outer import EVERY, Sites
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens
 
@@ -55,6 +56,26 @@ def test_a_training_says_for_whose_contribution_it_waits(
     [found] = warnings(capsys.readouterr().out)
     trajectory = training.members["m"].segments[-1].fingerprint[:16]
     assert found == f"has waited 0 s for b, in round 1 of {trajectory}; {WAY_OUT}"
+
+
+@pytest.mark.parametrize("coordinator", ["a", "b"])
+def test_a_training_says_whose_decision_it_waits_for(
+    coordinator: str,
+    tmp_path: Path,
+    text: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(long_wait, "FIRST_S", 0.3)
+    sites = Sites(tmp_path, text, **elastic(coordinator=coordinator))
+    setup = sites.setups["a"]
+    training = sites.training("a", role(lr=1e-2))
+    with pytest.raises(StoppedError):
+        setup.train(training, stop=stopped_after(setup, EVERY))
+    [found] = warnings(capsys.readouterr().out)
+    trajectory = training.members["m"].segments[-1].fingerprint[:16]
+    waits = {"a": "b, in round 1", "b": "b, which decides who is in round 1"}[coordinator]
+    assert found == f"has waited 0 s for {waits} of {trajectory}; {WAY_OUT}"
 
 
 def test_a_student_and_a_teacher_say_for_whom_they_wait(
