@@ -1,13 +1,14 @@
 """Trainings over two sites with agents between them, of which trainings and agents are killed without
 warning, or halted, at drawn times, until so many have been: the weights of both sites, and the samples.
 
-python benchmarks/site_kills.py [--kills 100] [--seed 0]     4 minutes
+python benchmarks/site_kills.py [--kills 100] [--seed 0] [--silence 125]     9 minutes
 
 By turns a strict membership (codec, delay and fragments drawn), which must end with the bits of the training
 that nobody disturbed, and an elastic one (the coordinating site drawn; a's agent cannot be called), whose
 sites go on without one that is away: its log, followed anew, must make the same bits, and no sample of it may
 be lost or learned twice. Any other end is an error. Each killed one is begun again, at once or when the
-others have gone on without it; a halted one is silent for up to two seconds.
+others have gone on without it; a halted one is silent for up to two seconds. At the end one of each kind, of
+which a site and its agent stand still for `silence` seconds.
 """
 
 import argparse
@@ -15,6 +16,9 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,11 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 from machine import keep, use_own_code
 
 from atelier.engine.link.round_log import FILE
-from tests.engine.loop.at_sites import killed_until_they_end, out_until_they_end
+from tests.engine.loop.at_sites import killed_until_they_end, out_until_they_end, silent_until_they_end
 from tests.engine.loop.test_elastic import check_samples, elastic, log_of
 from tests.engine.loop.test_outer import Sites
 from tests.engine.trainings import role, tokens
-from tests.infra.sites.agents import running
+from tests.infra.sites.agents import Agents, running
 from tests.infra.sites.test_linked_training import Linked
 
 EACH = 10  # kills of a training at most
@@ -41,18 +45,11 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-class Agents:
-    """Counts the agents that are killed."""
-
-    def __init__(self, kill: Any) -> None:
-        self._kill, self.killed = kill, 0
-
-    def __call__(self, site: str) -> None:
-        self.killed += 1
-        self._kill(site)
+# what disturbs trainings until they end: how many were killed or halted
+Disturb = Callable[[Mapping[str, str], Linked, str, Agents], int]
 
 
-def strict(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int, int]:
+def strict(folder: Path, text: dict[str, str], draw: random.Random, disturb: Disturb) -> dict[str, int]:
     """How many were killed, and how many of them were agents."""
     how: dict[str, Any] = {"outer": draw.choice(OUTER)} | draw.choice(WAYS)
     sizes: dict[str, Any] = {"steps": 60, "checkpoint_every": draw.choice((3, 5))}
@@ -61,24 +58,22 @@ def strict(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int
     plain.train(spec, **sizes)
     linked = Linked(folder / "linked", text, **how)
     paths = {name: linked.write(name, spec, **sizes) for name in linked.setups}
-    with running(linked.sites.values()) as kill:
-        agents = Agents(kill)
-        kills = killed_until_they_end(paths, folder, draw, EACH, agents)
+    with running(linked.sites.values()) as agents:
+        kills = disturb(paths, linked, "a", agents)
     assert set(linked.models()) == set(plain.models()), f"{how}: other bits than undisturbed"
     assert len(set(plain.models())) == 1
-    return kills, agents.killed
+    return {"kills": kills, "of_agents": agents.killed}
 
 
-def elastic_one(folder: Path, text: dict[str, str], draw: random.Random) -> tuple[int, int, int, int]:
+def elastic_one(folder: Path, text: dict[str, str], draw: random.Random, disturb: Disturb) -> dict[str, int]:
     """The same; and the rounds, and those in which a site was not."""
     coordinator = draw.choice("ab")
     how: dict[str, Any] = {"outer": draw.choice(OUTER)} | elastic(coordinator=coordinator, grace=1.5)
     linked = Linked(folder / "linked", text, **how)
     sizes: dict[str, Any] = {"steps": 60, "checkpoint_every": draw.choice((3, 5))}
     paths = {name: linked.write(name, role(lr=1e-2), **sizes) for name in linked.setups}
-    with running(linked.sites.values()) as kill:
-        agents = Agents(kill)
-        kills = out_until_they_end(paths, linked.mailbox(coordinator), folder, draw, EACH, kill_agent=agents)
+    with running(linked.sites.values()) as agents:
+        kills = disturb(paths, linked, coordinator, agents)
     assert len(set(linked.models())) == 1, "the sites' weights differ"
     lines = log_of(linked, "a")
     assert lines == log_of(linked, "b"), "the sites' logs differ"
@@ -86,7 +81,18 @@ def elastic_one(folder: Path, text: dict[str, str], draw: random.Random) -> tupl
     again = Sites(folder / "again", text, **how, rounds=str(linked.setups["b"].output("m") / FILE))
     again.train(role(lr=1e-2), **sizes)
     assert again.models() == linked.models(), "other bits than by its log"
-    return kills, agents.killed, len(lines), sum(len(line.sha256) < 2 for line in lines.values())
+    missed = sum(len(line.sha256) < 2 for line in lines.values())
+    return {
+        "kills": kills, "of_agents": agents.killed, "rounds": len(lines), "rounds_without_a_site": missed,
+    }  # fmt: skip
+
+
+def silent(paths: Mapping[str, str], linked: Linked, coordinator: str, agents: Agents, seconds: float) -> int:
+    """One site, not the one that decides, says nothing for so long: neither it nor its agent."""
+    [site] = {*paths} - {coordinator}
+    mailboxes = {each: linked.mailbox(each) for each in paths}
+    silent_until_they_end(paths, mailboxes, linked.folder, site, seconds, agents.send)
+    return 1
 
 
 def main() -> None:
@@ -95,26 +101,36 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--silence", type=float, default=125.0)
     given = parser.parse_args()
     use_own_code()
-    draw, began = random.Random(given.seed), time.monotonic()
-    found = {
-        kind: {"trainings": 0, "kills": 0, "of_agents": 0, "rounds": 0, "rounds_without_a_site": 0}
-        for kind in ("strict", "elastic")
-    }
-    while (done := sum(each["kills"] for each in found.values())) < given.kills:
-        kind = "strict" if found["strict"]["trainings"] <= found["elastic"]["trainings"] else "elastic"
+    draw, began, kinds = (
+        random.Random(given.seed),
+        time.monotonic(),
+        {"strict": strict, "elastic": elastic_one},
+    )
+    found: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+
+    def killed(paths: Mapping[str, str], linked: Linked, coordinator: str, agents: Agents) -> int:
+        if linked.link.get("membership"):
+            mailbox = linked.mailbox(coordinator)
+            return out_until_they_end(paths, mailbox, linked.folder, draw, EACH, kill_agent=agents)
+        return killed_until_they_end(paths, linked.folder, draw, EACH, agents)
+
+    def one(kind: str, disturb: Disturb) -> None:
         with tempfile.TemporaryDirectory() as folder:
             text = {"tokens": tokens(Path(folder) / "text")}
-            made = (strict if kind == "strict" else elastic_one)(Path(folder), text, draw)
-        found[kind]["trainings"] += 1
-        for name, number in zip(
-            ("kills", "of_agents", "rounds", "rounds_without_a_site"), made, strict=False
-        ):
-            found[kind][name] += number
-        print(f"{kind}: {made[0]} killed or halted, {done + made[0]} in all", flush=True)
+            made = kinds[kind](Path(folder), text, draw, disturb)
+        found[kind].update(made | {"trainings": 1})
+        print(f"{kind}: {made}", flush=True)
+
+    while sum(each["kills"] for each in found.values()) < given.kills:
+        one("strict" if found["strict"]["trainings"] <= found["elastic"]["trainings"] else "elastic", killed)
+    for kind in kinds if given.silence else ():
+        one(kind, partial(silent, seconds=given.silence))
     # every training was checked: nothing lost, nothing learned twice, equal bits
-    keep("site_kills", {"seed": given.seed, "minutes": round((time.monotonic() - began) / 60, 1)} | found)
+    about = {"seed": given.seed, "silence_s": given.silence, "minutes": (time.monotonic() - began) / 60}
+    keep("site_kills", about | {kind: dict(each) for kind, each in found.items()})
 
 
 if __name__ == "__main__":

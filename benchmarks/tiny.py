@@ -1,13 +1,14 @@
-"""`titan experiment=tiny` in a new store, the same again (nothing to do), and its plan: wall clock and CPU
-seconds of each, three times: python benchmarks/tiny.py [other checkout ...]
+"""A flow's `experiment=tiny` in a new store, the same again (nothing to do), and its plan: wall clock and CPU
+seconds of each, three times: python benchmarks/tiny.py [--flow titan] [other checkout ...]
 
-Other checkouts, each with its .venv, take turns with this one.
+Other checkouts, each with its .venv, take turns with this one. Results of flows but titan are in
+tiny_<flow>.json.
 """
 
+import argparse
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,11 +18,6 @@ from machine import keep
 
 HERE = Path(__file__).parent.parent
 REPEATS = 3
-COMMANDS = {
-    "tiny": ("titan", "experiment=tiny"),
-    "nothing to do": ("titan", "experiment=tiny"),
-    "plan": ("plan", "titan", "experiment=tiny"),
-}
 
 
 def run(checkout: Path, words: tuple[str, ...], root: str) -> dict[str, float]:
@@ -43,13 +39,21 @@ def run(checkout: Path, words: tuple[str, ...], root: str) -> dict[str, float]:
 
 
 def main() -> None:
-    checkouts = {"this": HERE} | {str(number): Path(word) for number, word in enumerate(sys.argv[1:], 1)}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--flow", default="titan")
+    parser.add_argument("checkouts", nargs="*")
+    given = parser.parse_args()
+    tiny = (given.flow, "experiment=tiny")
+    commands = {"tiny": tiny, "nothing to do": tiny, "plan": ("plan", *tiny)}
+    checkouts = {"this": HERE} | {str(number): Path(word) for number, word in enumerate(given.checkouts, 1)}
     times: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in checkouts}
     for turn in range(REPEATS):
         names = list(checkouts)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with tempfile.TemporaryDirectory() as root:
-                for what, words in COMMANDS.items():
+                for what, words in commands.items():
                     times[name].setdefault(what, []).append(run(checkouts[name], words, root))
                     print(turn, name, what, times[name][what][-1], flush=True)
     middle = {
@@ -58,7 +62,7 @@ def main() -> None:
         }
         for name, each in times.items()
     }
-    keep("tiny", {"median": middle, "all": times})
+    keep("tiny" if given.flow == "titan" else f"tiny_{given.flow}", {"median": middle, "all": times})
 
 
 if __name__ == "__main__":

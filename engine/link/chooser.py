@@ -1,11 +1,11 @@
 """Which codec a site takes for its next contribution: the least lossy one that its link carries in time.
 Torch-free.
 
-A message of b bytes takes its codec's seconds and b / rate to each peer, one after another. It has the
-training time of `delay` steps, but of no more than there are between two messages, which would pile up; and
-it may hold up the training by `stall` of a round's. So that a rate at the
-border does not change the codec every round, a less lossy one than the last is taken only where it needs at
-most `MARGIN` of that time.
+A message of b bytes takes its codec's seconds and b / rate to the slowest peer: it goes to all at once, and
+a rate is what is left beside the others. It has the training time of `delay` steps, but of no more than there
+are between two messages, which would pile up; and it may hold up the training by `stall` of a round's. So
+that a rate at the border does not change the codec every round, a less lossy one than the last is taken only
+where it needs at most `MARGIN` of that time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class CodecChooser:
 
     def seconds(self, codec: int, num_bytes: int, rates: Mapping[str, float]) -> float:
         """What a message takes."""
-        return self.codec_s.get(codec, 0.0) + sum(num_bytes / rate for rate in rates.values())
+        return self.codec_s.get(codec, 0.0) + max((num_bytes / rate for rate in rates.values()), default=0.0)
 
     def choose(self, bytes_of: Sequence[int], rates: Mapping[str, float | None], last: int | None) -> int:
         """The codec of a message, by its place in `bytes_of`; while a rate or the steps' time is not known,

@@ -87,10 +87,7 @@ class Coordinator:
         return self._judged.get(key, True)
 
     def _hear(self, site: str, now: float) -> None:
-        try:
-            said = self._meeting.presence(site)
-        except (DamageError, DataError):  # as if it had said nothing
-            said = None
+        said = self._meeting.heard(site)
         if site not in self._heard or self._heard[site][0] != said:
             self._heard[site] = (said, now)
 

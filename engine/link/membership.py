@@ -10,7 +10,7 @@ from pydantic import Field
 
 from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.document import parse_as
-from atelier.engine.config.error import DataError
+from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import SiteName
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import create_exclusive, exists, join, read_as, read_bytes, write_bytes
@@ -31,7 +31,9 @@ class Presence(Spec):
     round: int = Field(ge=1, description="the next one that it contributes to")
     safe: int = Field(ge=0, description="the last round that it will not ask for again")
     beat: int = Field(ge=0, description="another one each time that it is said")
-    coordinator: str = Field(description="which site decides who is in a round, as this one is told; any")
+    coordinator: str = Field(
+        max_length=63, description="which site decides who is in a round, as this one is told; any"
+    )
 
 
 class Decision(Spec):
@@ -68,6 +70,13 @@ class Meeting:
         if (found.trajectory, found.site) != (self._box.trajectory, site):
             raise DataError(f"{place}: is of site {found.site}, or of another training")
         return found
+
+    def heard(self, site: str) -> Presence | None:
+        """`presence`; what is damaged is as nothing: the next beat replaces it."""
+        try:
+            return self.presence(site)
+        except (DamageError, DataError):
+            return None
 
     def decide(self, decision: Decision) -> Decision:
         """Decide a round, unless it is decided already; what is decided."""

@@ -5,6 +5,7 @@ of zero, so that its bits depend on the round log alone.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -121,12 +122,13 @@ class ElasticRounds:
         outer = self._member.outer
         assert outer is not None  # it takes part
         before, about, wait = outer.log.last, self.about(number), LongWait(self._say)
+        began = time.monotonic()
 
         def look() -> str:
             self.beat(number)
             line = self._decided(number)
             if line is None:
-                self._check_meeting(number)
+                self._check_meeting(number, time.monotonic() - began)
             if line is None and about.may_decide(self._link.site):
                 line = self._deciding(number).look(number, before)
             return line.text if line is not None else ""
@@ -169,16 +171,23 @@ class ElasticRounds:
         decision = Meeting(self.box(number)).decision(number)
         return decision.line if decision else None
 
-    def _check_meeting(self, number: int) -> None:
-        """Raise DataError where the decision that is waited for would never come, or two would decide."""
-        meeting = Meeting(self.box(number))
-        for site in self._link.sites:
-            said = meeting.presence(site)
-            if said is not None and said.coordinator != self._link.coordinator:
-                raise DataError(
-                    f"train.link.membership.coordinator: {said.coordinator} at {site},"
-                    f" {self._link.coordinator} at {self._link.site}; give all sites the same"
-                )
+    def _check_meeting(self, number: int, waited: float) -> None:
+        """Raise DataError where the decision that is waited for would never come, or two would decide: not
+        more sites are told of this site's coordinator than of another. Judged when all have said something,
+        or those that have not are silent for the grace.
+        """
+        meeting, own = Meeting(self.box(number)), self._link.coordinator
+        heard = {site: meeting.heard(site) for site in self._link.sites if site != self._link.site}
+        told = {site: said.coordinator for site, said in heard.items() if said is not None}
+        others = Counter(coordinator for coordinator in told.values() if coordinator != own)
+        is_judged = len(told) == len(heard) or waited > self._link.membership.grace
+        most = others.most_common(1)[0] if others else (own, 0)
+        if is_judged and most[1] > sum(coordinator == own for coordinator in told.values()):
+            site = next(site for site in told if told[site] == most[0])
+            raise DataError(
+                f"train.link.membership.coordinator: {most[0]} at {site}, {own} at {self._link.site};"
+                " give all sites the same"
+            )
         meeting.current(number)
 
     def _deciding(self, number: int) -> Coordinator:
@@ -226,7 +235,7 @@ class ElasticRounds:
         meeting = Meeting(self.box(number))
 
         def look() -> int:
-            said = [meeting.presence(site) for site in self._link.sites]
+            said = [meeting.heard(site) for site in self._link.sites]
             return min(one.safe if one else 0 for one in said)
 
         return self._from_first(look, other=0)

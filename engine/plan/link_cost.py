@@ -19,8 +19,9 @@ BITS, MEGA = 8, 1e6
 
 class LinkCost(TypedDict):
     """Of one codec: bytes of a message, of each fragment where there are several, and of all that a site
-    sends to one other in the training. Mbit/s that it needs each way; seconds of the largest message but the
-    last, and the share of the training's time that is waited, where the link's rate is known; else 0.
+    sends to one other in the training. Mbit/s that it needs to each other at once, each way; seconds of the
+    largest message but the last, and the share of the training's time that is waited, where the link's rate
+    is known; else 0.
     """
 
     codec: str
@@ -39,7 +40,7 @@ def contribution_costs(
     messages share the link; `rates`: bytes a second to each of the other sites, {} where not all are known.
     Raises ConfigError for more fragments than there can be.
     """
-    rounds, peers = Rounds(link, steps), len(link.sites) - 1
+    rounds = Rounds(link, steps)
     chooser = chooser_of(link, step_s)
     found: list[LinkCost] = []
     for codec, sizes in sizes_of(link.codecs, layouts_of(weights, link.fragments)).items():
@@ -57,7 +58,7 @@ def contribution_costs(
                 "bytes": sizes[0],
                 "fragments": sizes[1:],
                 "sent": sum(sent),
-                "needs_mbps": BITS * largest * peers / chooser.time_s / MEGA if chooser.time_s else 0.0,
+                "needs_mbps": BITS * largest / chooser.time_s / MEGA if chooser.time_s else 0.0,
                 "seconds": chooser.seconds(-1, largest, rates),
                 "stall": waited / (waited + steps * step_s) if is_known else 0.0,
             }

@@ -32,6 +32,7 @@ from atelier.infra.store.store import Store
 
 LOOK_EVERY = 0.2  # seconds
 PATIENCE_S = 60.0  # for the first reply to an order
+PLANNING_S = 600.0  # for the next one, of a plan
 STOPPING_S = 120.0  # for the last reply to one that is cancelled
 DONE = ("done", "reused")
 OWNER = "home.lock"  # of an order: held by the run that asks for it
@@ -66,10 +67,20 @@ class Elsewhere:
         rows, refusals, notes = [*plan.rows], [*plan.refusals], [*plan.notes]
         began = time.monotonic()
         for site, order in orders.items():
+            number, heard = 0, began
             while not ((reply := self._desk.reply(order.id)) and reply.is_last):
-                if reply is None and time.monotonic() - began > PATIENCE_S:
+                if reply is not None and reply.number > number:
+                    number, heard = reply.number, time.monotonic()
+                if time.monotonic() - heard > (PLANNING_S if number else PATIENCE_S):
                     break
                 time.sleep(LOOK_EVERY)
+            if reply is not None and not reply.is_last:
+                self._cancel(order)
+                refusals.append(
+                    f"{site} has said nothing for {PLANNING_S:.0f} s after '{reply.problem or reply.state}';"
+                    " is its agent still there?"
+                )
+                continue
             if reply is None:
                 refusals.append(
                     f"{site} has not answered for {PATIENCE_S:.0f} s; is `atelier site serve` running here"
@@ -185,12 +196,14 @@ class Elsewhere:
 
     def _follow(self, node: Node, context: RunContext) -> str:
         """How it ended: done or reused."""
-        order, shown, number, began = self._orders[node.site], "", 0, time.monotonic()
+        order, shown, number, heard = self._orders[node.site], "", 0, time.monotonic()
+        is_silent = False
         stopped, said = 0.0, set[str]()
         while True:
             reply = self._desk.reply(order.id)
             if reply is not None and reply.number > number:
                 number, told = reply.number, reply.tasks.get(node.given_name)
+                heard, is_silent = time.monotonic(), False
                 if told is not None and told.state in DONE:
                     return told.state
                 if told is not None and told.state == "running" and not shown:
@@ -214,8 +227,11 @@ class Elsewhere:
                 self._cancel(order)
             if stopped and time.monotonic() - stopped > STOPPING_S:
                 raise StoppedError(f"{node.site} has not said that it stopped; its agent will stop it")
-            if reply is None and not stopped and time.monotonic() - began > PATIENCE_S:
+            if reply is None and not stopped and time.monotonic() - heard > PATIENCE_S:
                 raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s")
+            if shown and not is_silent and time.monotonic() - heard > PATIENCE_S:
+                is_silent = True
+                context.say(node, waiting=f"{node.site} has said nothing for {PATIENCE_S:.0f} s")
             time.sleep(LOOK_EVERY)
 
     def _take_files(self, node: Node, context: RunContext) -> None:

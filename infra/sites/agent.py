@@ -13,7 +13,7 @@ import grpc
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import parse_object
-from atelier.engine.config.error import AtelierError
+from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites import desk, notes
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import Calls
@@ -34,6 +34,7 @@ from atelier.infra.sites.policy import Policies
 from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
 
 SERVICE = "atelier.Site"
+MOST_NOTES = 8  # of an answer that are looked at; one is sent
 GRACE_S = 5.0  # for what is on its way when the agent is to end
 BUSY_S = 1.0  # that something is on its way until notes are carried beside it, and between two looks for them
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
@@ -50,11 +51,16 @@ class Agent:
         self._refused: dict[str, set[str]] = {}  # the same, of those that it sent
         self._hourly = hourly = Hourly(keys.folder, self._audit)
         self._messages = MessageCalls(mailbox, self.site, self._audit, self._is_trusted, SERVICE, hourly)
-        self._files = FileCalls(Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE, hourly)
+        self._files = FileCalls(
+            Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE, hourly, self._messages.refusals
+        )
         self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
         self._signing = Countersigning(keys, self._audit, SERVICE)
         calls = Calls(keys)
-        self._channels, self._aside = (Channels(keys, OPTIONS, calls, self._put_in) for _ in range(2))
+        # what is done with a peer breaks off none of the rest: each has connections of its own
+        self._channels, self._for_rounds, self._for_notes = (
+            Channels(keys, OPTIONS, calls, self._put_in) for _ in range(3)
+        )
         self._news: dict[str, threading.Lock] = {}  # by peer: whoever has it carries notes
         self._busy_since: dict[str, float] = {}  # by peer: carrying what it and this site have for each other
         self._passed: dict[str, float] = {}  # when notes were carried beside that, by peer
@@ -90,8 +96,8 @@ class Agent:
                 server.stop()
 
     def _break_off(self) -> None:
-        self._channels.close()
-        self._aside.close()
+        for channels in (self._channels, self._for_rounds, self._for_notes):
+            channels.close()
 
     def _methods(self) -> dict[str, Method]:
         """What a peer may ask, by name."""
@@ -117,7 +123,10 @@ class Agent:
         note = self._notes.take(request, peer)
         if note is not None:
             self._audit.add("received", who=peer, **notes.told(note))
-        return {"is_new": note is not None}
+        elif (same := self._notes.same(request, peer)) is not None:
+            # this agent may have been killed before it noted that
+            self._audit.add_once("received", peer, **notes.told(same))
+        return {"is_new": note is not None, "is_here": note is not None or same is not None}
 
     def _ask(self, request: bytes, peer: str) -> Json:
         found = [*islice(self._notes.asked(request, peer), 1)]  # one fits into an answer
@@ -131,6 +140,7 @@ class Agent:
         """Carry messages to and from the peers that have an address, until `stop` is set. What goes wrong is
         said once and tried again.
         """
+        self._audit.on_damage = say
         loops = Loops(stop, say)
         loops.run(partial(self._works, say))
         if not loops.join(GRACE_S):  # a transfer that stalls is broken off, and goes on later
@@ -139,17 +149,26 @@ class Agent:
 
     def _works(self, say: Callable[[str], None]) -> list[Work]:
         """What is done now: with each peer three things that do not wait for each other."""
-        works = [Work("rounds", self._meetings.decide)]
+        works = [Work("rounds here", self._meetings.decide)]  # no site is called so
+        works.append(Work("cards here", self._damaged_card))
         if self._bucket is not None:
-            works.append(Work("bucket", self._bucket.check))
+            works.append(Work("the bucket", self._bucket.check, "goes on"))
         peers = self.keys.peers
-        for channels in (self._channels, self._aside):
+        for channels in (self._channels, self._for_rounds, self._for_notes):
             channels.keep(peers)
         for peer in peers:
             works.append(Work(peer, partial(self._carry, peer, say), "answers"))
             works.append(Work(f"rounds with {peer}", partial(self.meet, peer)))
             works.append(Work(f"notes with {peer}", partial(self.pass_notes, peer)))
         return works
+
+    def _damaged_card(self) -> str:
+        """What is wrong with the card of a site that is trusted."""
+        try:
+            self.keys.check_cards()
+        except DamageError as error:
+            return f"{error}; {error.way_out}"
+        return ""
 
     def meet(self, peer: str) -> None:
         """Tell a peer that this site is there and what is decided, and ask it where it cannot call; nothing
@@ -159,11 +178,11 @@ class Agent:
         if not card.address:
             return
         try:
-            self._meetings.tell(self._aside.of(card), peer)
+            self._meetings.tell(self._for_rounds.of(card), peer)
             if not self.keys.card.address:
-                self._meetings.ask(self._aside.of(card), peer)
+                self._meetings.ask(self._for_rounds.of(card), peer)
         except grpc.RpcError:
-            self._aside.drop(peer)
+            self._for_rounds.drop(peer)
             raise
 
     def pass_notes(self, peer: str) -> None:
@@ -176,11 +195,11 @@ class Agent:
             return
         self._passed[peer] = now
         try:
-            self._tell_news(self._aside.of(card), peer)
+            self._tell_news(self._for_notes.of(card), peer)
             if not self.keys.card.address:
-                self._hear_news(self._aside.of(card), peer)
+                self._hear_news(self._for_notes.of(card), peer)
         except grpc.RpcError:
-            self._aside.drop(peer)
+            self._for_notes.drop(peer)
             raise
 
     def _carry(self, peer: str, say: Callable[[str], None]) -> str:
@@ -210,6 +229,7 @@ class Agent:
         parts.append(self._signing.ask_if_due)
         problems: list[Exception] = []
         for part in parts:  # one that the peer refuses, or does not know, holds up no other
+            card = self.keys.peer(peer)  # who is revoked meanwhile gets nothing more
             try:
                 part(self._channels.of(card), peer)
             except (AtelierError, grpc.RpcError) as error:
@@ -230,10 +250,16 @@ class Agent:
 
                 def send(text: bytes = desk.text_of(note), about: dict[str, Json] = about) -> None:
                     answer = channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
-                    if parse_object(answer, peer, "an answer").get("is_new", True):
+                    found = parse_object(answer, peer, "an answer")
+                    if found.get("is_new", True):
                         self._audit.add("sent", who=peer, **about)
+                    elif found.get("is_here"):  # this agent may have been killed before it noted that
+                        self._audit.add_once("sent", peer, **about)
 
-                if is_settled(send, partial(self._not_taken, peer, about)):
+                key, what = f"{about['kind']} {about['order']}", f"the {about['kind']} {about['order']}"
+                early = partial(self._messages.refusals.early, peer, key, what)
+                if is_settled(send, partial(self._not_taken, peer, about), early):
+                    self._messages.refusals.settled(peer, key)
                     known.add(desk.digest_of(note))
 
     def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
@@ -246,7 +272,9 @@ class Agent:
             refused = self._refused.setdefault(peer, set())
             request = self._notes.request(peer, refused)
             answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
-            for text in notes.listed(answer, peer):
+            for text in notes.listed(answer, peer)[:MOST_NOTES]:
+                if hashlib.sha256(text).hexdigest() in refused:
+                    continue
                 try:
                     note = self._notes.take(text, peer)
                     if note is not None:

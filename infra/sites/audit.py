@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,8 @@ BROKE_OFF = "broke off"  # what a line says of a message of which a part was fet
 WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
 HOUR_S = 3600.0
 SIGNED = "signed"  # what a line with signatures says
-MOST_MESSAGES = 100_000  # that are remembered; what is offered again is one of the last of its training
+MOST_MESSAGES = 100_000  # of a kind that are remembered; what is offered again is one of the last
+MOST_REFUSED, MOST_WHY = 300, 500  # lines of what is refused of one site in a minute; letters of each
 ABOUT = ("trajectory", "round", "sha256")  # of a message, in its line
 Message = tuple[Json, ...]  # way, peer, and these
 Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and bytes
@@ -86,20 +87,34 @@ class Audit:
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
+        self.on_damage: Callable[[str], None] = lambda why: None
+        self._complained: dict[str, float] = {}  # when, by what is damaged
+        self._refused: dict[str, tuple[int, int]] = {}  # by whom: the minute, and how many lines in it
         self._cut_at: int | None = None  # bytes of whole lines, while there may be more after them
         cut_last(path)
         self._chain = Chain()
         self._recent: dict[str, deque[tuple[float, int]]] = {}  # by peer: when bytes have crossed
-        self._messages: dict[Message, None] = {}  # the last ones that crossed whole
+        self._messages: dict[str, dict[Message, None]] = {}  # by kind: the last ones that crossed whole
         for found in read_lines(path, self._chain):
             self._note(found)
 
     def add(self, what: str, **about: Json) -> None:
         """Append a line: what happened, when, with whom. Raises OSError where it cannot be written whole: the
-        log is then as it was.
+        log is then as it was. Of what is refused of one site at most `MOST_REFUSED` lines a minute are kept,
+        the last of which says so: who is trusted fills no disk with them.
         """
         with self._lock:
-            self._add(what, about)
+            if what != "refused":
+                self._add(what, about)
+                return
+            who, minute = str(about.get("who")), int(time.monotonic() // 60)
+            before = self._refused.get(who, (minute, 0))
+            number = before[1] + 1 if before[0] == minute else 1
+            self._refused[who] = (minute, number)
+            if number <= MOST_REFUSED:
+                why = str(about.get("why"))[:MOST_WHY]
+                more = "; what else is refused in this minute has no line" if number == MOST_REFUSED else ""
+                self._add(what, {**about, "why": why + more})
 
     def _add(self, what: str, about: Mapping[str, Json]) -> None:
         found: dict[str, Json] = {"time": round(time.time(), 3), "what": what, **about}
@@ -128,20 +143,35 @@ class Audit:
             os.truncate(self.path, self._cut_at)
             self._cut_at = None
 
+    def complain(self, why: str) -> None:
+        """A line, once an hour, for what is damaged here and holds up a peer; `on_damage` gets it as well."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._complained.get(why, -HOUR_S) < HOUR_S:
+                return
+            self._complained[why] = now
+            self._add("damaged", {"why": why[:MOST_WHY]})
+        self.on_damage(why)
+
     def add_once(self, what: str, who: str, **about: Json) -> None:
         """A line for a message that has crossed, unless there is one: this site may have been killed, or the
         answer lost, before it was written.
         """
         with self._lock:
-            if (WAYS[what], who, *(about.get(word) for word in ABOUT)) not in self._messages:
+            if (WAYS[what], who, *(about.get(word) for word in ABOUT)) not in self._known(about):
                 self._add(what, {"who": who, **about})
+
+    def _known(self, about: Mapping[str, Json]) -> dict[Message, None]:
+        """Where such a message is remembered."""
+        return self._messages.setdefault(str(about.get("kind")), {})
 
     def _note(self, found: Mapping[str, Json]) -> None:
         what = str(found.get("what"))
-        if what in WAYS and what != BROKE_OFF and "round" in found:
-            self._messages[WAYS[what], found.get("who"), *(found.get(word) for word in ABOUT)] = None
-            if len(self._messages) > MOST_MESSAGES:
-                del self._messages[next(iter(self._messages))]
+        if what in WAYS and what != BROKE_OFF and "sha256" in found:
+            known = self._known(found)
+            known[WAYS[what], found.get("who"), *(found.get(word) for word in ABOUT)] = None
+            if len(known) > MOST_MESSAGES:
+                del known[next(iter(known))]
         at, size = found.get("time"), whole_of(found.get("bytes"))
         if found.get("what") in WAYS and size and isinstance(at, float | int):
             recent = self._recent.setdefault(str(found.get("who", "")), deque())
@@ -151,10 +181,8 @@ class Audit:
     def last_hour(self, peer: str) -> int:
         """Bytes that have crossed to and from a peer in the last hour."""
         with self._lock:
-            recent = self._recent.get(peer, deque())
-            _forget_old(recent)
-            now = time.time() + 1  # what is later was noted before this machine's clock was set back
-            return sum(size for at, size in recent if at <= now)
+            now = time.time()  # what is later was noted before this machine's clock was set back
+            return sum(size for at, size in self._recent.get(peer, ()) if now - HOUR_S < at <= now + 1)
 
     def given(self, blocks: Iterable[bytes], left: int, who: str, **about: Json) -> Iterator[bytes]:
         """Pass blocks on, of which there are `left` bytes; a line with the bytes that were passed on, also
@@ -184,7 +212,8 @@ class Audit:
 
 
 def _forget_old(recent: deque[tuple[float, int]]) -> None:
-    while recent and recent[0][0] <= time.time() - HOUR_S:
+    now = time.time()
+    while recent and not now - HOUR_S < recent[0][0] <= now + 1:
         recent.popleft()
 
 
@@ -211,10 +240,10 @@ def read_lines(path: Path, chain: Chain) -> Iterator[dict[str, Json]]:
     """
     if not path.exists():
         return
-    with path.open() as file:
-        for number, text in enumerate(file, start=1):
-            line = text.removesuffix("\n")
+    with path.open("rb") as file:
+        for number, data in enumerate(file, start=1):
             try:
+                line = data.decode().removesuffix("\n")
                 found = json.loads(line)
             except ValueError:
                 raise DamageError(f"{path}:{number}: no line of an audit log; move the file away") from None

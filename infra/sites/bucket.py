@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -241,18 +242,20 @@ class DoorWatch:
         self._bucket, self._card, self._now = bucket, card, now
         self._door: Door | None = None
         self._changed = self._looked = -1e9
+        self._lock = threading.Lock()  # several calls look
 
     def nonce(self) -> str:
         """The start of the agent that runs. Raises BucketError where none does, NotOpened for a door that is
         not its.
         """
-        if self._now() - self._looked > LOOK_DOOR_S:
-            self._look()
-        if self._door is None:
-            raise BucketError(f"the agent of {self._card.site} does not run")
-        if self._now() - self._changed > DEAD_S:
-            raise BucketError(f"the agent of {self._card.site} was not heard of for {DEAD_S:.0f} s")
-        return self._door.nonce
+        with self._lock:
+            if self._now() - self._looked > LOOK_DOOR_S:
+                self._look()
+            if self._door is None:
+                raise BucketError(f"the agent of {self._card.site} does not run")
+            if self._now() - self._changed > DEAD_S:
+                raise BucketError(f"the agent of {self._card.site} was not heard of for {DEAD_S:.0f} s")
+            return self._door.nonce
 
     def _look(self) -> None:
         data = self._bucket.read(DOOR, most=MOST_DOOR)

@@ -85,7 +85,8 @@ class Calls:
     def _begin(self) -> None:
         if self._since == 0:
             path = self._keys.folder / NUMBERS
-            before = int(path.read_text()) if path.exists() else 0
+            text = path.read_bytes().strip() if path.exists() else b""
+            before = int(text) if text.isdigit() else 0  # damaged: the time alone
             self._since = self._number = max(before + STRIDE, time.time_ns())
             write_bytes(str(path), f"{self._since}\n".encode())
 

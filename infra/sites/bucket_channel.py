@@ -12,7 +12,7 @@ from functools import partial
 import grpc
 
 from atelier.engine.config.error import AtelierError, DamageError
-from atelier.infra.sites.bucket import IN, OUT, Bucket, BucketError
+from atelier.infra.sites.bucket import IN, MOST, OUT, Bucket, BucketError
 from atelier.infra.sites.bucket_calls import (
     SILENT_S,
     WINDOW,
@@ -31,6 +31,7 @@ from atelier.infra.sites.sealed import Context, NotOpened, Opened, seal, unseal
 from atelier.infra.sites.transfer import TIMEOUT_S, CallError
 
 CODES = {code.name: code for code in grpc.StatusCode}
+DIGESTED = 20e6  # bytes a second that a peer reads again at least
 
 
 class BucketChannel:
@@ -79,7 +80,8 @@ class BucketChannel:
             try:
                 yield from one.run(method.rpartition("/")[2], requests)
             except CallError as error:
-                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and timeout >= TIMEOUT_S:
+                is_late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and timeout >= TIMEOUT_S
+                if is_late and not one.is_taken:
                     self._calls.note_silent(about)
                 raise
 
@@ -110,12 +112,18 @@ class _OneCall:
         self._is_answered = False
         self._moved = time.monotonic()  # when an object was written or found last
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether the peer is known to have read something of it."""
+        return self._read > 0 or self._written > WINDOW
+
     def run(self, method: str, requests: Iterable[bytes]) -> Iterator[bytes]:
         try:
             with self._channel._errors():
                 first = self._ask(method, requests)
             while not self._is_answered:
                 with self._channel._errors():
+                    self._go_on()  # also where objects come one after another
                     answer = self._opened(first or awaited(self._answer, self._go_on))
                 first, self._read, self._is_answered = None, self._read + 1, answer.head.last
                 self._moved = time.monotonic()
@@ -141,7 +149,10 @@ class _OneCall:
                 wait_for_room(self._bucket, IN, self._call.name, block, go_on)
             except _Answered:
                 return early[0]
+            self._go_on()
             self._write(block, messages, is_last, method)
+        # the peer reads again what it has got before it answers: a large file may take minutes
+        self._moved += self._written * MOST / DIGESTED
         return None
 
     def _write(self, block: int, messages: list[bytes], is_last: bool, method: str) -> None:

@@ -33,7 +33,16 @@ from atelier.infra.sites.bucket_calls import (
     wait_for_room,
 )
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, refusal
+from atelier.infra.sites.methods import (
+    AT_ONCE,
+    THREADS,
+    Method,
+    StreamedIn,
+    StreamedOut,
+    Unary,
+    refusal,
+    too_many,
+)
 from atelier.infra.sites.sealed import Context, NotOpened, Opened, seal, unseal
 from atelier.infra.sites.transfer import CallError
 
@@ -58,6 +67,7 @@ class _Answering:
     is_read: bool = False  # all of the request
     written: int = 0  # objects of the answer
     is_over: threading.Event = field(default_factory=threading.Event)
+    is_too_many: bool = False  # of its peer at once
 
 
 class BucketServer:
@@ -77,7 +87,7 @@ class BucketServer:
         self._old_at = time.monotonic()  # when answers that nobody took were looked for
         self._problems: deque[str] = deque(maxlen=8)  # of calls, not yet said
         self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="bucket")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="bucket")
         self._thread = threading.Thread(target=self._watch, name="bucket", daemon=True)
         self._problem = ""  # with the bucket, at the last look
 
@@ -211,11 +221,15 @@ class BucketServer:
                 if is_earlier and other.name not in head.open:
                     other.is_over.set()
             self._answering[call.name] = call
+            going_on = [each for each in self._answering.values() if not each.is_over.is_set()]
+            call.is_too_many = sum(each.first.peer == peer for each in going_on) > AT_ONCE
 
     def _work(self, call: _Answering) -> None:
         method, peer = self._methods.get(call.first.head.method), call.first.peer
         answers: Iterable[bytes] = ()
         try:
+            if call.is_too_many:
+                raise CallError(CODES.ABORTED, too_many(peer))
             match method:
                 case None:
                     raise CallError(CODES.UNIMPLEMENTED, "there is no such call")

@@ -16,7 +16,7 @@ from atelier.infra.sites.transfer import CallChannel, CallError
 Option = tuple[str, int | str]
 RECONNECT: list[Option] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # as gRPC has it: how long a handshake may take
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
@@ -45,7 +45,12 @@ class Channels:
         self._lock = threading.Lock()  # around both; a channel is closed beside it
 
     def of(self, card: Card) -> CallChannel:
-        """The channel to the peer of a card. Raises CallError when all were closed."""
+        """The channel to the peer of a card. Raises CallError when all were closed, and for a certificate
+        out of its time.
+        """
+        if problem := card.out_of_time:
+            self.drop(card.site)
+            raise CallError(grpc.StatusCode.UNAUTHENTICATED, problem)
         own = self._keys.card
         about = (card.address, card.digest, own.digest)
         with self._lock:

@@ -206,13 +206,13 @@ class OrderDesk:
         return exists(self._path(number, "cancellation"))
 
     def listed(self) -> Iterator[NoteSummary]:
-        """Of all orders that lie here, damaged ones left out."""
+        """Of all orders that lie here, without those that are damaged or cannot be read."""
         found = names(self._place)
         self._cache.forget_all_but({self.folder(name) for name in found})
         for name in found:
             try:
                 about = self._about(name, "order")
-            except DamageError:
+            except (DamageError, OSError):
                 continue
             if about is not None and about.order == name:
                 yield about

@@ -3,10 +3,13 @@ fetched by one that cannot.
 """
 
 import json
+import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
+import grpc
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
@@ -17,10 +20,12 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.refusals import Refusals
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
     blocks_of,
+    code_of,
     is_settled,
     offered,
     patience,
@@ -28,6 +33,8 @@ from atelier.infra.sites.transfer import (
 )
 
 WHAT = "the head of a file"
+MOST_HEADS = 1000  # of one answer
+AGAIN_S = 10.0  # after a file that was not taken when it had come
 
 
 class PlacedHead(Spec):
@@ -41,10 +48,18 @@ class FileCalls:
     """What an agent answers and asks about files."""
 
     def __init__(
-        self, found: Files, audit: Audit, is_trusted: Callable[[str], bool], service: str, hourly: Hourly
+        self,
+        found: Files,
+        audit: Audit,
+        is_trusted: Callable[[str], bool],
+        service: str,
+        hourly: Hourly,
+        refusals: Refusals,
     ) -> None:
         self._files, self._audit, self._is_trusted, self._service = found, audit, is_trusted, service
         self._hourly = hourly
+        self._refusals = refusals
+        self._not_before: dict[tuple[str, str], float] = {}  # by peer and head: when it is sent again
         self._settled: dict[str, set[str]] = {}  # by peer: heads that it has, or will never take
 
     # what others ask, by name of the call
@@ -53,17 +68,24 @@ class FileCalls:
         head = parse_as(FileHead, request, peer, WHAT)
         offset = self._files.offset(head, peer)
         if offset is not None:
-            self._hourly.admit(peer, head.entry.bytes - offset)
+            self._hourly.check(peer, head.entry.bytes - offset)
         return {"offset": offset}
 
     def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
         placed = parse_as(PlacedHead, next(requests, b"{}"), peer, WHAT)
-        self._hourly.admit(peer, placed.head.entry.bytes - placed.offset)
-        self._take(placed.head, peer, placed.offset, requests)
+        with self._hourly.admitted(peer, placed.head.entry.bytes - placed.offset):
+            self._take(placed.head, peer, placed.offset, requests)
         return {}
 
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
-        return {"heads": [head.model_dump(mode="json") for head in self._files.outgoing(peer)][:1000]}
+        """Of the files for a peer: of the orders that it names, where it names any."""
+        orders = parse_object(request, peer, "a request").get("orders")
+        found = (
+            head.model_dump(mode="json")
+            for head in self._files.outgoing(peer)
+            if not isinstance(orders, list) or head.order in orders
+        )
+        return {"heads": [*islice(found, MOST_HEADS)]}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
         """Raises NotTaken for a file that this site does not send to `peer`."""
@@ -72,8 +94,8 @@ class FileCalls:
             raise NotTaken("no such file")
         blocks = blocks_of(self._files.path(placed.head), placed.offset)
         left = placed.head.entry.bytes - placed.offset
-        self._hourly.admit(peer, left)
-        yield from self._audit.given(blocks, left, peer, **files.told(placed.head))
+        with self._hourly.admitted(peer, left):
+            yield from self._audit.given(blocks, left, peer, **files.told(placed.head))
 
     def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
         def note() -> None:
@@ -87,29 +109,43 @@ class FileCalls:
         """Push what a peer lacks."""
         settled = self._settled.setdefault(peer, set())
         for head in self._files.outgoing(peer):
-            key = head.model_dump_json()
-            if key in settled:
+            key, now = head.model_dump_json(), time.monotonic()
+            if key in settled or now < self._not_before.get((peer, key), now):
                 continue
-            if is_settled(partial(self._send, channel, peer, head), partial(self._not_taken, peer, head)):
+            early = partial(self._early, peer, head)
+            if is_settled(
+                partial(self._send, channel, peer, head), partial(self._not_taken, peer, head), early
+            ):
                 settled.add(key)
+                self._refusals.settled(peer, key)
 
     def _send(self, channel: CallChannel, peer: str, head: FileHead) -> None:
         offset = offered(channel, f"/{self._service}/OfferFile", head.text, peer)
         if offset is not None:
-            self._hourly.admit(peer, head.entry.bytes - offset)
-            begin, path = (
-                PlacedHead(head=head, offset=offset).model_dump_json().encode(),
-                self._files.path(head),
-            )
-            push(channel, f"/{self._service}/PutFile", begin, path, offset, head.entry.bytes)
-            self._audit.add("sent", who=peer, **files.told(head))
+            begin, path = PlacedHead(head=head, offset=offset).model_dump_json(), self._files.path(head)
+            with self._hourly.admitted(peer, head.entry.bytes - offset):
+                try:
+                    push(channel, f"/{self._service}/PutFile", begin.encode(), path, offset, head.entry.bytes)
+                except grpc.RpcError as error:
+                    if code_of(error) == grpc.StatusCode.ABORTED:  # it may be damaged here
+                        self._not_before[peer, head.model_dump_json()] = time.monotonic() + AGAIN_S
+                    raise
+                self._audit.add("sent", who=peer, **files.told(head))
+
+    def _early(self, peer: str, head: FileHead, why: str) -> None:
+        what = f"{head.entry.path} of the order {head.order[:16]}"
+        self._refusals.early(peer, head.model_dump_json(), what, why)
 
     def _not_taken(self, peer: str, head: FileHead, why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **files.told(head))
 
     def fetch(self, channel: CallChannel, peer: str) -> None:
         """Fetch what a peer has for this site."""
-        answer = channel.unary_unary(f"/{self._service}/FileHeads")(b"{}", timeout=TIMEOUT_S)
+        orders = self._files.waiting(peer)
+        if not orders:
+            return
+        request = json.dumps({"orders": orders}).encode()
+        answer = channel.unary_unary(f"/{self._service}/FileHeads")(request, timeout=TIMEOUT_S)
         found: Any = parse_object(answer, peer, "the heads of files").get("heads")
         for document in found if isinstance(found, list) else ():
             try:
@@ -118,7 +154,7 @@ class FileCalls:
             except AtelierError:  # not asked for, or not yet: the others are fetched
                 continue
             if offset is not None:
-                self._hourly.admit(peer, head.entry.bytes - offset)
                 asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()
                 ask = channel.unary_stream(f"/{self._service}/GetFile")
-                self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))
+                with self._hourly.admitted(peer, head.entry.bytes - offset):
+                    self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Digest, FileEntry, Record
-from atelier.engine.io.storage import fetch, local_path, make_folder, write_bytes
+from atelier.engine.io.storage import fetch, local_path, make_folder, sync_folder, write_bytes
 from atelier.infra.sites.desk import OrderDesk, OrderedProduct, SiteOrder
 from atelier.infra.sites.incoming import NotTaken, OneTransfer, received
 
@@ -37,6 +37,7 @@ class Files:
         self._desk, self._site = OrderDesk(url), site
         self._one = OneTransfer()
         self._heads: dict[str, tuple[str, list[FileHead]]] = {}  # by order that is over: its reply's digest
+        self._wanted: dict[str, list[OrderedProduct]] = {}  # by the digest of an order to another site
 
     def outgoing(self, peer: str) -> Iterator[FileHead]:
         """What this site has for the orders of a peer."""
@@ -59,6 +60,21 @@ class Files:
         if reply is not None and self._desk.is_over(number):
             self._heads[number] = (reply.digest, found)
         return found
+
+    def waiting(self, peer: str) -> list[str]:
+        """The orders to a peer of which files are still to come."""
+        found: dict[str, list[OrderedProduct]] = {}
+        for about in self._desk.listed():
+            if (about.home, about.site) == (self._site, peer):
+                if (known := self._wanted.get(about.digest)) is None:
+                    order = self._desk.order(about.order)
+                    known = self._wanted[about.digest] = wanted(order) if order is not None else []
+                found[about.order] = known
+        return [
+            number
+            for number, products in found.items()
+            if not all(is_taken(self._desk, number, each) for each in products)
+        ]
 
     def path(self, head: FileHead) -> Path:
         return folder_of(self._desk, head.order, head.artifact) / head.entry.path
@@ -138,10 +154,13 @@ def offer(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct, address: 
     folder = folder_of(desk, order.id, artifact)
     for entry in record.files:
         path = folder / entry.path
-        if not path.exists():
+        if not path.exists() or path.stat().st_size != entry.bytes:
             make_folder(path.parent)
             fetch(f"{address}/{entry.path}", part_of(path))
+            with part_of(path).open("rb") as file:
+                os.fsync(file.fileno())  # an empty file would be sent again and again
             os.replace(part_of(path), path)
+            sync_folder(path.parent)
 
 
 def drop(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct) -> None:

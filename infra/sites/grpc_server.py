@@ -16,12 +16,19 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.infra.sites import channels
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, refusal
+from atelier.infra.sites.methods import (
+    AT_ONCE,
+    THREADS,
+    Method,
+    StreamedIn,
+    StreamedOut,
+    Unary,
+    refusal,
+    too_many,
+)
 
-AT_ONCE = 8  # calls of a peer that are answered at once: two or three are asked, and some may have been left
-THREADS = 64  # that answer, of all peers
-
-Request = TypeVar("Request", bytes, Iterator[bytes])
+Answer = TypeVar("Answer")
+Requests = Iterator[bytes]
 
 
 class GrpcServer:
@@ -36,8 +43,8 @@ class GrpcServer:
         options: Sequence[tuple[str, int | str]],
     ) -> None:
         self._keys, self._audit = keys, audit
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
-        self._server = grpc.server(threads, options=[*options, *channels.ALIVE])
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
+        self._server = grpc.server(self._threads, options=[*options, *channels.ALIVE])
         self._going_on, self._lock = Counter[str](), threading.Lock()  # calls by peer
         handlers = {name: self._handler(method) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
@@ -59,7 +66,9 @@ class GrpcServer:
         return port
 
     def stop(self) -> None:
+        """End all calls; returns when nothing is done for one any more."""
         self._server.stop(1.0).wait()
+        self._threads.shutdown()
 
     def _certificates(self) -> Any:
         """Key, certificate and the peers' certificates as they are now, for a new connection."""
@@ -70,13 +79,16 @@ class GrpcServer:
         )
 
     def _handler(self, method: Method) -> grpc.RpcMethodHandler:
+        """All requests are streams to gRPC, which is the same on the wire: of another it would wait for the
+        one message before its caller is judged and counted.
+        """
         match method:
             case Unary(work):
-                return grpc.unary_unary_rpc_method_handler(partial(self._answer, work))
+                return grpc.stream_unary_rpc_method_handler(partial(self._answer, _of_first(work)))
             case StreamedIn(work):
                 return grpc.stream_unary_rpc_method_handler(partial(self._answer, work))
             case StreamedOut(work):
-                return grpc.unary_stream_rpc_method_handler(partial(self._answers, work))
+                return grpc.stream_stream_rpc_method_handler(partial(self._answers, _of_first(work)))
 
     def _caller(self, context: grpc.ServicerContext) -> str:
         """The trusted site that calls; ends the call of any other."""
@@ -88,6 +100,9 @@ class GrpcServer:
         if not peer:
             self._audit.add("refused", who=context.peer(), why="its certificate is not trusted")
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
+        if problem := self._keys.peer(peer).out_of_time:  # TLS has looked when the connection was made
+            self._audit.add("refused", who=peer, why=problem)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
         return peer
 
     @contextmanager
@@ -99,7 +114,7 @@ class GrpcServer:
             is_too_many = self._going_on[peer] > AT_ONCE
         try:
             if is_too_many:
-                context.abort(grpc.StatusCode.ABORTED, f"{AT_ONCE} calls of {peer} are answered already")
+                context.abort(grpc.StatusCode.ABORTED, too_many(peer))
             yield peer
         except AtelierError as error:
             context.abort(*refusal(error, peer, self._audit))
@@ -108,13 +123,25 @@ class GrpcServer:
                 self._going_on[peer] -= 1
 
     def _answer(
-        self, work: Callable[[Request, str], Json], request: Request, context: grpc.ServicerContext
+        self, work: Callable[[Requests, str], Json], requests: Requests, context: grpc.ServicerContext
     ) -> bytes:
         with self._call(context) as peer:
-            return json.dumps(work(request, peer)).encode()
+            return json.dumps(work(requests, peer)).encode()
 
     def _answers(
-        self, work: Callable[[bytes, str], Iterator[bytes]], request: bytes, context: grpc.ServicerContext
+        self,
+        work: Callable[[Requests, str], Iterator[bytes]],
+        requests: Requests,
+        context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         with self._call(context) as peer:
-            yield from work(request, peer)
+            yield from work(requests, peer)
+
+
+def _of_first(work: Callable[[bytes, str], Answer]) -> Callable[[Requests, str], Answer]:
+    """What is done with the first message of a request alone."""
+
+    def of(requests: Requests, peer: str) -> Answer:
+        return work(next(requests, b""), peer)
+
+    return of

@@ -2,6 +2,10 @@
 crossed stands in the audit log, so that an agent that was killed goes on counting where it was.
 """
 
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from atelier.infra.sites.audit import Audit
@@ -15,11 +19,31 @@ class Hourly:
     def __init__(self, keys: Path, audit: Audit) -> None:
         self._policies, self._audit = Policies(keys), audit
         self._waiting: dict[str, str] = {}  # by peer, why something waits
+        self._under_way = Counter[str]()  # bytes by peer
+        self._lock = threading.Lock()  # around what is under way
 
-    def admit(self, peer: str, size: int) -> None:
-        """Raises NotTaken, early, while so many bytes more would be too many; the policy is read anew."""
+    @contextmanager
+    def admitted(self, peer: str, size: int) -> Iterator[None]:
+        """Around a transfer of so many bytes, which count until it ends; those that crossed are in the audit
+        log by then. Raises NotTaken as `check`.
+        """
+        with self._lock:
+            self.check(peer, size)
+            self._under_way[peer] += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way[peer] -= size
+
+    def check(self, peer: str, size: int) -> None:
+        """Raises NotTaken, early, while so many bytes more would be too many; the policy is read anew. Never,
+        for fewer than none.
+        """
+        if size < 0:
+            raise NotTaken(f"begins {-size} bytes behind its end")
         most = self._policies.of(peer).hourly * GIGA
-        crossed = self._audit.last_hour(peer) if most else 0
+        crossed = self._audit.last_hour(peer) + self._under_way[peer] if most else 0
         if not most or crossed + size <= most:
             self._waiting.pop(peer, None)
             return

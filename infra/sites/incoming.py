@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from atelier.engine.config.error import AtelierError
+from atelier.engine.config.error import AtelierError, DamageError, DataError
 from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
 from atelier.engine.link.mailbox import (
     BODY,
@@ -163,19 +163,26 @@ class Incoming:
         if about.teacher != self._site:
             raise NotTaken(f"{progress.trajectory[:16]} has no teacher here")
         box = Mailbox(self._url, progress.trajectory)
-        known, students = box.progress(peer), about.students.get(peer, {})
+        known, students = self.progress(box, peer), about.students.get(peer, {})
         is_new = known is None or (progress.covers(students) and not known.covers(students))
         if known is not None and not is_new and (progress.begun, progress.safe) < (known.begun, known.safe):
             if {*progress.done} <= {*known.done}:
                 raise NotTaken(f"step {known.safe} was safe, and now {progress.safe}", "over")
             progress = known.model_copy(update={"done": known.finished(progress.done)})
         box.tell(progress)
-        readers = {site: box.progress(site) for site in about.sites if site != self._site}
+        readers = {site: self.progress(box, site) for site in about.sites if site != self._site}
         safe = (
             reader.safe if reader and reader.covers(about.students.get(site, {})) else 0
             for site, reader in readers.items()
         )
         box.forget(min(safe))
+
+    def progress(self, box: Mailbox, peer: str) -> ReaderProgress | None:
+        """How far a peer says that it has come; what is damaged here is as nothing, and said again by it."""
+        try:
+            return box.progress(peer)
+        except (DamageError, DataError):
+            return None
 
     def forget(self, progress: ReaderProgress) -> None:
         """Remove the answers that this site will not ask for again; nobody else reads them here."""

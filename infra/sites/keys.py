@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +31,10 @@ DAYS = 825  # for which a certificate is valid
 MOST_CARD = 100_000  # bytes
 LISTENS = r"[A-Za-z0-9_.:\[\]-]+:\d+"  # host:port
 BUCKET = r"[a-z][a-z0-9+.-]*://[A-Za-z0-9_./:~+=-]+"  # no user, password or query
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _leads_nowhere_else(address: str) -> str:
@@ -86,6 +91,15 @@ class Card(Spec):
         except x509.ExtensionNotFound:
             return TLS_NAME
         return next(iter(names.get_values_for_type(x509.DNSName)), TLS_NAME)
+
+    @property
+    def out_of_time(self) -> str:
+        """Why its certificate is not valid now; '' where it is."""
+        found = x509.load_pem_x509_certificate(self.certificate.encode())
+        begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+        if begin <= now() <= end:
+            return ""
+        return f"the certificate of {self.site} is not valid now: {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
 
     @property
     def is_in_bucket(self) -> bool:
@@ -159,15 +173,15 @@ class Keys:
             self._keep_former(self.card)
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
-        now = datetime.now(UTC)
+        begin = now()
         certificate = (
             x509.CertificateBuilder()
             .subject_name(name)
             .issuer_name(name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=DAYS))
+            .not_valid_before(begin - timedelta(hours=1))
+            .not_valid_after(begin + timedelta(days=DAYS))
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .sign(key, hashes.SHA256())
@@ -221,7 +235,8 @@ class Keys:
         if not re.fullmatch(SITE, site) or not path.exists():
             known = ", ".join(self.peers) or "none"
             raise ConfigError("site revoke", f"{site!r} is not trusted", f"trusted: {known}")
-        self._keep_former(self.peers[site])
+        with suppress(DamageError):  # one that cannot be read has signed nothing
+            self._keep_former(_read_card(path))
         path.unlink()
 
     def _keep_former(self, card: Card) -> None:
@@ -255,8 +270,20 @@ class Keys:
             raise AtelierError(f"{site} is not trusted any more") from None
 
     def _cards(self) -> Iterator[Card]:
+        """Those that can be read: one that cannot keeps no other site out."""
         for path in sorted((self.folder / PEERS).glob("*.json")):
-            yield _read_card(path)
+            with suppress(DamageError, FileNotFoundError):
+                yield _read_card(path)
+
+    def trusts(self, site: str) -> bool:
+        """Whether a site is trusted, also where its card cannot be read."""
+        return (self.folder / PEERS / f"{site}.json").exists()
+
+    def check_cards(self) -> None:
+        """Raise DamageError for a card of another site that cannot be read."""
+        for path in sorted((self.folder / PEERS).glob("*.json")):
+            with suppress(FileNotFoundError):
+                _read_card(path)
 
     def peer_of(self, certificate: str) -> str:
         """The trusted site whose certificate this is; '' = none."""

@@ -5,6 +5,7 @@ but what is done with it.
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -45,7 +46,9 @@ class Loops:
 
     def _keep(self, works: Iterable[Work]) -> None:
         """Have a thread for each of `works`, and for no other."""
-        wanted = {work.name: work for work in works}
+        listed = [*works]
+        wanted = {work.name: work for work in listed}
+        assert len(wanted) == len(listed), "two works of one name"
         for name, loop in [*self._running.items()]:
             if name not in wanted:
                 loop.is_wanted = False
@@ -74,7 +77,8 @@ class _Loop:
                 problem = said
             except Exception as error:  # whatever a peer causes, it is tried again
                 problem = f"{self._work.name}: {error}"
-            if problem != said:
+            if problem != said and self.is_wanted and not self._stop.is_set():
                 said = problem
-                self._say(problem or f"{self._work.name}: {self._work.well}")
+                with suppress(OSError, ValueError):  # nobody reads it any more
+                    self._say(problem or f"{self._work.name}: {self._work.well}")
             self._stop.wait(LOOK_EVERY)

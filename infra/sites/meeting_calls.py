@@ -5,6 +5,7 @@ this site is the coordinator its agent decides as well, so that the others go on
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 
 from atelier.engine.config.base import Json, canonical
@@ -19,7 +20,9 @@ from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.transfer import CallChannel, is_settled
 
 WHAT = "what is said of a meeting"
-MOST = 100  # of one answer
+MOST, MOST_REMEMBERED = 100, 10_000  # of one answer; refusals
+NOT_NEXT = "is not the next one"  # of a decision whose predecessor is not here
+AGAIN_S = 1.0  # after a decision that a peer could not take
 PATIENCE_S = 5.0  # of a call: one dead peer makes no other look silent
 Said = Presence | Decision
 
@@ -33,6 +36,7 @@ class MeetingCalls:
         self._told: dict[tuple[str, str], Presence] = {}  # by peer and trajectory
         self._decided: dict[tuple[str, str], int] = {}  # the last round that a peer knows of, by the same
         self._coordinators: dict[str, Coordinator] = {}  # by trajectory
+        self._not_before: dict[tuple[str, str], float] = {}  # when decisions are told again, by the same
         self._refused: set[str] = set()  # digests of what is in the audit log as refused
 
     # what others ask, by name of the call
@@ -50,9 +54,10 @@ class MeetingCalls:
         for about in self._elastic(peer):
             after = known.get(about.trajectory)
             for said in self._said(about, after, None) if isinstance(after, int) else ():
-                found.append(_document(said))
-                self._note("fetched", peer, said)
-        return {"said": found[:MOST]}
+                if len(found) < MOST:
+                    found.append(_document(said))
+                    self._note("fetched", peer, said)
+        return {"said": found}
 
     # what it asks
 
@@ -60,13 +65,18 @@ class MeetingCalls:
         """Tell a peer what is new."""
         for about in self._elastic(peer):
             key = (peer, about.trajectory)
+            if time.monotonic() < self._not_before.get(key, 0.0):
+                continue
             for said in self._said(about, self._decided.get(key, 0), self._told.get(key)):
-                refusals: list[str] = []
+                refusals, early = list[str](), list[str]()
 
                 def send(text: bytes = json.dumps(_document(said)).encode()) -> None:
                     channel.unary_unary(f"/{self._service}/Meet")(text, timeout=PATIENCE_S)
 
-                if not is_settled(send, refusals.append):
+                if not is_settled(send, refusals.append, early.append):
+                    self._not_before[key] = time.monotonic() + AGAIN_S
+                    if not early[0].endswith(NOT_NEXT):
+                        continue  # something is damaged there: what comes after it may be taken
                     self._decided.pop(key, None)  # the peer has lost what it knew
                     break  # later rounds are too early as well
                 if isinstance(said, Presence):
@@ -86,7 +96,7 @@ class MeetingCalls:
         request = json.dumps({"known": known}).encode()
         answer = channel.unary_unary(f"/{self._service}/Met")(request, timeout=PATIENCE_S)
         said = parse_object(answer, peer, WHAT).get("said")
-        for document in said if isinstance(said, list) else ():
+        for document in said[:MOST] if isinstance(said, list) else ():
             try:
                 if not isinstance(document, dict):
                     raise DamageError(f"{peer}: not {WHAT}")
@@ -98,6 +108,8 @@ class MeetingCalls:
         """Put what is never taken into the audit log, once."""
         digest = hashlib.sha256(canonical(document)).hexdigest()
         if (not isinstance(error, NotTaken) or error.when == "never") and digest not in self._refused:
+            if len(self._refused) >= MOST_REMEMBERED:
+                self._refused.clear()
             self._refused.add(digest)
             self._audit.add("refused", who=peer, why=str(error))
 
@@ -174,15 +186,16 @@ class MeetingCalls:
         if there is not None:
             if there != decision:
                 raise NotTaken(f"another decision of round {number} is here")
+            self._note("received", peer, decision)  # this agent may have been killed before it did
             return
         if last is None:  # none is here, or none any more
             own = meeting.presence(self._site)
             if number > max(about.rounds.first, own.safe + 1 if own is not None else 0):
-                raise NotTaken(f"round {number} is not the next one", "early")
+                raise NotTaken(f"round {number} {NOT_NEXT}", "early")
         elif number <= last.line.round:
             raise NotTaken(f"round {number} is over", "over")
         elif number > last.line.round + 1:
-            raise NotTaken(f"round {number} is not the next one", "early")
+            raise NotTaken(f"round {number} {NOT_NEXT}", "early")
         if last is not None or number == 1:
             check_after(decision.line, about.rounds, last.line if last is not None else None)
         meeting.decide(decision)
@@ -196,8 +209,12 @@ class MeetingCalls:
                 "trajectory": said.trajectory[:16],
                 "round": said.line.round,
                 "sites": [*said.line.sha256],
+                "sha256": said.line.digest,
             }
-            self._audit.add(what, who=peer, **about, **({"why": why} if why else {}))
+            if what in ("sent", "received"):
+                self._audit.add_once(what, peer, **about)
+            else:
+                self._audit.add(what, who=peer, **about, **({"why": why} if why else {}))
 
 
 def _document(said: Said) -> dict[str, Json]:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
+from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import local_path
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox, Message, ReaderProgress, head_of
@@ -32,7 +33,7 @@ from atelier.infra.sites.transfer import (
 )
 
 MOST_HEADS = 1000  # of one answer
-OFFER_AGAIN_S = 30.0  # the oldest message that is kept: its reader may have lost it
+OFFER_AGAIN_S, MOST_ASKED = 30.0, 3  # messages that are kept: their reader may have lost some
 
 
 class AskedBytes(Spec):
@@ -59,7 +60,8 @@ class MessageCalls:
         self._service, self._hourly = service, hourly
         self._incoming = Incoming(url, site)
         self._delivered: dict[tuple[str, str], int] = {}  # the last round by peer and trajectory
-        self._offered: dict[tuple[str, str], float] = {}  # when the oldest was offered again, by the same
+        self._offered: dict[tuple[str, str], float] = {}  # when some were offered again, by the same
+        self._asked: dict[tuple[str, str], int] = {}  # the last round of those, by the same
         self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
         self._refused: set[tuple[str, str, int, str]] = set()  # the same, of what is not fetched
         self._told: dict[tuple[str, str], ReaderProgress] = {}  # by peer and trajectory
@@ -71,17 +73,17 @@ class MessageCalls:
         head = head_of(request, peer)
         offset = self._incoming.offset(head, peer)
         if offset is not None:
-            self._hourly.admit(peer, head.body.bytes - offset)
+            self._hourly.check(peer, head.body.bytes - offset)
         return {"offset": offset}
 
     def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
         about = parse_object(next(requests, b"{}"), peer, "the begin of a message")
         offset = about.pop("offset", None)
         head = head_of(json.dumps(about), peer)
-        if not isinstance(offset, int):
+        if not isinstance(offset, int) or offset < 0:
             raise NotTaken("without its offset")
-        self._hourly.admit(peer, head.body.bytes - offset)
-        self._take(head, peer, offset, requests)
+        with self._hourly.admitted(peer, head.body.bytes - offset):
+            self._take(head, peer, offset, requests)
         return {}
 
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
@@ -96,8 +98,11 @@ class MessageCalls:
         for about in self._incoming.trainings(peer):
             last = known.get(about.trajectory)
             after = last if isinstance(last, int) else 0
-            for head in Mailbox(self._url, about.trajectory).sent(self._site, after):
-                found.append(head.model_dump(mode="json", by_alias=True))
+            try:
+                for head in Mailbox(self._url, about.trajectory).sent(self._site, after):
+                    found.append(head.model_dump(mode="json", by_alias=True))
+            except AtelierError as error:  # what is damaged here holds up no other training
+                self._audit.complain(str(error))
         return {"heads": found[:MOST_HEADS]}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
@@ -110,8 +115,8 @@ class MessageCalls:
         if (head := box.read(asked.round, self._site)) is None:
             raise NotTaken("no such message", "over")
         blocks, left = blocks_of(_body(box, head), asked.offset), head.body.bytes - asked.offset
-        self._hourly.admit(peer, left)
-        yield from self._audit.given(blocks, left, peer, **told(head))
+        with self._hourly.admitted(peer, left):
+            yield from self._audit.given(blocks, left, peer, **told(head))
 
     def hear(self, request: bytes, peer: str) -> dict[str, Json]:
         """How far a peer has come."""
@@ -157,31 +162,45 @@ class MessageCalls:
     # what it asks
 
     def send(self, channel: CallChannel, peer: str) -> None:
-        """Push what a peer lacks."""
+        """Push what a peer lacks. Raises the first error, after what is of other trainings."""
+        problems: list[AtelierError] = []
         for about in self._incoming.trainings(peer):
-            box, key = Mailbox(self._url, about.trajectory), (peer, about.trajectory)
-            self._offer_again(channel, peer, box)
-            last, reader = self._delivered.get(key, 0), box.progress(peer)
-            safe = reader.safe if reader is not None else 0
-            for head in box.sent(self._site, last):
-                if not isinstance(head, Contribution) and last and head.round > max(last, safe) + 1:
-                    break  # those between are trained again
-                last = head.round
-                if not self._deliver(channel, peer, box, head):
-                    break  # later rounds are too early as well
+            try:
+                self._send_of(Mailbox(self._url, about.trajectory), channel, peer)
+            except AtelierError as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
+
+    def _send_of(self, box: Mailbox, channel: CallChannel, peer: str) -> None:
+        self._offer_again(channel, peer, box)
+        last, reader = self._delivered.get((peer, box.trajectory), 0), self._incoming.progress(box, peer)
+        safe = reader.safe if reader is not None else 0
+        for head in box.sent(self._site, last):
+            if not isinstance(head, Contribution) and last and head.round > max(last, safe) + 1:
+                break  # those between are trained again
+            last = head.round
+            if not self._deliver(channel, peer, box, head):
+                break  # later rounds are too early as well
 
     def _offer_again(self, channel: CallChannel, peer: str, box: Mailbox) -> None:
-        """Every `OFFER_AGAIN_S` offer a peer the oldest of the messages that it has taken and that are kept:
-        where its mailbox was lost, they are sent again.
+        """Every `OFFER_AGAIN_S` offer a peer a few of the messages that it has taken and that are kept, the
+        oldest and others in turn: from the first that it lacks they are sent again.
         """
         key, now = (peer, box.trajectory), time.monotonic()
         if now - self._offered.setdefault(key, now) < OFFER_AGAIN_S:
             return
-        self._offered[key] = now
-        oldest = next(box.sent(self._site), None)
-        is_delivered = oldest is not None and oldest.round <= self._delivered.get(key, 0)
-        if oldest is not None and is_delivered and self._is_lacking(channel, peer, oldest):
-            self._delivered[key] = oldest.round - 1
+        reader = self._incoming.progress(box, peer)
+        safe, delivered = reader.safe if reader is not None else 0, self._delivered.get(key, 0)
+        kept = [number for number in box.rounds() if safe < number <= delivered]
+        later = [number for number in kept if number > self._asked.get(key, 0)] or kept
+        for number in sorted({*kept[:1], *later[:MOST_ASKED]}):
+            head = box.read(number, self._site)
+            if head is not None and self._is_lacking(channel, peer, head):
+                self._delivered[key] = number - 1
+                break
+        self._asked[key] = max(later[:MOST_ASKED], default=0)
+        self._offered[key] = time.monotonic()
 
     def _deliver(self, channel: CallChannel, peer: str, box: Mailbox, head: Message) -> bool:
         """Send a message, unless the peer does not take it: never, which holds up no other, or not yet, for
@@ -210,13 +229,13 @@ class MessageCalls:
     def _send(self, channel: CallChannel, peer: str, box: Mailbox, head: Message) -> None:
         offset = self._offset(channel, peer, head)
         if offset is not None:
-            self._hourly.admit(peer, head.body.bytes - offset)
-            begin = json.dumps(json.loads(head.text) | {"offset": offset}).encode()
-            began = time.monotonic()
-            push(channel, f"/{self._service}/Put", begin, _body(box, head), offset, head.body.bytes)
-            if isinstance(head, Contribution):
-                tell_rate(self._url, peer, head.body.bytes - offset, time.monotonic() - began)
-            self._audit.add("sent", who=peer, **told(head))
+            begin, left = json.dumps(json.loads(head.text) | {"offset": offset}), head.body.bytes - offset
+            with self._hourly.admitted(peer, left):
+                began, path = time.monotonic(), _body(box, head)
+                push(channel, f"/{self._service}/Put", begin.encode(), path, offset, head.body.bytes)
+                if isinstance(head, Contribution):
+                    tell_rate(self._url, peer, left, time.monotonic() - began)
+                self._audit.add("sent", who=peer, **told(head))
         else:  # it is there: the answer to the push may have been lost
             self._audit.add_once("sent", peer, **told(head))
 
@@ -264,14 +283,14 @@ class MessageCalls:
         self.refusals.settled(peer, of)
         if offset is None:
             return True
-        self._hourly.admit(peer, head.body.bytes - offset)
         asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
-        ask = channel.unary_stream(f"/{self._service}/Get")
-        began = time.monotonic()
-        blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
-        self._take(head, peer, offset, blocks)
+        ask, left = channel.unary_stream(f"/{self._service}/Get"), head.body.bytes - offset
+        with self._hourly.admitted(peer, left):
+            began = time.monotonic()
+            blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
+            self._take(head, peer, offset, blocks)
         if isinstance(head, Contribution):
-            self._took[peer] = (head.body.bytes - offset, time.monotonic() - began)
+            self._took[peer] = (left, time.monotonic() - began)
         return True
 
     def tell(self, channel: CallChannel, peer: str) -> None:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import grpc
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.error import AtelierError
+from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import NotTaken
+
+AT_ONCE = 8  # calls of a peer that are answered at once: two or three are asked, and some may have been left
+THREADS = 64  # that answer, of all peers
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,12 @@ Method = Unary | StreamedIn | StreamedOut
 
 
 def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:
-    """Code and reason of a call that ends with an error; what will never be taken is in the audit log."""
+    """Code and reason of a call that ends with an error; what will never be taken is in the audit log, and so
+    is what is damaged here, of which the peer learns that it may ask again.
+    """
+    if isinstance(error, DamageError) and not str(error).startswith(f"{peer}: "):  # no fault of the request
+        audit.complain(str(error))
+        return grpc.StatusCode.ABORTED, "something is damaged here; this site's agent says what"
     when = error.when if isinstance(error, NotTaken) else "never"
     if when == "never":
         audit.add("refused", who=peer, why=str(error))
@@ -46,3 +54,8 @@ def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCo
     if not isinstance(error, NotTaken):
         return codes.INVALID_ARGUMENT, str(error)
     return codes.ABORTED if when == "early" else codes.FAILED_PRECONDITION, str(error)
+
+
+def too_many(peer: str) -> str:
+    """Why a call more than `AT_ONCE` of a peer is not answered, with the code ABORTED."""
+    return f"{AT_ONCE} calls of {peer} are answered already"

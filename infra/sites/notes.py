@@ -45,6 +45,15 @@ class Notes:
         with self._lock:
             return self._taken(note, peer)
 
+    def same(self, data: bytes, peer: str) -> Note | None:
+        """The note that `peer` sends where just that one is here. Raises DamageError for what is none."""
+        kind = parse_object(data[: MOST_ASKED * 4], peer, "a note between sites").get("kind")
+        note = note_of(data, kind, peer)
+        if isinstance(note, Cancellation):
+            return note if self._desk.is_cancelled(note.order) else None
+        here = self._desk.order(note.id) if isinstance(note, SiteOrder) else self._desk.reply(note.order)
+        return note if here == note else None
+
     def _taken(self, note: Note, peer: str) -> Note | None:
         if isinstance(note, SiteOrder):
             if self._has_order(note, peer):

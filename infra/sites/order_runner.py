@@ -22,7 +22,7 @@ from atelier.infra.sites.policy import Policies
 LOCK, LOG, WORK = "lock", "log.txt", "work"
 MOST_AT_ONCE = 4  # processes for a home, of plans and of runs
 STOP_S, LOOKING_S = 60.0, 2.0
-KEPT_S = 7 * 86400.0  # after which an order that has ended is removed
+KEPT_S, TIDY_S = 7 * 86400.0, 3600.0  # an order that has ended is removed after; and how often that is looked
 MOST_STARTS = 4  # of an order whose processes are killed from outside
 
 
@@ -39,26 +39,42 @@ class OrderRunner:
         self._told_to_stop: set[str] = set()
         self._starts: dict[str, int] = {}
         self._acts: dict[str, tuple[str, str]] = {}  # home and act of orders that were started
+        self._problems: dict[str, str] = {}  # that were said, by what they are with
+        self._tidied = time.monotonic()
 
     def look(self) -> None:
         """Start what is new, end what is cancelled, say how ended processes ended."""
         for number, process in list(self._running.items()):
             if process.poll() is not None:
-                del self._running[number]
-                self._close(number, process.returncode)
-        for about in self._desk.listed():
-            if about.order in self._ended:
-                continue
-            try:
-                self._look_at(about)
-            except (AtelierError, OSError) as error:  # the others are looked at
-                self._say(f"order {about.order[:8]} of {about.home}: {error}")
+                with self._trying(f"order {number[:8]}"):
+                    self._close(number, process.returncode)
+                    del self._running[number]
+        with self._trying("orders"):
+            for about in self._desk.listed():
+                if about.order not in self._ended:
+                    with self._trying(f"order {about.order[:8]} of {about.home}"):
+                        self._look_at(about)
+        if time.monotonic() - self._tidied > TIDY_S:
+            self.tidy()
+
+    @contextmanager
+    def _trying(self, what: str) -> Iterator[None]:
+        """What goes wrong here is said when it is another than before, and tried again; the rest goes on."""
+        try:
+            yield
+            self._problems.pop(what, None)
+        except (AtelierError, OSError) as error:
+            if self._problems.get(what) != str(error):
+                self._problems[what] = str(error)
+                self._say(f"{what}: {error}")
 
     def tidy(self) -> None:
         """Remove what ended long ago."""
-        for about in self._desk.listed():
-            if self._desk.age(about.order) > KEPT_S and self._desk.is_over(about.order):
-                self._desk.forget(about.order)
+        self._tidied = time.monotonic()
+        with self._trying("old orders"):
+            for about in self._desk.listed():
+                if self._desk.age(about.order) > KEPT_S and self._desk.is_over(about.order):
+                    self._desk.forget(about.order)
 
     def _look_at(self, about: NoteSummary) -> None:
         if about.site != self._site or self._desk.is_over(about.order):
@@ -68,16 +84,16 @@ class OrderRunner:
         if order is None:  # removed meanwhile
             return
         holder = holder_of(self._desk, order.id)
-        is_cancelled = self._desk.is_cancelled(order.id) or order.home not in self._keys.peers
+        is_cancelled = self._desk.is_cancelled(order.id) or not self._keys.trusts(order.home)
         if holder or order.id in self._running:  # of an agent before this one, too
             if holder and is_cancelled and order.id not in self._told_to_stop:
-                self._told_to_stop.add(order.id)
-                self._say(f"order {order.id[:8]} of {order.home}: cancelled")
                 with suppress(ProcessLookupError):
                     os.kill(holder, signal.SIGTERM)
+                self._told_to_stop.add(order.id)
+                self._say(f"order {order.id[:8]} of {order.home}: cancelled")
         elif is_cancelled:
             self.end(order, "stopped", "cancelled")
-        elif refused := self._refusal(order):
+        elif self._keys.peer(order.home) and (refused := self._refusal(order)):
             self._say(f"order {order.id[:8]} of {order.home}: refused: {refused}")
             self.end(order, "refused", refused)
         elif self._has_room(order):
@@ -92,8 +108,6 @@ class OrderRunner:
 
     def _refusal(self, order: SiteOrder) -> str:
         try:
-            if order.home not in self._keys.peers:
-                return f"{order.home} is not trusted at {order.site}"
             return next(Policies(self._keys.folder).of(order.home).refusals(order), "")
         except AtelierError as error:
             return str(error)

@@ -7,9 +7,7 @@ this site: unlike TLS there is no forward secrecy.
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Generic, Literal, TypeVar
 
 from cryptography import x509
@@ -150,10 +148,6 @@ def _public_key(card: Card) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _check_time(card: Card, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-    found = x509.load_pem_x509_certificate(card.certificate.encode())
-    if not found.not_valid_before_utc <= now() <= found.not_valid_after_utc:
-        raise NotOpened(
-            f"the certificate of {card.site} is not valid now: {found.not_valid_before_utc:%Y-%m-%d} to"
-            f" {found.not_valid_after_utc:%Y-%m-%d}"
-        )
+def _check_time(card: Card) -> None:
+    if problem := card.out_of_time:
+        raise NotOpened(problem)

@@ -128,7 +128,7 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
         runner.look()
     carrying.join()
     agent.stop()
-    lock.close()
+    lock.close()  # from now on another agent may write the audit log
     if options.with_parent:
         runner.end_all()
     return 0
@@ -179,7 +179,9 @@ def _mailbox(keys: Keys, options: argparse.Namespace) -> str:
 
 
 def _say(text: str) -> None:
-    print(printable(text, 0), file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # nobody reads it, or the disk is full
+        sys.stderr.write(f"{printable(text, 0)}\n")  # at once: an agent has several threads
+        sys.stderr.flush()
 
 
 def _allow(keys: Keys, options: argparse.Namespace) -> int:

@@ -61,8 +61,8 @@ def test_a_rate_at_the_border_does_not_change_it_every_round(seed: int) -> None:
         ({}, (400,), 1, 1),  # less lossy than the last: in 8 of the 10 s
         ({}, (499,), 1, 1),
         ({}, (500,), 1, 0),
-        ({}, (800, 800), None, 0),  # to each peer, one after another
-        ({}, (800, 799), None, 1),
+        ({}, (400, 800), None, 0),  # to all peers at once
+        ({}, (800, 399), None, 1),
         ({}, (25,), None, 4),
         ({}, (1,), None, 4),  # the lossiest, however long it takes
         ({"delay": 30}, (200,), None, 0),  # of the delay no more than there is between two messages
@@ -88,3 +88,10 @@ def test_while_nothing_is_measured_the_lossiest_is_taken() -> None:
     assert chooser.choose(SIZES, {"b": 1e9, "c": None}, 0) == 4
     assert CodecChooser(delay=10, interval=20, stall=0.0).choose(SIZES, {"b": 1e9}, None) == 4
     assert chooser.choose(SIZES, {"b": 1e9, "c": 1e9}, None) == 0
+
+
+def test_a_message_goes_to_all_peers_at_once() -> None:
+    """The slowest decides; each rate was measured beside the others."""
+    chooser = CodecChooser(delay=10, interval=20, stall=0.0, step_s=1.0)
+    assert chooser.seconds(0, 1000, {"b": 100.0, "c": 50.0}) == chooser.seconds(0, 1000, {"c": 50.0}) == 20.0
+    assert chooser.seconds(0, 1000, {}) == 0.0

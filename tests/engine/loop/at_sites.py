@@ -143,3 +143,38 @@ def out_until_they_end(
                 process.kill()
                 process.wait()
     return kills
+
+
+def silent_until_they_end(
+    paths: Mapping[str, str],
+    mailboxes: Mapping[str, str],
+    folder: Path,
+    site: str,
+    seconds: float,
+    send: Callable[[str, signal.Signals], None],
+) -> bool:
+    """Trainings of these run files by site, of which one, and its agent by `send`, stand still for so long
+    from its second message on; whether the others had ended by then.
+    """
+    began = {each: start_alone("atelier.engine.train", paths[each], folder / f"{each}.log") for each in paths}
+    until = time.monotonic() + PATIENCE_S
+    try:
+        while not [*Path(mailboxes[site]).glob(f"*/round-000002/{site}/message.json")]:
+            assert time.monotonic() < until and began[site].poll() is None, f"{site} sends nothing"
+            time.sleep(0.01)
+        began[site].send_signal(signal.SIGSTOP)
+        send(site, signal.SIGSTOP)
+        time.sleep(seconds)
+        have_ended = all(began[each].poll() == 0 for each in paths if each != site)
+        send(site, signal.SIGCONT)
+        began[site].send_signal(signal.SIGCONT)
+        until = time.monotonic() + PATIENCE_S
+        while (codes := {began[each].poll() for each in paths}) != {0}:
+            assert time.monotonic() < until and codes <= {None, 0}, codes
+            time.sleep(0.1)
+    finally:
+        for process in began.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return have_ended

@@ -355,3 +355,22 @@ def test_sites_that_are_told_other_coordinators_end_with_an_error(
 
     with pytest.raises(DataError, match=r"membership.coordinator: . at ., . at .; give all sites the same"):
         Told(tmp_path, text, **elastic(grace=60.0)).train(role(lr=1e-2), steps=STEPS)
+
+
+def test_one_of_three_sites_that_is_told_another_coordinator_ends_and_the_others_go_on(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """What it says, or what is damaged where it said it, is as if it were silent."""
+
+    class Told(Sites):
+        def link_of(self, site: str) -> dict[str, Any]:
+            found, coordinator = super().link_of(site), "c" if site == "c" else "a"
+            return found | {"membership": found["membership"] | {"coordinator": coordinator}}
+
+    sites = Told(tmp_path, text, rows={"a": 1, "b": 1, "c": 2}, **elastic(grace=5.0, deadline=1.0))
+    with pytest.raises(
+        DataError, match=r"membership.coordinator: a at [ab], c at c; give all sites the same"
+    ):
+        sites.train(role(lr=1e-2), steps=STEPS)
+    assert not sites.setups["c"].output("m").exists()
+    assert sites.setups["a"].weights("m") == sites.setups["b"].weights("m")

@@ -160,6 +160,28 @@ def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], layo
     assert 0 < max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-10
 
 
+@pytest.mark.slow
+def test_two_sites_of_two_ranks_in_other_layouts_have_equal_bits(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    how = {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
+    alike, other = (Sites(tmp_path / name, text, rows={"a": 2, "b": 2}, outer=how) for name in ("one", "two"))
+    spec = role(lr=1e-2)
+    alike.train(spec, precision="fp64", micro_batch=1)
+    gangs = []
+    for site, layout in (("a", layout_of(shard=2)), ("b", layout_of(pipeline=2))):
+        path = other.write(site, spec, layout, precision="fp64")
+        place = tmp_path / f"gang-{site}"
+        place.mkdir()
+        gangs.append(Thread(target=start_gang, args=("tests.parity.gang", place, 2, path)))
+        gangs[-1].start()
+    for gang in gangs:
+        gang.join()
+    assert len(set(other.models())) == len(set(alike.models())) == 1
+    mine, theirs = load(other.models()[0]), load(alike.models()[0])
+    assert 0 < max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-10
+
+
 def check_kills(tmp_path: Path, text: dict[str, str], draw: random.Random, **link: Any) -> None:
     """Three sites of which any is killed anywhere, between rounds or in one, end with the bits of those that
     were not; checkpoints are not those of the rounds.
@@ -182,7 +204,20 @@ def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str
     check_kills(tmp_path, text, random.Random(seed))
 
 
-@pytest.mark.parametrize("fault", ["flipped", "cut", "not finite", "shape", "another site", "head"])
+FAULTS = {  # of a message, and why it is not taken
+    "flipped": "content does not match its digest",
+    "cut": r"\d+ bytes, its record says \d+",
+    "not finite": r"weight: is not finite",
+    "shape": r"has no .*weight of shape \(",
+    "more": "has stranger, which is no part of it",
+    "less": r"has no .*weight of shape \(",
+    "type": r"weight is torch.float16, not torch.float32",
+    "another site": "is of site a, round 1, or another training",
+    "head": "leaves its artifact",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_message_that_does_not_fit_is_named_and_nothing_is_learned_from_it(
     tmp_path: Path, text: dict[str, str], fault: str
 ) -> None:
@@ -205,14 +240,21 @@ def test_a_message_that_does_not_fit_is_named_and_nothing_is_learned_from_it(
     else:
         tensors = load(bytes(raw))
         name = next(iter(tensors))
-        tensors[name] = tensors[name] * float("nan") if fault == "not finite" else tensors[name][1:]
+        if fault == "more":
+            tensors["stranger"] = torch.zeros(3)
+        elif fault == "less":
+            del tensors[name]
+        else:
+            bad = {"not finite": lambda one: one * float("nan"), "type": lambda one: one.to(torch.float16)}
+            tensors[name] = bad.get(fault, lambda one: one[1:])(tensors[name])
         raw = bytearray(save(tensors))
         about["body"] |= {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     body.write_bytes(raw)
     head.write_text(json.dumps(about))
     with pytest.raises(AtelierError, match=re.escape(str(place))) as error:
         sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
-    assert "\\n" not in str(error.value)
+    assert re.search(FAULTS[fault], str(error.value)), str(error.value)
+    assert "\n" not in str(error.value)
     assert not sites.setups["a"].output("m").exists()
     shutil.rmtree(place)
     shutil.copytree(good, place)

@@ -188,6 +188,19 @@ def bad_body(fault: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors | {parts[place]: one}
 
 
+REASONS = {  # why a message with a fault is not taken
+    "not finite": "is not finite",
+    "more": "has stranger, which is no part of it",
+    "less": "has no .* of shape",
+    "shape": "has no .* of shape",
+    "type": r"is torch.float16, not torch\.",
+    "code": "has a code above",
+    "codec": "is int8 .*, and the training's",
+    "repeated": "its indices do not rise",
+    "outside": "its indices do not rise",
+}
+
+
 @pytest.fixture(scope="module")
 def contributed(tmp_path_factory: pytest.TempPathFactory, text: dict[str, str]) -> Callable[..., Path]:
     """The first contribution of site b with a codec, from a run that stopped while it waited for a."""
@@ -235,6 +248,7 @@ def test_a_message_that_is_not_of_the_codec_is_named_and_nothing_is_learned_from
     head.write_text(json.dumps(about))
     with pytest.raises(DataError, match=re.escape(str(place))) as error:
         sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
+    assert re.search(REASONS[fault], str(error.value)), str(error.value)
     assert "\n" not in str(error.value)
     assert not sites.setups["a"].output("m").exists()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
 from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
@@ -81,6 +82,14 @@ def test_what_is_another_thing_here_than_at_home_is_refused(store: Store) -> Non
     ):
         with pytest.raises(ConfigError, match=why):
             check_tasks(changed, nodes)
+    for name in ("learn_tokenizer", "encode"):  # another tokenizer, other tokens: of another text
+        [(key, product)] = order.tasks[name].products.items()
+        other = {key: product.model_copy(update={"fingerprint": "0" * 64})}
+        why = rf"is {product.kind} 00000000 at a, and {product.fingerprint[:8]} at b.*both read the same"
+        with pytest.raises(ConfigError, match=why):
+            check_tasks(with_task(order, name, products=other), nodes)
+    with pytest.raises(ConfigError, match=r"sites.parallel.b: cuda, and a gets CPUs at b"):
+        drawn(ordered(store, parallel=Parallel(device="cuda")), store)
     with pytest.raises(ConfigError, match=r"version: a has atelier 0, b has"):
         drawn(ordered(store, version="atelier 0"), store)
     with pytest.raises(ConfigError, match="b has no flow 'nothing'"):

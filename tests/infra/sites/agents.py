@@ -14,10 +14,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
+import grpc
+
 from atelier.engine.config.codec import Codec
 from atelier.engine.link.mailbox import Mailbox
 from atelier.infra.sites.agent import Agent
-from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.keys import TLS_NAME, Keys
 from tests.checkout import TOP
 from tests.ports import free_port
 
@@ -127,24 +129,50 @@ def with_agents(sites: Iterable[Site], work: Callable[[], None]) -> None:
                 thread.join(PATIENCE_S)
 
 
-@contextmanager
-def running(sites: Iterable[Site]) -> Iterator[Callable[[str], None]]:
-    """The agents of the sites as processes, ended at the end; what is given kills that of a site, and begins
-    it again.
-    """
-    known = {site.name: site for site in sites}
-    agents: dict[str, subprocess.Popen[bytes]] = {}
+class Agents:
+    """Agents as processes; called with a site's name, that one is killed and begun again."""
 
-    def kill(name: str) -> None:
-        agents[name].send_signal(signal.SIGKILL)
-        agents[name].wait()
-        agents[name] = known[name].begin()
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self._sites = {site.name: site for site in sites}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.killed = 0
 
-    try:
-        for name, site in known.items():
-            agents[name] = site.begin()
-        yield kill
-    finally:
-        for process in agents.values():
+    def begin(self) -> None:
+        for name, site in self._sites.items():
+            self._processes[name] = site.begin()
+
+    def __call__(self, name: str) -> None:
+        self.killed += 1
+        self._processes[name].send_signal(signal.SIGKILL)
+        self._processes[name].wait()
+        self._processes[name] = self._sites[name].begin()
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            process.send_signal(signal.SIGCONT)
             process.terminate()
+        for process in self._processes.values():
             process.wait()
+
+
+@contextmanager
+def running(sites: Iterable[Site]) -> Iterator[Agents]:
+    """The agents of the sites as processes, ended at the end."""
+    agents = Agents(sites)
+    try:
+        agents.begin()
+        yield agents
+    finally:
+        agents.end()
+
+
+@contextmanager
+def connected(site: Site, to: Site) -> Iterator[grpc.Channel]:
+    """A connection of a site that says what it likes."""
+    own, name = site.keys.card.certificate.encode(), ("grpc.ssl_target_name_override", TLS_NAME)
+    credentials = grpc.ssl_channel_credentials(to.keys.card.certificate.encode(), site.keys.key, own)
+    with grpc.secure_channel(f"127.0.0.1:{to.port}", credentials, [name]) as channel:
+        yield channel

@@ -199,63 +199,6 @@ def test_what_a_peer_may_not_send_is_refused_by_name_and_leaves_nothing(tmp_path
     assert {path.name for path in Path(a.box.folder(1, "b")).iterdir()} == {"message.json", BODY}
 
 
-def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) -> None:
-    """No certificate, a foreign one, one that was revoked on an open connection, the name of another."""
-    a, b = two(tmp_path)
-    stranger, namesake = Site(tmp_path / "x", "c"), Site(tmp_path / "y", "b")
-    with a.served():
-        for who in (stranger, namesake):
-            who.trust(a)
-            said = call(a, who.keys, "Heads", b"{}")
-            assert said.startswith(("UNAVAILABLE", "PERMISSION_DENIED")) and "Hostname" not in said, said
-        with grpc.insecure_channel(f"127.0.0.1:{a.port}") as channel, pytest.raises(grpc.RpcError):
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
-        card = a.keys.card.certificate.encode()
-        with (
-            grpc.secure_channel(
-                f"127.0.0.1:{a.port}",
-                grpc.ssl_channel_credentials(card),
-                [("grpc.ssl_target_name_override", TLS_NAME)],
-            ) as channel,
-            pytest.raises(grpc.RpcError),
-        ):
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
-        credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
-        options = [("grpc.ssl_target_name_override", TLS_NAME)]
-        with grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
-            ask = channel.unary_unary(f"/{SERVICE}/Heads")
-            assert json.loads(ask(b"{}", timeout=20)) == {"heads": []}
-            a.keys.revoke("b")
-            with pytest.raises(grpc.RpcError) as refused:
-                ask(b"{}", timeout=20)
-            assert "not trusted here" in str(refused.value)
-            a.trust(b)
-            assert ask(b"{}", timeout=20)
-    refusals = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
-    assert any(line["what"] == "refused" and "not trusted" in line["why"] for line in refusals)
-
-
-def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:
-    a, b = two(tmp_path)
-    with a.served() as agent:
-        b.keys.rotate()
-        assert call(a, b.keys, "Heads", b"{}")
-        a.trust(b)
-        assert call(a, b.keys, "Heads", b"{}") == ""
-        a.keys.rotate()
-        b.trust(a)
-        assert call(a, b.keys, "Heads", b"{}") == ""
-        a.send(1, DATA)  # to an agent that is not there
-        said: list[str] = []
-        stop = threading.Event()
-        asking = threading.Thread(target=agent.run, args=(stop, said.append))
-        asking.start()
-        until(lambda: bool(said), "nothing is said of a peer that does not answer")
-        stop.set()
-        asking.join()
-        assert said[0].startswith("b: unavailable") and len(said) == 1
-
-
 def test_what_one_training_is_refused_holds_up_no_other(tmp_path: Path) -> None:
     """Heads of a training that the peer does not have, and of a round that is over there, come first; two
     rounds of equal bytes are two messages.

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from atelier.infra.sites import sealed
+from atelier.infra.sites import keys
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.bucket import IN, MOST_OBJECT, OUT
 from atelier.infra.sites.bucket_calls import AnswerHead, RequestHead
@@ -277,8 +277,7 @@ def test_a_certificate_out_of_its_time_opens_nothing(bench: Bench, monkeypatch: 
     with bench.a.served():
         made = bench.made()
         late = datetime.now(UTC) + timedelta(days=3000)
-        check = sealed._check_time
-        monkeypatch.setattr(sealed, "_check_time", lambda card: check(card, lambda: late))
+        monkeypatch.setattr(keys, "now", lambda: late)
         bench.put(made.call, made.objects)
         until(lambda: len(bench.refusals(bench.a)) > 0, "it is not refused")
         monkeypatch.undo()

@@ -31,17 +31,13 @@ class Plain:
         self.said: list[bytes] = []
         answer, answers = GrpcServer._answer, GrpcServer._answers  # pyright: ignore[reportPrivateUsage]
 
-        def kept(request: bytes | Iterator[bytes]) -> bytes | Iterator[bytes]:
-            if isinstance(request, bytes):
-                self.said.append(request)
-                return request
-            return map(self._keep, request)
+        def answering(server: GrpcServer, work: Any, requests: Iterator[bytes], context: Any) -> bytes:
+            return self._keep(answer(server, work, map(self._keep, requests), context))
 
-        def answering(server: GrpcServer, work: Any, request: Any, context: Any) -> bytes:
-            return self._keep(answer(server, work, kept(request), context))
-
-        def streaming(server: GrpcServer, work: Any, request: Any, context: Any) -> Iterator[bytes]:
-            yield from map(self._keep, answers(server, work, kept(request), context))
+        def streaming(
+            server: GrpcServer, work: Any, requests: Iterator[bytes], context: Any
+        ) -> Iterator[bytes]:
+            yield from map(self._keep, answers(server, work, map(self._keep, requests), context))
 
         monkeypatch.setattr(GrpcServer, "_answer", answering)
         monkeypatch.setattr(GrpcServer, "_answers", streaming)

@@ -1,13 +1,20 @@
-"""The card of a site: exactly one certificate, which is all that TLS trusts."""
+"""The card of a site: exactly one certificate, which is all that TLS trusts; and who is trusted by it."""
 
 import json
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 
 from atelier.engine.config.error import ConfigError, DamageError
-from atelier.infra.sites.keys import PEERS, Keys
+from atelier.infra.sites import keys
+from atelier.infra.sites.agent import SERVICE
+from atelier.infra.sites.keys import AUDIT, PEERS, TLS_NAME, Keys
+from tests.infra.sites.agents import Site, connected, until
+from tests.infra.sites.test_agent import DATA, call, two
 
 BROKEN = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 WITH_MORE: dict[str, tuple[Callable[[str, str], str], str]] = {  # of its own PEM and another's
@@ -44,7 +51,8 @@ def test_a_card_with_anything_but_one_certificate_is_not_accepted_nor_read(tmp_p
     (a.folder / PEERS).mkdir()
     (a.folder / PEERS / "b.json").write_bytes(data)
     with pytest.raises(DamageError, match=problem) as damage:
-        _ = a.peers
+        a.check_cards()
+    assert not a.peers
     assert damage.value.way_out.startswith("remove the file")
 
 
@@ -67,3 +75,102 @@ def test_tls_is_given_a_certificate_as_it_is_written_here(
     assert a.peers["b"] == b.card
     (a.folder / PEERS / "b.json").write_bytes(data)
     assert a.peers["b"] == b.card and a.peer_of(b.card.certificate) == "b"
+
+
+def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) -> None:
+    """No certificate, a foreign one, one that was revoked on an open connection, the name of another."""
+    a, b = two(tmp_path)
+    stranger, namesake = Site(tmp_path / "x", "c"), Site(tmp_path / "y", "b")
+    with a.served():
+        for who in (stranger, namesake):
+            who.trust(a)
+            said = call(a, who.keys, "Heads", b"{}")
+            assert said.startswith(("UNAVAILABLE", "PERMISSION_DENIED")) and "Hostname" not in said, said
+        with grpc.insecure_channel(f"127.0.0.1:{a.port}") as channel, pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE  # pyright: ignore[reportAttributeAccessIssue]
+        card = a.keys.card.certificate.encode()
+        with (
+            grpc.secure_channel(
+                f"127.0.0.1:{a.port}",
+                grpc.ssl_channel_credentials(card),
+                [("grpc.ssl_target_name_override", TLS_NAME)],
+            ) as channel,
+            pytest.raises(grpc.RpcError),
+        ):
+            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
+        credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
+        options = [("grpc.ssl_target_name_override", TLS_NAME)]
+        with grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
+            ask = channel.unary_unary(f"/{SERVICE}/Heads")
+            assert json.loads(ask(b"{}", timeout=20)) == {"heads": []}
+            a.keys.revoke("b")
+            with pytest.raises(grpc.RpcError) as refused:
+                ask(b"{}", timeout=20)
+            assert "not trusted here" in str(refused.value)
+            a.trust(b)
+            assert ask(b"{}", timeout=20)
+    refusals = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+    assert any(line["what"] == "refused" and "not trusted" in line["why"] for line in refusals)
+
+
+def test_a_certificate_that_runs_out_ends_open_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whoever calls, and of who is called; both are told why."""
+    a, b = two(tmp_path)
+    with a.served() as agent, b.served():
+        a.send(1, DATA)
+        agent.exchange("b")
+        with connected(b, a) as channel:
+            ask = channel.unary_unary(f"/{SERVICE}/Heads")
+            assert ask(b"{}", timeout=20)
+            late = keys.now() + timedelta(days=3000)
+            monkeypatch.setattr(keys, "now", lambda: late)
+            with pytest.raises(grpc.RpcError, match="the certificate of b is not valid now"):
+                ask(b"{}", timeout=20)
+        with pytest.raises(grpc.RpcError, match="the certificate of b is not valid now"):
+            agent.exchange("b")
+    refusals = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+    assert any("the certificate of b is not valid now" in line.get("why", "") for line in refusals)
+
+
+@pytest.mark.parametrize("of", ["b", "a"])
+def test_a_certificate_out_of_its_time_makes_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Of whoever calls, or of who is called."""
+    monkeypatch.setattr(keys, "DAYS", 0)
+    early = keys.now() - timedelta(minutes=30)
+    sites = {"a": "b", "b": "a"}
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "now", lambda: early)
+        old = Site(tmp_path, of)
+    monkeypatch.undo()
+    new = Site(tmp_path, sites[of])
+    old.trust(new)
+    new.trust(old)
+    a, b = (old, new) if of == "a" else (new, old)
+    with a.served(), connected(b, a) as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20)
+
+
+def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    with a.served() as agent:
+        b.keys.rotate()
+        assert call(a, b.keys, "Heads", b"{}")
+        a.trust(b)
+        assert call(a, b.keys, "Heads", b"{}") == ""
+        a.keys.rotate()
+        b.trust(a)
+        assert call(a, b.keys, "Heads", b"{}") == ""
+        a.send(1, DATA)  # to an agent that is not there
+        said: list[str] = []
+        stop = threading.Event()
+        asking = threading.Thread(target=agent.run, args=(stop, said.append))
+        asking.start()
+        until(lambda: bool(said), "nothing is said of a peer that does not answer")
+        stop.set()
+        asking.join()
+        assert said[0].startswith("b: unavailable") and len(said) == 1

@@ -14,6 +14,7 @@ from atelier.engine.link.mailbox import AboutRounds, Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
 from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
+from atelier.infra.sites import meeting_calls
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit, check
 from atelier.infra.sites.incoming import Incoming, NotTaken
@@ -188,7 +189,10 @@ def test_the_coordinators_agent_decides_while_its_ranks_are_away(tmp_path: Path)
     assert [*second.line.samples.next] == ["b"]
 
 
-def test_decisions_that_a_peer_has_lost_are_told_again(tmp_path: Path) -> None:
+def test_decisions_that_a_peer_has_lost_are_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting_calls, "AGAIN_S", 0.0)
     a, b = elastic(tmp_path)
     asking = Agent(a.keys, a.mail)
     first = decided(a.box)
@@ -202,8 +206,11 @@ def test_decisions_that_a_peer_has_lost_are_told_again(tmp_path: Path) -> None:
     assert [decision.line for decision in Meeting(b.box).decided()] == [first, second]
 
 
-def test_decisions_that_are_forgotten_everywhere_are_not_waited_for(tmp_path: Path) -> None:
+def test_decisions_that_are_forgotten_everywhere_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """b has lost its mailbox, and not its checkpoints: it goes on from the round after the last safe one."""
+    monkeypatch.setattr(meeting_calls, "AGAIN_S", 0.0)
     a, b = elastic(tmp_path)
     asking = Agent(a.keys, a.mail)
     lines = [decided(a.box)]

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from atelier.engine.config.base import Json
@@ -13,6 +14,7 @@ from atelier.engine.io.storage import names
 from atelier.infra.sites import desk as desk_module
 from atelier.infra.sites import note_cache, notes
 from atelier.infra.sites.agent import Agent
+from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.desk import (
     Cancellation,
     Note,
@@ -263,6 +265,32 @@ def test_an_equal_note_has_one_line_in_the_audit_log_however_often_it_is_sent(tm
         lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
         kinds = [line["kind"] for line in lines if line["what"] == what]
         assert kinds == ["order", "cancellation"]
+
+
+@pytest.mark.parametrize("what", ["sent", "received"])
+def test_a_note_that_arrived_before_an_agent_was_killed_has_its_lines_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Killed before it wrote the line; it is told once more, and begins anew again and again."""
+    a, b = friends(tmp_path).values()
+    asked, add = order(), Audit.add
+
+    def killed(audit: Audit, happened: str, **about: Json) -> None:
+        if happened == what:
+            raise InterruptedError
+        add(audit, happened, **about)
+
+    OrderDesk(a.mail).put(asked)
+    with b.served():
+        with monkeypatch.context() as patch, pytest.raises((InterruptedError, grpc.RpcError)):
+            patch.setattr(Audit, "add", killed)
+            Agent(a.keys, a.mail).exchange("b")
+        assert OrderDesk(b.mail).order(asked.id) == asked
+        for _ in range(3):
+            Agent(a.keys, a.mail).exchange("b")
+    for site, line_of in ((a, "sent"), (b, "received")):
+        lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
+        assert [line["kind"] for line in lines if line["what"] == line_of] == ["order"]
 
 
 def test_an_order_that_a_peer_does_not_take_is_said(tmp_path: Path) -> None:

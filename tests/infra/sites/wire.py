@@ -2,8 +2,10 @@
 capture at the link would.
 """
 
+import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -22,12 +24,17 @@ class Wire:
         self._dead: set[socket.socket] = set()  # ends of which nothing is read any more, and that stay open
         self._left: int | None = None  # bytes that cross until all that is open now is dead
         self._closed = threading.Event()
+        self._delay = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def seen(self) -> bytes:
         with self._lock:
             return b"".join(self._seen)
+
+    def delay(self, seconds: float) -> None:
+        """So long takes each part of what is said from now on, each way; the width of the link stays."""
+        self._delay = seconds
 
     def break_after(self, num_bytes: int) -> None:
         """Nobody reads or closes the connections that are open when so many bytes have crossed, as where a
@@ -61,6 +68,8 @@ class Wire:
                     threading.Thread(target=self._carry, args=ends, daemon=True).start()
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        waiting = queue.SimpleQueue[tuple[float, bytes]]()
+        threading.Thread(target=self._pass_on, args=(waiting, target), daemon=True).start()
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 with self._lock:
@@ -70,8 +79,17 @@ class Wire:
                 if is_dead:
                     self._closed.wait()
                     return
+                waiting.put((time.monotonic() + self._delay, data))
+        waiting.put((time.monotonic() + self._delay, b""))
+
+    def _pass_on(self, waiting: "queue.SimpleQueue[tuple[float, bytes]]", target: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                at, data = waiting.get()
+                time.sleep(max(0.0, at - time.monotonic()))
+                if not data:
+                    return target.shutdown(socket.SHUT_WR)
                 target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._closed.set()
