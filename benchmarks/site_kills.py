@@ -1,7 +1,7 @@
 """Trainings over two sites with agents between them, of which trainings and agents are killed without
 warning, or halted, at drawn times, until so many have been: the weights of both sites, and the samples.
 
-python benchmarks/site_kills.py [--kills 100] [--seed 0] [--silence 125]     9 minutes
+python benchmarks/site_kills.py [--kills 100] [--seed 0] [--silence 125]     8 minutes
 
 By turns a strict membership (codec, delay and fragments drawn), which must end with the bits of the training
 that nobody disturbed, and an elastic one (the coordinating site drawn; a's agent cannot be called), whose
@@ -129,7 +129,11 @@ def main() -> None:
     for kind in kinds if given.silence else ():
         one(kind, partial(silent, seconds=given.silence))
     # every training was checked: nothing lost, nothing learned twice, equal bits
-    about = {"seed": given.seed, "silence_s": given.silence, "minutes": (time.monotonic() - began) / 60}
+    about = {
+        "seed": given.seed,
+        "silence_s": given.silence,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+    }
     keep("site_kills", about | {kind: dict(each) for kind, each in found.items()})
 
 
