@@ -62,7 +62,7 @@ def test_who_hangs_holds_up_no_other_peer(tmp_path: Path) -> None:
             hangs.send_signal(signal.SIGSTOP)
             a.send(1, LARGE)
             until(lambda: c.box.read(1, "a") is not None, "the message for c")
-            assert not any("deadline" in line for line in said)  # nothing was given up before that
+            assert said == []  # nothing was given up before that
     finally:
         hangs.send_signal(signal.SIGKILL)
         hangs.wait()
