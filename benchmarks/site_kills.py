@@ -91,7 +91,8 @@ def silent(paths: Mapping[str, str], linked: Linked, coordinator: str, agents: A
     """One site, not the one that decides, says nothing for so long: neither it nor its agent."""
     [site] = {*paths} - {coordinator}
     mailboxes = {each: linked.mailbox(each) for each in paths}
-    silent_until_they_end(paths, mailboxes, linked.folder, site, seconds, agents.send)
+    went_on = silent_until_they_end(paths, mailboxes, linked.folder, site, seconds, agents.send)
+    assert went_on == ("membership" in linked.link), "who waits for whom"
     return 1
 
 

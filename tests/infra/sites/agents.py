@@ -176,3 +176,17 @@ def connected(site: Site, to: Site) -> Iterator[grpc.Channel]:
     credentials = grpc.ssl_channel_credentials(to.keys.card.certificate.encode(), site.keys.key, own)
     with grpc.secure_channel(f"127.0.0.1:{to.port}", credentials, [name]) as channel:
         yield channel
+
+
+@contextmanager
+def asking(agent: Agent) -> Iterator[list[str]]:
+    """An agent at work in this process; what it says."""
+    stop, said = threading.Event(), list[str]()
+    thread = threading.Thread(target=agent.run, args=(stop, said.append), daemon=True)
+    thread.start()
+    try:
+        yield said
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -29,25 +29,11 @@ from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import AT_ONCE, THREADS
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.sites.transfer import CallError
-from tests.infra.sites.agents import PATIENCE_S, connected, friends, until, with_agents
+from tests.infra.sites.agents import PATIENCE_S, asking, connected, friends, until, with_agents
 from tests.infra.sites.test_agent import body, two
 from tests.infra.sites.wire import wired
 
 LARGE = os.urandom(8_000_000)
-
-
-@contextmanager
-def asking(agent: Agent) -> Iterator[list[str]]:
-    """An agent that asks; what it says."""
-    stop, said = threading.Event(), list[str]()
-    thread = threading.Thread(target=agent.run, args=(stop, said.append), daemon=True)
-    thread.start()
-    try:
-        yield said
-    finally:
-        stop.set()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def test_who_hangs_holds_up_no_other_peer(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """What one site does not take of another's messages is said to whoever runs the agent."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,24 +8,10 @@ import pytest
 from atelier.engine.config.codec import Codec
 from atelier.engine.link.mailbox import Mailbox
 from atelier.infra.sites import refusals
-from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.refusals import DIFFERS, Refusals
-from tests.infra.sites.agents import PATIENCE_S, Site, friends, until
+from tests.infra.sites.agents import Site, asking, friends, until
 
 OTHER = "cd" * 32
-
-
-@contextmanager
-def carrying(agent: Agent) -> Iterator[list[str]]:
-    """The agent at work; what it says."""
-    said, stop = list[str](), threading.Event()
-    thread = threading.Thread(target=agent.run, args=(stop, said.append))
-    thread.start()
-    try:
-        yield said
-    finally:
-        stop.set()
-        thread.join(PATIENCE_S)
 
 
 def is_said(said: list[str], line: str) -> Callable[[], bool]:
@@ -51,7 +35,7 @@ def test_a_training_that_a_peer_does_not_have_is_said_once_when_that_has_lasted(
     a, b = friends(tmp_path, silent=silent).values()
     begun(a, "ab" * 32)
     begun(b, OTHER)
-    with a.served() as at_a, b.served() as at_b, carrying(at_b if silent else at_a) as said:
+    with a.served() as at_a, b.served() as at_b, asking(at_b if silent else at_a) as said:
         expected = f"b does not take round 1 of {'ab' * 8}: it is not trained there{DIFFERS}"
         if silent:
             expected = f"a: round 1 of {'ab' * 8} is not taken here: it is not trained here{DIFFERS}"
@@ -67,7 +51,7 @@ def test_what_a_peer_will_never_take_is_said_at_once(tmp_path: Path) -> None:
     a, b = friends(tmp_path).values()
     begun(a, "ab" * 32)
     Mailbox(b.mail, "ab" * 32).open("b", ["b", "c"])
-    with a.served() as at_a, b.served(), carrying(at_a) as said:
+    with a.served() as at_a, b.served(), asking(at_a) as said:
         expected = (
             f"b does not take round 1 of {'ab' * 8}: failed_precondition: a takes no part in {'ab' * 8}"
         )
