@@ -25,17 +25,31 @@ OF_ROLES = ("top", "values", "ahead")
 
 
 class Outer(Spec):
-    kind: Literal["average", "nesterov"] = Field(
+    kind: Literal["average", "nesterov", "sparse"] = Field(
         default="average",
-        description="average of the sites' weights, or Nesterov's momentum over what they moved by (DiLoCo)",
+        description=(
+            "average of the sites' weights; Nesterov's momentum over what they moved by (DiLoCo); sparse: the"
+            " largest of what each site has gathered over the rounds, which fades (SparseLoCo, 2508.15706)"
+        ),
     )
-    lr: float = Field(default=1.0, gt=0, description="of the outer step; DiLoCo's is 0.7")
+    lr: float = Field(default=1.0, gt=0, description="nesterov, sparse: of the outer step; DiLoCo's is 0.7")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="nesterov: DiLoCo's is 0.9")
+    decay: float = Field(
+        default=0.95,
+        gt=0,
+        le=1,
+        description="sparse: what is left after a round of what was not sent; in place of a momentum",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> "Outer":
-        if self.kind == "average" and (self.momentum or self.lr != 1.0):
-            raise ValueError("an average has no lr and no momentum; kind=nesterov has")
+        acts = {"lr": ("nesterov", "sparse"), "momentum": ("nesterov",), "decay": ("sparse",)}
+        fields = type(self).model_fields
+        for name, kinds in acts.items():
+            if self.kind not in kinds and getattr(self, name) != fields[name].default:
+                raise ValueError(
+                    f"outer.{name} does nothing with kind={self.kind}; it is for {', '.join(kinds)}"
+                )
         return self
 
 
@@ -189,6 +203,13 @@ class Link(Spec):
             )
         if not self.feedback and not self.feeds_back_if_asked:
             raise ValueError("link.feedback=false does nothing with codec.kind=none, which loses nothing")
+        if self.outer.kind == "sparse" and not (
+            self.feedback and all(codec.kind == "topk" for codec in self.codecs)
+        ):
+            raise ValueError(
+                "link.outer.kind=sparse is of the largest numbers, with the others kept for later rounds:"
+                " codec.kind=topk (share 0.01 to 0.03) and feedback=true"
+            )
         return self
 
     @model_validator(mode="after")

@@ -138,7 +138,8 @@ class OuterSteps:
         live = {name: one for name, one in member.weights.trainable().items() if name in layout}
         moved = {name: outer.anchor[name] - weight for name, weight in live.items()}
         if outer.residual:
-            moved = {name: one + outer.residual[name] for name, one in moved.items()}
+            kept = self._link.outer.decay if self._link.outer.kind == "sparse" else 1.0
+            moved = {name: one + outer.residual[name] * kept for name, one in moved.items()}
         if not self._is_finite(moved, member):
             assert self.elastic is not None  # else it is an error
             self._say(f"{member.name}: not finite after step {member.step}; round {number} goes without it")
@@ -385,9 +386,9 @@ class OuterSteps:
             if how.kind == "nesterov":
                 speed = local(outer.momentum[name])
                 speed.copy_(speed * how.momentum + total)
-                total = (total + speed * how.momentum) * how.lr
+                total = total + speed * how.momentum
             anchor = local(outer.anchor[name])
-            anchor.copy_(anchor - total)
+            anchor.copy_(anchor - total * how.lr)
             if has_trained:
                 local(weight).copy_(local(weight) + (anchor - local(outer.sent[name])))
             else:

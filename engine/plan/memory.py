@@ -106,7 +106,7 @@ class _Rank:
             ends, self.columns = ends - embedding, embedding / (parallel.embedding_ranks * axes.replicate)
         self.ends = ends / axes.tensor
         self.own = self.block_params * self.blocks + self.ends - (tier.params if tier else 0.0)
-        kept = {"average": 1, "nesterov": 2}[train.link.outer.kind] + train.link.feeds_back
+        kept = {"average": 1, "nesterov": 2, "sparse": 1}[train.link.outer.kind] + train.link.feeds_back
         kept += train.link.delay > 0
         of_sites = OUTER * kept if train.link.is_linked else 0
         self.outer = of_sites * self.own / (axes.shard * axes.context)

@@ -98,7 +98,7 @@ class Notes:
         if kept + size > MOST_BYTES:
             raise NotTaken(
                 f"{kept} bytes of orders of {peer} are kept here, {size} more would be above {MOST_BYTES};"
-                f" those that ended are removed after a week, when the agent of {self._site} starts",
+                " those that ended are removed after a week",
                 "early",
             )
         return False

@@ -99,8 +99,8 @@ def replayed(sites: Sites, first: dict[str, torch.Tensor], rounds: int) -> dict[
                 total = total + decode(link.codec, entry, parts, name) * link.share(site)
             if link.outer.kind == "nesterov":
                 speed[name] = speed[name] * link.outer.momentum + total
-                total = (total + speed[name] * link.outer.momentum) * link.outer.lr
-            weights[name] = weight - total
+                total = total + speed[name] * link.outer.momentum
+            weights[name] = weight - total * link.outer.lr
     return weights
 
 
@@ -279,7 +279,9 @@ def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict
         ({"site": "c"}, "link.site=c: this run is at one of a, b"),
         ({"mailbox": ""}, "link.mailbox is empty"),
         ({"rows": {"a": 2, "../b": 2}}, "link.rows"),
-        ({"outer": {"kind": "average", "lr": 0.5}}, "an average has no lr"),
+        ({"outer": {"kind": "average", "lr": 0.5}}, "outer.lr does nothing with kind=average"),
+        ({"outer": {"kind": "nesterov", "decay": 0.5}}, "outer.decay does nothing with kind=nesterov"),
+        ({"outer": {"kind": "sparse"}}, "link.outer.kind=sparse is of the largest numbers"),
     ],
 )
 def test_a_link_that_does_not_fit_is_refused(link: dict[str, Any], problem: str) -> None:

@@ -17,15 +17,16 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from atelier.engine.codec.codec import decode
 from atelier.engine.config.base import parse
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DataError, StoppedError
-from atelier.engine.config.link import Link
+from atelier.engine.config.link import Link, Outer
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
 from atelier.engine.io.storage import names
 from atelier.engine.io.weight_files import METADATA
-from atelier.engine.link.encoded import message_bytes
+from atelier.engine.link.encoded import message_bytes, parts_of
 from atelier.engine.model.weights import entry_of
 from tests.engine.loop.test_outer import (
     EVERY,
@@ -50,6 +51,7 @@ LOSSY: list[dict[str, Any]] = [
     {"kind": "powersgd", "rank": 2},
 ]
 NESTEROV = {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
+SPARSE = {"kind": "sparse", "lr": 0.8, "decay": 0.5}
 
 
 def kind_of(codec: dict[str, Any]) -> str:
@@ -66,7 +68,8 @@ def test_all_sites_have_the_bits_that_their_messages_say_in_as_many_bytes_as_pro
     tmp_path: Path, text: dict[str, str], codec: dict[str, Any]
 ) -> None:
     rows = {"b": 3, "a": 1, "c": 2} if codec["kind"] in ("int4", "topk") else {"a": 1, "b": 3}
-    sites = Sites(tmp_path, text, rows=rows, outer=NESTEROV, codec=codec)
+    outer = SPARSE if codec["kind"] == "topk" else NESTEROV
+    sites = Sites(tmp_path, text, rows=rows, outer=outer, codec=codec)
     sites.train(role(lr=1e-2))
     assert len(set(sites.models())) == 1
     first = first_weights()
@@ -159,6 +162,31 @@ def test_what_a_codec_loses_comes_in_the_next_rounds(tmp_path: Path, text: dict[
         far = sum(float((mine[name] - theirs[name]).square().sum()) for name in mine)
         sent[feedback] = far / sum(float((first[name] - theirs[name]).square().sum()) for name in mine)
     assert sent[True] < sent[False]
+
+
+def test_what_sparse_has_not_sent_fades(tmp_path: Path, text: dict[str, str]) -> None:
+    """2508.15706, algorithm 1: what a site gathers is e <- decay e + what its weights moved by. In round 2
+    half of what was not sent is halfway between all of it and nothing.
+    """
+    codec, half = {"kind": "topk", "share": 0.5}, {"kind": "sparse", "decay": 0.5}
+    all_of_it, nothing = {"kind": "sparse", "decay": 1.0}, {"kind": "average"}
+    sent: list[dict[str, Tensor]] = []
+    for outer in (all_of_it, nothing, half):
+        sites = Sites(tmp_path / str(len(sent)), text, rows={"a": 4}, codec=codec, outer=outer)
+        sites.link["feedback"] = outer is not nothing
+        sites.train(role(lr=1e-2))
+        body = load((message(sites, 2, "a") / "tensors.safetensors").read_bytes())
+        link, found = Link(**sites.link, site="a"), dict[str, Tensor]()
+        for name, weight in first_weights().items():
+            entry = entry_of(name, tuple(weight.shape), weight.dtype)
+            parts = [body[part.name] for part in parts_of(link.codec, entry)]
+            found[name] = decode(link.codec, entry, parts, name)
+        sent.append(found)
+    for name in sent[0]:
+        whole, none, faded = (each[name] for each in sent)
+        in_all = (whole != 0) & (none != 0) & (faded != 0)
+        assert in_all.float().mean() > 0.2 and not torch.equal(whole, none)
+        torch.testing.assert_close(faded[in_all], (whole[in_all] + none[in_all]) / 2)
 
 
 def bad_body(fault: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -280,3 +308,4 @@ def test_a_codec_and_its_feedback_are_identity_and_none_is_what_was_before() -> 
     int4 = Link(**where, codec=Codec(kind="int4")).as_identity()
     assert int4 == {"rows": {"a": 2, "b": 2}, "codec": {"kind": "int4"}}
     assert Link(**where, codec=Codec(kind="int4"), feedback=False).as_identity() == int4 | {"feedback": False}
+    assert "decay" not in Link(**where, outer=Outer(kind="nesterov", momentum=0.9)).as_identity()["outer"]
