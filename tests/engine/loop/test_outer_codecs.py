@@ -308,4 +308,5 @@ def test_a_codec_and_its_feedback_are_identity_and_none_is_what_was_before() -> 
     int4 = Link(**where, codec=Codec(kind="int4")).as_identity()
     assert int4 == {"rows": {"a": 2, "b": 2}, "codec": {"kind": "int4"}}
     assert Link(**where, codec=Codec(kind="int4"), feedback=False).as_identity() == int4 | {"feedback": False}
-    assert "decay" not in Link(**where, outer=Outer(kind="nesterov", momentum=0.9)).as_identity()["outer"]
+    nesterov = Link(**where, outer=Outer(kind="nesterov", momentum=0.9)).as_identity()
+    assert nesterov["outer"] == {"kind": "nesterov", "momentum": 0.9}  # no decay
