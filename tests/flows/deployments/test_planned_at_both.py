@@ -147,7 +147,7 @@ def test_a_training_is_not_begun_again_over_sites(both: BothSites) -> None:
     [("local", "pool: local is served by Prefect, and runs over sites are not"), ("v100", "pool: v100 is a")],
 )
 def test_a_pool_on_which_orders_do_not_run_refuses_them(both: BothSites, pool: str, says: str) -> None:
-    """Before anything is made there."""
+    """Whatever a policy says: before anything is made there."""
     assert not both.planned().refusals
     [order] = OrderDesk(both.mailbox).orders()
     both.allow(pool=pool)
