@@ -294,9 +294,15 @@ class Train(Spec):
                 f"link.mailbox={self.link.mailbox} is no folder: an elastic membership decides each round"
                 " once, by exclusive create; give a folder that all sites reach, or use agents"
             )
-        if self.progressive.steps or self.health.rolls_back:
-            what = "progressive growth" if self.progressive.steps else "rollback"
-            raise ValueError(f"link: {what} is not built for several sites")
+        if grown := self.progressive.steps:
+            raise ValueError(
+                f"progressive.steps={grown}: growth is not built for several sites; progressive.steps=0"
+            )
+        if self.health.rolls_back:
+            which = "nan" if self.health.nan == "rollback" else "spike"
+            raise ValueError(
+                f"health.{which}=rollback is not built for several sites; health.{which}=skip, or stop"
+            )
         return self
 
     @model_validator(mode="after")

@@ -42,8 +42,6 @@ class OuterState:
         if weights.buffers():
             names = ", ".join(list(weights.buffers())[:3])
             raise ConfigError("train.link", f"the model's {names} are no weights, and are not exchanged")
-        if weights.body is not None and weights.body.tiers:
-            raise ConfigError("train.link", "experts are on disk, which is not exchanged", "experts=device")
         live = {name: weight.detach() for name, weight in weights.trainable().items()}
 
         def zeros(*, is_used: bool) -> dict[str, Tensor]:

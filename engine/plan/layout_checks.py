@@ -179,8 +179,8 @@ def check_link(
     prefix: str = "roles.",
     section: str = "train",
 ) -> None:
-    """Raise ConfigError for a training of several sites that would not end with an outer step, or whose sites
-    could not go on after a kill.
+    """Raise ConfigError for a training of several sites that would not end with an outer step, whose sites
+    could not go on after a kill, or whose model has more than the weights that they exchange.
     """
     every, trained = train.link.every, [name for name, role in roles.items() if role.moves]
     if train.link.is_elastic and len(trained) > 1:
@@ -209,6 +209,30 @@ def check_link(
                 f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
                 f"{section}.steps={-(-train.num_steps // every) * every} would fit",
             )
+        if role.moves:
+            _check_exchanged(layout, role, f"{prefix}{name}.model" if prefix else "model")
+
+
+def _check_exchanged(layout: Parallel, role: Role, model: str) -> None:
+    """Check that what changes of a mixture of experts is its weights, in memory. `model`: its place."""
+    spec = role.model
+    if not isinstance(spec, MixedBlocks) or not spec.num_experts:
+        return
+    router = spec.experts.router
+    if router.buffers:
+        field = "balance" if hasattr(router, "balance") else "kind"
+        raise ConfigError(
+            f"{model}.experts.router.{field}",
+            f"{getattr(router, field)}, whose {' and '.join(router.buffers)} no gradient moves, and sites"
+            " exchange what gradients have moved",
+            "balance=row, or none" if field == "balance" else "another router",
+        )
+    if layout.tiers.experts != "device":
+        raise ConfigError(
+            "parallel.tiers.experts",
+            f"{layout.tiers.experts}, and sites do not exchange the experts of {model} from there",
+            "experts=device",
+        )
 
 
 def check_length(layout: Parallel, name: str, what: str, sequence: int) -> None:

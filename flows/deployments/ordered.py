@@ -196,6 +196,8 @@ def check_inputs(order: SiteOrder, nodes: list[Node], policy: SitePolicy, store:
                     f"{node.name}.{role}",
                     f"{order.site} does not let {order.home} use its {kind} {record.name} (it may use:"
                     f" {', '.join(policy.uses) or 'none'})",
+                    f"at {order.site}: atelier site allow {order.home}, with what it has, and --use"
+                    f" {record.name}",
                 )
 
 

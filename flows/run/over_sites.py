@@ -58,6 +58,7 @@ def site_here(sites: Sites, root: str) -> SiteHere:
     """Raises ConfigError when this site is none of them, or has no key."""
     if sites.loopback:
         home = sites.names[0]
+        _check_others(sites, home)
         return SiteHere(home, join(root, LOOPBACK, home, "keys", "mailbox"))
     from atelier.infra.sites.keys import Keys, keys_folder  # cryptography: only where there are sites
 
@@ -67,8 +68,7 @@ def site_here(sites: Sites, root: str) -> SiteHere:
     except ConfigError as error:
         way_out = f"{error.way_out}, or sites.loopback=true to try it on this machine"
         raise ConfigError("sites", error.problem, way_out) from None
-    if home in sites.parallel:
-        raise ConfigError(f"sites.parallel.{home}", "is this site", "parallel has the layout here")
+    _check_others(sites, home)
     if home not in sites.names:
         raise ConfigError("sites", f"this site is {home}, and sites={sites.listed}", "name it among them")
     if unknown := [name for name in sites.names if name not in (home, *keys.peers)]:
@@ -80,6 +80,14 @@ def site_here(sites: Sites, root: str) -> SiteHere:
     policies = Policies(keys.folder)
     hourly = {name: policies.of(name).hourly for name in sites.names if name != home}
     return SiteHere(home, str(keys.mailbox), {name: most for name, most in hourly.items() if most})
+
+
+def _check_others(sites: Sites, home: str) -> None:
+    """Raises ConfigError where this site is given what others alone have."""
+    if home in sites.parallel:
+        raise ConfigError(f"sites.parallel.{home}", "is this site", "parallel has the layout here")
+    if home in sites.mbps:
+        raise ConfigError(f"sites.mbps.{home}", "is this site", "the link to another has that one's name")
 
 
 def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[str, Json]:

@@ -43,10 +43,11 @@ def check_policy(policy: SitePolicy) -> None:
             raise ConfigError(
                 place, f"there is no {strange!r}", f"did you mean {near}?" if near else ", ".join(known)
             )
-    if pool_of(policy.pool).is_served:
-        raise ConfigError(
-            "--pool", f"{policy.pool} is served by Prefect", "a pool that is used as it is: here"
-        )
+    pool, way_out = pool_of(policy.pool), "a pool that is used as it is: here"
+    if pool.is_served:
+        raise ConfigError("--pool", f"{policy.pool} is served by Prefect", way_out)
+    if pool.paper:
+        raise ConfigError("--pool", f"{policy.pool} is a machine to plan for: nothing can run on it", way_out)
 
 
 def site_of(pool: Pool) -> Site:

@@ -7,7 +7,8 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.router.topk import TopK
-from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
+from atelier.engine.plan import layout_checks
+from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
 
 
 @pytest.fixture
@@ -51,3 +52,22 @@ def test_an_automatic_micro_batch_of_long_rows_tears_no_group_that_competes(
     how = train(1, global_batch=12, micro_batch="auto", sequence=1024)
     training_setup.train(training_setup.training({"model": role(shape=shape)}, how))
     assert '"micro_batch": 4,' in capsys.readouterr().out
+
+
+LINK = {"rows": {"a": 2, "b": 2}, "every": 4, "site": "a"}
+
+
+def test_what_sites_do_not_exchange_is_refused_by_run_files_as_by_the_plan(
+    training_setup: TrainingSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of models that the plan's check does not know when their weights are made."""
+    shape = model(16, num_experts=2, experts=Experts(router=TopK(balance="bias")))
+    how = train(8, micro_batch=1, link={**LINK, "mailbox": str(tmp_path / "mail")})
+    training = training_setup.training({"model": role(shape=shape)}, how)
+    with pytest.raises(ConfigError, match=r"roles.model.model.experts.router.balance: bias"):
+        training_setup.train(training)
+    monkeypatch.setattr(layout_checks, "_check_exchanged", lambda *_: None)
+    stop = AfterSteps(training_setup.folder, 8)  # not to wait for b
+    with pytest.raises(ConfigError, match=r"train.link: the model's .*router.bias.* are no weights"):
+        training_setup.train(training, stop=stop)
+    assert not (tmp_path / "mail").exists()

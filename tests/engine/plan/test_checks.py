@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.model.gpt import GPT
@@ -13,11 +14,11 @@ from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
-from atelier.engine.config.role import Role
+from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.train import Train
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.plan.layout_checks import micro_batches
+from atelier.engine.plan.layout_checks import check_link, micro_batches
 
 
 def net(**more: Any) -> GPT:
@@ -275,3 +276,64 @@ def test_sites_that_could_not_go_on_to_the_same_bits_are_refused(
     with pytest.raises(ConfigError, match=says):
         check(how={"link": link}, **axes)
     check(how={"link": LINK})
+
+
+def mixture(**router: Any) -> dict[str, Any]:
+    return {"num_experts": 4, "experts": Experts(ffn=32, router=TopK(**router))}
+
+
+@pytest.mark.parametrize(
+    ("router", "axes", "says"),
+    [
+        (
+            {"balance": "bias"},
+            {},
+            "roles.teacher.model.experts.router.balance: bias, whose bias no gradient moves, and sites"
+            " exchange what gradients have moved; balance=row, or none",
+        ),
+        (
+            {"balance": "batch"},
+            {},
+            "roles.teacher.model.experts.router.balance: batch, whose load no gradient",
+        ),
+        (
+            {},
+            {"tiers": {"experts": "disk"}},
+            "parallel.tiers.experts: disk, and sites do not exchange the experts of roles.teacher.model from"
+            " there; experts=device",
+        ),
+    ],
+)
+def test_what_sites_do_not_exchange_of_experts_is_refused_by_the_plan(
+    router: dict[str, Any], axes: dict[str, Any], says: str
+) -> None:
+    """With a link, for a role that is trained, and nowhere else."""
+    with pytest.raises(ConfigError) as caught:
+        check(mixture(**router), {"link": LINK}, **axes)
+    assert str(caught.value).startswith(says)
+    check(mixture(**router), **axes)
+    check(mixture(balance="row"), {"link": LINK})
+    finished = {"trainable": Trainable(kind="none"), "init": "m"}
+    teacher = roles(**mixture(**router))["teacher"].model_copy(update=finished)
+    how = {"steps": 4, "global_batch": 8, "sequence": 16, "link": LINK}
+    check_link(Parallel.model_validate(axes), {"teacher": teacher}, Train.model_validate(how))
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"progressive": {"steps": 2}}, r"progressive.steps=2: growth is not built .*; progressive.steps=0"),
+        ({"health": {"nan": "rollback"}}, r"health.nan=rollback is not built .*; health.nan=skip, or stop"),
+        ({"health": {"spike": "rollback"}}, r"health.spike=rollback is not built .*; health.spike=skip"),
+    ],
+)
+@pytest.mark.parametrize(
+    "link", [LINK, {"roles": {"a": ["teacher"], "b": ["s"]}, "site": "a", "mailbox": "/m"}]
+)
+def test_a_training_of_several_sites_neither_grows_nor_goes_back(
+    link: dict[str, Any], how: dict[str, Any], says: str
+) -> None:
+    document = {"steps": 4, "global_batch": 8, "sequence": 16} | how
+    parse(Train, document, "train")
+    with pytest.raises(ConfigError, match=says):
+        parse(Train, document | {"link": link}, "train")

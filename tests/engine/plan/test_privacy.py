@@ -28,6 +28,8 @@ DETECTING = {
     "d": detector(trainable=LORA),
     "generator": generator(trainable=LORA),
 }  # each is refused by itself, too
+STRICT = {"rows": {"a": 2, "b": 2}, "every": 2, "site": "a", "mailbox": "/mail"}
+ELASTIC = STRICT | {"membership": {"kind": "elastic"}}
 
 
 def how(**more: Any) -> Train:
@@ -37,6 +39,7 @@ def how(**more: Any) -> Train:
 def test_an_adapter_is_not_refused() -> None:
     for axes in ({}, {"shard": 2}, {"replicate": 2}):
         check_layout(layout_of(**axes), {"m": role(trainable=LORA)}, how())
+    check_layout(layout_of(), {"m": role(trainable=LORA)}, how(link=STRICT))
     check_layout(layout_of(), {"m": role()}, train())
 
 
@@ -71,6 +74,12 @@ def test_an_adapter_is_not_refused() -> None:
         ({"pipeline": 2}, {"m": role(trainable=LORA)}, {}, r"parallel.pipeline: 2, "),
         ({"context": 2}, {"m": role(trainable=LORA)}, {}, r"parallel.context: 2, "),
         ({"assignment": "static"}, {"m": role(trainable=LORA)}, {}, r"parallel.assignment: static"),
+        (
+            {},
+            {"m": role(trainable=LORA)},
+            {"link": ELASTIC},
+            r"train.link.membership.kind: elastic, .* assigned again; train.link.membership.kind=strict, or",
+        ),
     ],
 )
 def test_what_is_not_built_is_refused(

@@ -68,6 +68,7 @@ def test_accept_prints_the_digest_and_the_address_that_card_prints_at_the_other_
         (("allow", "a", "--tasks", "trian"), "--tasks: there is no 'trian'; did you mean train?"),
         (("allow", "a", "--pool", "nowhere"), "--pool: there is no 'nowhere'"),
         (("allow", "a", "--pool", "local"), "--pool: local is served by Prefect"),
+        (("allow", "a", "--pool", "v100"), "--pool: v100 is a machine to plan for: nothing can run on it; a"),
         (("allow", "a", "--tracker", "mlfow"), "--tracker: there is no 'mlfow'; did you mean mlflow?"),
         (("allow", "a", "--read", "../x"), "--read: '../x' is no whole path or URL"),
         (("allow", "a", "--hourly", "much"), "--hourly: 'much' is no number of GB"),

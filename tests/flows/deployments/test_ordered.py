@@ -7,14 +7,17 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.record import Record
 from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
+from atelier.flows.run.pools import pool_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node
 from atelier.infra.sites.desk import OrderedProduct, OrderedTask, SiteOrder
 from atelier.infra.sites.policy import Policies, SitePolicy
+from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
 
 WORDS = (
@@ -100,6 +103,61 @@ def test_what_the_tasks_do_not_make_themselves_is_not_used(store: Store) -> None
     order = ordered(store, ("train",))
     with pytest.raises(ConfigError, match=r"train.(tokens.main|tokenizer): b has no"):
         check_inputs(order, drawn(order, store), POLICY, store)
+
+
+def own(store: Store, names: tuple[str, ...]) -> None:
+    """Artifacts of the site's own, called as the tasks that would make them."""
+    order = ordered(store)
+    for node in drawn(order, store):
+        for product in node.products.values() if node.name in names else ():
+            about: dict[str, Any] = product.model_dump(include={"kind", "version", "identity", "parents"})
+            draft = Record(name=f"our-{node.name}", fingerprint=product.fingerprint, **about)
+            store.publish(draft, Holder.me(node.name))
+
+
+@pytest.mark.parametrize(
+    ("uses", "role", "name"),
+    [
+        ((), "tokens.main", "tokens our-encode"),
+        (("our-learn_tokenizer", "encode"), "tokens.main", "tokens our-encode"),
+        (("our-encode",), "tokenizer", "tokenizer our-learn_tokenizer"),
+    ],
+)
+def test_what_a_site_has_of_its_own_is_not_used_unless_its_policy_names_it(
+    store: Store, uses: tuple[str, ...], role: str, name: str
+) -> None:
+    own(store, ("learn_tokenizer", "encode"))
+    order, policy = ordered(store, ("train",)), POLICY.model_copy(update={"uses": uses})
+    with pytest.raises(ConfigError) as refused:
+        check_inputs(order, drawn(order, store), policy, store)
+    assert str(refused.value) == (
+        f"train.{role}: b does not let a use its {name} (it may use: {', '.join(uses) or 'none'}); at b:"
+        f" atelier site allow a, with what it has, and --use {name.split()[1]}"
+    )
+
+
+@pytest.mark.parametrize("uses", [("our-encode", "our-learn_tokenizer"), ("all",)])
+def test_what_a_policy_names_is_used(store: Store, uses: tuple[str, ...]) -> None:
+    """And what the tasks of one order make for each other, whoever has made it before."""
+    own(store, ("learn_tokenizer", "encode"))
+    order, policy = ordered(store, ("train",)), POLICY.model_copy(update={"uses": uses})
+    check_inputs(order, drawn(order, store), policy, store)
+    whole = ordered(store)
+    check_inputs(whole, drawn(whole, store), POLICY, store)
+
+
+def test_tasks_run_on_the_pool_of_the_policy_and_an_order_names_none(store: Store) -> None:
+    order = ordered(store)
+    for pool in ("here", "v100"):
+        found = frozen_of(order, POLICY.model_copy(update={"pool": pool}), "/other", store)
+        assert found.pool.gpu == pool_of(pool).gpu and found.tracker.kind == "none"
+    gpus = POLICY.model_copy(update={"pool": "v100"})
+    asked: Any = frozen_of(ordered(store, parallel=Parallel(device="cuda")), gpus, "/other", store).document
+    assert asked["parallel"]["device"] == "cuda"
+    for key in ("pool", "tracker", "sites", "resume"):
+        named = order.model_copy(update={"document": {**order.document, key: {"gpu": "v100"}}})
+        with pytest.raises(ConfigError, match=rf"^{key}: "):
+            drawn(named, store)
 
 
 def test_a_site_trains_with_those_alone_whose_policy_says_so(store: Store, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from atelier.infra.store.store import Store
 
 HERE = SiteHere("a", "/mail")
 LOOPBACK = ("experiment=tiny", "train.link.every=6", "sites.loopback=true")
+ELASTIC = ("train.link.membership.kind=elastic",)
 
 
 @pytest.fixture
@@ -113,12 +114,32 @@ def test_rows_are_shared_as_equally_as_can_be() -> None:
             "is at b alone",
         ),
         (("sites.names=[a,b]", "train.link.mailbox=/elsewhere"), "/elsewhere, and the agent's is"),
+        (
+            ("sites.names=[a,b]", *ELASTIC, "train.link.membership.coordinator=any"),
+            "train.link.membership.coordinator: any is for one mailbox that all sites reach, and agents carry"
+            " messages between theirs; leave it out (a, home, decides), or name one of [a,b]",
+        ),
+        (
+            ("sites.names=[a,b]", "model.num_experts=4", "model.experts.router.balance=bias"),
+            "model.experts.router.balance: bias, whose bias no gradient moves",
+        ),
+        (
+            ("sites.names=[a,b]", "model.num_experts=4", "parallel.tiers.experts=disk"),
+            "parallel.tiers.experts: disk, and sites do not exchange the experts of model from there",
+        ),
     ],
 )
 def test_sites_that_do_not_fit_are_one_line(root: Path, words: tuple[str, ...], why: str) -> None:
     with pytest.raises(ConfigError) as refused:
         placed_nodes(compose("pretrain", [*LOOPBACK, *words]), Store(str(root)))
     assert why in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_coordinator_over_sites_is_home_or_one_that_is_named(root: Path) -> None:
+    elastic = [*LOOPBACK, "sites.names=[a,b]", *ELASTIC]
+    for words, site in (((), "a"), (("train.link.membership.coordinator=b",), "b")):
+        found: Any = compose("pretrain", [*elastic, *words]).document
+        assert found["train"]["link"]["membership"]["coordinator"] == site
 
 
 @pytest.mark.parametrize(
