@@ -18,6 +18,7 @@ ROWS = {"rows": {"a": 4, "b": 4}, "every": 10, "site": "a", "mailbox": "/mail"}
 ROLES = {"roles": {"a": ["teacher"], "b": ["student"]}, "site": "a", "mailbox": "/mail"}
 CHOICE = ROWS | {"choose": [{"kind": "none"}, {"kind": "int4"}]}
 NESTEROV = ROWS | {"outer": {"kind": "nesterov"}}
+SPARSE = ROWS | {"outer": {"kind": "sparse"}, "codec": {"kind": "topk"}}
 ELASTIC = ROWS | {"membership": {"kind": "elastic"}}
 
 
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a link, and what 
     "outer.kind": (ROWS, {"outer": {"kind": "nesterov"}}),
     "outer.lr": (NESTEROV, {"outer": {"kind": "nesterov", "lr": 0.7}}),
     "outer.momentum": (NESTEROV, {"outer": {"kind": "nesterov", "momentum": 0.9}}),
+    "outer.decay": (SPARSE, {"outer": {"kind": "sparse", "decay": 0.5}}),
     "delay": (ROWS, {"delay": 2}),
     "fragments": (ROWS, {"fragments": 2}),
     "codec.kind": (ROWS, {"codec": {"kind": "int8"}}),
