@@ -82,7 +82,7 @@ class Site(Spec):
     )
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that a worker of this site adds."""
+        """Environment variables that a worker of this site adds, and a process of an order there."""
         found = {
             "ATELIER_ROOT": self.store,
             "ATELIER_ADDRESS": self.address,

@@ -99,9 +99,8 @@ def start_gang(layout: Parallel) -> Gang:
         return Gang(device=device, heartbeat=heartbeat)
     rendezvous = os.environ.get(RENDEZVOUS, "env://")
     if rendezvous.startswith("file://"):
-        os.environ.setdefault(
-            "GLOO_SOCKET_IFNAME", "lo"
-        )  # one host: nothing of the gang is reachable from outside
+        # one host: nothing of the gang is reachable from outside, whatever its site has between hosts
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
     here = torch.tensor([ranks_here(world), -ranks_here(world)])

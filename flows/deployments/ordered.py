@@ -2,6 +2,7 @@
 slots and tracker. Home sends a configuration; what it means is worked out here, and has to be what home has.
 """
 
+import os
 import threading
 import time
 from typing import Any
@@ -18,7 +19,7 @@ from atelier.flows.run.elsewhere import code_of
 from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import linked_at, linked_sites, with_all_roles
 from atelier.flows.run.plan import Plan, make_plan
-from atelier.flows.run.pools import pool_of, tracker_of
+from atelier.flows.run.pools import pool_of, site_of, tracker_of
 from atelier.flows.run.registry import parameters
 from atelier.infra.calibration.history import facts
 from atelier.infra.code.provenance import version
@@ -98,7 +99,9 @@ class Replying:
 
 
 def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str, store: Store) -> int:
-    """Do what an order asks, as far as this site's policy for its home lets it; the exit code."""
+    """Do what an order asks, as far as this site's policy for its home lets it; the exit code. This process
+    and its gangs get the environment of the site of the policy's pool, as a worker of that pool has it.
+    """
     policy = policies.of(order.home)
     with holding(desk, order.id):
         replying = Replying(desk, order, store)
@@ -106,6 +109,7 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
             for refusal in policy.refusals(order):
                 raise ConfigError("policy", refusal)
             frozen = frozen_of(order, policy, mailbox, store)
+            os.environ |= site_of(frozen.pool).environment() | {"ATELIER_ROOT": store.root}  # the agent's
             nodes = collect_nodes(frozen, store)
             check_tasks(order, nodes)
             check_inputs(order, nodes, policy, store)

@@ -138,7 +138,7 @@ class OrderRunner:
         last = ""
         with suppress(OSError, ValueError):
             path = local_path(self._desk.folder(number)) / LOG
-            last = path.read_text(errors="replace").strip().splitlines()[-1]
+            last = "".join(path.read_text(errors="replace").strip().splitlines()[-1:])
         if code < 0 and not self._desk.is_cancelled(number) and self._starts[number] < MOST_STARTS:
             self._say(f"order {number[:8]}: its process was killed; it goes on in another")
             return

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,22 @@ def other(tmp_path: Path) -> TrainingSetup:
     return TrainingSetup(tmp_path / "other")
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, faults: dict[tuple[str, int], float]) -> None:
-    """Multiply loss and gradient of (role, step) by a factor, whenever that step is computed."""
+def name_of(member: RoleState) -> str:
+    return member.name
+
+
+def plant(
+    monkeypatch: pytest.MonkeyPatch,
+    faults: dict[tuple[str, int], float],
+    of: Callable[[RoleState], str] = name_of,
+) -> None:
+    """Multiply loss and gradient of (role, step) by a factor, whenever that step is computed. `of`: what
+    stands for the role there.
+    """
     after = RoleStep.after
 
     def faulty(self: RoleStep, member: RoleState, index: int, total: Tensor) -> Tensor:
-        factor = faults.get((member.name, member.step + 1))
+        factor = faults.get((of(member), member.step + 1))
         if factor is not None:
             results = self.works[member.name].results
             sums = {name: value * factor for name, value in results[index].sums.items()}

@@ -20,7 +20,7 @@ from atelier.engine.config.link import Link
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
-from atelier.engine.config.train import Train
+from atelier.engine.config.train import Health, Train
 from atelier.engine.io.storage import names
 from atelier.engine.link.encoded import parts_of
 from atelier.engine.model.load import blank, build, first_values
@@ -182,12 +182,15 @@ def test_two_sites_of_two_ranks_in_other_layouts_have_equal_bits(
     assert 0 < max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-10
 
 
-def check_kills(tmp_path: Path, text: dict[str, str], draw: random.Random, **link: Any) -> None:
+def check_kills(
+    tmp_path: Path, text: dict[str, str], draw: random.Random, *, health: Health | None = None, **link: Any
+) -> Sites:
     """Three sites of which any is killed anywhere, between rounds or in one, end with the bits of those that
-    were not; checkpoints are not those of the rounds.
+    were not, which are returned; checkpoints are not those of the rounds.
     """
     how = {"rows": {"a": 1, "b": 2, "c": 1}, "outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}} | link
-    spec, sizes = role(lr=1e-2), dict[str, Any](checkpoint_every=draw.choice([3, 4, 5]))
+    spec = role(lr=1e-2)
+    sizes = dict[str, Any](checkpoint_every=draw.choice([3, 4, 5]), health=health or Health())
     whole, killed = (Sites(tmp_path / name, text, **how) for name in ("whole", "killed"))
     whole.train(spec, **sizes)
     paths = {site: killed.write(site, spec, **sizes) for site in killed.setups}
@@ -197,6 +200,7 @@ def check_kills(tmp_path: Path, text: dict[str, str], draw: random.Random, **lin
     assert set(killed.models()) == set(whole.models()) and len(set(whole.models())) == 1
     for site, setup in killed.setups.items():
         assert setup.curve("m") == whole.setups[site].curve("m")
+    return whole
 
 
 @pytest.mark.parametrize("seed", quick(range(3)))

@@ -1,5 +1,6 @@
 """What a site checks of an order before it does it: all of what is made, by which code, from what."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,18 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
-from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of
+from atelier.engine.config.site import Site
+from atelier.flows.deployments import ordered as module
+from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of, work_on
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
+from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.pools import pool_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node
-from atelier.infra.sites.desk import OrderedProduct, OrderedTask, SiteOrder
+from atelier.infra.launch.supervisor import rank_env
+from atelier.infra.sites.desk import OrderDesk, OrderedProduct, OrderedTask, SiteOrder
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
@@ -172,3 +177,33 @@ def test_a_site_trains_with_those_alone_whose_policy_says_so(store: Store, tmp_p
         check_linked(of_another, nodes, policies)
     policies.set(SitePolicy(site="a", tasks=("train",)))
     check_linked(of_another, nodes, policies)
+
+
+def test_the_gangs_of_an_order_use_the_interface_of_the_site_of_its_pool(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is the agent's, whatever a worker there has."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "ATELIER_ADDRESS")
+    for name in names:
+        monkeypatch.setenv(name, "before")
+    document = linked_at(compose("pretrain", [*WORDS]).document, "", "")
+    order, policies, pools = ordered(store, document=document), Policies(tmp_path / "keys"), list[str]()
+    policies.set(POLICY)
+    desk, ranks = OrderDesk(str(tmp_path / "mail")), list[dict[str, str]]()
+    desk.put(order)
+
+    def run(*_: Any) -> int:
+        ranks.append(rank_env(store.root, 1))
+        return 0
+
+    def site_of(pool: Any) -> Site:
+        pools.append(pool.site)
+        return Site(interface="eth7", address="node-7", store="/elsewhere")
+
+    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.setattr(module, "site_of", site_of)
+    assert work_on(desk, order, policies, str(tmp_path / "mail"), store) == 0, desk.reply(order.id)
+    assert pools == ["here"]
+    [found] = ranks
+    assert [found[name] for name in names[:2]] == ["eth7"] * 2
+    assert (os.environ["ATELIER_ADDRESS"], os.environ["ATELIER_ROOT"]) == ("node-7", store.root)
