@@ -229,9 +229,10 @@ class Elsewhere:
                 raise StoppedError(f"{node.site} has not said that it stopped; its agent will stop it")
             if reply is None and not stopped and time.monotonic() - heard > PATIENCE_S:
                 raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s")
-            if shown and not is_silent and time.monotonic() - heard > PATIENCE_S:
+            if reply is not None and not is_silent and time.monotonic() - heard > PATIENCE_S:
                 is_silent = True
-                context.say(node, waiting=f"{node.site} has said nothing for {PATIENCE_S:.0f} s")
+                silence = f"{node.site} has said nothing for {PATIENCE_S:.0f} s"
+                context.say(node, waiting=silence if shown else f"{silence}; there: atelier site orders")
             time.sleep(LOOK_EVERY)
 
     def _take_files(self, node: Node, context: RunContext) -> None:

@@ -144,6 +144,13 @@ def test_of_a_task_whose_site_falls_silent_it_is_said_once_and_again_when_it_fal
     assert home.states == {"curate@b": "done"} and not home.errors and not home.cancelled()
 
 
+def test_of_a_task_whose_site_took_the_order_and_does_not_begin_it_is_said_where_to_look(home: Home) -> None:
+    home.says(30, 1, problem="waits for other orders here")
+    home.tells(1000, 2, "done")
+    home.make()
+    assert home.waits() == [(90, "b has said nothing for 60 s; there: atelier site orders")]
+
+
 def test_of_a_task_whose_site_says_something_all_the_time_nothing_is_said(home: Home) -> None:
     for number in range(1, 8):
         home.tells(50 * number, number, "running" if number < 7 else "done")
