@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
         query = self.query(x_BTD).unflatten(-1, heads)
         key, value = self.key(x_BTD).unflatten(-1, heads), self.value(x_BTD).unflatten(-1, heads)
         if self.has_norms:
-            query, key = rounded(self.query_norm(query)), rounded(self.key_norm(key))
+            query, key = _normed(self.query_norm, query), _normed(self.key_norm, key)
         if rope is not None:
             query, key = rotate(query, rope), rotate(key, rope)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -96,6 +96,11 @@ class SelfAttention(nn.Module):
         if seen is not None:
             key, value = seen.extend(key, value)
         return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2)), relations
+
+
+def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """In the type of the norm's weight: torch does the same for an `x` of 16 bits, and warns of it."""
+    return rounded(norm(x.to(norm.weight.dtype)))
 
 
 class MLP(nn.Module):

@@ -1,6 +1,7 @@
 """The decoder against a reference written token by token; documents, branches and decoding."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -240,7 +241,18 @@ def test_a_row_longer_than_the_learned_positions_is_refused() -> None:
         model(packed([65]))
 
 
-@pytest.mark.parametrize("settings", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.fixture
+def warnings_each_time() -> Iterator[None]:
+    """Torch has some of them once a process alone."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.parametrize(
+    "settings", [LLAMA, GPT2, LLAMA | {"qk_norm": True}], ids=["llama", "gpt2", "norms of queries and keys"]
+)
+@pytest.mark.usefixtures("warnings_each_time")
 def test_bf16_autocast_is_near_fp32_and_keeps_fp32_gradients(settings: dict[str, Any]) -> None:
     model = model_of(torch.float32, **settings)
     batch = packed([40, 20], [60], [1, 59])
