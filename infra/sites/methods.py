@@ -40,11 +40,16 @@ class StreamedOut:
 Method = Unary | StreamedIn | StreamedOut
 
 
+def is_damage_here(error: AtelierError, peer: str) -> bool:
+    """Whether an error is of this site's own files, not of what `peer` sends."""
+    return isinstance(error, DamageError) and not str(error).startswith(f"{peer}: ")
+
+
 def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:
     """Code and reason of a call that ends with an error; what will never be taken is in the audit log, and so
     is what is damaged here, of which the peer learns that it may ask again.
     """
-    if isinstance(error, DamageError) and not str(error).startswith(f"{peer}: "):  # no fault of the request
+    if is_damage_here(error, peer):  # no fault of the request
         audit.complain(str(error))
         return grpc.StatusCode.ABORTED, "something is damaged here; this site's agent says what"
     when = error.when if isinstance(error, NotTaken) else "never"

@@ -13,7 +13,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import DamageError
 from atelier.engine.link.mailbox import Mailbox, Message
 from atelier.infra.sites import audit as audits
-from atelier.infra.sites import file_calls, message_calls
+from atelier.infra.sites import file_calls, message_calls, notes
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit, check
 from atelier.infra.sites.bucket_calls import NUMBERS, Calls
@@ -23,13 +23,14 @@ from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, PEERS
 from atelier.infra.sites.message_calls import MessageCalls
+from atelier.infra.sites.notes import MOST_UNKNOWN
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.sites.transfer import CallChannel
 from tests.infra.sites.agents import TRAJECTORY, Site, friends
 from tests.infra.sites.test_agent import DATA, two
 from tests.infra.sites.test_files import BODY, Sites
-from tests.infra.sites.test_notes import order
+from tests.infra.sites.test_notes import cancellation, large, order
 
 
 def lines(site: Site) -> list[dict[str, str]]:
@@ -340,3 +341,48 @@ def test_an_order_that_is_not_taken_yet_is_said_after_a_while(
             agent.exchange("b")
     [line] = agent._messages.refusals.lines("b")
     assert line.startswith(f"b does not take the order {asked.id[:16]}: ") and "orders here" in line
+
+
+@pytest.mark.parametrize("of", ["no room", "a damaged order"])
+def test_a_note_that_a_site_which_only_dials_out_cannot_take_yet_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """After a pause, as its cancellation; it is said once, and another one comes meanwhile."""
+    a, b = friends(tmp_path, silent="b").values()
+    Policies(b.keys.folder).set(SitePolicy(site="a", tasks=(EVERYTHING,)))
+    asked, small = large("big", MOST_UNKNOWN), order(nonce="small")
+    home, there = OrderDesk(a.mail), OrderDesk(b.mail)
+    damaged = Path(there.folder(asked.id)) / "order.json"
+    for note in (asked, cancellation(asked), small):
+        home.put(note)
+    monkeypatch.setattr("atelier.infra.sites.refusals.LASTS_S", 0.0)
+    with a.served(), monkeypatch.context() as patch:
+        if of == "no room":
+            patch.setattr(notes, "MOST_BYTES", MOST_UNKNOWN)
+        else:
+            damaged.parent.mkdir(parents=True)
+            damaged.write_bytes(b"{")
+        agent = Agent(b.keys, b.mail)
+        for _ in range(8):
+            agent.exchange("a")
+        assert [*there.orders()] == [small]
+        assert [line["kind"] for line in lines(a)].count("order") == 2  # no more was fetched
+        damaged.unlink(missing_ok=True)
+        patch.setattr(notes, "MOST_BYTES", 1 << 20)
+        patch.setattr(notes, "AGAIN_S", 0.0)
+        for _ in range(4):
+            agent.exchange("a")
+        assert there.order(asked.id) == asked and there.is_cancelled(asked.id)
+    said, name = agent._messages.refusals.lines("a"), f"the order {asked.id[:16]}"
+    assert sum(line.startswith(f"a: {name} is not taken here: ") for line in said) == 1
+    assert f"a: {name} goes on" in said
+
+
+def test_a_note_that_is_never_taken_is_asked_for_once(tmp_path: Path) -> None:
+    a, b = friends(tmp_path, silent="b").values()
+    OrderDesk(a.mail).put(large("big", MOST_UNKNOWN))
+    agent = Agent(b.keys, b.mail)
+    with a.served():
+        for _ in range(3):
+            agent.exchange("a")
+    assert [line["what"] for line in lines(b)] == ["refused"] and len(lines(a)) == 1
