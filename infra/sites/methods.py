@@ -61,6 +61,23 @@ def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCo
     return codes.ABORTED if when == "early" else codes.FAILED_PRECONDITION, str(error)
 
 
+def ending(error: Exception, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:
+    """Code and reason of a call that ends with an error: `refusal`'s, or for a fault of this site's own, of
+    which its log alone has the text, that it is one.
+    """
+    try:
+        if isinstance(error, AtelierError):
+            return refusal(error, peer, audit)
+    except OSError as full:  # the log cannot be written
+        error = full
+    why = f"a call of {peer}: {type(error).__name__}: {error}"
+    try:
+        audit.complain(why)
+    except OSError:
+        audit.on_damage(why)
+    return grpc.StatusCode.UNKNOWN, f"{type(error).__name__} there; that site's agent says more"
+
+
 def too_many(peer: str) -> str:
     """Why a call more than `AT_ONCE` of a peer is not answered, with the code ABORTED."""
     return f"{AT_ONCE} calls of {peer} are answered already"

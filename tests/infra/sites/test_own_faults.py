@@ -2,6 +2,7 @@
 peer sends without end: nothing is lost for good, nothing else stands still, and somebody is told.
 """
 
+import errno
 import json
 import os
 import time
@@ -28,7 +29,7 @@ from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.sites.transfer import CallChannel
 from tests.infra.sites.agents import TRAJECTORY, Site, friends
-from tests.infra.sites.test_agent import DATA, two
+from tests.infra.sites.test_agent import DATA, call, head, two
 from tests.infra.sites.test_files import BODY, Sites
 from tests.infra.sites.test_notes import cancellation, large, order
 
@@ -37,7 +38,7 @@ def lines(site: Site) -> list[dict[str, str]]:
     return [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("of", ["policy", "message"])
+@pytest.mark.parametrize("of", ["policy", "message", "message of another place"])
 def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
@@ -51,7 +52,7 @@ def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
     damaged = policy if of == "policy" else place
     before = policy.read_bytes()
     place.parent.mkdir(parents=True)
-    damaged.write_bytes(b"{")
+    damaged.write_bytes(json.dumps(head("c", DATA)).encode() if of == "message of another place" else b"{")
     a.send(1, DATA)
     sending = Agent(a.keys, a.mail)
     with b.served() as agent:
@@ -61,10 +62,34 @@ def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
         assert len(said) == 1 and str(damaged) in said[0]
         [told] = sending._messages.refusals.lines("b")
         assert "something is damaged" in told and str(tmp_path) not in told
-        damaged.unlink() if of == "message" else damaged.write_bytes(before)
+        damaged.write_bytes(before) if of == "policy" else damaged.unlink()
         sending.exchange("b")
         assert b.box.read(1, "a") is not None
     assert [line["what"] for line in lines(b)].count("damaged") == 1
+
+
+@pytest.mark.parametrize("of", ["a message", "a line of the log"])
+def test_a_peer_is_told_nothing_of_this_sites_own_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """This site is, once."""
+    a, b = two(tmp_path)
+    said, sender = list[str](), "b" if of == "a message" else "c"  # whose b may not send
+    begin = json.dumps(head(sender, DATA) | {"offset": 0}).encode()
+
+    def full(*about: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "mail"))
+
+    with a.served() as agent:
+        agent._audit.on_damage = said.append
+        if of == "a message":
+            monkeypatch.setattr(Incoming, "take", full)
+        else:
+            monkeypatch.setattr(Audit, "_append", full)
+        for _ in range(2):
+            told = call(a, b.keys, "Put", begin, DATA)
+            assert told == "UNKNOWN: OSError there; that site's agent says more"
+    assert len(said) == 1 and str(tmp_path / "mail") in said[0]
 
 
 def test_what_is_damaged_of_one_training_holds_up_no_other(tmp_path: Path) -> None:
