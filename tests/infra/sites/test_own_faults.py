@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,50 @@ def test_a_file_that_power_loss_has_emptied_is_made_anew(tmp_path: Path) -> None
     os.truncate(path, 0)
     offer(sites.desks["b"], sites.order, sites.artifact, str(sites.address), sites.record)
     assert path.read_bytes() == BODY
+
+
+def test_a_damaged_file_is_not_offered_and_its_order_ends_with_its_name(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    (sites.address / sites.head().entry.path).write_bytes(BODY[:-1] + b"!")
+    with pytest.raises(DamageError, match=r"store/model/payload-1/model.safetensors: content does not match"):
+        offer(sites.desks["b"], sites.order, sites.artifact, str(sites.address), sites.record)
+    assert not [*sites.files["b"].outgoing("a")]
+
+
+@pytest.mark.parametrize("of", ["other bytes", "unreadable"])
+def test_a_file_that_cannot_be_fetched_is_asked_for_again_later_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Damaged where it was made after it was offered; home, which only dials out, says it once."""
+    made = Sites(tmp_path / "orders")
+    a, b = friends(tmp_path, silent="a").values()
+    a.mail, b.mail = (str(tmp_path / "orders" / name) for name in "ab")
+    offer(made.desks["b"], made.order, made.artifact, str(made.address), made.record)
+    there, here = ([made.files[name].path(made.head(number)) for number in (0, 1)] for name in "ba")
+    there[0].write_bytes(BODY[:-1] + b"!")
+    monkeypatch.setattr("atelier.infra.sites.refusals.LASTS_S", 0.0)
+    given: list[Path] = []
+    blocks_of = file_calls.blocks_of
+
+    def counted(path: Path, offset: int) -> Iterator[bytes]:
+        given.append(path)
+        if path == there[0] and of == "unreadable":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return blocks_of(path, offset)
+
+    with b.served():
+        agent = Agent(a.keys, a.mail)
+        with monkeypatch.context() as patch:
+            patch.setattr(file_calls, "blocks_of", counted)
+            for _ in range(3):
+                agent.exchange("b")
+        assert here[1].read_bytes() == b"{}" and given == there
+        there[0].write_bytes(BODY)
+        agent._files._not_before.clear()
+        agent.exchange("b")
+    assert here[0].read_bytes() == BODY
+    said = agent._messages.refusals.lines("b")
+    assert len(said) == 2 and "is not taken here: " in said[0] and said[1].endswith(" goes on")
 
 
 def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(
