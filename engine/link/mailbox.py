@@ -346,32 +346,32 @@ class Mailbox:
         write_bytes(join(self.place, f"{progress.site}-{PROGRESS}"), text)
 
     def progress(self, site: str) -> ReaderProgress | None:
-        """How far a site says that it has come, None while it says nothing. Raises DamageError, DataError."""
+        """How far a site says that it has come, None while it says nothing. Raises DamageError."""
         place = join(self.place, f"{site}-{PROGRESS}")
         if not exists(place):
             return None
         found = read_as(ReaderProgress, place, "what is said of a progress")
         if (found.trajectory, found.site) != (self.trajectory, site):
-            raise DataError(f"{place}: is of site {found.site}, or of another training")
+            raise DamageError(f"{place}: is of site {found.site}, or of another training")
         return found
 
     def contribution(self, number: int, site: str) -> Contribution | None:
-        """`read`, of a contribution. Raises DataError for another kind as well."""
+        """`read`, of a contribution. Raises DamageError for another kind as well."""
         found = self.read(number, site)
         if not isinstance(found, Contribution | None):
-            raise DataError(f"{self.folder(number, site)}: is of kind {found.kind}, not a contribution")
+            raise DamageError(f"{self.folder(number, site)}: is of kind {found.kind}, not a contribution")
         return found
 
     def answers(self, step: int, site: str, what: What = "answers") -> OfStep | None:
-        """`read`, of a teacher's answers to a step, or drawings. Raises DataError for another kind, too."""
+        """`read`, of a teacher's answers to a step, or drawings. Raises DamageError for another kind, too."""
         found = self.read(step, site)
         if found is not None and found.kind != what:
-            raise DataError(f"{self.folder(step, site)}: is of kind {found.kind}, not a teacher's {what}")
+            raise DamageError(f"{self.folder(step, site)}: is of kind {found.kind}, not a teacher's {what}")
         return found if isinstance(found, OfStep) else None
 
     def read(self, number: int, site: str) -> Message | None:
         """The head of a site's message, None while it is not there. Raises DamageError for one that is no
-        head, DataError for one of another place.
+        head, or of another place.
         """
         place = join(self.folder(number, site), HEAD)
         if not self.has(number, site):
@@ -381,7 +381,7 @@ class Mailbox:
         except FileNotFoundError:  # removed meanwhile
             return None
         if (found.trajectory, found.site, found.round) != (self.trajectory, site, number):
-            raise DataError(f"{place}: is of site {found.site}, round {found.round}, or another training")
+            raise DamageError(f"{place}: is of site {found.site}, round {found.round}, or another training")
         return found
 
 

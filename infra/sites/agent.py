@@ -20,16 +20,18 @@ from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_server import NOBODY, BucketServer
 from atelier.infra.sites.channels import Channels
 from atelier.infra.sites.countersign import Countersigning
+from atelier.infra.sites.desk import Note
 from atelier.infra.sites.file_calls import FileCalls
 from atelier.infra.sites.files import Files
 from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.hourly import Hourly
+from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.loops import Loops, Work
 from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
-from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary
-from atelier.infra.sites.notes import Notes
+from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, is_damage_here
+from atelier.infra.sites.notes import Declined, Notes
 from atelier.infra.sites.policy import Policies
 from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
 
@@ -48,7 +50,7 @@ class Agent:
         self._notes = Notes(mailbox, self.site, Policies(keys.folder).runs_any)
         self._audit = Audit(keys.folder / AUDIT)
         self._told: dict[str, set[str]] = {}  # digests of notes by peer
-        self._refused: dict[str, set[str]] = {}  # the same, of those that it sent
+        self._declined: dict[str, Declined] = {}  # the same, of those that it sent
         self._hourly = hourly = Hourly(keys.folder, self._audit)
         self._messages = MessageCalls(mailbox, self.site, self._audit, self._is_trusted, SERVICE, hourly)
         self._files = FileCalls(
@@ -269,16 +271,46 @@ class Agent:
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
         with self._news.setdefault(peer, threading.Lock()):
-            refused = self._refused.setdefault(peer, set())
-            request = self._notes.request(peer, refused)
+            declined = self._declined.setdefault(peer, Declined())
+            request = self._notes.request(peer, declined)
             answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
-            for text in notes.listed(answer, peer)[:MOST_NOTES]:
-                if hashlib.sha256(text).hexdigest() in refused:
-                    continue
-                try:
-                    note = self._notes.take(text, peer)
-                    if note is not None:
-                        self._audit.add("received", who=peer, **notes.told(note))
-                except AtelierError as error:
-                    refused.add(hashlib.sha256(text).hexdigest())
-                    self._audit.add("refused", who=peer, why=str(error))
+            heard = notes.listed(answer, peer)[:MOST_NOTES]
+            for text in heard:
+                if hashlib.sha256(text).hexdigest() not in declined:
+                    self._hear_note(text, peer, declined)
+            if not heard:
+                declined.heard_all()
+
+    def _hear_note(self, text: bytes, peer: str, declined: Declined) -> None:
+        """Take a note, or decline it: for good, or until later what this site's own state keeps out."""
+        digest = hashlib.sha256(text).hexdigest()
+        try:
+            note = self._notes.take(text, peer)
+        except (AtelierError, OSError) as error:
+            if _is_final(error, peer):
+                declined.never(digest)
+                self._audit.add("refused", who=peer, why=str(error))
+            else:
+                declined.early(digest)
+                self._not_yet(notes.read_note(text, peer), peer, error)
+            return
+        if note is not None:
+            self._audit.add("received", who=peer, **notes.told(note))
+            self._messages.refusals.settled(peer, f"heard {_named(note)}")
+
+    def _not_yet(self, note: Note, peer: str, error: Exception) -> None:
+        """Say what keeps out a note that this site has heard."""
+        if isinstance(error, DamageError):
+            self._audit.complain(str(error))
+        self._messages.refusals.early(peer, f"heard {_named(note)}", _named(note), str(error), is_here=True)
+
+
+def _is_final(error: Exception, peer: str) -> bool:
+    """Whether a note that `peer` has sent will never be taken: it is no fault of this site's own."""
+    if isinstance(error, NotTaken):
+        return error.when != "early"
+    return isinstance(error, AtelierError) and not is_damage_here(error, peer)
+
+
+def _named(note: Note) -> str:
+    return f"the {note.kind} {desk.order_id(note)[:16]}"

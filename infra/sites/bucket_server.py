@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from atelier.engine.config.error import AtelierError, DamageError
+from atelier.engine.config.error import DamageError
 from atelier.engine.io.storage import is_local
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket import BEAT_S, DEAD_S, IN, OUT, Bucket, BucketError, Door, publish
@@ -40,7 +40,7 @@ from atelier.infra.sites.methods import (
     StreamedIn,
     StreamedOut,
     Unary,
-    refusal,
+    ending,
     too_many,
 )
 from atelier.infra.sites.sealed import Context, NotOpened, Opened, seal, unseal
@@ -250,11 +250,8 @@ class BucketServer:
             raise
         except CallError as error:
             self._put(call, [], True, error.code(), error.details())
-        except AtelierError as error:
-            self._put(call, [], True, *refusal(error, peer, self._audit))
-        except Exception as error:  # a fault of this site's own: gRPC says as much
-            self._put(call, [], True, CODES.UNKNOWN, f"{type(error).__name__} at {self._keys.card.site}")
-            raise
+        except Exception as error:
+            self._put(call, [], True, *ending(error, peer, self._audit))
         finally:
             if isinstance(answers, Generator):
                 answers.close()

@@ -20,7 +20,7 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.refusals import Refusals
+from atelier.infra.sites.refusals import OF_ONE, Apart, Refusals
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -30,6 +30,7 @@ from atelier.infra.sites.transfer import (
     offered,
     patience,
     push,
+    reason,
 )
 
 WHAT = "the head of a file"
@@ -109,8 +110,8 @@ class FileCalls:
         """Push what a peer lacks."""
         settled = self._settled.setdefault(peer, set())
         for head in self._files.outgoing(peer):
-            key, now = head.model_dump_json(), time.monotonic()
-            if key in settled or now < self._not_before.get((peer, key), now):
+            key = head.model_dump_json()
+            if key in settled or not self._is_due(peer, head):
                 continue
             early = partial(self._early, peer, head)
             if is_settled(
@@ -128,13 +129,20 @@ class FileCalls:
                     push(channel, f"/{self._service}/PutFile", begin.encode(), path, offset, head.entry.bytes)
                 except grpc.RpcError as error:
                     if code_of(error) == grpc.StatusCode.ABORTED:  # it may be damaged here
-                        self._not_before[peer, head.model_dump_json()] = time.monotonic() + AGAIN_S
+                        self._wait(peer, head)
                     raise
                 self._audit.add("sent", who=peer, **files.told(head))
 
-    def _early(self, peer: str, head: FileHead, why: str) -> None:
+    def _is_due(self, peer: str, head: FileHead) -> bool:
+        now = time.monotonic()
+        return now >= self._not_before.get((peer, head.model_dump_json()), now)
+
+    def _wait(self, peer: str, head: FileHead) -> None:
+        self._not_before[peer, head.model_dump_json()] = time.monotonic() + AGAIN_S
+
+    def _early(self, peer: str, head: FileHead, why: str, *, is_here: bool = False) -> None:
         what = f"{head.entry.path} of the order {head.order[:16]}"
-        self._refusals.early(peer, head.model_dump_json(), what, why)
+        self._refusals.early(peer, head.model_dump_json(), what, why, is_here=is_here)
 
     def _not_taken(self, peer: str, head: FileHead, why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **files.told(head))
@@ -147,14 +155,29 @@ class FileCalls:
         request = json.dumps({"orders": orders}).encode()
         answer = channel.unary_unary(f"/{self._service}/FileHeads")(request, timeout=TIMEOUT_S)
         found: Any = parse_object(answer, peer, "the heads of files").get("heads")
+        each = Apart()
         for document in found if isinstance(found, list) else ():
             try:
                 head = parse_as(FileHead, json.dumps(document), peer, WHAT)
                 offset = self._files.offset(head, peer)
             except AtelierError:  # not asked for, or not yet: the others are fetched
                 continue
-            if offset is not None:
-                asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()
-                ask = channel.unary_stream(f"/{self._service}/GetFile")
-                with self._hourly.admitted(peer, head.entry.bytes - offset):
-                    self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))
+            if offset is not None and self._is_due(peer, head):
+                with each.one():
+                    self._fetch(channel, peer, head, offset)
+        each.end()
+
+    def _fetch(self, channel: CallChannel, peer: str, head: FileHead, offset: int) -> None:
+        """Fetch a file from `offset` on; one that is not as announced, or not given, again after a while."""
+        asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()
+        ask = channel.unary_stream(f"/{self._service}/GetFile")
+        with self._hourly.admitted(peer, head.entry.bytes - offset):
+            try:
+                self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))
+            except (NotTaken, OSError, grpc.RpcError) as error:
+                if isinstance(error, grpc.RpcError) and code_of(error) not in OF_ONE:
+                    raise
+                self._wait(peer, head)
+                self._early(peer, head, reason(error), is_here=True)
+                return
+        self._refusals.settled(peer, head.model_dump_json())

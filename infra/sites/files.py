@@ -11,7 +11,7 @@ from pathlib import Path
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Digest, FileEntry, Record
-from atelier.engine.io.storage import fetch, local_path, make_folder, sync_folder, write_bytes
+from atelier.engine.io.storage import fetch, local_path, make_folder, sync_folder, verify, write_bytes
 from atelier.infra.sites.desk import OrderDesk, OrderedProduct, SiteOrder
 from atelier.infra.sites.incoming import NotTaken, OneTransfer, received
 
@@ -150,13 +150,16 @@ def sent(desk: OrderDesk, order: SiteOrder) -> Iterator[tuple[OrderedProduct, Re
 
 
 def offer(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct, address: str, record: Record) -> None:
-    """Put the files of a finished artifact at `address` where the agent finds them."""
+    """Put the files of a finished artifact at `address` where the agent finds them. Raises DamageError for
+    one that is not as its record says.
+    """
     folder = folder_of(desk, order.id, artifact)
     for entry in record.files:
         path = folder / entry.path
         if not path.exists() or path.stat().st_size != entry.bytes:
             make_folder(path.parent)
             fetch(f"{address}/{entry.path}", part_of(path))
+            verify(str(part_of(path)), entry, f"{address}/{entry.path}")
             with part_of(path).open("rb") as file:
                 os.fsync(file.fileno())  # an empty file would be sent again and again
             os.replace(part_of(path), path)

@@ -23,9 +23,10 @@ from atelier.infra.sites.methods import (
     StreamedIn,
     StreamedOut,
     Unary,
-    refusal,
+    ending,
     too_many,
 )
+from atelier.infra.sites.transfer import CallError
 
 Answer = TypeVar("Answer")
 Requests = Iterator[bytes]
@@ -91,7 +92,7 @@ class GrpcServer:
                 return grpc.stream_stream_rpc_method_handler(partial(self._answers, _of_first(work)))
 
     def _caller(self, context: grpc.ServicerContext) -> str:
-        """The trusted site that calls; ends the call of any other."""
+        """The trusted site that calls. Raises CallError for any other."""
         shown: Any = context.auth_context().get("x509_pem_cert")  # a list of PEMs, which its types do not say
         try:
             peer = self._keys.peer_of(shown[0].decode()) if shown else ""
@@ -99,25 +100,37 @@ class GrpcServer:
             peer = ""
         if not peer:
             self._audit.add("refused", who=context.peer(), why="its certificate is not trusted")
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
+            raise CallError(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
         if problem := self._keys.peer(peer).out_of_time:  # TLS has looked when the connection was made
             self._audit.add("refused", who=peer, why=problem)
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+            raise CallError(grpc.StatusCode.PERMISSION_DENIED, problem)
         return peer
 
     @contextmanager
     def _call(self, context: grpc.ServicerContext) -> Iterator[str]:
-        """A call, by the peer that is given; it ends with the code of what is raised, or as one too many."""
-        peer = self._caller(context)
+        """A call, by the peer that is given; it ends with the code of what is raised."""
+        peer = context.peer()
+        try:
+            peer = self._caller(context)
+            with self._counted(peer):
+                yield peer
+        except CallError as error:
+            context.abort(error.code(), error.details())
+        except grpc.RpcError:  # whoever calls has gone
+            raise
+        except Exception as error:  # of what gRPC would tell a peer the whole text
+            context.abort(*ending(error, peer, self._audit))
+
+    @contextmanager
+    def _counted(self, peer: str) -> Iterator[None]:
+        """Around a call of a peer. Raises CallError for one too many."""
         with self._lock:
             self._going_on[peer] += 1
             is_too_many = self._going_on[peer] > AT_ONCE
         try:
             if is_too_many:
-                context.abort(grpc.StatusCode.ABORTED, too_many(peer))
-            yield peer
-        except AtelierError as error:
-            context.abort(*refusal(error, peer, self._audit))
+                raise CallError(grpc.StatusCode.ABORTED, too_many(peer))
+            yield
         finally:
             with self._lock:
                 self._going_on[peer] -= 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from atelier.engine.config.error import AtelierError, DamageError, DataError
+from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
 from atelier.engine.link.mailbox import (
     BODY,
@@ -181,7 +181,7 @@ class Incoming:
         """How far a peer says that it has come; what is damaged here is as nothing, and said again by it."""
         try:
             return box.progress(peer)
-        except (DamageError, DataError):
+        except DamageError:
             return None
 
     def forget(self, progress: ReaderProgress) -> None:

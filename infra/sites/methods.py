@@ -40,11 +40,16 @@ class StreamedOut:
 Method = Unary | StreamedIn | StreamedOut
 
 
+def is_damage_here(error: AtelierError, peer: str) -> bool:
+    """Whether an error is of this site's own files, not of what `peer` sends."""
+    return isinstance(error, DamageError) and not str(error).startswith(f"{peer}: ")
+
+
 def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:
     """Code and reason of a call that ends with an error; what will never be taken is in the audit log, and so
     is what is damaged here, of which the peer learns that it may ask again.
     """
-    if isinstance(error, DamageError) and not str(error).startswith(f"{peer}: "):  # no fault of the request
+    if is_damage_here(error, peer):  # no fault of the request
         audit.complain(str(error))
         return grpc.StatusCode.ABORTED, "something is damaged here; this site's agent says what"
     when = error.when if isinstance(error, NotTaken) else "never"
@@ -54,6 +59,23 @@ def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCo
     if not isinstance(error, NotTaken):
         return codes.INVALID_ARGUMENT, str(error)
     return codes.ABORTED if when == "early" else codes.FAILED_PRECONDITION, str(error)
+
+
+def ending(error: Exception, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:
+    """Code and reason of a call that ends with an error: `refusal`'s, or for a fault of this site's own, of
+    which its log alone has the text, that it is one.
+    """
+    try:
+        if isinstance(error, AtelierError):
+            return refusal(error, peer, audit)
+    except OSError as full:  # the log cannot be written
+        error = full
+    why = f"a call of {peer}: {type(error).__name__}: {error}"
+    try:
+        audit.complain(why)
+    except OSError:
+        audit.on_damage(why)
+    return grpc.StatusCode.UNKNOWN, f"{type(error).__name__} there; that site's agent says more"
 
 
 def too_many(peer: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from atelier.engine.config.base import Json
@@ -25,6 +26,34 @@ MOST_OPEN, MOST_KEPT = 64, 1000  # orders of a peer that have not ended; all of 
 MOST_BYTES = 64 << 20  # of all orders of a peer that are kept
 MOST_UNKNOWN = 64 << 10  # bytes of an order of a peer for which nothing runs here: it gets its refusal
 MOST_ASKED = 1 << 20  # bytes of a request
+AGAIN_S = 10.0  # after a note that is not taken yet, before it is asked for again
+
+
+class Declined:
+    """The notes of a peer, by their digests, that this site has heard and does not ask for."""
+
+    def __init__(self) -> None:
+        self._never: set[str] = set()
+        self._early: dict[str, float] = {}  # when, of those that are not taken yet
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._never
+        yield from self._early
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._never or digest in self._early
+
+    def never(self, digest: str) -> None:
+        self._never.add(digest)
+
+    def early(self, digest: str) -> None:
+        """It is asked for again, but not before all others were heard."""
+        self._early[digest] = time.monotonic()
+
+    def heard_all(self) -> None:
+        """The peer has no others: ask again for those that were not taken yet, after `AGAIN_S`."""
+        now = time.monotonic()
+        self._early = {digest: since for digest, since in self._early.items() if now - since < AGAIN_S}
 
 
 class Notes:
@@ -38,8 +67,7 @@ class Notes:
         """Keep a note that `peer` sends; None where it, or a newer one, is here. Raises NotTaken for one that
         is not its to send, DamageError for what is none.
         """
-        kind = parse_object(data[: MOST_ASKED * 4], peer, "a note between sites").get("kind")
-        note = note_of(data, kind, peer)
+        note = read_note(data, peer)
         if len(text_of(note)) > MOST:
             raise NotTaken(f"more than {MOST} bytes when it is written out")
         with self._lock:
@@ -47,8 +75,7 @@ class Notes:
 
     def same(self, data: bytes, peer: str) -> Note | None:
         """The note that `peer` sends where just that one is here. Raises DamageError for what is none."""
-        kind = parse_object(data[: MOST_ASKED * 4], peer, "a note between sites").get("kind")
-        note = note_of(data, kind, peer)
+        note = read_note(data, peer)
         if isinstance(note, Cancellation):
             return note if self._desk.is_cancelled(note.order) else None
         here = self._desk.order(note.id) if isinstance(note, SiteOrder) else self._desk.reply(note.order)
@@ -116,11 +143,11 @@ class Notes:
                 if note is not None:
                     yield note
 
-    def request(self, peer: str, refused: Iterable[str]) -> bytes:
+    def request(self, peer: str, declined: Iterable[str]) -> bytes:
         """What asks a peer for its notes: the orders to it that have not ended, and the digests of the notes
-        of open orders that are here or were refused.
+        of open orders that are here or were declined.
         """
-        known, asks = [*refused], list[str]()
+        known, asks = [*declined], list[str]()
         for order in self._desk.listed():
             if order.home == peer and order.site == self._site:
                 known.append(order.digest)
@@ -140,6 +167,12 @@ class Notes:
             raise DamageError(f"{peer}: a request without what it knows and asks for")
         words = {one for one in known if isinstance(one, str)}
         return self.waiting_for(peer, words, {one for one in asks if isinstance(one, str)})
+
+
+def read_note(data: bytes, peer: str) -> Note:
+    """The note that `peer` sends. Raises DamageError for what is none."""
+    kind = parse_object(data[: MOST_ASKED * 4], peer, "a note between sites").get("kind")
+    return note_of(data, kind, peer)
 
 
 def told(note: Note) -> dict[str, Json]:

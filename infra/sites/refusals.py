@@ -1,15 +1,48 @@
 """What agents do not take of each other's messages, as lines for whoever runs the agent: a refusal for good
-is said at once, one that may end by itself when it has lasted.
+is said at once, one that may end by itself when it has lasted. And what is wrong with one thing holds up no
+other.
 """
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import grpc
+
+from atelier.engine.config.error import AtelierError
+from atelier.infra.sites.transfer import NEVER, code_of
+
+OF_ONE = (*NEVER, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN)  # a peer that answers, to what is asked
 LASTS_S = 30.0  # from then on a refusal that may end by itself is said
 OVER = "is over"  # how the reason ends where the peer has had what it refuses
 NOT_TRAINED = "is not trained here"  # the same, where the peer knows no such training
 DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
+
+
+class Apart:
+    """Things that are carried one by one; the first error is raised at the end."""
+
+    def __init__(self) -> None:
+        self._problems: list[Exception] = []
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Around what is done with one. Raises RpcError where the peer does not answer at all."""
+        try:
+            yield
+        except (AtelierError, OSError) as error:
+            self._problems.append(error)
+        except grpc.RpcError as error:
+            if code_of(error) not in OF_ONE:
+                raise
+            self._problems.append(error)
+
+    def end(self) -> None:
+        """Raises the first error of all that were done."""
+        if self._problems:
+            raise self._problems[0]
 
 
 @dataclass

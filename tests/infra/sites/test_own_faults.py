@@ -2,9 +2,11 @@
 peer sends without end: nothing is lost for good, nothing else stands still, and somebody is told.
 """
 
+import errno
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import DamageError
 from atelier.engine.link.mailbox import Mailbox, Message
 from atelier.infra.sites import audit as audits
-from atelier.infra.sites import file_calls, message_calls
+from atelier.infra.sites import file_calls, message_calls, notes
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit, check
 from atelier.infra.sites.bucket_calls import NUMBERS, Calls
@@ -23,20 +25,21 @@ from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, PEERS
 from atelier.infra.sites.message_calls import MessageCalls
+from atelier.infra.sites.notes import MOST_UNKNOWN
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.sites.transfer import CallChannel
 from tests.infra.sites.agents import TRAJECTORY, Site, friends
-from tests.infra.sites.test_agent import DATA, two
+from tests.infra.sites.test_agent import DATA, call, head, two
 from tests.infra.sites.test_files import BODY, Sites
-from tests.infra.sites.test_notes import order
+from tests.infra.sites.test_notes import cancellation, large, order
 
 
 def lines(site: Site) -> list[dict[str, str]]:
     return [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("of", ["policy", "message"])
+@pytest.mark.parametrize("of", ["policy", "message", "message of another place"])
 def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
@@ -50,7 +53,7 @@ def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
     damaged = policy if of == "policy" else place
     before = policy.read_bytes()
     place.parent.mkdir(parents=True)
-    damaged.write_bytes(b"{")
+    damaged.write_bytes(json.dumps(head("c", DATA)).encode() if of == "message of another place" else b"{")
     a.send(1, DATA)
     sending = Agent(a.keys, a.mail)
     with b.served() as agent:
@@ -60,10 +63,34 @@ def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
         assert len(said) == 1 and str(damaged) in said[0]
         [told] = sending._messages.refusals.lines("b")
         assert "something is damaged" in told and str(tmp_path) not in told
-        damaged.unlink() if of == "message" else damaged.write_bytes(before)
+        damaged.write_bytes(before) if of == "policy" else damaged.unlink()
         sending.exchange("b")
         assert b.box.read(1, "a") is not None
     assert [line["what"] for line in lines(b)].count("damaged") == 1
+
+
+@pytest.mark.parametrize("of", ["a message", "a line of the log"])
+def test_a_peer_is_told_nothing_of_this_sites_own_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """This site is, once."""
+    a, b = two(tmp_path)
+    said, sender = list[str](), "b" if of == "a message" else "c"  # whose b may not send
+    begin = json.dumps(head(sender, DATA) | {"offset": 0}).encode()
+
+    def full(*about: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "mail"))
+
+    with a.served() as agent:
+        agent._audit.on_damage = said.append
+        if of == "a message":
+            monkeypatch.setattr(Incoming, "take", full)
+        else:
+            monkeypatch.setattr(Audit, "_append", full)
+        for _ in range(2):
+            told = call(a, b.keys, "Put", begin, DATA)
+            assert told == "UNKNOWN: OSError there; that site's agent says more"
+    assert len(said) == 1 and str(tmp_path / "mail") in said[0]
 
 
 def test_what_is_damaged_of_one_training_holds_up_no_other(tmp_path: Path) -> None:
@@ -276,6 +303,50 @@ def test_a_file_that_power_loss_has_emptied_is_made_anew(tmp_path: Path) -> None
     assert path.read_bytes() == BODY
 
 
+def test_a_damaged_file_is_not_offered_and_its_order_ends_with_its_name(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    (sites.address / sites.head().entry.path).write_bytes(BODY[:-1] + b"!")
+    with pytest.raises(DamageError, match=r"store/model/payload-1/model.safetensors: content does not match"):
+        offer(sites.desks["b"], sites.order, sites.artifact, str(sites.address), sites.record)
+    assert not [*sites.files["b"].outgoing("a")]
+
+
+@pytest.mark.parametrize("of", ["other bytes", "unreadable"])
+def test_a_file_that_cannot_be_fetched_is_asked_for_again_later_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Damaged where it was made after it was offered; home, which only dials out, says it once."""
+    made = Sites(tmp_path / "orders")
+    a, b = friends(tmp_path, silent="a").values()
+    a.mail, b.mail = (str(tmp_path / "orders" / name) for name in "ab")
+    offer(made.desks["b"], made.order, made.artifact, str(made.address), made.record)
+    there, here = ([made.files[name].path(made.head(number)) for number in (0, 1)] for name in "ba")
+    there[0].write_bytes(BODY[:-1] + b"!")
+    monkeypatch.setattr("atelier.infra.sites.refusals.LASTS_S", 0.0)
+    given: list[Path] = []
+    blocks_of = file_calls.blocks_of
+
+    def counted(path: Path, offset: int) -> Iterator[bytes]:
+        given.append(path)
+        if path == there[0] and of == "unreadable":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return blocks_of(path, offset)
+
+    with b.served():
+        agent = Agent(a.keys, a.mail)
+        with monkeypatch.context() as patch:
+            patch.setattr(file_calls, "blocks_of", counted)
+            for _ in range(3):
+                agent.exchange("b")
+        assert here[1].read_bytes() == b"{}" and given == there
+        there[0].write_bytes(BODY)
+        agent._files._not_before.clear()
+        agent.exchange("b")
+    assert here[0].read_bytes() == BODY
+    said = agent._messages.refusals.lines("b")
+    assert len(said) == 2 and "is not taken here: " in said[0] and said[1].endswith(" goes on")
+
+
 def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,3 +411,48 @@ def test_an_order_that_is_not_taken_yet_is_said_after_a_while(
             agent.exchange("b")
     [line] = agent._messages.refusals.lines("b")
     assert line.startswith(f"b does not take the order {asked.id[:16]}: ") and "orders here" in line
+
+
+@pytest.mark.parametrize("of", ["no room", "a damaged order"])
+def test_a_note_that_a_site_which_only_dials_out_cannot_take_yet_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """After a pause, as its cancellation; it is said once, and another one comes meanwhile."""
+    a, b = friends(tmp_path, silent="b").values()
+    Policies(b.keys.folder).set(SitePolicy(site="a", tasks=(EVERYTHING,)))
+    asked, small = large("big", MOST_UNKNOWN), order(nonce="small")
+    home, there = OrderDesk(a.mail), OrderDesk(b.mail)
+    damaged = Path(there.folder(asked.id)) / "order.json"
+    for note in (asked, cancellation(asked), small):
+        home.put(note)
+    monkeypatch.setattr("atelier.infra.sites.refusals.LASTS_S", 0.0)
+    with a.served(), monkeypatch.context() as patch:
+        if of == "no room":
+            patch.setattr(notes, "MOST_BYTES", MOST_UNKNOWN)
+        else:
+            damaged.parent.mkdir(parents=True)
+            damaged.write_bytes(b"{")
+        agent = Agent(b.keys, b.mail)
+        for _ in range(8):
+            agent.exchange("a")
+        assert [*there.orders()] == [small]
+        assert [line["kind"] for line in lines(a)].count("order") == 2  # no more was fetched
+        damaged.unlink(missing_ok=True)
+        patch.setattr(notes, "MOST_BYTES", 1 << 20)
+        patch.setattr(notes, "AGAIN_S", 0.0)
+        for _ in range(4):
+            agent.exchange("a")
+        assert there.order(asked.id) == asked and there.is_cancelled(asked.id)
+    said, name = agent._messages.refusals.lines("a"), f"the order {asked.id[:16]}"
+    assert sum(line.startswith(f"a: {name} is not taken here: ") for line in said) == 1
+    assert f"a: {name} goes on" in said
+
+
+def test_a_note_that_is_never_taken_is_asked_for_once(tmp_path: Path) -> None:
+    a, b = friends(tmp_path, silent="b").values()
+    OrderDesk(a.mail).put(large("big", MOST_UNKNOWN))
+    agent = Agent(b.keys, b.mail)
+    with a.served():
+        for _ in range(3):
+            agent.exchange("a")
+    assert [line["what"] for line in lines(b)] == ["refused"] and len(lines(a)) == 1
