@@ -75,10 +75,11 @@ class Signed(Spec):
             ) from None
 
 
-def sign(statement: Statement, keys: Keys) -> Signed:
-    key = serialization.load_pem_private_key(keys.key, password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)  # as Keys makes it
-    raw = key.sign(statement.text, ec.ECDSA(hashes.SHA256()))
+def sign(statement: Statement, key: bytes) -> Signed:
+    """`key`: in PEM."""
+    private = serialization.load_pem_private_key(key, password=None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)  # as Keys makes it
+    raw = private.sign(statement.text, ec.ECDSA(hashes.SHA256()))
     return Signed(statement=statement, signature=base64.b64encode(raw).decode())
 
 
@@ -114,19 +115,26 @@ class Countersigning:
                 taken.pop(0)
 
     def _own(self, peer: str, answers: str = "") -> Signed:
-        """What this site says now, of lines that are on disk."""
-        position = self._audit.position(peer)
+        """What this site says now, of lines that are on disk. Raises DamageError for a key that is not of
+        the card.
+        """
+        position, (card, key) = self._audit.position(peer), self._keys.pair
         self._audit.sync()
         statement = Statement(
-            site=self._keys.card.site,
+            site=card.site,
             peer=peer,
             lines=position.lines,
             digest=position.digest,
             crossed=position.crossed,
             answers=answers,
-            certificate=self._keys.card.digest,
+            certificate=card.digest,
         )
-        return sign(statement, self._keys)
+        signed = sign(statement, key)
+        try:
+            signed.check(card.certificate, str(self._keys.folder))
+        except DamageError as error:
+            raise DamageError(str(error), "atelier site rotate makes both anew") from None
+        return signed
 
     def _check(self, theirs: Signed, peer: str) -> None:
         """Check that a peer has signed it, for this site. Raises NotTaken, DamageError."""

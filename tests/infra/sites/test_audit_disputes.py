@@ -41,7 +41,7 @@ def test_a_site_cannot_sign_for_another(tmp_path: Path) -> None:
     place = next(number for number, line in enumerate(documents) if line["what"] == "signed")
     real = Signed.model_validate(documents[place]["theirs"]).statement
     forged = real.model_copy(update={"certificate": a.keys.card.digest})
-    documents[place]["theirs"] = signed_by(forged, a.keys).model_dump(mode="json")
+    documents[place]["theirs"] = signed_by(forged, a.keys.key).model_dump(mode="json")
     log_of(a).write_text(chained(documents[: place + 1]))
     with pytest.raises(DamageError, match=r":2: a statement of b is signed with a certificate of a"):
         checked(a)
@@ -170,7 +170,7 @@ def test_two_logs_of_as_many_lines_are_refused(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     with a.served() as mine, b.served() as theirs:
         own = mine._signing._own("b")
-        fork = signed_by(own.statement.model_copy(update={"digest": "1" * 64}), a.keys)
+        fork = signed_by(own.statement.model_copy(update={"digest": "1" * 64}), a.keys.key)
         theirs._signing.answer(own.model_dump_json().encode(), "a")
         with pytest.raises(NotTaken, match="a has signed another audit log of 0 lines"):
             theirs._signing.answer(fork.model_dump_json().encode(), "a")
@@ -189,7 +189,7 @@ def test_a_statement_that_comes_again_gets_the_same_answer_and_no_line(tmp_path:
     for _ in range(2):
         with b.served() as theirs:
             for _ in range(3):  # each with a signature of its own
-                request = signed_by(own, a.keys).model_dump_json().encode()
+                request = signed_by(own, a.keys.key).model_dump_json().encode()
                 answers.append(theirs._signing.answer(request, "a"))
     assert all(each == answers[0] for each in answers) and len(signatures(b)) == 1
     b.keys.rotate()
@@ -206,7 +206,7 @@ def test_a_trusted_peer_fills_no_disk_with_what_is_signed(tmp_path: Path) -> Non
         own, now = mine._signing._own("b").statement, [100.0]
 
         def claim(lines: int, **more: Any) -> None:
-            said = signed_by(own.model_copy(update={"lines": lines, **more}), a.keys)
+            said = signed_by(own.model_copy(update={"lines": lines, **more}), a.keys.key)
             theirs._signing.answer(said.model_dump_json().encode(), "a", lambda: now[0])
 
         for lines in range(MOST_ANSWERED):
