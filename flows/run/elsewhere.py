@@ -6,6 +6,7 @@ import fcntl
 import re
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import IO, cast
 
@@ -61,9 +62,17 @@ class Elsewhere:
         """
         if self._frozen.resume.fresh:
             raise ConfigError("--fresh", "is for runs at one site", "begin it again at each site by itself")
-        orders = {site: self._order(site, "plan", f"{self._nonce} {time.time_ns()}") for site in self._there}
-        for order in orders.values():
-            self._desk.put(order)
+        orders: dict[str, SiteOrder] = {}
+        try:
+            for site in self._there:
+                order = self._order(site, "plan", f"{self._nonce} {time.time_ns()}")
+                self._desk.put(order)
+                orders[site] = order
+            return self._replied(plan, orders)
+        finally:
+            self._end(orders.values())  # nobody waits for what has not ended
+
+    def _replied(self, plan: Plan, orders: Mapping[str, SiteOrder]) -> Plan:
         rows, refusals, notes = [*plan.rows], [*plan.refusals], [*plan.notes]
         began = time.monotonic()
         for site, order in orders.items():
@@ -75,7 +84,6 @@ class Elsewhere:
                     break
                 time.sleep(LOOK_EVERY)
             if reply is not None and not reply.is_last:
-                self._cancel(order)
                 refusals.append(
                     f"{site} has said nothing for {PLANNING_S:.0f} s after '{reply.problem or reply.state}';"
                     " is its agent still there?"
@@ -147,8 +155,8 @@ class Elsewhere:
                     order = one
                     break
             self._desk.put(order)
-            self._own(order)
             self._orders[site] = order
+            self._own(order)
 
     def _own(self, order: SiteOrder) -> bool:
         """Have an order as long as this process lives; False where another run has it."""
@@ -259,7 +267,10 @@ class Elsewhere:
 
     def close(self) -> None:
         """Cancel what has not ended."""
-        for order in self._orders.values():
+        self._end(self._orders.values())
+
+    def _end(self, orders: Iterable[SiteOrder]) -> None:
+        for order in orders:
             reply = self._desk.reply(order.id)
             if reply is None or not reply.is_last:
                 self._cancel(order)

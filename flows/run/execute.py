@@ -358,19 +358,19 @@ def _inside(
     is_part = bool(plan.there) or frozen.ordered is not None
     here = {node.name for node in plan.nodes} if is_part else None
     scheduler = PrefectScheduler(submit, here, plan.there)
-    if elsewhere is not None:
-        elsewhere.begin()
     looking_in(context.store)
     with stopping(context.stop), showing_sites(plan, context, outcome.states):
         token = scheduling(scheduler)
         try:
+            if elsewhere is not None:
+                elsewhere.begin()
             body(frozen.flow)(**frozen.call())
         finally:
             stop_scheduling(token)
             _wait_for(scheduler, outcome)
             if elsewhere is not None:
                 elsewhere.close()
-            outcome.is_whole = True
+        outcome.is_whole = True
     if outcome.failure is None:
         show_report(outcome.nodes, context)
 

@@ -35,10 +35,10 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
     if not is_local(root):
         raise AtelierError(f"sites.loopback: the store {root} is no folder of this machine")
     folders = {name: local_path(root) / LOOPBACK / name for name in sites.names}
-    keys = {name: _keys(folder / "keys", name) for name, folder in folders.items()}
     home = sites.names[0]
     with ExitStack() as stack:
         stack.callback(_alone(local_path(root) / LOOPBACK).close)
+        keys = {name: _keys(folder / "keys", name) for name, folder in folders.items()}
         for name in reversed(sites.names):  # home calls the others: it needs their addresses
             for peer in sites.names:
                 if peer != name:
@@ -57,6 +57,7 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
 
 def _alone(folder: Path) -> IO[str]:
     """A file that is locked until it is closed. Raises ConfigError while another run has these sites."""
+    folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

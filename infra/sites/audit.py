@@ -6,6 +6,7 @@ sign how far each has come (infra/sites/countersign.py).
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from pathlib import Path
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import DamageError
+from atelier.engine.config.link import SITE
 from atelier.engine.io.storage import sync_folder
 
 FIRST = "0" * 64
@@ -26,6 +28,7 @@ HOUR_S = 3600.0
 SIGNED = "signed"  # what a line with signatures says
 MOST_MESSAGES = 100_000  # of a kind that are remembered; what is offered again is one of the last
 MOST_REFUSED, MOST_WHY = 300, 500  # lines of what is refused of one site in a minute; letters of each
+STRANGERS = ""  # all callers that are no site that is known, whatever address each has
 ABOUT = ("trajectory", "round", "sha256")  # of a message, in its line
 Message = tuple[Json, ...]  # way, peer, and these
 Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and bytes
@@ -89,7 +92,7 @@ class Audit:
         self.path, self._lock = path, threading.Lock()
         self.on_damage: Callable[[str], None] = lambda why: None
         self._complained: dict[str, float] = {}  # when, by what is damaged
-        self._refused: dict[str, tuple[int, int]] = {}  # by whom: the minute, and how many lines in it
+        self._refused: dict[str, tuple[int, int]] = {}  # by caller: the minute, and how many lines in it
         self._cut_at: int | None = None  # bytes of whole lines, while there may be more after them
         cut_last(path)
         self._chain = Chain()
@@ -100,17 +103,18 @@ class Audit:
 
     def add(self, what: str, **about: Json) -> None:
         """Append a line: what happened, when, with whom. Raises OSError where it cannot be written whole: the
-        log is then as it was. Of what is refused of one site at most `MOST_REFUSED` lines a minute are kept,
-        the last of which says so: who is trusted fills no disk with them.
+        log is then as it was. Of what is refused of one site, or of all callers that are none, at most
+        `MOST_REFUSED` lines a minute are kept, the last of which says so: nobody fills a disk with them.
         """
         with self._lock:
             if what != "refused":
                 self._add(what, about)
                 return
             who, minute = str(about.get("who")), int(time.monotonic() // 60)
-            before = self._refused.get(who, (minute, 0))
+            caller = who if re.fullmatch(SITE, who) else STRANGERS
+            before = self._refused.get(caller, (minute, 0))
             number = before[1] + 1 if before[0] == minute else 1
-            self._refused[who] = (minute, number)
+            self._refused[caller] = (minute, number)
             if number <= MOST_REFUSED:
                 why = str(about.get("why"))[:MOST_WHY]
                 more = "; what else is refused in this minute has no line" if number == MOST_REFUSED else ""

@@ -9,6 +9,7 @@ import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import grpc
@@ -30,7 +31,8 @@ from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of
 
 WHAT = "a statement about an audit log"
 REST_S, MOST_S = 2.0, 30.0  # a log is signed when nothing was added for so long, and at least so often
-MOST_STATEMENT = 1 << 16  # bytes
+MOST_STATEMENT = 1 << 13  # bytes: a few counts for each kind of message
+MOST_ANSWERED, MINUTE_S = 60, 60.0  # statements of a peer in a minute that are answered, each with a line
 
 
 class Statement(Spec):
@@ -73,10 +75,11 @@ class Signed(Spec):
             ) from None
 
 
-def sign(statement: Statement, keys: Keys) -> Signed:
-    key = serialization.load_pem_private_key(keys.key, password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)  # as Keys makes it
-    raw = key.sign(statement.text, ec.ECDSA(hashes.SHA256()))
+def sign(statement: Statement, key: bytes) -> Signed:
+    """`key`: in PEM."""
+    private = serialization.load_pem_private_key(key, password=None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)  # as Keys makes it
+    raw = private.sign(statement.text, ec.ECDSA(hashes.SHA256()))
     return Signed(statement=statement, signature=base64.b64encode(raw).decode())
 
 
@@ -90,10 +93,17 @@ class Countersigning:
         self._last: dict[str, Statement] = {}  # by peer, of those taken: where its log had come furthest
         self._taken: dict[str, list[tuple[float, int]]] = {}  # by peer: when, and how many lines; in order
         self._since: dict[str, tuple[int, float, float]] = {}  # unsigned messages; when first, when last seen
+        self._answers: dict[str, Signed] = {}  # by peer: the last one
+        self._answered: dict[str, deque[float]] = {}  # by peer: when
         for found in read_lines(audit.path, Chain()):
             if found.get("what") == SIGNED:
-                theirs = parse_as(Signed, json.dumps(found.get("theirs")), str(audit.path), WHAT).statement
-                self._remember(theirs, -math.inf)
+                own, theirs = (
+                    parse_as(Signed, json.dumps(found.get(key)), str(audit.path), WHAT)
+                    for key in ("own", "theirs")
+                )
+                self._remember(theirs.statement, -math.inf)
+                if own.statement.answers:
+                    self._answers[own.statement.peer] = own
 
     def _remember(self, said: Statement, now: float) -> None:
         """Remember how far a peer has come, and for as long as a call may last how far it had before."""
@@ -105,31 +115,41 @@ class Countersigning:
                 taken.pop(0)
 
     def _own(self, peer: str, answers: str = "") -> Signed:
-        """What this site says now, of lines that are on disk."""
-        position = self._audit.position(peer)
+        """What this site says now, of lines that are on disk. Raises DamageError for a key that is not of
+        the card.
+        """
+        position, (card, key) = self._audit.position(peer), self._keys.pair
         self._audit.sync()
         statement = Statement(
-            site=self._keys.card.site,
+            site=card.site,
             peer=peer,
             lines=position.lines,
             digest=position.digest,
             crossed=position.crossed,
             answers=answers,
-            certificate=self._keys.card.digest,
+            certificate=card.digest,
         )
-        return sign(statement, self._keys)
+        signed = sign(statement, key)
+        try:
+            signed.check(card.certificate, str(self._keys.folder))
+        except DamageError as error:
+            raise DamageError(str(error), "atelier site rotate makes both anew") from None
+        return signed
 
-    def _take(self, theirs: Signed, peer: str, now: float, least: int | None = None) -> None:
-        """Check what a peer has signed. Raises NotTaken, DamageError. A statement of fewer lines than another
-        that is here was overtaken by that, where it has not fewer than `least`; by default than what was
-        taken before a call that is under way can have begun.
-        """
+    def _check(self, theirs: Signed, peer: str) -> None:
+        """Check that a peer has signed it, for this site. Raises NotTaken, DamageError."""
         said, card = theirs.statement, self._keys.peers.get(peer)
         if card is None:
             raise NotTaken(f"{peer} is not trusted any more")
         if (said.site, said.peer) != (peer, self._keys.card.site) or said.certificate != card.digest:
             raise NotTaken(f"a statement of {said.site} for {said.peer}, and {peer} sends it")
         theirs.check(card.certificate, peer)
+
+    def _take(self, said: Statement, peer: str, now: float, least: int | None = None) -> None:
+        """Take what a peer has signed. Raises NotTaken. A statement of fewer lines than another that is here
+        was overtaken by that, where it has not fewer than `least`; by default than what was taken before a
+        call that is under way can have begun.
+        """
         before = self._last.get(peer)
         if before is not None and said.lines < before.lines:
             old = [lines for at, lines in self._taken[peer] if now - at > TIMEOUT_S]
@@ -147,13 +167,31 @@ class Countersigning:
         self._audit.add(SIGNED, who=peer, **about)
 
     def answer(self, request: bytes, peer: str, now: Callable[[], float] = time.monotonic) -> dict[str, Json]:
-        """Take a peer's statement; this site's own. Raises NotTaken, DamageError."""
+        """Take a peer's statement; this site's own, for the same one again the same. Raises NotTaken,
+        DamageError.
+        """
         theirs = parse_as(Signed, request[:MOST_STATEMENT], peer, WHAT)
         with self._lock:
-            self._take(theirs, peer, now())
-            own = self._own(peer, theirs.statement.own_digest)
-            self._keep(peer, own, theirs)
+            self._check(theirs, peer)
+            digest, at, own = theirs.statement.own_digest, now(), self._answers.get(peer)
+            if own is None or not self._answers_now(own.statement, digest):
+                self._count(peer, at)
+                self._take(theirs.statement, peer, at)
+                own = self._own(peer, digest)
+                self._keep(peer, own, theirs)
+                self._answers[peer] = own
         return own.model_dump(mode="json")
+
+    def _answers_now(self, own: Statement, digest: str) -> bool:
+        """Whether it answers the statement of this digest, with the key that this site has now."""
+        return own.answers == digest and own.certificate == self._keys.card.digest
+
+    def _count(self, peer: str, now: float) -> None:
+        """Raises NotTaken for one statement of a peer too many in a minute: it may come later."""
+        times = self._answered.setdefault(peer, deque(maxlen=MOST_ANSWERED))
+        if len(times) == MOST_ANSWERED and now - times[0] < MINUTE_S:
+            raise NotTaken(f"{peer} has signed {MOST_ANSWERED} times in a minute", "early")
+        times.append(now)
 
     def ask_if_due(self, channel: CallChannel, peer: str, now: Callable[[], float] = time.monotonic) -> None:
         """Have a peer sign, when messages that crossed are not signed and none has come for a while, or they
@@ -191,6 +229,7 @@ class Countersigning:
         if theirs.statement.answers != own.statement.own_digest:
             raise NotTaken(f"{peer} signed an answer to something else")
         with self._lock:
-            self._take(theirs, peer, time.monotonic(), before.lines if before is not None else 0)
+            self._check(theirs, peer)
+            self._take(theirs.statement, peer, time.monotonic(), before.lines if before is not None else 0)
             self._keep(peer, own, theirs)
         self._since.pop(peer, None)

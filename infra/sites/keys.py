@@ -21,12 +21,13 @@ from atelier.engine.config.base import Spec
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.link import SITE
-from atelier.engine.io.storage import write_bytes
+from atelier.engine.io.storage import sync_folder, write_bytes
 
 KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
 MAILBOX_AT, LOCK, FORMER = "mailbox.txt", "agent.lock", "former"
 FOLDER = "ATELIER_SITE"  # environment variable
 TLS_NAME = "atelier-site"  # of all certificates: who begins a connection says in clear whom it looks for
+CERTIFICATE = b"-----BEGIN CERTIFICATE-----"  # where it begins, behind the key
 DAYS = 825  # for which a certificate is valid
 MOST_CARD = 100_000  # bytes
 LISTENS = r"[A-Za-z0-9_.:\[\]-]+:\d+"  # host:port
@@ -164,7 +165,9 @@ class Keys:
         return file
 
     def rotate(self) -> None:
-        """A new key and certificate; peers have to accept the new card."""
+        """A new key and certificate; peers have to accept the new card. Whoever is killed meanwhile has the
+        old ones or the new ones.
+        """
         card = self.card
         self._renew(card.site, card.address)
 
@@ -189,23 +192,35 @@ class Keys:
         plain = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        _write_private(self.folder / KEY, plain)
         card = Card(site=site, address=address, certificate=_pem(certificate))
+        _write_private(self.folder / KEY, plain + card.certificate.encode())  # both, or neither
         write_bytes(str(self.folder / CARD), card.text)
 
     @property
     def key(self) -> bytes:
-        try:
-            return (self.folder / KEY).read_bytes()
-        except FileNotFoundError:
-            raise _none(self.folder) from None
+        return self.pair[1]
 
     @property
     def card(self) -> Card:
+        return self.pair[0]
+
+    @property
+    def pair(self) -> tuple[Card, bytes]:
+        """The card, and the key of its certificate, as they are together at one moment. The certificate is
+        the one beside the key; keys that were made before have it in the card alone.
+        """
+        place = str(self.folder / CARD)
         try:
-            return parse_as(Card, (self.folder / CARD).read_bytes(), str(self.folder / CARD), "a site's card")
+            card = parse_as(Card, (self.folder / CARD).read_bytes(), place, "a site's card")
+            text = (self.folder / KEY).read_bytes()  # after the card: a new key has its certificate with it
         except FileNotFoundError:
             raise _none(self.folder) from None
+        key, begin, rest = text.partition(CERTIFICATE)
+        if begin:
+            certificate = (begin + rest).decode(errors="replace")
+            about = card.model_copy(update={"certificate": certificate}).text
+            card = parse_as(Card, about, str(self.folder / KEY), "a key and its certificate")
+        return card, key
 
     def accept(self, card: bytes, place: str) -> Card:
         """Trust a site, by its card. Raises ConfigError for what is none, is this site's own, or has the
@@ -330,6 +345,7 @@ def _write_private(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def _none(folder: Path) -> ConfigError:

@@ -1,8 +1,11 @@
 """How long a run waits for what other sites say of their tasks, and what it says of those that are silent."""
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,14 @@ import pytest
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.flows.run import elsewhere as module
-from atelier.flows.run.compose import compose
+from atelier.flows.run import execute
+from atelier.flows.run.compose import Frozen, compose
 from atelier.flows.run.elsewhere import LOOK_EVERY, PATIENCE_S, PLANNING_S, STOPPING_S, Elsewhere
+from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
-from atelier.infra.sites.desk import OrderDesk, SiteOrder
+from atelier.infra.sites.desk import Note, OrderDesk, SiteOrder
 from atelier.infra.store.store import Store
 from tests.infra.sites.test_notes import reply
 
@@ -101,7 +106,45 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
 def test_a_plan_is_refused_where_a_site_does_not_answer(home: Home) -> None:
     [refused] = home.elsewhere.planned(home.plan).refusals
     assert refused.startswith("b has not answered for 60 s; is `atelier site serve` running here and there?")
-    assert PATIENCE_S < home.clock.now < PATIENCE_S + 2 * LOOK_EVERY
+    assert PATIENCE_S < home.clock.now < PATIENCE_S + 2 * LOOK_EVERY and home.cancelled()
+
+
+def test_a_plan_that_is_broken_off_is_not_made_elsewhere(home: Home) -> None:
+    def broken_off() -> None:
+        raise KeyboardInterrupt
+
+    home.clock.at(10, broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        home.elsewhere.planned(home.plan)
+    assert home.cancelled()
+
+
+def test_no_site_goes_on_with_a_run_whose_next_order_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
+    store, frozen = Store(str(tmp_path)), compose("pretrain", [*WORDS, "sites=[a,b,c]"])
+    plan, put = make_plan(frozen, store), OrderDesk.put
+    assert frozen.here is not None and [*plan.there] == ["b", "c"]
+
+    def full(desk: OrderDesk, note: Note) -> None:
+        if isinstance(note, SiteOrder) and note.site == "c":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(desk, note)
+
+    def host(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]) -> None:
+        inside()
+
+    monkeypatch.setattr(OrderDesk, "put", full)
+    for name in ("show_plan", "showing_sites"):  # on Prefect's page
+        monkeypatch.setattr(execute, name, lambda *_: nullcontext())
+    elsewhere = Elsewhere(frozen, plan, store, "run")
+    with pytest.raises(OSError, match="No space left"):
+        execute.run_flow(frozen, plan, store, "", lambda *_: None, host=host, elsewhere=elsewhere)
+    for file in elsewhere._owned:
+        file.close()
+    desk = OrderDesk(frozen.here.mailbox)
+    assert [(order.site, desk.is_cancelled(order.id)) for order in desk.orders()] == [("b", True)]
 
 
 def test_a_plan_is_refused_where_a_site_falls_silent_and_is_not_made_there_any_more(home: Home) -> None:

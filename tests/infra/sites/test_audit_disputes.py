@@ -15,7 +15,13 @@ from atelier.engine.config.error import ConfigError, DamageError
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.audit_check import DIFFERS, compare, site_of, table, verify
-from atelier.infra.sites.countersign import REST_S, Countersigning, Signed
+from atelier.infra.sites.countersign import (
+    MOST_ANSWERED,
+    MOST_STATEMENT,
+    REST_S,
+    Countersigning,
+    Signed,
+)
 from atelier.infra.sites.countersign import sign as signed_by
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import Card
@@ -35,7 +41,7 @@ def test_a_site_cannot_sign_for_another(tmp_path: Path) -> None:
     place = next(number for number, line in enumerate(documents) if line["what"] == "signed")
     real = Signed.model_validate(documents[place]["theirs"]).statement
     forged = real.model_copy(update={"certificate": a.keys.card.digest})
-    documents[place]["theirs"] = signed_by(forged, a.keys).model_dump(mode="json")
+    documents[place]["theirs"] = signed_by(forged, a.keys.key).model_dump(mode="json")
     log_of(a).write_text(chained(documents[: place + 1]))
     with pytest.raises(DamageError, match=r":2: a statement of b is signed with a certificate of a"):
         checked(a)
@@ -164,15 +170,55 @@ def test_two_logs_of_as_many_lines_are_refused(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     with a.served() as mine, b.served() as theirs:
         own = mine._signing._own("b")
-        fork = signed_by(own.statement.model_copy(update={"digest": "1" * 64}), a.keys)
+        fork = signed_by(own.statement.model_copy(update={"digest": "1" * 64}), a.keys.key)
         theirs._signing.answer(own.model_dump_json().encode(), "a")
-        theirs._signing.answer(own.model_dump_json().encode(), "a")  # asked again
         with pytest.raises(NotTaken, match="a has signed another audit log of 0 lines"):
             theirs._signing.answer(fork.model_dump_json().encode(), "a")
         checked(b)
         theirs._signing._keep("a", theirs._signing._own("a", fork.statement.own_digest), fork)
-    with pytest.raises(DamageError, match=r":3: a has signed two logs of 0 lines"):
+    with pytest.raises(DamageError, match=r":2: a has signed two logs of 0 lines"):
         checked(b)
+
+
+def test_a_statement_that_comes_again_gets_the_same_answer_and_no_line(tmp_path: Path) -> None:
+    """Also of an agent that was begun again; not once this site signs with another key."""
+    a, b = two(tmp_path)
+    with a.served() as mine:
+        own = mine._signing._own("b").statement
+    answers: list[Any] = []
+    for _ in range(2):
+        with b.served() as theirs:
+            for _ in range(3):  # each with a signature of its own
+                request = signed_by(own, a.keys.key).model_dump_json().encode()
+                answers.append(theirs._signing.answer(request, "a"))
+    assert all(each == answers[0] for each in answers) and len(signatures(b)) == 1
+    b.keys.rotate()
+    with b.served() as theirs:
+        last = Signed.model_validate(theirs._signing.answer(request, "a"))
+    assert last.statement.certificate == b.keys.card.digest and len(signatures(b)) == 2
+    checked(b)
+
+
+def test_a_trusted_peer_fills_no_disk_with_what_is_signed(tmp_path: Path) -> None:
+    """It may claim what it likes of its own log, each time something else."""
+    a, b = two(tmp_path)
+    with a.served() as mine, b.served() as theirs:
+        own, now = mine._signing._own("b").statement, [100.0]
+
+        def claim(lines: int, **more: Any) -> None:
+            said = signed_by(own.model_copy(update={"lines": lines, **more}), a.keys.key)
+            theirs._signing.answer(said.model_dump_json().encode(), "a", lambda: now[0])
+
+        for lines in range(MOST_ANSWERED):
+            claim(lines)
+        with pytest.raises(NotTaken, match=f"a has signed {MOST_ANSWERED} times in a minute") as error:
+            claim(MOST_ANSWERED)
+        assert error.value.when == "early" and len(signatures(b)) == MOST_ANSWERED
+        now[0] += 61
+        claim(MOST_ANSWERED)
+        with pytest.raises(DamageError):
+            claim(MOST_ANSWERED + 1, crossed={"in": {"x" * MOST_STATEMENT: (1, 1)}})
+    assert len(signatures(b)) == MOST_ANSWERED + 1
 
 
 def test_lines_are_on_disk_before_they_are_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Audit logs that both sites sign: what is changed, left out, cut off or forged is found and named."""
 
+import base64
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import FIRST
 from atelier.infra.sites.audit_check import compare, verify
 from atelier.infra.sites.countersign import MOST_S, REST_S
+from atelier.infra.sites.countersign import sign as signed_by
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
 from atelier.infra.sites.message_calls import MessageCalls
@@ -220,6 +222,26 @@ def test_a_stranger_signs_nothing(tmp_path: Path) -> None:
         pytest.raises(NotTaken, match=r"a statement of b for a, and b sends it"),
     ):
         mine._signing.answer(other._signing._own("a").model_dump_json().encode(), "b")
+
+
+def test_a_statement_with_a_certificate_that_is_trusted_and_a_signature_of_another_key_is_not_taken(
+    tmp_path: Path,
+) -> None:
+    a, b = crossed(tmp_path)
+    with a.served() as mine, b.served() as theirs:
+        before, real = lines_of(a), theirs._signing._own("a")
+        forged = signed_by(real.statement, a.keys.key)
+        raw = base64.b64decode(real.signature)
+        flipped = base64.b64encode(raw[:-1] + bytes([raw[-1] ^ 1])).decode()
+        for signature in (forged.signature, flipped, "", "no base64"):
+            said = real.model_copy(update={"signature": signature})
+            with pytest.raises(DamageError, match=r"^b: the signature of b is not by its certificate$"):
+                mine._signing.answer(said.model_dump_json().encode(), "b")
+        assert lines_of(a) == before
+        mine._signing.answer(real.model_dump_json().encode(), "b")
+        with pytest.raises(DamageError, match="is not by its certificate"):  # nor where it comes again
+            mine._signing.answer(forged.model_dump_json().encode(), "b")
+        assert len(lines_of(a)) == len(before) + 1
 
 
 def test_what_was_signed_before_a_key_was_changed_can_be_verified(tmp_path: Path) -> None:

@@ -255,6 +255,20 @@ def test_a_trusted_peer_fills_no_disk_with_what_is_refused(
     assert check(log.path)
 
 
+def test_nor_do_strangers_each_with_a_connection_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audits, "MOST_REFUSED", 5)
+    monkeypatch.setattr(audits.time, "monotonic", lambda: 600.0)
+    log = Audit(tmp_path / "audit.jsonl")
+    for port in range(20):
+        log.add("refused", who=f"ipv4:127.0.0.1:{port}", why="its certificate is not trusted")
+    log.add("refused", who="b", why="of one that is known")
+    whos = [json.loads(line)["who"] for line in log.path.read_text().splitlines()]
+    assert whos == [*(f"ipv4:127.0.0.1:{port}" for port in range(5)), "b"]
+    assert len(log._refused) == 2
+
+
 def test_a_clock_that_was_set_back_counts_an_hour_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
