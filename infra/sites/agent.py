@@ -220,7 +220,7 @@ class Agent:
 
     def exchange(self, peer: str) -> None:
         """Send a peer what it lacks, and where it cannot call this site fetch what it has for it; nothing
-        where the peer has no address. Raises RpcError and AtelierError.
+        where the peer has no address. Raises RpcError, AtelierError and OSError.
         """
         card = self.keys.peer(peer)
         if not card.address:
@@ -234,7 +234,7 @@ class Agent:
             card = self.keys.peer(peer)  # who is revoked meanwhile gets nothing more
             try:
                 part(self._channels.of(card), peer)
-            except (AtelierError, grpc.RpcError) as error:
+            except (AtelierError, OSError, grpc.RpcError) as error:
                 problems.append(error)
                 if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
                     self._channels.drop(peer)  # nobody may be at its other end

@@ -13,7 +13,6 @@ from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
-from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import local_path
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox, Message, ReaderProgress, head_of
@@ -21,7 +20,7 @@ from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.refusals import Refusals
+from atelier.infra.sites.refusals import Apart, Refusals
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -33,6 +32,7 @@ from atelier.infra.sites.transfer import (
 )
 
 MOST_HEADS = 1000  # of one answer
+LAST = 10**9  # after the last round that there can be
 OFFER_AGAIN_S, MOST_ASKED = 30.0, 3  # messages that are kept: their reader may have lost some
 
 
@@ -94,15 +94,14 @@ class MessageCalls:
             case [int(size), int() | float() as seconds] if size > 0 and math.isfinite(seconds):
                 tell_rate(self._url, peer, size, seconds)
         known = known if isinstance(known, dict) else {}
-        found: list[Json] = []
+        found, each = list[Json](), Apart()
         for about in self._incoming.trainings(peer):
             last = known.get(about.trajectory)
             after = last if isinstance(last, int) else 0
-            try:
+            with each.one():
                 for head in Mailbox(self._url, about.trajectory).sent(self._site, after):
                     found.append(head.model_dump(mode="json", by_alias=True))
-            except AtelierError as error:  # what is damaged here holds up no other training
-                self._audit.complain(str(error))
+        self._complain(each)
         return {"heads": found[:MOST_HEADS]}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
@@ -125,15 +124,24 @@ class MessageCalls:
 
     def progress(self, request: bytes, peer: str) -> dict[str, Json]:
         """How far this site has come in what it learns from a peer's teachers."""
-        found = [*self._progress_for(peer)][:MOST_HEADS]
+        each = Apart()
+        found = [*self._progress_for(peer, each)][:MOST_HEADS]
+        self._complain(each)
         for progress in found:
             self._note("fetched", peer, progress)
         return {"progress": [one.model_dump(mode="json", by_alias=True) for one in found]}
 
-    def _progress_for(self, peer: str) -> Iterator[ReaderProgress]:
+    def _complain(self, each: Apart) -> None:
+        """Say what is damaged here of some trainings; the others are answered."""
+        for error in each.problems:
+            self._audit.complain(str(error))
+
+    def _progress_for(self, peer: str, each: Apart) -> Iterator[ReaderProgress]:
         for about in self._incoming.trainings(peer):
             if about.teacher == peer:
-                found = Mailbox(self._url, about.trajectory).progress(self._site)
+                found = None
+                with each.one():
+                    found = Mailbox(self._url, about.trajectory).progress(self._site)
                 if found is not None:
                     yield found
 
@@ -163,14 +171,11 @@ class MessageCalls:
 
     def send(self, channel: CallChannel, peer: str) -> None:
         """Push what a peer lacks. Raises the first error, after what is of other trainings."""
-        problems: list[AtelierError] = []
+        each = Apart()
         for about in self._incoming.trainings(peer):
-            try:
+            with each.one():
                 self._send_of(Mailbox(self._url, about.trajectory), channel, peer)
-            except AtelierError as error:
-                problems.append(error)
-        if problems:
-            raise problems[0]
+        each.end()
 
     def _send_of(self, box: Mailbox, channel: CallChannel, peer: str) -> None:
         self._offer_again(channel, peer, box)
@@ -240,19 +245,32 @@ class MessageCalls:
             self._audit.add_once("sent", peer, **told(head))
 
     def fetch(self, channel: CallChannel, peer: str) -> None:
-        """Fetch what a peer has for this site."""
-        known = {
-            about.trajectory: self._last_of(about.trajectory, peer)
-            for about in self._incoming.trainings(peer)
-        }
+        """Fetch what a peer has for this site. Raises the first error, after what is of other trainings."""
+        each = Apart()
+        known = self._known(peer, each)
         request = json.dumps({"known": known, "took": self._took.pop(peer, None)}).encode()
         answer = channel.unary_unary(f"/{self._service}/Heads")(request, timeout=TIMEOUT_S)
         heads = parse_object(answer, peer, "the heads of messages").get("heads")
-        early: set[str] = set()  # trainings of which later rounds are too early as well
+        ended: set[str] = set()  # trainings of which no later rounds are fetched now
         for found in heads if isinstance(heads, list) else ():
-            head = head_of(json.dumps(found), peer)
-            if head.trajectory not in early and not self._fetch(channel, peer, head):
-                early.add(head.trajectory)
+            with each.one():
+                head = head_of(json.dumps(found), peer)
+                if head.trajectory not in ended:
+                    ended.add(head.trajectory)
+                    if self._fetch(channel, peer, head):
+                        ended.discard(head.trajectory)
+        each.end()
+
+    def _known(self, peer: str, each: Apart) -> dict[str, int]:
+        """The last rounds up to which all messages of a peer are here, or over, by trajectory; of a training
+        that is damaged here so many that none is asked for.
+        """
+        known: dict[str, int] = {}
+        for about in self._incoming.trainings(peer):
+            known[about.trajectory] = LAST
+            with each.one():
+                known[about.trajectory] = self._last_of(about.trajectory, peer)
+        return known
 
     def _last_of(self, trajectory: str, peer: str) -> int:
         """The last round up to which all messages of a peer are here, or over; 0 = none."""
@@ -295,36 +313,46 @@ class MessageCalls:
 
     def tell(self, channel: CallChannel, peer: str) -> None:
         """Tell a peer how far this site has come, where that is new."""
-        for progress in self._progress_for(peer):
-            key = (peer, progress.trajectory)
-            if self._told.get(key) == progress:
-                continue
-            about = told_progress(progress)
+        each = Apart()
+        for progress in self._progress_for(peer, each):
+            if self._told.get((peer, progress.trajectory)) != progress:
+                with each.one():
+                    self._tell(channel, peer, progress)
+        each.end()
 
-            def send(text: bytes = progress.model_dump_json(by_alias=True).encode()) -> None:
-                channel.unary_unary(f"/{self._service}/Hear")(text, timeout=TIMEOUT_S)
+    def _tell(self, channel: CallChannel, peer: str, progress: ReaderProgress) -> None:
+        about, text = told_progress(progress), progress.model_dump_json(by_alias=True).encode()
 
-            def refused(why: str, about: dict[str, Json] = about) -> None:
-                self._audit.add("not taken", who=peer, why=why, **about)
+        def send() -> None:
+            channel.unary_unary(f"/{self._service}/Hear")(text, timeout=TIMEOUT_S)
 
-            what, of = f"how far this site is in {progress.trajectory[:16]}", f"told {progress.trajectory}"
-            if is_settled(send, refused, partial(self.refusals.early, peer, of, what)):
-                self._note("sent", peer, progress)
-                self.refusals.settled(peer, of)
+        def refused(why: str) -> None:
+            self._audit.add("not taken", who=peer, why=why, **about)
+
+        what, of = f"how far this site is in {progress.trajectory[:16]}", f"told {progress.trajectory}"
+        if is_settled(send, refused, partial(self.refusals.early, peer, of, what)):
+            self._note("sent", peer, progress)
+            self.refusals.settled(peer, of)
 
     def ask(self, channel: CallChannel, peer: str) -> None:
         """Ask a peer, which this site alone can call, how far it has come."""
         answer = channel.unary_unary(f"/{self._service}/Progress")(b"{}", timeout=TIMEOUT_S)
         found = parse_object(answer, peer, "what is said of a progress").get("progress")
+        each = Apart()
         for one in found if isinstance(found, list) else ():
-            progress = parse_as(ReaderProgress, json.dumps(one), peer, "what is said of a progress")
-            key = (peer, progress.trajectory)
-            if self._told.get(key) != progress:
-                try:
-                    self._hear(progress, peer)
-                except NotTaken as refused:
-                    if refused.when == "never":
-                        raise
+            with each.one():
+                progress = parse_as(ReaderProgress, json.dumps(one), peer, "what is said of a progress")
+                if self._told.get((peer, progress.trajectory)) != progress:
+                    self._heard(progress, peer)
+        each.end()
+
+    def _heard(self, progress: ReaderProgress, peer: str) -> None:
+        """Take what a peer has answered; what is early or over is passed over."""
+        try:
+            self._hear(progress, peer)
+        except NotTaken as refused:
+            if refused.when == "never":
+                raise
 
 
 def _named(head: Message) -> str:

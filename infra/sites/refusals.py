@@ -25,7 +25,7 @@ class Apart:
     """Things that are carried one by one; the first error is raised at the end."""
 
     def __init__(self) -> None:
-        self._problems: list[Exception] = []
+        self.problems: list[Exception] = []
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -33,16 +33,16 @@ class Apart:
         try:
             yield
         except (AtelierError, OSError) as error:
-            self._problems.append(error)
+            self.problems.append(error)
         except grpc.RpcError as error:
             if code_of(error) not in OF_ONE:
                 raise
-            self._problems.append(error)
+            self.problems.append(error)
 
     def end(self) -> None:
         """Raises the first error of all that were done."""
-        if self._problems:
-            raise self._problems[0]
+        if self.problems:
+            raise self.problems[0]
 
 
 @dataclass

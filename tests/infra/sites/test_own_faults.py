@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DamageError
-from atelier.engine.link.mailbox import Mailbox, Message
+from atelier.engine.link.mailbox import Mailbox, Message, ReaderProgress
 from atelier.infra.sites import audit as audits
 from atelier.infra.sites import file_calls, message_calls, notes
 from atelier.infra.sites.agent import Agent
@@ -93,20 +95,62 @@ def test_a_peer_is_told_nothing_of_this_sites_own_faults(
     assert len(said) == 1 and str(tmp_path / "mail") in said[0]
 
 
-def test_what_is_damaged_of_one_training_holds_up_no_other(tmp_path: Path) -> None:
-    a, b = two(tmp_path)
-    first = Mailbox(a.mail, "00" * 32)
+FIRST = "00" * 32  # a training that is looked at before the others
+
+
+@pytest.mark.parametrize("silent", ["", "b"])
+def test_a_damaged_head_of_one_training_holds_up_no_other(tmp_path: Path, silent: str) -> None:
+    """Of a's messages, where a sends them, or where b fetches them."""
+    a, b = two(tmp_path, silent)
     for site in (a, b):
-        Mailbox(site.mail, first.trajectory).open(site.name, ["a", "b"])
-    place = Path(first.folder(1, "a"))
-    place.mkdir(parents=True)
+        Mailbox(site.mail, FIRST).open(site.name, ["a", "b"])
+        Mailbox(site.mail, FIRST).send(1, site.name, [DATA], {}, 0, codec=Codec())
+    Mailbox(a.mail, FIRST).send(2, "a", [DATA], {}, 0, codec=Codec())
+    at, peer = (b, a) if silent else (a, b)
+    place = Path(Mailbox(at.mail, FIRST).folder(2, "a"))
+    place.mkdir(parents=True, exist_ok=True)
     (place / "message.json").write_bytes(b"{")
     a.send(1, DATA)
-    sending = Agent(a.keys, a.mail)
-    with b.served():
-        with pytest.raises(DamageError):
-            sending.exchange("b")
-        assert b.box.read(1, "a") is not None
+    with peer.served(), pytest.raises(DamageError, match=str(place)):
+        Agent(at.keys, at.mail).exchange(peer.name)
+    assert b.box.read(1, "a") is not None
+
+
+@pytest.mark.parametrize("silent", ["", "a", "b"])
+def test_a_damaged_progress_of_one_training_holds_up_no_other(tmp_path: Path, silent: str) -> None:
+    """Of b, that learns from a: where b says it, where a asks for it, and where b fetches what it is to
+    learn.
+    """
+    a, b = friends(tmp_path, silent=silent).values()
+    for site in (a, b):
+        for box in (Mailbox(site.mail, FIRST), site.box):
+            box.open_answers(site.name, ["a", "b"], "a", most=len(DATA), ahead=1)
+    a.box.answer(1, "a", [DATA])
+    b.box.tell(ReaderProgress(trajectory=TRAJECTORY, site="b", step=0, safe=0))
+    damaged = Path(Mailbox(b.mail, FIRST).place) / "b-progress.json"
+    damaged.write_bytes(b"{")
+    at, peer = (a, b) if silent == "a" else (b, a)
+    said: list[str] = []
+    with peer.served() as agent:
+        agent._audit.on_damage = said.append
+        try:
+            Agent(at.keys, at.mail).exchange(peer.name)
+        except DamageError as error:
+            said.append(str(error))
+    assert len(said) == 1 and str(damaged) in said[0]
+    assert a.box.progress("b") is not None and (silent == "" or b.box.read(1, "a") is not None)
+
+
+def test_what_a_peer_does_not_give_of_one_training_holds_up_no_other(tmp_path: Path) -> None:
+    a, b = two(tmp_path, "b")
+    for site in (a, b):
+        Mailbox(site.mail, FIRST).open(site.name, ["a", "b"])
+    Mailbox(a.mail, FIRST).send(1, "a", [DATA], {}, 0, codec=Codec())
+    a.send(1, DATA)
+    (Path(Mailbox(a.mail, FIRST).folder(1, "a")) / "tensors.safetensors").unlink()
+    with a.served(), pytest.raises(grpc.RpcError, match="there; that site's agent says more"):
+        Agent(b.keys, b.mail).exchange("a")
+    assert b.box.read(1, "a") is not None
 
 
 def test_a_message_in_the_middle_that_a_peer_has_lost_is_sent_again(
