@@ -189,6 +189,7 @@ class ElasticRounds:
                 " give all sites the same"
             )
         meeting.current(number)
+        meeting.check_told(number, own)
 
     def _look(self, number: int, before: RoundLine | None) -> RoundLine | None:
         """The decision of a round where this site can make it."""

@@ -22,7 +22,8 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
 from atelier.engine.io.fork_server import Process
 from atelier.engine.io.storage import names
-from atelier.engine.link.mailbox import BODY, Contribution
+from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.engine.link.membership import Meeting, Presence
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.role_state import RoleState
@@ -359,6 +360,19 @@ def test_a_round_that_too_few_can_be_in_ends_with_what_is_wrong_with_the_others(
     with pytest.raises(DataError, match=r"round 1: needs 2 sites .* of b cannot .*safetensors: .*again"):
         setup.train(sites.training("a", role(lr=1e-2), EVERY), stop=AfterSteps(setup.folder, 50))
     assert "goes without" not in capsys.readouterr().out
+
+
+def test_a_site_whose_first_decision_the_coordinator_has_no_more_ends(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """b has lost its store and its mailbox; what a's agent says of that has come."""
+    sites = Sites(tmp_path, text, **elastic(grace=60.0))
+    setup = sites.setups["b"]
+    box = Mailbox(sites.mailbox("b"), setup.segment("m", 0, STEPS).fingerprint)
+    told = {"trajectory": box.trajectory, "site": "a", "round": 9, "safe": 7, "beat": 1, "coordinator": "a"}
+    Meeting(box).tell(Presence.model_validate(told | {"oldest": 8}))
+    with pytest.raises(DataError, match=r"round-000001.decision.json: is gone, and at a round 8 is the old"):
+        setup.train(sites.training("b", role(lr=1e-2), STEPS), stop=AfterSteps(setup.folder, 50))
 
 
 def test_sites_that_are_told_other_coordinators_end_with_an_error(
