@@ -5,8 +5,7 @@ site says. Torch-free.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import ANY
@@ -14,6 +13,9 @@ from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
 from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
+
+ADDED = "added other contributions in the round before"
+BEGAN = "began with other weights than this site; copy the model `init` from one site to the other"
 
 
 class Coordinator:
@@ -27,21 +29,24 @@ class Coordinator:
         rounds: AboutRounds,
         box: Mailbox,
         clock: Callable[[], float] = time.monotonic,
-        is_good: Callable[[Contribution], bool] | None = None,
+        why_not: Callable[[Contribution], str] | None = None,
     ) -> None:
-        """`site`: which decides them. `is_good`: of a contribution, None = all are; one that is not counts as
-        one that never came.
+        """`site`: which decides them. `why_not`: why a contribution cannot be added, '' = it can, None = all
+        can; one that cannot counts as one that never came.
         """
         self._site, self.rounds, self._membership = site, rounds, rounds.membership
-        self._is_good, self._judged = is_good, dict[str, bool]()  # by digest of its body
+        self._why_not, self._judged = why_not, dict[str, str]()  # by digest of its body
+        self.refused: dict[str, str] = {}  # why contributions are not taken, by site, at the last look
         self._box, self._meeting, self._clock = box, Meeting(box), clock
         self._heard: dict[str, tuple[Presence | None, float]] = {}  # by site: what it said last, and when
         self._enough: tuple[int, float] = (0, 0.0)  # a round, and since when it has the minimum
 
     def look(self, number: int, before: RoundLine | None) -> RoundLine | None:
         """The decision of round `number`, which follows the line `before`; None while it is waited. A site
-        whose contribution lies there and cannot be read is as one that never came: neither in nor waited for.
+        whose contribution lies there and is not taken is as one that never came: neither in nor waited for.
+        Raises DataError where such sites are so many that the others are too few for ever.
         """
+        self.refused = {}
         there = self._meeting.current(number)
         if there is not None:
             return there.line
@@ -53,18 +58,15 @@ class Coordinator:
         for site in self.rounds.rows:
             self._hear(site, now)
         added = before.sha256 if before else self.rounds.begun
-        sent: dict[str, Contribution | None] = {}
-        for site in log.assigned:
-            with suppress(DamageError, DataError):
-                sent[site] = self._box.contribution(number, site)
-        here = {site: head for site, head in sent.items() if head is not None and self._takes(head, added)}
-        late, minimum = [site for site, head in sent.items() if head is None], self._membership.minimum
+        here, late = self._contributions(number, log.assigned, added)
+        minimum = self._membership.minimum
         if late and self._waits(late, number, now, has_enough=len(here) >= minimum):
             return None
         coming = {site for site in self.rounds.rows if self._comes(site, number, now)}
         following = {*here, *coming}
         if len(here) < minimum:  # who is left of the round are too few, and more come to the next one
             if not coming or len(following) < minimum:
+                self._check_enough(number, coming)
                 return None
             here = {}
         line = RoundLine(
@@ -77,14 +79,50 @@ class Coordinator:
         decision = Decision(trajectory=self._box.trajectory, site=self._site, line=line)
         return self._meeting.decide(decision).line
 
-    def _takes(self, head: Contribution, added: Mapping[str, str]) -> bool:
-        """Whether a contribution is from the outer weights that all have, and good."""
+    def _contributions(
+        self, number: int, sites: Iterable[str], added: Mapping[str, str]
+    ) -> tuple[dict[str, Contribution], list[str]]:
+        """The contributions of sites that are taken, and those that have sent none; the others are refused.
+        `added`: what was, in the round before.
+        """
+        here, late = dict[str, Contribution](), list[str]()
+        for site in sites:
+            try:
+                head = self._box.contribution(number, site)
+            except (DamageError, DataError) as bad:
+                self.refused[site] = str(bad)
+                continue
+            if head is None:
+                late.append(site)
+            elif why := self._judge(head, added):
+                self.refused[site] = why
+            else:
+                here[site] = head
+        return here, late
+
+    def _judge(self, head: Contribution, added: Mapping[str, str]) -> str:
+        """Why a contribution is not taken: it is from other outer weights than all have, or cannot be added;
+        '' = it is.
+        """
         if head.before != added:
-            return False
+            place = self._box.folder(head.round, head.site)
+            return f"{place}: {head.site} {ADDED if head.round > 1 else BEGAN}"
         key = head.body.sha256
-        if self._is_good is not None and key not in self._judged:
-            self._judged[key] = self._is_good(head)
-        return self._judged.get(key, True)
+        if self._why_not is not None and key not in self._judged:
+            self._judged[key] = self._why_not(head)
+        return self._judged.get(key, "")
+
+    def _check_enough(self, number: int, coming: set[str]) -> None:
+        """Raise DataError where a round waits for nobody who could still be in it or after it: a site sends
+        no other contribution to a round than its first.
+        """
+        minimum, possible = self._membership.minimum, ({*self.rounds.rows} - {*self.refused}) | coming
+        if len(possible) < minimum:
+            raise DataError(
+                f"round {number}: needs {minimum} sites (train.link.membership.minimum), and what came of"
+                f" {' and '.join(self.refused)} cannot be taken: {'; '.join(self.refused.values())}; begin"
+                f" all sites again, without {self._box.place}"
+            )
 
     def _hear(self, site: str, now: float) -> None:
         said = self._meeting.heard(site)

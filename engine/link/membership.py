@@ -34,6 +34,11 @@ class Presence(Spec):
     coordinator: str = Field(
         max_length=63, description="which site decides who is in a round, as this one is told; any"
     )
+    oldest: int | None = Field(
+        default=None,
+        ge=1,
+        description="said to a site that is at an earlier round: no decision before is left",
+    )
 
 
 class Decision(Spec):
@@ -58,7 +63,7 @@ class Meeting:
 
     def tell(self, presence: Presence) -> None:
         """Say that a site is there."""
-        text = canonical(presence.model_dump(mode="json", by_alias=True))
+        text = canonical(presence.model_dump(mode="json", by_alias=True, exclude_none=True))
         write_bytes(join(self._box.place, f"{presence.site}-{PRESENCE}"), text)
 
     def presence(self, site: str) -> Presence | None:
@@ -106,12 +111,29 @@ class Meeting:
         found, last = self.decision(number), self.last()
         found = found or self.decision(number)  # it and later ones may have been decided meanwhile
         if found is None and last is not None and last.line.round > number:
-            raise DataError(
-                f"{self._place(number)}: is gone, and round {last.line.round} is decided: this site's"
-                " checkpoints are too old to go on, or the mailbox is of an earlier run; begin all sites"
-                f" again, without {self._box.place}"
-            )
+            raise self._too_old(number, f"round {last.line.round} is decided")
         return found
+
+    def check_told(self, number: int, coordinator: str) -> None:
+        """Raise DataError where the decision of the round that this site is at will not come: the coordinator
+        says that it has it no more.
+        """
+        said = self.heard(coordinator)
+        if said is not None and said.oldest is not None and said.oldest > number:
+            raise self._too_old(number, f"at {coordinator} round {said.oldest} is the oldest")
+
+    def oldest(self, said: Presence) -> int:
+        """The first round of which a decision lies here, of the site that has `said` how far it is; where
+        none does, the first that it may still decide.
+        """
+        numbers = (number for number in self._box.rounds() if exists(self._place(number)))
+        return next(numbers, max(said.safe + 1, said.round - 1))
+
+    def _too_old(self, number: int, why: str) -> DataError:
+        return DataError(
+            f"{self._place(number)}: is gone, and {why}: this site's checkpoints are too old to go on, or the"
+            f" mailbox is of an earlier run; begin all sites again, without {self._box.place}"
+        )
 
     def decided(self, after: int = 0) -> Iterator[Decision]:
         """The decisions that lie here, of rounds after `after`, in the order of their rounds."""

@@ -30,8 +30,8 @@ BEATS = 6  # of a site in the time of silence that is allowed
 
 class ElasticRounds:
     """The rounds of the one role that sites train together. `safe`: the last round that this site will not
-    ask for again; `is_good`: whether a contribution can be added, of those that this site decides about;
-    `say` gets what is waited for for long.
+    ask for again; `why_not`: why a contribution cannot be added, '' = it can, of those that this site decides
+    about; `say` gets who a round goes without, and what is waited for for long.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ElasticRounds:
         stop: StopRequest,
         member: RoleState,
         safe: Callable[[], int],
-        is_good: Callable[[Contribution], bool],
+        why_not: Callable[[Contribution], str],
         say: Callable[[str], None],
     ) -> None:
-        self._is_good, self._say = is_good, say
+        self._why_not, self._say = why_not, say
         self._link, self._gang, self._stop, self._member, self._safe = link, gang, stop, member, safe
         self._log: tuple[int, SampleLog] = (-1, SampleLog(link.rows, link.every))  # after so many rounds
         self._coordinator: tuple[str, Coordinator] | None = None  # by trajectory
@@ -130,7 +130,7 @@ class ElasticRounds:
             if line is None:
                 self._check_meeting(number, time.monotonic() - began)
             if line is None and about.may_decide(self._link.site):
-                line = self._deciding(number).look(number, before)
+                line = self._look(number, before)
             return line.text if line is not None else ""
 
         while not (text := self._from_first(look, other="")):
@@ -152,7 +152,7 @@ class ElasticRounds:
         if not about.may_decide(self._link.site):
             return f"{about.coordinator}, which decides who is in round {number}"
         box = self.box(number)
-        missing = [site for site in about.rows if box.contribution(number, site) is None]
+        missing = [site for site in about.rows if not box.has(number, site)]
         return f"{', '.join(missing) or 'the decision'}, in round {number}"
 
     def _from_first(self, work: Callable[[], Found], *, other: Found) -> Found:
@@ -189,11 +189,21 @@ class ElasticRounds:
                 " give all sites the same"
             )
         meeting.current(number)
+        meeting.check_told(number, own)
+
+    def _look(self, number: int, before: RoundLine | None) -> RoundLine | None:
+        """The decision of a round where this site can make it."""
+        coordinator = self._deciding(number)
+        line = coordinator.look(number, before)
+        for site, why in coordinator.refused.items():
+            if line is not None and site not in line.sha256:
+                self._say(f"round {number} goes without {site}: {why}")
+        return line
 
     def _deciding(self, number: int) -> Coordinator:
         box = self.box(number)
         if self._coordinator is None or self._coordinator[0] != box.trajectory:
-            new = Coordinator(self._link.site, self.about(number), box, is_good=self._is_good)
+            new = Coordinator(self._link.site, self.about(number), box, why_not=self._why_not)
             self._coordinator = (box.trajectory, new)
         return self._coordinator[1]
 

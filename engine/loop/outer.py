@@ -20,6 +20,7 @@ from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DamageError, DataError, StoppedError
 from atelier.engine.config.link import Link
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
+from atelier.engine.link.coordinator import ADDED, BEGAN
 from atelier.engine.link.encoded import layouts_of
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.engine.link.round_log import RoundLine
@@ -40,8 +41,6 @@ from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.2  # seconds between looks for messages
 LATER_EVERY = 5.0  # seconds between looks for messages that will not come
-ADDED = "added other contributions in the round before"
-BEGAN = "began with other weights than this site; copy the model `init` from one site to the other"
 
 
 class OuterSteps:
@@ -75,7 +74,7 @@ class OuterSteps:
                 rounds = Rounds(self._link, member.end - member.start)
                 self._plans[member.name] = RoundPlan(rounds, layouts, self._link.codecs)
                 if self._link.is_elastic:
-                    how = (partial(self._safe, member), partial(self._is_good, member), self._say)
+                    how = (partial(self._safe, member), partial(self._why_not, member), self._say)
                     self.elastic = ElasticRounds(self._link, self._gang, self._stop, member, *how)
                     member.outer.kept = member.learned()
         self._choice.begin(len(self._plans))
@@ -342,16 +341,15 @@ class OuterSteps:
             result[site] = self._stored(box, head, plan.layouts[fragment])
         return result
 
-    def _is_good(self, member: RoleState, head: Contribution) -> bool:
-        """Whether a contribution can be added; on this rank alone."""
+    def _why_not(self, member: RoleState, head: Contribution) -> str:
+        """Why a contribution cannot be added, '' = it can; on this rank alone."""
         box, layout = self._box(head.round, member), self._layout(head.round, member)
         try:
             held = self._open(box, {head.site: head}, member)[head.site]
             held.check(layout, most_norm(self._link.clip, head.codec.kind))
         except (DataError, DamageError) as bad:
-            self._say(f"round {head.round} goes without {head.site}: {bad}")
-            return False
-        return True
+            return str(bad)
+        return ""
 
     def _stored(self, box: Mailbox, head: Contribution, layout: Layout) -> StoredContribution:
         """A contribution in the mailbox. Raises DamageError for one that is not as its head says."""

@@ -53,7 +53,7 @@ class MeetingCalls:
         found: list[Json] = []
         for about in self._elastic(peer):
             after = known.get(about.trajectory)
-            for said in self._said(about, after, None) if isinstance(after, int) else ():
+            for said in self._said(about, peer, after, None) if isinstance(after, int) else ():
                 if len(found) < MOST:
                     found.append(_document(said))
                     self._note("fetched", peer, said)
@@ -67,7 +67,7 @@ class MeetingCalls:
             key = (peer, about.trajectory)
             if time.monotonic() < self._not_before.get(key, 0.0):
                 continue
-            for said in self._said(about, self._decided.get(key, 0), self._told.get(key)):
+            for said in self._said(about, peer, self._decided.get(key, 0), self._told.get(key)):
                 refusals, early = list[str](), list[str]()
 
                 def send(text: bytes = json.dumps(_document(said)).encode()) -> None:
@@ -154,16 +154,20 @@ class MeetingCalls:
             if about.rounds is not None:
                 yield about
 
-    def _said(self, about: AboutTraining, after: int, told: Presence | None) -> Iterator[Said]:
-        """What this site has to say of a training: decisions of rounds after `after`, and that it is there
-        where that is another than what it `told` last.
+    def _said(self, about: AboutTraining, peer: str, after: int, told: Presence | None) -> Iterator[Said]:
+        """What this site has to say to a peer of a training: that it is there where that is another than what
+        it `told` last, and, where it decides, decisions of rounds after `after`.
         """
         meeting = Meeting(Mailbox(self._url, about.trajectory))
-        if about.rounds is not None and about.rounds.coordinator == self._site:
-            yield from meeting.decided(after)
-        presence = meeting.presence(self._site)
+        presence, is_deciding = meeting.presence(self._site), _coordinator(about) == self._site
+        if presence is not None and is_deciding:
+            theirs, oldest = meeting.heard(peer), meeting.oldest(presence)
+            if theirs is not None and theirs.round < oldest:  # it has lost what it knew
+                presence = presence.model_copy(update={"oldest": oldest})
         if presence is not None and presence != told:
-            yield presence
+            yield presence  # first: decisions that are too early for the peer hold up the rest
+        if is_deciding:
+            yield from meeting.decided(after)
 
     def _take(self, document: dict[str, Json], peer: str) -> None:
         """Keep what a peer says. Raises NotTaken for what is not its to say."""
@@ -215,6 +219,11 @@ class MeetingCalls:
                 self._audit.add_once(what, peer, **about)
             else:
                 self._audit.add(what, who=peer, **about, **({"why": why} if why else {}))
+
+
+def _coordinator(about: AboutTraining) -> str:
+    """The site that decides who is in a round; '' where all are."""
+    return about.rounds.coordinator if about.rounds is not None else ""
 
 
 def _document(said: Said) -> dict[str, Json]:

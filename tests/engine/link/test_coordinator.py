@@ -189,17 +189,45 @@ def test_a_round_whose_decision_is_gone_is_refused(tmp_path: Path) -> None:
 def test_a_contribution_that_cannot_be_added_is_as_one_that_never_came(tmp_path: Path) -> None:
     table, asked = Table(tmp_path), list[str]()
 
-    def is_good(head: Contribution) -> bool:
+    def why_not(head: Contribution) -> str:
         asked.append(head.site)
-        return head.site != "b"
+        return "is too long" if head.site == "b" else ""
 
-    table.coordinator = Coordinator("a", table.rounds, table.box, lambda: table.now, is_good)
+    table.coordinator = Coordinator("a", table.rounds, table.box, lambda: table.now, why_not)
     table.contribute("a", "b")
     table.say("b")
     assert table.look() is None
     table.contribute("c")
     assert table.look() == ["a", "c"]
     assert sorted(asked) == ["a", "b", "c"]  # each once
+    assert table.coordinator.refused == {"b": "is too long"}
+
+
+@pytest.mark.parametrize("fault", ["not good", "other weights", "not read"])
+def test_where_too_few_are_left_of_all_sites_a_round_ends_with_the_reason(tmp_path: Path, fault: str) -> None:
+    """No site sends another contribution to the round than its first."""
+    table = Table(tmp_path, minimum=2)
+
+    def why_not(head: Contribution) -> str:
+        return "b1 is too long" if head.site == "b" and fault == "not good" else ""
+
+    table.coordinator = Coordinator("a", table.rounds, table.box, lambda: table.now, why_not)
+    table.contribute("a")
+    before = {"a": "0" * 64} if fault == "other weights" else {}
+    table.box.send(1, "b", [b"b1"], before, 0, codec=Codec())
+    if fault == "not read":
+        Path(table.box.folder(1, "b"), HEAD).write_text("{")
+    table.say("a", "b")
+    table.now += 1000.0
+    assert table.look() is None  # c may be back
+    table.box.send(1, "c", [b"c1"], {"a": "0" * 64}, 0, codec=Codec())
+    why = {
+        "not good": "b1 is too long",
+        "other weights": "b began with other weights",
+        "not read": "message.json",
+    }
+    with pytest.raises(DataError, match=rf"round 1: needs 2 sites .*of b and c cannot .*{why[fault]}.*again"):
+        table.look()
 
 
 def test_in_a_branch_any_site_decides_without_those_that_are_away(tmp_path: Path) -> None:

@@ -22,14 +22,15 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
 from atelier.engine.io.fork_server import Process
 from atelier.engine.io.storage import names
-from atelier.engine.link.mailbox import Contribution
+from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.engine.link.membership import Meeting, Presence
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from tests.engine.loop.at_sites import all_at_once, decisions, out_until_they_end
 from tests.engine.loop.test_outer import Sites, text
-from tests.engine.trainings import TrainingSetup, artifact, role, train
+from tests.engine.trainings import AfterSteps, TrainingSetup, artifact, role, train
 from tests.forks import start_alone
 from tests.infra.sites.agents import until
 from tests.parity.cases import layout as layout_of
@@ -315,21 +316,21 @@ def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
     every = 6  # steps: long enough for b to say that it comes
     how = elastic(grace=60.0) | {"codec": {"kind": "int8"}, "every": every}
     sites = Sites(tmp_path / "first", text, **how)
-    is_finite, is_good = OuterSteps._is_finite, OuterSteps._is_good
+    is_finite, why_not = OuterSteps._is_finite, OuterSteps._why_not
 
     def diverged(self: OuterSteps, moved: dict[str, Tensor], member: RoleState) -> bool:
         if self._link.site == "b" and member.step == 2 * every:
             next(iter(moved.values())).fill_(math.nan)
         return is_finite(self, moved, member)
 
-    def refused(self: OuterSteps, member: RoleState, head: Contribution) -> bool:
-        return is_good(self, member, head) and (head.site, head.round) != ("b", 2)
+    def refused(self: OuterSteps, member: RoleState, head: Contribution) -> str:
+        return why_not(self, member, head) or ("bad" if (head.site, head.round) == ("b", 2) else "")
 
     with monkeypatch.context() as patched:
         if fault == "not finite":
             patched.setattr(OuterSteps, "_is_finite", diverged)
         else:
-            patched.setattr(OuterSteps, "_is_good", refused)
+            patched.setattr(OuterSteps, "_why_not", refused)
         sites.train(role(lr=1e-2), steps=2 * STEPS)
     assert len(set(sites.models())) == 1
     lines = log_of(sites, "a")
@@ -341,6 +342,37 @@ def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
     assert again.models() == sites.models()
     counts = [each.setups["b"].summary("m")[key] for each in (sites, again) for key in ("tokens", "forwards")]
     assert counts[:2] == counts[2:]
+
+
+def test_a_round_that_too_few_can_be_in_ends_with_what_is_wrong_with_the_others(
+    tmp_path: Path, text: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that b ever sends to round 1 is damaged, and a alone is fewer than `minimum`."""
+    first, sites = (Sites(tmp_path / name, text, **elastic(minimum=2)) for name in ("first", "sites"))
+    first.train(role(lr=1e-2), steps=EVERY)
+    [trajectory] = names(first.link["mailbox"])
+    here = Path(sites.mailbox("a"), trajectory, "round-000001", "b")
+    shutil.copytree(Path(first.mailbox("a"), trajectory, "round-000001", "b"), here)
+    body = bytearray((here / BODY).read_bytes())
+    body[-1] ^= 1
+    (here / BODY).write_bytes(body)
+    setup = sites.setups["a"]
+    with pytest.raises(DataError, match=r"round 1: needs 2 sites .* of b cannot .*safetensors: .*again"):
+        setup.train(sites.training("a", role(lr=1e-2), EVERY), stop=AfterSteps(setup.folder, 50))
+    assert "goes without" not in capsys.readouterr().out
+
+
+def test_a_site_whose_first_decision_the_coordinator_has_no_more_ends(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """b has lost its store and its mailbox; what a's agent says of that has come."""
+    sites = Sites(tmp_path, text, **elastic(grace=60.0))
+    setup = sites.setups["b"]
+    box = Mailbox(sites.mailbox("b"), setup.segment("m", 0, STEPS).fingerprint)
+    told = {"trajectory": box.trajectory, "site": "a", "round": 9, "safe": 7, "beat": 1, "coordinator": "a"}
+    Meeting(box).tell(Presence.model_validate(told | {"oldest": 8}))
+    with pytest.raises(DataError, match=r"round-000001.decision.json: is gone, and at a round 8 is the old"):
+        setup.train(sites.training("b", role(lr=1e-2), STEPS), stop=AfterSteps(setup.folder, 50))
 
 
 def test_sites_that_are_told_other_coordinators_end_with_an_error(

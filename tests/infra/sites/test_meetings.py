@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.codec import Codec
+from atelier.engine.config.error import DataError
 from atelier.engine.config.link import Membership
 from atelier.engine.link.coordinator import Coordinator
 from atelier.engine.link.mailbox import AboutRounds, Mailbox
@@ -223,6 +224,35 @@ def test_decisions_that_are_forgotten_everywhere_are_not_waited_for(
         Meeting(b.box).tell(said("b", 3).model_copy(update={"safe": 2}))
         asking.meet("b")
     assert [decision.line for decision in Meeting(b.box).decided()] == lines[2:]
+
+
+@pytest.mark.parametrize("silent", ["", "b"])
+def test_a_site_that_has_lost_all_is_told_which_decisions_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """b begins anew, at round 1; one that knows what came before hears nothing of that."""
+    monkeypatch.setattr(meeting_calls, "AGAIN_S", 0.0)
+    a, b = elastic(tmp_path, silent)
+    lines = [decided(a.box)]
+    for number in (2, 3, 4):
+        lines.append(decided(a.box, number, lines[-1]))
+    a.box.forget(3)
+    Meeting(a.box).tell(said("a", 5).model_copy(update={"safe": 3}))
+    asking, asked = (b, a) if silent else (a, b)
+    agent, theirs, told = Agent(asking.keys, asking.mail), Meeting(a.box), Meeting(b.box)
+    with asked.served():
+        theirs.tell(said("b", 4))
+        told.tell(said("b", 4))
+        agent.meet(asked.name)
+        assert told.presence("a") == Meeting(a.box).presence("a")
+        told.check_told(4, "a")
+        theirs.tell(said("b", 1))
+        told.tell(said("b", 1))
+        agent.meet(asked.name)
+        with pytest.raises(
+            DataError, match=r"round-000001.decision.json: is gone, and at a round 4 is the oldest: .*again"
+        ):
+            told.check_told(1, "a")
 
 
 def test_an_agent_leaves_rounds_to_its_ranks_while_they_are_heard(tmp_path: Path) -> None:
