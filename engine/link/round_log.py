@@ -81,7 +81,9 @@ class RoundLog:
 
 
 def read_log(place: str) -> dict[int, RoundLine]:
-    """The lines of a file by round. Raises DataError for one that was changed, DamageError for none."""
+    """The lines of a file by round. Raises DataError for one that was changed, or has no rounds,
+    FileNotFoundError for none.
+    """
     found: dict[int, RoundLine] = {}
     before = ""
     for number, text in enumerate(read_bytes(place, MOST).splitlines(), start=1):

@@ -67,9 +67,7 @@ def contribution_costs(
 
 
 def chooser_of(link: Link, step_s: float) -> CodecChooser:
-    return CodecChooser(
-        delay=link.delay, interval=link.every // link.fragments, stall=link.stall, step_s=step_s
-    )
+    return CodecChooser(delay=link.delay, interval=link.interval, stall=link.stall, step_s=step_s)
 
 
 def chosen(

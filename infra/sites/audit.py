@@ -228,16 +228,6 @@ def cut_last(path: Path) -> None:
             file.truncate(data.rfind(b"\n") + 1)
 
 
-def check(path: Path) -> str:
-    """The digest of the last line of a log. Raises DamageError naming the first line that does not follow
-    from the one before.
-    """
-    chain = Chain()
-    for _ in read_lines(path, chain):
-        pass
-    return chain.digest
-
-
 def read_lines(path: Path, chain: Chain) -> Iterator[dict[str, Json]]:
     """What each line says, in order; `chain` has come as far. Raises DamageError naming the first line that
     does not follow from the one before.

@@ -38,10 +38,6 @@ class NoteCache(Generic[Held]):
         self._bytes = 0  # of those that are held
         self._lock = threading.Lock()
 
-    @property
-    def held_bytes(self) -> int:
-        return self._bytes
-
     def about(self, place: str, stamp: Stamp) -> NoteSummary | None:
         """None where the note is not known, or was another one."""
         known = self._known.get(place)

@@ -184,6 +184,6 @@ def told(note: Note) -> dict[str, Json]:
 
 
 def listed(data: bytes, peer: str) -> list[bytes]:
-    """The notes in an reply to a request for them."""
+    """The notes in a reply to a request for them."""
     found = parse_json(data, peer, "notes")
     return [one.encode() for one in found if isinstance(one, str)] if isinstance(found, list) else []

@@ -31,11 +31,8 @@ def node(name: str, *waits: str) -> Node:
     return Node(name=name, task="score", products={}, waits=waits)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_each_task_has_what_it_needs_at_its_site(seed: int) -> None:
-    """Drawn DAGs and drawn `sites.at`: what is placed finds all that it waits for at its own site, each task
-    runs somewhere, one that is named runs there alone; or the placement is refused with a way out.
-    """
+def drawn(seed: int) -> tuple[list[Node], Sites]:
+    """A DAG, and which of its tasks are named to run at which site."""
     draw = random.Random(seed)
     nodes: list[Node] = []
     for number in range(draw.randint(2, 9)):
@@ -43,20 +40,62 @@ def test_each_task_has_what_it_needs_at_its_site(seed: int) -> None:
         nodes.append(node(f"n{number}", *draw.sample(before, min(len(before), draw.randint(0, 3)))))
     names = ("a", "b", "c")[: draw.choice((2, 3))]
     at = {each.name: draw.choice(names) for each in draw.sample(nodes, draw.randint(0, len(nodes)))}
-    try:
-        found = place(nodes, Sites(names=names, at=at), HERE)
-    except ConfigError as error:
-        assert error.args and "sites" in str(error)
-        assert at or "has nothing to do" in str(error)
+    return nodes, Sites(names=names, at=at)
+
+
+def expected(nodes: list[Node], sites: Sites) -> dict[str, set[str]]:
+    """The sites of each task: the one that it is named for; else those of the tasks that need it, home where
+    none does.
+    """
+
+    def of(name: str) -> set[str]:
+        if name in sites.at:
+            return {sites.at[name]}
+        return set[str]().union(*(of(each.name) for each in nodes if name in each.waits)) or {HERE.name}
+
+    return {each.name: of(each.name) for each in nodes}
+
+
+def refusal(nodes: list[Node], sites: Sites) -> str:
+    """Of what a placement is refused, '' = of nothing: a task of another site lacks what it needs there, or a
+    site has no task. Home gets files.
+    """
+    where = expected(nodes, sites)
+    for each in nodes:
+        if any(where[each.name] - where[waited] - {HERE.name} for waited in each.waits):
+            return f"{each.name} needs"
+    idle = [name for name in sites.names if name not in set[str]().union(*where.values())]
+    return f"{idle[0]} has nothing to do" if idle else ""
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_task_has_what_it_needs_at_its_site(seed: int) -> None:
+    """Drawn DAGs and drawn `sites.at`: what is placed finds all that it waits for at its own site, each task
+    runs somewhere, one that is named runs there alone; or the placement is refused, with a way out, where it
+    cannot be so.
+    """
+    nodes, sites = drawn(seed)
+    if why := refusal(nodes, sites):
+        with pytest.raises(ConfigError, match=why) as error:
+            place(nodes, sites, HERE)
+        assert error.value.place.startswith("sites") and "sites.at={" in error.value.way_out
         return
-    for site, those in {"a": found.here, **found.there}.items():
+    found = place(nodes, sites, HERE)
+    by_site = {"a": found.here, **found.there}
+    for site, those in by_site.items():
         there = {each.name for each in those}
         if site != "a":  # to home come files
             assert all(waited in there for each in those for waited in each.waits)
-        assert all(at.get(each.given_name, site) == site for each in those)
-    assert {each.given_name for those in (found.here, *found.there.values()) for each in those} == {
-        each.name for each in nodes
-    }
+        assert all(sites.at.get(each.given_name, site) == site for each in those)
+    placed = {site: {each.given_name for each in those} for site, those in by_site.items()}
+    where = expected(nodes, sites)
+    assert placed == {site: {name for name in where if site in where[name]} for site in sites.names}
+
+
+def test_draws_are_accepted_and_refused_for_either_reason() -> None:
+    whys = [refusal(*drawn(seed)) for seed in range(60)]
+    counts = [whys.count(""), sum("needs" in why for why in whys), sum("nothing" in why for why in whys)]
+    assert min(counts) >= 10, counts
 
 
 def sites_of(found: Placement) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ import grpc
 from atelier.engine.config.codec import Codec
 from atelier.engine.link.mailbox import Mailbox
 from atelier.infra.sites.agent import Agent
+from atelier.infra.sites.audit import Chain, read_lines
 from atelier.infra.sites.keys import TLS_NAME, Keys
 from tests.checkout import TOP
 from tests.ports import free_port
@@ -34,6 +35,16 @@ def until(is_so: Callable[[], bool], what: str, *sites: "Site") -> None:
     while not is_so():
         assert time.monotonic() < end, "\n".join([what, *(site.log() for site in sites)])
         time.sleep(0.01)
+
+
+def check(log: Path) -> str:
+    """The digest of the last line of an audit log. Raises DamageError naming the first line that does not
+    follow from the one before.
+    """
+    chain = Chain()
+    for _ in read_lines(log, chain):
+        pass
+    return chain.digest
 
 
 class Site:

@@ -20,10 +20,10 @@ from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
-from atelier.infra.sites.audit import FIRST, Audit, check
+from atelier.infra.sites.audit import FIRST, Audit
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
 from atelier.infra.sites.policy import Policies, SitePolicy
-from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Carrier, Site, friends, running, until
+from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Carrier, Site, check, friends, running, until
 
 
 def two(folder: Path, silent: str = "", carrier: Carrier = "grpc") -> list[Site]:

@@ -19,13 +19,12 @@ from atelier.engine.link.mailbox import (
     What,
 )
 from atelier.engine.link.rates import rate_to, tell_rate
-from atelier.infra.sites.audit import check
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
 from tests.engine.loop.apart import ANSWERS, Apart, taught
 from tests.engine.loop.at_sites import killed_until_they_end
 from tests.engine.trainings import tokens
-from tests.infra.sites.agents import Carrier, friends, running, until
+from tests.infra.sites.agents import Carrier, check, friends, running, until
 
 DATA, CONTRIBUTED = b"answers" * 100, "ef" * 32
 

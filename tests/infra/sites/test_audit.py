@@ -12,8 +12,9 @@ from typing import IO, Any
 
 import pytest
 
-from atelier.infra.sites.audit import Audit, check
+from atelier.infra.sites.audit import Audit
 from tests.checkout import TOP
+from tests.infra.sites.agents import check
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -17,11 +17,11 @@ from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
 from atelier.infra.sites import meeting_calls
 from atelier.infra.sites.agent import Agent
-from atelier.infra.sites.audit import Audit, check
+from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
 from atelier.infra.sites.meeting_calls import MeetingCalls
-from tests.infra.sites.agents import TRAJECTORY, Site, until
+from tests.infra.sites.agents import TRAJECTORY, Site, check, until
 from tests.infra.sites.test_agent import DATA, call, two
 
 ROWS = {"a": 1, "b": 1}

@@ -226,13 +226,13 @@ def test_of_an_order_that_is_over_and_of_many_that_are_not_little_is_held(
     for number in range(30):
         two.notes["b"].take(text_of(large(str(number), 200_000)), "a")
     assert len([*desk.listed()]) == 30
-    assert 200_000 < desk._cache.held_bytes <= note_cache.MOST_HELD
+    assert 200_000 < desk._cache._bytes <= note_cache.MOST_HELD
     for about in desk.listed():
         asked = desk.order(about.order)
         assert asked is not None and asked.id == about.order
         desk.put(reply(asked, 1, "refused"))
         assert desk.is_over(about.order)
-    assert desk._cache.held_bytes == 0
+    assert desk._cache._bytes == 0
     read.clear()
     assert all(desk.is_over(about.order) for about in desk.listed()) and not read
     assert not [*two.notes["b"].waiting_for("a", {about.digest for _, about in desk.waiting_for("a")})]
@@ -246,7 +246,7 @@ def test_what_was_removed_is_remembered_no_more(tmp_path: Path) -> None:
     assert [about.order for about in desk.listed()] == [asked.id] and desk.order(asked.id) == asked
     desk.forget(asked.id)
     assert not [*desk.listed()]
-    assert not desk._cache._known and desk._cache.held_bytes == 0
+    assert not desk._cache._known and desk._cache._bytes == 0
     assert desk.order(asked.id) is None
 
 

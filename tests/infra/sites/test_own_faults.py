@@ -19,7 +19,7 @@ from atelier.engine.link.mailbox import Mailbox, Message, ReaderProgress
 from atelier.infra.sites import audit as audits
 from atelier.infra.sites import file_calls, message_calls, notes
 from atelier.infra.sites.agent import Agent
-from atelier.infra.sites.audit import Audit, check
+from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import NUMBERS, Calls
 from atelier.infra.sites.desk import OrderDesk
 from atelier.infra.sites.files import offer
@@ -31,7 +31,7 @@ from atelier.infra.sites.notes import MOST_UNKNOWN
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.sites.transfer import CallChannel
-from tests.infra.sites.agents import TRAJECTORY, Site, friends
+from tests.infra.sites.agents import TRAJECTORY, Site, check, friends
 from tests.infra.sites.test_agent import DATA, call, head, two
 from tests.infra.sites.test_files import BODY, Sites
 from tests.infra.sites.test_notes import cancellation, large, order
