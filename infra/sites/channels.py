@@ -51,7 +51,7 @@ class Channels:
         if problem := card.out_of_time:
             self.drop(card.site)
             raise CallError(grpc.StatusCode.UNAUTHENTICATED, problem)
-        own = self._keys.card
+        own, key = self._keys.pair
         about = (card.address, card.digest, own.digest)
         with self._lock:
             if self._is_closed:
@@ -59,7 +59,7 @@ class Channels:
             found = self._open.get(card.site)
             if found is not None and found[0] == about:
                 return found[1]
-            channel = self._in_bucket(card) if card.is_in_bucket else self._over_tls(card, own)
+            channel = self._in_bucket(card) if card.is_in_bucket else self._over_tls(card, own, key)
             self._open[card.site] = (about, channel)
         if found is not None:
             found[1].close()
@@ -68,10 +68,8 @@ class Channels:
     def _in_bucket(self, card: Card) -> CallChannel:
         return BucketChannel(self._keys, card, self._calls, self._on_refused)
 
-    def _over_tls(self, card: Card, own: Card) -> CallChannel:
-        credentials = grpc.ssl_channel_credentials(
-            card.certificate.encode(), self._keys.key, own.certificate.encode()
-        )
+    def _over_tls(self, card: Card, own: Card, key: bytes) -> CallChannel:
+        credentials = grpc.ssl_channel_credentials(card.certificate.encode(), key, own.certificate.encode())
         options = [*self._options, ("grpc.ssl_target_name_override", card.tls_name)]
         return _OverTls(grpc.secure_channel(card.address, credentials, options))
 

@@ -73,10 +73,10 @@ class GrpcServer:
 
     def _certificates(self) -> Any:
         """Key, certificate and the peers' certificates as they are now, for a new connection."""
-        card = self._keys.card
+        card, key = self._keys.pair
         trusted = "".join(peer.certificate for peer in self._keys.peers.values()) or card.certificate
         return grpc.ssl_server_certificate_configuration(
-            [(self._keys.key, card.certificate.encode())], root_certificates=trusted.encode()
+            [(key, card.certificate.encode())], root_certificates=trusted.encode()
         )
 
     def _handler(self, method: Method) -> grpc.RpcMethodHandler:
