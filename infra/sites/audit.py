@@ -29,7 +29,7 @@ SIGNED = "signed"  # what a line with signatures says
 MOST_MESSAGES = 100_000  # of a kind that are remembered; what is offered again is one of the last
 MOST_REFUSED, MOST_WHY = 300, 500  # lines of what is refused of one site in a minute; letters of each
 STRANGERS = ""  # all callers that are no site that is known, whatever address each has
-ABOUT = ("trajectory", "round", "sha256")  # of a message, in its line
+ABOUT = ("trajectory", "round", "order", "path", "sha256")  # of a message, in its line
 Message = tuple[Json, ...]  # way, peer, and these
 Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and bytes
 

@@ -99,8 +99,11 @@ class FileCalls:
             yield from self._audit.given(blocks, left, peer, **files.told(placed.head))
 
     def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
-        def note() -> None:
-            self._audit.add("received", who=peer, **files.told(head))
+        def note(has_come: bool) -> None:
+            if has_come:
+                self._audit.add("received", who=peer, **files.told(head))
+            else:  # this agent may have been killed before it noted that
+                self._audit.add_once("received", peer, **files.told(head))
 
         self._files.take(head, peer, offset, blocks, lambda: self._is_trusted(peer), note)
 
@@ -132,6 +135,8 @@ class FileCalls:
                         self._wait(peer, head)
                     raise
                 self._audit.add("sent", who=peer, **files.told(head))
+        else:  # it is there: the answer to the push may have been lost
+            self._audit.add_once("sent", peer, **files.told(head))
 
     def _is_due(self, peer: str, head: FileHead) -> bool:
         now = time.monotonic()

@@ -115,7 +115,7 @@ class Files:
         offset: int,
         blocks: Iterable[bytes],
         is_trusted: Callable[[], bool],
-        note: Callable[[], None] = lambda: None,
+        note: Callable[[bool], None] = lambda has_come: None,
     ) -> None:
         """Take bytes from `offset` on; durable when it returns. `note` is called before the file exists.
         Raises NotTaken.

@@ -204,7 +204,7 @@ class Incoming:
         offset: int,
         blocks: Iterable[bytes],
         is_trusted: Callable[[], bool] = lambda: True,
-        note: Callable[[], None] = lambda: None,
+        note: Callable[[bool], None] = lambda has_come: None,
     ) -> None:
         """Take a message's bytes from `offset` on; durable when it returns. Raises NotTaken as `judge`, and
         for bytes that are not those that the head announces: they are dropped. `is_trusted`: still, when all
@@ -239,12 +239,12 @@ def received(
     offset: int,
     blocks: Iterable[bytes],
     is_trusted: Callable[[], bool],
-    note: Callable[[], None],
+    note: Callable[[bool], None],
 ) -> None:
     """Append the blocks of a file of these bytes and sha256, from `offset` on, to `part`, and move it to
     `target` when it is whole; durable when it returns. Raises NotTaken for bytes that are not those: they are
     dropped. `is_trusted`: who sends them still is, when all has come. `note` is called before it is moved,
-    where something of it has come now.
+    with whether something of it has come now.
     """
     size, sha256 = entry
     has_come = not size
@@ -266,7 +266,6 @@ def received(
         raise NotTaken("its content does not match its digest")
     if not is_trusted():
         raise NotTaken("who sent it is not trusted any more")
-    if has_come:
-        note()
+    note(has_come)
     os.replace(part, target)
     sync_folder(target.parent)

@@ -157,13 +157,17 @@ class MessageCalls:
         key = (peer, progress.trajectory)
         before, self._told[key] = self._told.get(key), progress
         if before is None or (before.begun, before.safe) != (progress.begun, progress.safe):
-            self._audit.add(what, who=peer, **told_progress(progress))
+            if what != "not taken":  # of which there is a line
+                self._audit.add(what, who=peer, **told_progress(progress))
             if what != "received":
                 self._incoming.forget(progress)
 
     def _take(self, head: Message, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
-        def note() -> None:
-            self._audit.add("received", who=peer, **told(head))
+        def note(has_come: bool) -> None:
+            if has_come:
+                self._audit.add("received", who=peer, **told(head))
+            else:  # this agent may have been killed before it noted that
+                self._audit.add_once("received", peer, **told(head))
 
         self._incoming.take(head, peer, offset, blocks, lambda: self._is_trusted(peer), note)
 
@@ -322,16 +326,18 @@ class MessageCalls:
 
     def _tell(self, channel: CallChannel, peer: str, progress: ReaderProgress) -> None:
         about, text = told_progress(progress), progress.model_dump_json(by_alias=True).encode()
+        refusals: list[str] = []
 
         def send() -> None:
             channel.unary_unary(f"/{self._service}/Hear")(text, timeout=TIMEOUT_S)
 
         def refused(why: str) -> None:
             self._audit.add("not taken", who=peer, why=why, **about)
+            refusals.append(why)
 
         what, of = f"how far this site is in {progress.trajectory[:16]}", f"told {progress.trajectory}"
         if is_settled(send, refused, partial(self.refusals.early, peer, of, what)):
-            self._note("sent", peer, progress)
+            self._note("not taken" if refusals else "sent", peer, progress)
             self.refusals.settled(peer, of)
 
     def ask(self, channel: CallChannel, peer: str) -> None:

@@ -87,20 +87,21 @@ def test_what_home_needs_is_offered_carried_in_pieces_and_removed_when_it_is_no_
     assert not [*sites.files["b"].outgoing("a")]
 
 
-def test_a_file_is_noted_once_before_it_exists(tmp_path: Path) -> None:
-    """Killed when it was noted, it is not noted again: nothing of it comes anew."""
+def test_a_file_is_noted_before_it_exists(tmp_path: Path) -> None:
+    """Killed when it was noted, it is noted again as one of which nothing comes anew."""
     sites = Sites(tmp_path)
-    head, files, noted = sites.head(), sites.files["a"], list[bool]()
+    head, files, noted = sites.head(), sites.files["a"], list[tuple[bool, bool]]()
 
-    def killed() -> None:
-        noted.append(files.path(head).exists())
-        raise OSError("killed")
+    def killed(has_come: bool) -> None:
+        noted.append((has_come, files.path(head).exists()))
+        if has_come:
+            raise OSError("killed")
 
     with pytest.raises(OSError, match="killed"):
         files.take(head, "b", 0, [BODY], lambda: True, killed)
-    assert files.offset(head, "b") == len(BODY) and noted == [False]
+    assert files.offset(head, "b") == len(BODY)
     files.take(head, "b", len(BODY), [], lambda: True, killed)
-    assert files.path(head).read_bytes() == BODY and noted == [False]
+    assert files.path(head).read_bytes() == BODY and noted == [(True, False), (False, False)]
 
 
 def other(kind: str, digit: str) -> OrderedProduct:

@@ -514,3 +514,50 @@ def test_a_note_that_is_never_taken_is_asked_for_once(tmp_path: Path) -> None:
         for _ in range(3):
             agent.exchange("a")
     assert [line["what"] for line in lines(b)] == ["refused"] and len(lines(a)) == 1
+
+
+@pytest.mark.parametrize("what", ["sent", "received"])
+def test_a_file_that_had_come_when_an_agent_was_killed_has_its_lines_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Killed before it wrote the line."""
+    made = Sites(tmp_path / "orders")
+    a, b = friends(tmp_path).values()
+    a.mail, b.mail = (str(tmp_path / "orders" / name) for name in "ab")
+    offer(made.desks["b"], made.order, made.artifact, str(made.address), made.record)
+    add = Audit.add
+
+    def killed(audit: Audit, happened: str, **about: Json) -> None:
+        if happened == what and about["kind"] == "file":
+            raise InterruptedError
+        add(audit, happened, **about)
+
+    with a.served():
+        with monkeypatch.context() as patch, pytest.raises((InterruptedError, grpc.RpcError)):
+            patch.setattr(Audit, "add", killed)
+            Agent(b.keys, b.mail).exchange("a")
+        for _ in range(3):
+            Agent(b.keys, b.mail).exchange("a")
+    for site, line_of in ((b, "sent"), (a, "received")):
+        found = [line["path"] for line in lines(site) if line["what"] == line_of and line["kind"] == "file"]
+        assert sorted(found) == sorted(entry.path for entry in made.record.files)
+
+
+def test_files_of_the_same_bytes_have_a_line_each(tmp_path: Path) -> None:
+    log = Audit(tmp_path / "audit.jsonl")
+    for number in range(2):
+        for path in ("x", "y"):
+            log.add_once("sent", "b", kind="file", order="ab", path=path, sha256="0" * 64, bytes=number)
+    assert [json.loads(line)["path"] for line in log.path.read_text().splitlines()] == ["x", "y"]
+
+
+def test_a_progress_that_a_peer_refuses_was_not_sent(tmp_path: Path) -> None:
+    a, b = friends(tmp_path).values()
+    a.box.open("a", ["a", "b"])  # it is no teacher
+    b.box.open_answers("b", ["a", "b"], "a", most=1, ahead=1)
+    b.box.tell(ReaderProgress(trajectory=TRAJECTORY, site="b", step=0, safe=0))
+    agent = Agent(b.keys, b.mail)
+    with a.served():
+        for _ in range(2):
+            agent.exchange("a")
+    assert [line["what"] for line in lines(b)] == ["not taken"]
