@@ -6,7 +6,9 @@ of zero, so that its bits depend on the round log alone.
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread
 from typing import TypeVar
 
 from atelier.engine.checkpoint.collective_call import all_or_none
@@ -50,6 +52,7 @@ class ElasticRounds:
         self._coordinator: tuple[str, Coordinator] | None = None  # by trajectory
         self._followed = read_log(link.rounds) if link.rounds else None
         self._told = (0, 0, 0.0)  # the rounds that were told last, and when
+        self._telling = Lock()  # around them
         self._refused = 0  # the round to which this site does not contribute
         self.is_out = False  # whether this site sits out the step that it is at
 
@@ -110,6 +113,28 @@ class ElasticRounds:
         """Say that this site is there, while it waits for something of a round."""
         if self._gang.is_first:
             self._tell(number, number + (not self.contributes(number)))
+
+    @contextmanager
+    def beating(self, number: int) -> Iterator[None]:
+        """Say that this site is there while it encodes, sends, judges and adds contributions, however long
+        that takes.
+        """
+        is_over = Event()
+
+        def beat() -> None:
+            while not is_over.wait(self._link.membership.grace / BEATS):
+                with suppress(OSError):  # where it lasts, the rank itself meets it
+                    self.beat(number)
+
+        thread = Thread(target=beat, name="beats", daemon=True)
+        if self._gang.is_first:
+            thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            if self._gang.is_first:
+                thread.join()
 
     def contributes(self, number: int) -> bool:
         """Whether this site has trained a round to its end."""
@@ -225,8 +250,11 @@ class ElasticRounds:
 
     def _tell(self, number: int, following: int) -> None:
         """Say that this site is there in round `number`, and contributes to round `following` next."""
-        now, every = time.monotonic(), self._link.membership.grace / BEATS
-        if self._told[:2] != (number, following) or now - self._told[2] >= every:
+        every = self._link.membership.grace / BEATS
+        with self._telling:
+            now = time.monotonic()
+            if self._told[:2] == (number, following) and now - self._told[2] < every:
+                return
             self._told = (number, following, now)
             box = self.box(number)
             Meeting(box).tell(

@@ -10,6 +10,7 @@ are sent and their steps taken: engine/link/rounds.py.
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -105,13 +106,14 @@ class OuterSteps:
                 due = rounds.due_at(step)
                 if new or due:
                     self._gang.heartbeat.rest("link")
-                for number in due:
-                    if number != new:
-                        self._take(number, member)
-                if new and (self.elastic is None or self.elastic.contributes(new)):
-                    self._send(new, member)
-                if new in due:
-                    self._take(new, member)
+                with self.elastic.beating(new) if self.elastic is not None and new else nullcontext():
+                    for number in due:
+                        if number != new:
+                            self._take(number, member)
+                    if new and (self.elastic is None or self.elastic.contributes(new)):
+                        self._send(new, member)
+                    if new in due:
+                        self._take(new, member)
                 self._meter.add(member.name, link_s=time.perf_counter() - began)
 
     def _box(self, number: int, member: RoleState) -> Mailbox:

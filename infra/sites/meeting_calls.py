@@ -53,44 +53,55 @@ class MeetingCalls:
         found: list[Json] = []
         for about in self._elastic(peer):
             after = known.get(about.trajectory)
-            for said in self._said(about, peer, after, None) if isinstance(after, int) else ():
-                if len(found) < MOST:
-                    found.append(_document(said))
-                    self._note("fetched", peer, said)
+            try:
+                for said in self._said(about, peer, after, None) if isinstance(after, int) else ():
+                    if len(found) < MOST:
+                        found.append(_document(said))
+                        self._note("fetched", peer, said)
+            except AtelierError as error:  # what is damaged here holds up no other training
+                self._audit.complain(str(error))
         return {"said": found}
 
     # what it asks
 
     def tell(self, channel: CallChannel, peer: str) -> None:
-        """Tell a peer what is new."""
+        """Tell a peer what is new. What is damaged here holds up no other training."""
         for about in self._elastic(peer):
-            key = (peer, about.trajectory)
-            if time.monotonic() < self._not_before.get(key, 0.0):
-                continue
-            for said in self._said(about, peer, self._decided.get(key, 0), self._told.get(key)):
-                refusals, early = list[str](), list[str]()
+            if time.monotonic() >= self._not_before.get((peer, about.trajectory), 0.0):
+                try:
+                    self._tell_of(about, channel, peer)
+                except AtelierError as error:
+                    self._audit.complain(str(error))
 
-                def send(text: bytes = json.dumps(_document(said)).encode()) -> None:
-                    channel.unary_unary(f"/{self._service}/Meet")(text, timeout=PATIENCE_S)
+    def _tell_of(self, about: AboutTraining, channel: CallChannel, peer: str) -> None:
+        key = (peer, about.trajectory)
+        for said in self._said(about, peer, self._decided.get(key, 0), self._told.get(key)):
+            refusals, early = list[str](), list[str]()
 
-                if not is_settled(send, refusals.append, early.append):
-                    self._not_before[key] = time.monotonic() + AGAIN_S
-                    if not early[0].endswith(NOT_NEXT):
-                        continue  # something is damaged there: what comes after it may be taken
-                    self._decided.pop(key, None)  # the peer has lost what it knew
-                    break  # later rounds are too early as well
-                if isinstance(said, Presence):
-                    self._told[key] = said
-                else:
-                    self._decided[key] = said.line.round
-                    self._note("not taken" if refusals else "sent", peer, said, "".join(refusals))
+            def send(text: bytes = json.dumps(_document(said)).encode()) -> None:
+                channel.unary_unary(f"/{self._service}/Meet")(text, timeout=PATIENCE_S)
+
+            if not is_settled(send, refusals.append, early.append):
+                self._not_before[key] = time.monotonic() + AGAIN_S
+                if not early[0].endswith(NOT_NEXT):
+                    continue  # something is damaged there: what comes after it may be taken
+                self._decided.pop(key, None)  # the peer has lost what it knew
+                break  # later rounds are too early as well
+            if isinstance(said, Presence):
+                self._told[key] = said
+            else:
+                self._decided[key] = said.line.round
+                self._note("not taken" if refusals else "sent", peer, said, "".join(refusals))
 
     def ask(self, channel: CallChannel, peer: str) -> None:
         """Ask a peer, which this site alone can call, what it has to say."""
         known: dict[str, Json] = {}
         for about in self._elastic(peer):
-            last = Meeting(Mailbox(self._url, about.trajectory)).last()
-            known[about.trajectory] = last.line.round if last else 0
+            try:
+                last = Meeting(Mailbox(self._url, about.trajectory)).last()
+                known[about.trajectory] = last.line.round if last else 0
+            except AtelierError as error:
+                self._audit.complain(str(error))
         if not known:
             return
         request = json.dumps({"known": known}).encode()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ from atelier.engine.io.storage import names
 from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
 from atelier.engine.link.membership import Meeting, Presence
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
+from atelier.engine.loop import outer
 from atelier.engine.loop.outer import OuterSteps
+from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from tests.engine.loop.at_sites import all_at_once, decisions, out_until_they_end
@@ -373,6 +376,64 @@ def test_a_site_whose_first_decision_the_coordinator_has_no_more_ends(
     Meeting(box).tell(Presence.model_validate(told | {"oldest": 8}))
     with pytest.raises(DataError, match=r"round-000001.decision.json: is gone, and at a round 8 is the old"):
         setup.train(sites.training("b", role(lr=1e-2), STEPS), stop=AfterSteps(setup.folder, 50))
+
+
+@pytest.mark.parametrize("has_missed", [False, True])
+def test_each_step_of_a_site_reads_the_samples_that_the_log_gives_it(
+    tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch, has_missed: bool
+) -> None:
+    """In the order of the log; where b has missed round 1 some come again, in pieces."""
+    every = 6
+    sites = Sites(tmp_path, text, rows={"a": 1, "b": 3}, **elastic(grace=60.0) | {"every": every})
+    read: dict[tuple[str, int], list[int]] = {}
+    at, why_not = Prefetcher.at, OuterSteps._why_not
+
+    def read_at(self: Prefetcher, clock: int) -> StepData:
+        found = at(self, clock)
+        read[self._train.link.site, clock] = [
+            n for batch in found.batches for n in batch["samples_B"].tolist()
+        ]
+        return found
+
+    def refused(self: OuterSteps, member: RoleState, head: Contribution) -> str:
+        return "bad" if has_missed and (head.site, head.round) == ("b", 1) else why_not(self, member, head)
+
+    monkeypatch.setattr(Prefetcher, "at", read_at)
+    monkeypatch.setattr(OuterSteps, "_why_not", refused)
+    sites.train(role(lr=1e-2), steps=STEPS)
+    lines = log_of(sites, "a")
+    assert has_missed == ("b" not in lines[1].sha256)
+    for number, line in lines.items():
+        for site in line.sha256:
+            assert line.samples is not None
+            spans = line.samples.assigned[site]
+            steps = [read[site, clock] for clock in range((number - 1) * every, number * every)]
+            assert {len(step) for step in steps} == {sites.link["rows"][site]}
+            assert [n for step in steps for n in step] == [
+                n for first, end in spans for n in range(first, end)
+            ]
+
+
+@pytest.mark.parametrize("work", ["write_files", "_why_not", "_open", "_add"])
+def test_a_site_is_heard_however_long_it_sends_judges_and_adds(
+    tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """It waits there until what it says is another than before."""
+    sites = Sites(tmp_path, text, rows={"a": 4}, **elastic())
+    place = outer if work == "write_files" else OuterSteps
+    do, held = getattr(place, work), list[str]()
+
+    def slowly(*given: Any, **more: Any) -> Any:
+        [path] = Path(sites.mailbox("a")).glob("*/a-presence.json")
+        before = path.read_bytes()
+        if not held:
+            held.append(work)
+            until(lambda: path.read_bytes() != before, f"it says nothing in {work}")
+        return do(*given, **more)
+
+    monkeypatch.setattr(place, work, slowly)
+    sites.train(role(lr=1e-2), steps=EVERY)
+    assert held and not [thread for thread in enumerate_threads() if thread.name == "beats"]
 
 
 def test_sites_that_are_told_other_coordinators_end_with_an_error(

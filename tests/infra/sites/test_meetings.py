@@ -255,6 +255,32 @@ def test_a_site_that_has_lost_all_is_told_which_decisions_are_left(
             told.check_told(1, "a")
 
 
+@pytest.mark.parametrize("silent", ["", "a", "b"])
+@pytest.mark.parametrize("damaged", ["decision.json", "a-presence.json"])
+def test_what_is_damaged_of_an_old_training_holds_up_no_other(
+    tmp_path: Path, silent: str, damaged: str
+) -> None:
+    a, b = elastic(tmp_path, silent)
+    for site in (a, b):
+        Mailbox(site.mail, "00" * 32).open(site.name, ["a", "b"], {}, rounds())
+    old, line = Mailbox(a.mail, "00" * 32), decided(a.box)
+    decided(old)
+    Meeting(old).tell(said("a").model_copy(update={"trajectory": old.trajectory}))
+    [path] = Path(old.place).rglob(damaged)
+    path.write_text("{")
+    for site in (a, b):
+        Meeting(site.box).tell(said(site.name, 2))
+    asking, asked = (b, a) if silent == "b" else (a, b)
+    with asked.served():
+        Agent(asking.keys, asking.mail).meet(asked.name)
+    assert Meeting(b.box).presence("a") == said("a", 2)
+    assert silent == "" or Meeting(a.box).presence("b") == said("b", 2)
+    last = Meeting(b.box).last()
+    assert last is not None and last.line == line
+    kept = [json.loads(text) for text in (a.keys.folder / AUDIT).read_text().splitlines()]
+    assert [str(path) in each["why"] for each in kept if each["what"] == "damaged"] == [True]
+
+
 def test_an_agent_leaves_rounds_to_its_ranks_while_they_are_heard(tmp_path: Path) -> None:
     a, _ = elastic(tmp_path, grace=0.2)
     calls = MeetingCalls(a.mail, "a", Audit(tmp_path / "log"), "x")
