@@ -13,8 +13,8 @@ from pydantic import Field
 from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import parse_as
-from atelier.engine.config.error import DataError
-from atelier.engine.config.link import SiteName
+from atelier.engine.config.error import AtelierError, ConfigError, DataError
+from atelier.engine.config.link import Link, SiteName
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import read_bytes
 from atelier.engine.link.sample_log import RoundSamples, size_of
@@ -22,6 +22,7 @@ from atelier.engine.link.sample_log import RoundSamples, size_of
 WHAT = "a line of a round log"
 FILE = "rounds.jsonl"
 MOST = 1 << 28  # bytes of a file
+WAY_OUT = "the log of a training of the same configuration, or leave it out"
 
 
 class RoundLine(Spec):
@@ -95,3 +96,37 @@ def read_log(place: str) -> dict[int, RoundLine]:
     if not found:
         raise DataError(f"{place}: has no rounds")
     return found
+
+
+def check_followed(link: Link, rounds: int, section: str = "train") -> None:
+    """Raise ConfigError where the log that a link follows cannot be that of a training of so many rounds,
+    with its sites and codecs.
+    """
+    place = f"{section}.link.rounds"
+    try:
+        lines = read_log(link.rounds)
+    except (AtelierError, OSError) as bad:
+        problem = "there is no such file" if isinstance(bad, FileNotFoundError) else f"{bad}"
+        raise ConfigError(place, f"{link.rounds}: {problem}", "the rounds.jsonl of a finished model") from bad
+    for number in range(1, rounds + 1):
+        if number not in lines:
+            raise ConfigError(
+                place,
+                f"{link.rounds} has no round {number}, and this training has {rounds}",
+                f"{section}.steps of the training that made it, or leave it out",
+            )
+        if problem := _misfit(lines[number], link):
+            raise ConfigError(place, f"{link.rounds}: round {number} {problem}", WAY_OUT)
+
+
+def _misfit(line: RoundLine, link: Link) -> str:
+    """Why a line is of another training; '' = it may be of this one."""
+    if link.is_elastic and line.samples is None:
+        return "has no samples, and an elastic membership assigns them"
+    others = {*line.codecs, *(line.samples.assigned if line.samples else ())} ^ {*link.sites}
+    if strange := sorted(others - {*link.sites} if link.is_elastic else others):
+        return f"differs in the site {strange[0]}, and the training's are {', '.join(link.sites)}"
+    known = [codec.text for codec in link.codecs]
+    if strange := sorted({codec.text for codec in line.codecs.values()} - {*known}):
+        return f"has the codec {strange[0]}, and the training's are {', '.join(known)}"
+    return ""

@@ -1,0 +1,72 @@
+"""A round log that a training is to follow is looked at by its plan, at the site that reads it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.codec import Codec
+from atelier.engine.link.round_log import RoundLine, RoundLog
+from atelier.engine.link.sample_log import SampleLog
+from atelier.flows.run.compose import compose
+from atelier.flows.run.plan import make_plan
+from atelier.infra.store.store import Store
+
+STEPS, EVERY = 24, 4  # of experiment=tiny; of the link
+ROWS = {"a": 4, "b": 4}
+
+
+def log(rounds: int, sites: Iterable[str] = "ab", codec: str = "none", *, is_elastic: bool = True) -> bytes:
+    made, samples = RoundLog(), SampleLog(dict.fromkeys(sites, 4), EVERY)
+    for number in range(1, rounds + 1):
+        made.follow(
+            RoundLine(
+                round=number,
+                codecs={site: Codec.model_validate({"kind": codec}) for site in sites},
+                sha256=dict.fromkeys(sites, "0" * 64),
+                samples=samples.decided(sites, sites) if is_elastic else None,
+                before=made.digest,
+            )
+        )
+        last = made.last
+        assert last is not None
+        samples = SampleLog(dict.fromkeys(sites, 4), EVERY, last.samples if is_elastic else None)
+    return made.text
+
+
+KINDS = {
+    "elastic": ["train.link.membership.kind=elastic"],
+    "choose": ["train.link.choose=[{kind:none},{kind:int4}]"],
+}
+FAULTS = {
+    "none": (None, "there is no such file; the rounds.jsonl of a finished model"),
+    "damaged": (b"{", "rounds.jsonl:1"),
+    "short": (log(5), "has no round 6, and this training has 6; train.steps of the training that made it"),
+    "of others": (log(6, "ac"), "round 1 differs in the site c, and the training's are a, b; the log of"),
+    "another codec": (log(6, codec="int8"), "round 1 has the codec int8"),
+    "no samples": (log(6, is_elastic=False), "round 1 has no samples, and an elastic membership assigns"),
+}
+
+
+def refusals(folder: Path, kind: str, data: bytes | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("ATELIER_ROOT", str(folder / "store"))
+    path = folder / "rounds.jsonl"
+    if data is not None:
+        path.write_bytes(data)
+    link = [f"train.link.{word}" for word in ("rows={a:4,b:4}", "site=a", f"every={EVERY}", f"rounds={path}")]
+    link += [f"train.link.mailbox={folder / 'mail'}", *KINDS[kind]]
+    return make_plan(compose("pretrain", ["experiment=tiny", *link]), Store(str(folder / "store"))).refusals
+
+
+@pytest.mark.parametrize("fault", [*FAULTS])
+def test_a_log_of_another_training_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    data, problem = FAULTS[fault]
+    [refused] = refusals(tmp_path, "elastic", data, monkeypatch)
+    assert "train.link.rounds: " in refused and problem in refused
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_a_log_that_fits_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    assert refusals(tmp_path, kind, log(6, is_elastic=kind == "elastic"), monkeypatch) == []
