@@ -309,4 +309,4 @@ def test_a_codec_and_its_feedback_are_identity_and_none_is_what_was_before() -> 
     assert int4 == {"rows": {"a": 2, "b": 2}, "codec": {"kind": "int4"}}
     assert Link(**where, codec=Codec(kind="int4"), feedback=False).as_identity() == int4 | {"feedback": False}
     nesterov = Link(**where, outer=Outer(kind="nesterov", momentum=0.9)).as_identity()
-    assert nesterov["outer"] == {"kind": "nesterov", "momentum": 0.9}  # no decay
+    assert nesterov["outer"] == {"kind": "nesterov", "lr": 1.0, "momentum": 0.9}  # no decay
