@@ -69,11 +69,16 @@ def killed_until_they_end(
                     assert process.poll() == -9, (folder / f"{site}.log").read_text()
                     ranks[site] = begin(site)
     finally:
-        for process in ranks.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        _end(ranks.values())
     return kills
+
+
+def _end(processes: Iterable[Process]) -> None:
+    """What still runs."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def decisions(mailbox: str) -> dict[int, list[str]]:
@@ -138,10 +143,7 @@ def out_until_they_end(
             if may_miss and not away and (kills > most // 2 or draw.random() < 0.7):
                 away[site] = max(decisions(mailbox))
     finally:
-        for process in began.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        _end(began.values())
     return kills
 
 
@@ -173,8 +175,5 @@ def silent_until_they_end(
             assert time.monotonic() < until and codes <= {None, 0}, codes
             time.sleep(0.1)
     finally:
-        for process in began.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        _end(began.values())
     return have_ended

@@ -2,10 +2,8 @@
 same bits everywhere, those of the round log, and every sample is learned once.
 """
 
-import json
 import math
 import random
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,15 +14,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from atelier.engine.config.base import parse
-from atelier.engine.config.error import ConfigError, DataError, StoppedError
+from atelier.engine.config.error import StoppedError
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
-from atelier.engine.config.train import Train
 from atelier.engine.io.fork_server import Process
-from atelier.engine.io.storage import names
-from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
-from atelier.engine.link.membership import Meeting, Presence
+from atelier.engine.link.mailbox import Contribution
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop import outer
 from atelier.engine.loop.outer import OuterSteps
@@ -33,7 +27,7 @@ from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from tests.engine.loop.at_sites import all_at_once, decisions, out_until_they_end
 from tests.engine.loop.test_outer import Sites, text
-from tests.engine.trainings import AfterSteps, TrainingSetup, artifact, role, train
+from tests.engine.trainings import TrainingSetup, artifact, role, train
 from tests.forks import start_alone
 from tests.infra.sites.agents import until
 from tests.parity.cases import layout as layout_of
@@ -255,60 +249,6 @@ def test_with_outages_of_all_sites_the_bits_are_those_of_the_log(
     assert again.models() == sites.models()
 
 
-@pytest.mark.parametrize(
-    ("link", "problem"),
-    [
-        ({"membership": {"minimum": 2}}, "minimum does nothing in a strict membership"),
-        ({"membership": {"kind": "elastic", "minimum": 3}}, "minimum=3, and there are 2 sites"),
-        ({"membership": {"kind": "elastic", "coordinator": "c"}}, "coordinator=c: one of a, b, or any"),
-        (
-            {"membership": {"kind": "elastic"}, "delay": 1},
-            "link.delay is not built for an elastic membership",
-        ),
-        ({"membership": {"kind": "elastic"}, "mailbox": "s3://m/x"}, "s3://m/x is no folder"),
-        ({"rounds": "/tmp/rounds.jsonl"}, "link.rounds does nothing without link.choose, or link.membership"),
-        ({"rows": {}, "site": "", "membership": {"kind": "elastic"}}, "does nothing without link.rows"),
-    ],
-)
-def test_a_membership_that_does_not_fit_is_refused(link: dict[str, Any], problem: str) -> None:
-    given = {"rows": {"a": 2, "b": 2}, "site": "a", "mailbox": "/tmp/x", "every": 4, **link}
-    document = {"steps": 8, "global_batch": 4, "sequence": 16, "link": given}
-    with pytest.raises(ConfigError, match=problem):
-        parse(Train, document, "train")
-
-
-def test_a_decision_that_gives_samples_to_others_than_the_log_says_is_refused(
-    tmp_path: Path, text: dict[str, str]
-) -> None:
-    sites = Sites(tmp_path / "first", text, **elastic())
-    sites.train(role(lr=1e-2), steps=STEPS)
-    [trajectory] = names(sites.link["mailbox"])
-    place = sorted(Path(sites.mailbox("a"), trajectory).glob("round-*/decision.json"))[-1]
-    changed = Sites(tmp_path / "other", text, **elastic())
-    decision = json.loads(place.read_bytes())
-    decision["line"] |= {"round": 1, "before": ""}
-    there = Path(changed.mailbox("a"), trajectory, "round-000001", "decision.json")
-    there.parent.mkdir(parents=True)
-    there.write_text(json.dumps(decision))
-    with pytest.raises(DataError, match="round 1: its decision assigns other samples than the round log"):
-        changed.setups["a"].train(changed.training("a", role(lr=1e-2), STEPS))
-
-
-def test_what_was_decided_on_is_what_is_added(tmp_path: Path, text: dict[str, str]) -> None:
-    """Another contribution of b lies there than the one of the decision: it had lost its mailbox."""
-    first, other, sites = (Sites(tmp_path / name, text, **elastic()) for name in ("first", "other", "sites"))
-    first.train(role(lr=1e-2), steps=EVERY)
-    other.train(role(lr=2e-2), steps=EVERY)
-    [trajectory] = names(first.link["mailbox"])
-    here, there = (Path(each.mailbox("a"), trajectory, "round-000001") for each in (sites, other))
-    shutil.copytree(Path(first.mailbox("a"), trajectory, "round-000001"), here)
-    shutil.rmtree(here / "b")
-    shutil.copytree(there / "b", here / "b")
-    with pytest.raises(DataError, match=r"b/tensors.safetensors: is another one than was decided on"):
-        sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
-    assert not sites.setups["a"].output("m").exists()
-
-
 @pytest.mark.parametrize("fault", ["not finite", "not good"])
 def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
     tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch, fault: str
@@ -345,37 +285,6 @@ def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
     assert again.models() == sites.models()
     counts = [each.setups["b"].summary("m")[key] for each in (sites, again) for key in ("tokens", "forwards")]
     assert counts[:2] == counts[2:]
-
-
-def test_a_round_that_too_few_can_be_in_ends_with_what_is_wrong_with_the_others(
-    tmp_path: Path, text: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All that b ever sends to round 1 is damaged, and a alone is fewer than `minimum`."""
-    first, sites = (Sites(tmp_path / name, text, **elastic(minimum=2)) for name in ("first", "sites"))
-    first.train(role(lr=1e-2), steps=EVERY)
-    [trajectory] = names(first.link["mailbox"])
-    here = Path(sites.mailbox("a"), trajectory, "round-000001", "b")
-    shutil.copytree(Path(first.mailbox("a"), trajectory, "round-000001", "b"), here)
-    body = bytearray((here / BODY).read_bytes())
-    body[-1] ^= 1
-    (here / BODY).write_bytes(body)
-    setup = sites.setups["a"]
-    with pytest.raises(DataError, match=r"round 1: needs 2 sites .* of b cannot .*safetensors: .*again"):
-        setup.train(sites.training("a", role(lr=1e-2), EVERY), stop=AfterSteps(setup.folder, 50))
-    assert "goes without" not in capsys.readouterr().out
-
-
-def test_a_site_whose_first_decision_the_coordinator_has_no_more_ends(
-    tmp_path: Path, text: dict[str, str]
-) -> None:
-    """b has lost its store and its mailbox; what a's agent says of that has come."""
-    sites = Sites(tmp_path, text, **elastic(grace=60.0))
-    setup = sites.setups["b"]
-    box = Mailbox(sites.mailbox("b"), setup.segment("m", 0, STEPS).fingerprint)
-    told = {"trajectory": box.trajectory, "site": "a", "round": 9, "safe": 7, "beat": 1, "coordinator": "a"}
-    Meeting(box).tell(Presence.model_validate(told | {"oldest": 8}))
-    with pytest.raises(DataError, match=r"round-000001.decision.json: is gone, and at a round 8 is the old"):
-        setup.train(sites.training("b", role(lr=1e-2), STEPS), stop=AfterSteps(setup.folder, 50))
 
 
 @pytest.mark.parametrize("has_missed", [False, True])
@@ -434,36 +343,3 @@ def test_a_site_is_heard_however_long_it_sends_judges_and_adds(
     monkeypatch.setattr(place, work, slowly)
     sites.train(role(lr=1e-2), steps=EVERY)
     assert held and not [thread for thread in enumerate_threads() if thread.name == "beats"]
-
-
-def test_sites_that_are_told_other_coordinators_end_with_an_error(
-    tmp_path: Path, text: dict[str, str]
-) -> None:
-    """Each would decide by itself, and they would end apart."""
-
-    class Told(Sites):
-        def link_of(self, site: str) -> dict[str, Any]:
-            found = super().link_of(site)
-            return found | {"membership": found["membership"] | {"coordinator": site}}
-
-    with pytest.raises(DataError, match=r"membership.coordinator: . at ., . at .; give all sites the same"):
-        Told(tmp_path, text, **elastic(grace=60.0)).train(role(lr=1e-2), steps=STEPS)
-
-
-def test_one_of_three_sites_that_is_told_another_coordinator_ends_and_the_others_go_on(
-    tmp_path: Path, text: dict[str, str]
-) -> None:
-    """What it says, or what is damaged where it said it, is as if it were silent."""
-
-    class Told(Sites):
-        def link_of(self, site: str) -> dict[str, Any]:
-            found, coordinator = super().link_of(site), "c" if site == "c" else "a"
-            return found | {"membership": found["membership"] | {"coordinator": coordinator}}
-
-    sites = Told(tmp_path, text, rows={"a": 1, "b": 1, "c": 2}, **elastic(grace=5.0, deadline=1.0))
-    with pytest.raises(
-        DataError, match=r"membership.coordinator: a at [ab], c at c; give all sites the same"
-    ):
-        sites.train(role(lr=1e-2), steps=STEPS)
-    assert not sites.setups["c"].output("m").exists()
-    assert sites.setups["a"].weights("m") == sites.setups["b"].weights("m")

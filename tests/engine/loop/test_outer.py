@@ -23,6 +23,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Health, Train
 from atelier.engine.io.storage import names
 from atelier.engine.link.encoded import parts_of
+from atelier.engine.link.mailbox import BODY
 from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
 from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
@@ -71,6 +72,15 @@ class Sites:
         """All sites at once, each in a thread."""
         all_at_once(self.setups, lambda site: self.setups[site].train(self.training(site, spec, **more)))
 
+    def message(self, number: int, site: str) -> Path:
+        """The folder of what a site has sent in a round, where there is one trajectory."""
+        [trajectory] = names(self.link["mailbox"])
+        return Path(self.link["mailbox"]) / trajectory / f"round-{number:06d}" / site
+
+    def body(self, number: int, site: str) -> dict[str, torch.Tensor]:
+        """The tensors of that, as they crossed."""
+        return load((self.message(number, site) / BODY).read_bytes())
+
     def models(self) -> list[bytes]:
         return [setup.weights("m") for setup in self.setups.values()]
 
@@ -84,19 +94,27 @@ def first_weights() -> dict[str, torch.Tensor]:
     }
 
 
+def decoded(
+    link: Link, body: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """By what `weights` are moved, as everybody reads it of a message's tensors."""
+    entries = {name: entry_of(name, tuple(one.shape), one.dtype) for name, one in weights.items()}
+    parts = {
+        name: [body[part.name] for part in parts_of(link.codec, entry)] for name, entry in entries.items()
+    }
+    return {name: decode(link.codec, entry, parts[name], name) for name, entry in entries.items()}
+
+
 def replayed(sites: Sites, first: dict[str, torch.Tensor], rounds: int) -> dict[str, torch.Tensor]:
     """The outer weights after so many rounds, from the messages alone."""
     link = Link(**sites.link, site="a")
-    [trajectory] = names(sites.link["mailbox"])
     weights, speed = dict(first), {name: torch.zeros_like(one) for name, one in first.items()}
     for number in range(1, rounds + 1):
-        folder = Path(sites.link["mailbox"]) / trajectory / f"round-{number:06d}"
-        sent = {site: load((folder / site / "tensors.safetensors").read_bytes()) for site in link.sites}
+        sent = {site: decoded(link, sites.body(number, site), weights) for site in link.sites}
         for name, weight in weights.items():
-            total, entry = torch.zeros_like(weight), entry_of(name, tuple(weight.shape), weight.dtype)
+            total = torch.zeros_like(weight)
             for site in link.sites:
-                parts = [sent[site][part.name] for part in parts_of(link.codec, entry)]
-                total = total + decode(link.codec, entry, parts, name) * link.share(site)
+                total = total + sent[site][name] * link.share(site)
             if link.outer.kind == "nesterov":
                 speed[name] = speed[name] * link.outer.momentum + total
                 total = total + speed[name] * link.outer.momentum

@@ -19,7 +19,7 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.link import Link
 from atelier.engine.loop.clip import norm, square_sums
 from tests.engine.loop.test_outer import EVERY, Sites, check_kills, text
-from tests.engine.loop.test_outer_codecs import LOSSY, kind_of, message
+from tests.engine.loop.test_outer_codecs import LOSSY, kind_of
 from tests.engine.trainings import role
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
@@ -35,8 +35,7 @@ def told(sites: Sites, site: str) -> list[tuple[float, float]]:
 
 
 def sent_norm(sites: Sites, number: int, site: str) -> float:
-    body = load((message(sites, number, site) / "tensors.safetensors").read_bytes())
-    return math.sqrt(sum(float(one.double().square().sum()) for one in body.values()))
+    return math.sqrt(sum(float(one.double().square().sum()) for one in sites.body(number, site).values()))
 
 
 def test_what_crosses_has_at_most_the_norm_and_the_curve_says_what_was_cut(
@@ -112,7 +111,7 @@ def test_a_huge_norm_is_refused_and_nothing_is_learned_from_it(
 ) -> None:
     whole, sites = (Sites(tmp_path / name, text, clip=CLIP, codec=codec) for name in ("whole", "bad"))
     whole.train(role(lr=1e-2), steps=EVERY)
-    good, place = message(whole, 1, "b"), Path(sites.link["mailbox"])
+    good, place = whole.message(1, "b"), Path(sites.link["mailbox"])
     place = place / good.relative_to(whole.link["mailbox"])
     shutil.copytree(good, place)
     head, body = place / "message.json", place / "tensors.safetensors"

@@ -17,22 +17,21 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from atelier.engine.codec.codec import decode
 from atelier.engine.config.base import parse
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DataError, StoppedError
 from atelier.engine.config.link import Link, Outer
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
-from atelier.engine.io.storage import names
 from atelier.engine.io.weight_files import METADATA
-from atelier.engine.link.encoded import message_bytes, parts_of
+from atelier.engine.link.encoded import message_bytes
 from atelier.engine.model.weights import entry_of
 from tests.engine.loop.test_outer import (
     EVERY,
     STEPS,
     Sites,
     check_kills,
+    decoded,
     first_weights,
     replayed,
     text,
@@ -58,11 +57,6 @@ def kind_of(codec: dict[str, Any]) -> str:
     return codec["kind"]
 
 
-def message(sites: Sites, number: int, site: str) -> Path:
-    [trajectory] = names(sites.link["mailbox"])
-    return Path(sites.link["mailbox"]) / trajectory / f"round-{number:06d}" / site
-
-
 @pytest.mark.parametrize("codec", LOSSY, ids=kind_of)
 def test_all_sites_have_the_bits_that_their_messages_say_in_as_many_bytes_as_promised(
     tmp_path: Path, text: dict[str, str], codec: dict[str, Any]
@@ -79,7 +73,7 @@ def test_all_sites_have_the_bits_that_their_messages_say_in_as_many_bytes_as_pro
     promised = message_bytes(Codec(**codec), weights)
     for number in range(1, STEPS // EVERY + 1):
         for site in rows:
-            assert (message(sites, number, site) / "tensors.safetensors").stat().st_size == promised
+            assert (sites.message(number, site) / "tensors.safetensors").stat().st_size == promised
     assert promised < message_bytes(Codec(), weights)
     losses = [line["values"]["loss"] for line in sites.setups["a"].curve("m")]
     assert losses[-1] < losses[0]
@@ -175,13 +169,7 @@ def test_what_sparse_has_not_sent_fades(tmp_path: Path, text: dict[str, str]) ->
         sites = Sites(tmp_path / str(len(sent)), text, rows={"a": 4}, codec=codec, outer=outer)
         sites.link["feedback"] = outer is not nothing
         sites.train(role(lr=1e-2))
-        body = load((message(sites, 2, "a") / "tensors.safetensors").read_bytes())
-        link, found = Link(**sites.link, site="a"), dict[str, Tensor]()
-        for name, weight in first_weights().items():
-            entry = entry_of(name, tuple(weight.shape), weight.dtype)
-            parts = [body[part.name] for part in parts_of(link.codec, entry)]
-            found[name] = decode(link.codec, entry, parts, name)
-        sent.append(found)
+        sent.append(decoded(Link(**sites.link, site="a"), sites.body(2, "a"), first_weights()))
     for name in sent[0]:
         whole, none, faded = (each[name] for each in sent)
         in_all = (whole != 0) & (none != 0) & (faded != 0)
@@ -240,7 +228,7 @@ def contributed(tmp_path_factory: pytest.TempPathFactory, text: dict[str, str]) 
             setup = sites.setups["b"]
             with pytest.raises(StoppedError, match="waited for a"):
                 setup.train(sites.training("b", role(lr=1e-2), EVERY), stop=AfterSteps(setup.folder, EVERY))
-            known[codec["kind"]] = message(sites, 1, "b")
+            known[codec["kind"]] = sites.message(1, "b")
         return known[codec["kind"]]
 
     return found

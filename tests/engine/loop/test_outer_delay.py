@@ -14,18 +14,15 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from atelier.engine.codec.codec import decode
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError, StoppedError
 from atelier.engine.config.link import Link
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, segments_of
 from atelier.engine.io.storage import names
-from atelier.engine.link.encoded import parts_of
 from atelier.engine.link.rounds import Rounds
-from atelier.engine.model.weights import entry_of
 from tests.engine.loop.at_sites import all_at_once
-from tests.engine.loop.test_outer import EVERY, STEPS, Sites, check_kills, first_weights, text
+from tests.engine.loop.test_outer import EVERY, STEPS, Sites, check_kills, decoded, first_weights, text
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, train
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
@@ -48,16 +45,14 @@ def replayed(sites: Sites) -> dict[str, Tensor]:
     """The outer weights at the end, from the messages alone: each holds the weights that it has moved."""
     link, weights = Link(**sites.link, site="a"), first_weights()
     speed = {name: torch.zeros_like(one) for name, one in weights.items()}
-    [trajectory] = names(sites.link["mailbox"])
     for number in range(1, Rounds(link, STEPS).last + 1):
-        folder = Path(sites.link["mailbox"]) / trajectory / f"round-{number:06d}"
-        sent = {site: load((folder / site / "tensors.safetensors").read_bytes()) for site in link.sites}
-        for name in {part.partition(":")[0] for part in sent["a"]}:
-            weight, total = weights[name], torch.zeros_like(weights[name])
-            entry = entry_of(name, tuple(weight.shape), weight.dtype)
+        bodies = {site: sites.body(number, site) for site in link.sites}
+        crossed = {name: weights[name] for name in {part.partition(":")[0] for part in bodies["a"]}}
+        sent = {site: decoded(link, body, crossed) for site, body in bodies.items()}
+        for name, weight in crossed.items():
+            total = torch.zeros_like(weight)
             for site in link.sites:
-                parts = [sent[site][part.name] for part in parts_of(link.codec, entry)]
-                total = total + decode(link.codec, entry, parts, name) * link.share(site)
+                total = total + sent[site][name] * link.share(site)
             speed[name] = speed[name] * link.outer.momentum + total
             weights[name] = weight - (total + speed[name] * link.outer.momentum) * link.outer.lr
     return weights

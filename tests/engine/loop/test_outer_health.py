@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, load_file
+from safetensors.torch import load
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.train import Health, Train
-from atelier.engine.io.storage import names
 from atelier.engine.loop.role_state import RoleState
 from tests.engine.loop.at_sites import all_at_once
 from tests.engine.loop.test_health import NAN, SPIKE, marked, plant
@@ -34,13 +33,6 @@ TOUCHY = SKIPS.model_copy(update={"spike_norm": 1.0})  # a gradient above averag
 def site_of(member: RoleState) -> str:
     """The site at which a role of these tests is trained."""
     return Path(member.segment(member.step).url).parents[1].name
-
-
-def body(sites: Sites, number: int, site: str) -> dict[str, torch.Tensor]:
-    """What a site has sent in a round."""
-    [trajectory] = names(sites.link["mailbox"])
-    place = Path(sites.link["mailbox"]) / trajectory / f"round-{number:06d}" / site
-    return load_file(place / "tensors.safetensors")
 
 
 def skipped(sites: Sites) -> dict[str, list[int]]:
@@ -69,7 +61,7 @@ def test_a_step_that_one_site_skips_is_in_none_of_its_messages(
     last = -(-step // EVERY)  # the round in which it was
     for number in range(1, last + 1):
         for site in good.setups:
-            mine, theirs = body(bad[0], number, site), body(good, number, site)
+            mine, theirs = bad[0].body(number, site), good.body(number, site)
             is_same = all(torch.equal(mine[name], theirs[name]) for name in mine)
             assert is_same == ((number, site) != (last, "b"))
 
@@ -82,8 +74,8 @@ def test_a_site_that_skips_all_steps_of_a_round_sends_that_nothing_has_moved(
     plant(monkeypatch, {("b", step): NAN for step in bad}, of=site_of)
     sites.train(role(lr=1e-2), health=SKIPS)
     assert skipped(sites) == {"a": [], "b": [*bad]}
-    assert not any(one.any() for one in body(sites, 2, "b").values())
-    assert all(one.any() for one in body(sites, 3, "b").values())
+    assert not any(one.any() for one in sites.body(2, "b").values())
+    assert all(one.any() for one in sites.body(3, "b").values())
     assert len(set(sites.models())) == 1
 
 

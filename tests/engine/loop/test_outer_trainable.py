@@ -17,6 +17,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Training
 from atelier.engine.link.encoded import parts_of
+from atelier.engine.link.mailbox import BODY
 from atelier.engine.plan.exchanged import exchanged
 from tests.engine.labelled import labelled_setup
 from tests.engine.loop.at_sites import all_at_once
@@ -25,7 +26,6 @@ from tests.engine.trainings import VOCAB, TrainingSetup, model, role, train
 from tests.marks import quick
 
 LENGTH = 4  # of a soft prompt
-BODY = "tensors.safetensors"
 LORA = Trainable(kind="lora", rank=2, targets=("query", "down"))
 PROMPT = Trainable(kind="prompt", length=LENGTH)
 NET = Net(num_layers=1, hidden=16, num_heads=2)

@@ -2,6 +2,7 @@
 folder here.
 """
 
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 
@@ -20,7 +21,7 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.link.mailbox import Mailbox
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Chain, read_lines
-from atelier.infra.sites.keys import TLS_NAME, Keys
+from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
 from tests.checkout import TOP
 from tests.ports import free_port
 
@@ -105,6 +106,10 @@ class Site:
             yield agent
         finally:
             agent.stop()
+
+    def audited(self) -> list[dict[str, Any]]:
+        """The lines of its audit log."""
+        return [json.loads(line) for line in (self.keys.folder / AUDIT).read_text().splitlines()]
 
     def send(self, number: int, data: bytes) -> None:
         self.box.send(number, self.name, [data], {}, 0, codec=Codec())

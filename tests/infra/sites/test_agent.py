@@ -55,7 +55,7 @@ def test_messages_arrive_whole_also_where_one_side_only_dials_out(
         )
         assert body(a, 1, "b") == data["b"] and body(b, 1, "a") == data["a"]
     for site in (a, b):
-        lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
+        lines = site.audited()
         assert sum(line["bytes"] for line in lines if line["what"] == "received") == 3_000_001
         assert check(site.keys.folder / AUDIT)
 
@@ -273,7 +273,7 @@ def test_what_a_stream_is_refused_is_in_the_audit_log(tmp_path: Path) -> None:
         for changed in ({"trajectory": "cd" * 32}, {"trajectory": "../" * 21 + "x"}):
             with pytest.raises(grpc.RpcError):
                 next(ask(json.dumps(asked | changed).encode(), timeout=20))
-    lines = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+    lines = a.audited()
     assert [line["what"] for line in lines] == ["fetched", "refused", "refused"]
     assert lines[1]["why"] == "no such message" and lines[1]["who"] == "b"
 

@@ -11,7 +11,6 @@ import pytest
 
 from atelier.infra.sites.desk import OrderDesk, OrderedTask, SiteOrder
 from atelier.infra.sites.grpc_server import GrpcServer
-from atelier.infra.sites.keys import AUDIT
 from tests.engine.loop.apart import ANSWERS, taught
 from tests.engine.loop.at_sites import all_at_once
 from tests.engine.trainings import role, tokens
@@ -112,7 +111,7 @@ def test_counted_are_the_bytes_that_cross(tmp_path: Path) -> None:
     with wired(b, a) as wire, b.served(), a.served() as agent:
         agent.exchange("b")
         assert b.box.rounds() == [1]
-        lines = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+        lines = a.audited()
         counted = sum(line["bytes"] for line in lines if line["what"] == "sent")
         assert counted == len(data)
         assert 1 <= len(wire.seen) / counted < 1.07

@@ -12,7 +12,7 @@ import pytest
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.infra.sites import keys
 from atelier.infra.sites.agent import SERVICE
-from atelier.infra.sites.keys import AUDIT, PEERS, TLS_NAME, Keys
+from atelier.infra.sites.keys import PEERS, TLS_NAME, Keys
 from tests.infra.sites.agents import Site, connected, until
 from tests.infra.sites.test_agent import DATA, call, two
 
@@ -110,7 +110,7 @@ def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) 
             assert "not trusted here" in str(refused.value)
             a.trust(b)
             assert ask(b"{}", timeout=20)
-    refusals = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+    refusals = a.audited()
     assert any(line["what"] == "refused" and "not trusted" in line["why"] for line in refusals)
 
 
@@ -131,7 +131,7 @@ def test_a_certificate_that_runs_out_ends_open_connections(
                 ask(b"{}", timeout=20)
         with pytest.raises(grpc.RpcError, match="the certificate of b is not valid now"):
             agent.exchange("b")
-    refusals = [json.loads(line) for line in (a.keys.folder / AUDIT).read_text().splitlines()]
+    refusals = a.audited()
     assert any("the certificate of b is not valid now" in line.get("why", "") for line in refusals)
 
 

@@ -82,7 +82,7 @@ def test_presences_and_decisions_arrive_also_where_one_side_only_dials_out(
             agent.wait()
     assert [decision.line for decision in Meeting(b.box).decided()] == lines
     assert Meeting(a.box).presence("b") == said("b", 2)
-    kept = [json.loads(line) for line in (b.keys.folder / AUDIT).read_text().splitlines()]
+    kept = b.audited()
     assert [line["round"] for line in kept if line.get("kind") == "decision"] == [1, 2, 3]
     assert check(b.keys.folder / AUDIT)
 
@@ -277,7 +277,7 @@ def test_what_is_damaged_of_an_old_training_holds_up_no_other(
     assert silent == "" or Meeting(a.box).presence("b") == said("b", 2)
     last = Meeting(b.box).last()
     assert last is not None and last.line == line
-    kept = [json.loads(text) for text in (a.keys.folder / AUDIT).read_text().splitlines()]
+    kept = a.audited()
     assert [str(path) in each["why"] for each in kept if each["what"] == "damaged"] == [True]
 
 

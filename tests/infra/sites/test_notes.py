@@ -26,7 +26,6 @@ from atelier.infra.sites.desk import (
     text_of,
 )
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.keys import AUDIT
 from atelier.infra.sites.notes import MOST_OPEN, MOST_UNKNOWN, Notes
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy, is_below
 from tests.infra.sites.agents import friends
@@ -262,7 +261,7 @@ def test_an_equal_note_has_one_line_in_the_audit_log_however_often_it_is_sent(tm
     there = OrderDesk(b.mail)
     assert there.order(asked.id) == asked and there.is_cancelled(asked.id)
     for site, what in ((a, "sent"), (b, "received")):
-        lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
+        lines = site.audited()
         kinds = [line["kind"] for line in lines if line["what"] == what]
         assert kinds == ["order", "cancellation"]
 
@@ -289,7 +288,7 @@ def test_a_note_that_arrived_before_an_agent_was_killed_has_its_lines_all_the_sa
         for _ in range(3):
             Agent(a.keys, a.mail).exchange("b")
     for site, line_of in ((a, "sent"), (b, "received")):
-        lines = [json.loads(line) for line in (site.keys.folder / AUDIT).read_text().splitlines()]
+        lines = site.audited()
         assert [line["kind"] for line in lines if line["what"] == line_of] == ["order"]
 
 

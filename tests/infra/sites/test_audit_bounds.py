@@ -1,0 +1,87 @@
+"""What an audit log holds: it is bounded whoever calls, counts an hour on any clock, and names its damage."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.error import DamageError
+from atelier.infra.sites import audit as audits
+from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.hourly import Hourly
+from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.keys import AUDIT
+from tests.infra.sites.agents import check
+from tests.infra.sites.test_agent import two
+
+
+def test_a_trusted_peer_fills_no_disk_with_what_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audits, "MOST_REFUSED", 5)
+    now = [600.0]
+    monkeypatch.setattr(audits.time, "monotonic", lambda: now[0])
+    log = Audit(tmp_path / "audit.jsonl")
+    for number in range(20):
+        log.add("refused", who="b", why=f"{number} " + "x" * 100_000)
+    log.add("refused", who="c", why="of another")
+    now[0] += 60
+    log.add("refused", who="b", why="a minute later")
+    whys = [json.loads(line)["why"] for line in log.path.read_text().splitlines()]
+    assert [why.split()[0] for why in whys] == ["0", "1", "2", "3", "4", "of", "a"]
+    assert max(map(len, whys)) < 600 and whys[4].endswith("what else is refused in this minute has no line")
+    assert check(log.path)
+
+
+def test_nor_do_strangers_each_with_a_connection_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audits, "MOST_REFUSED", 5)
+    monkeypatch.setattr(audits.time, "monotonic", lambda: 600.0)
+    log = Audit(tmp_path / "audit.jsonl")
+    for port in range(20):
+        log.add("refused", who=f"ipv4:127.0.0.1:{port}", why="its certificate is not trusted")
+    log.add("refused", who="b", why="of one that is known")
+    whos = [json.loads(line)["who"] for line in log.path.read_text().splitlines()]
+    assert whos == [*(f"ipv4:127.0.0.1:{port}" for port in range(5)), "b"]
+    assert len(log._refused) == 2
+
+
+def test_a_clock_that_was_set_back_counts_an_hour_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e9]
+    monkeypatch.setattr(audits.time, "time", lambda: now[0])
+    log = Audit(tmp_path / "audit.jsonl")
+    log.add("sent", who="b", bytes=1000)
+    now[0] -= 10 * 3600
+    for _ in range(6):
+        log.add("sent", who="b", bytes=7)
+        now[0] += 3000
+    assert log.last_hour("b") == 7 == Audit(tmp_path / "audit.jsonl").last_hour("b")
+
+
+def test_nothing_is_less_than_nothing(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    hourly = Hourly(a.keys.folder, Audit(a.keys.folder / AUDIT))
+    with pytest.raises(NotTaken, match="behind its end"), hourly.admitted("b", 7000 - 10**40):
+        pass
+    hourly.check("b", 0)
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"{", b'{"previous": 1}'])
+def test_a_damaged_audit_log_is_named_with_its_line(tmp_path: Path, damage: bytes) -> None:
+    log = Audit(tmp_path / "audit.jsonl")
+    log.add("sent", who="b", bytes=1)
+    with log.path.open("ab") as file:
+        file.write(damage + b"\n")
+    with pytest.raises(DamageError, match=r"audit\.jsonl:2: .*move the file away"):
+        Audit(log.path)
+
+
+def test_files_of_the_same_bytes_have_a_line_each(tmp_path: Path) -> None:
+    log = Audit(tmp_path / "audit.jsonl")
+    for number in range(2):
+        for path in ("x", "y"):
+            log.add_once("sent", "b", kind="file", order="ab", path=path, sha256="0" * 64, bytes=number)
+    assert [json.loads(line)["path"] for line in log.path.read_text().splitlines()] == ["x", "y"]
