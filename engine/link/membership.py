@@ -67,20 +67,20 @@ class Meeting:
         write_bytes(join(self._box.place, f"{presence.site}-{PRESENCE}"), text)
 
     def presence(self, site: str) -> Presence | None:
-        """What a site said last; None = nothing. Raises DamageError, DataError."""
+        """What a site said last; None = nothing. Raises DamageError."""
         place = join(self._box.place, f"{site}-{PRESENCE}")
         if not exists(place):
             return None
         found = read_as(Presence, place, "what is said of a presence")
         if (found.trajectory, found.site) != (self._box.trajectory, site):
-            raise DataError(f"{place}: is of site {found.site}, or of another training")
+            raise DamageError(f"{place}: is of site {found.site}, or of another training")
         return found
 
     def heard(self, site: str) -> Presence | None:
         """`presence`; what is damaged is as nothing: the next beat replaces it."""
         try:
             return self.presence(site)
-        except (DamageError, DataError):
+        except DamageError:
             return None
 
     def decide(self, decision: Decision) -> Decision:
@@ -90,11 +90,11 @@ class Meeting:
             return decision
         there = self.decision(decision.line.round)
         if there is None:
-            raise DataError(f"{place}: was decided, and is gone: the round is over")
+            raise DamageError(f"{place}: was decided, and is gone: the round is over")
         return there
 
     def decision(self, number: int) -> Decision | None:
-        """Of a round; None = it is not decided yet. Raises DamageError, DataError."""
+        """Of a round; None = it is not decided yet. Raises DamageError."""
         place = self._place(number)
         if not exists(place):
             return None
@@ -103,7 +103,7 @@ class Meeting:
         except FileNotFoundError:  # forgotten meanwhile
             return None
         if (found.trajectory, found.line.round) != (self._box.trajectory, number):
-            raise DataError(f"{place}: is of round {found.line.round}, or of another training")
+            raise DamageError(f"{place}: is of round {found.line.round}, or of another training")
         return found
 
     def current(self, number: int) -> Decision | None:

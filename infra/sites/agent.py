@@ -33,6 +33,7 @@ from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, is_damage_here
 from atelier.infra.sites.notes import Declined, Notes
 from atelier.infra.sites.policy import Policies
+from atelier.infra.sites.refusals import Refusals
 from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
 
 SERVICE = "atelier.Site"
@@ -52,10 +53,10 @@ class Agent:
         self._told: dict[str, set[str]] = {}  # digests of notes by peer
         self._declined: dict[str, Declined] = {}  # the same, of those that it sent
         self._hourly = hourly = Hourly(keys.folder, self._audit)
-        self._messages = MessageCalls(mailbox, self.site, self._audit, self._is_trusted, SERVICE, hourly)
-        self._files = FileCalls(
-            Files(mailbox, self.site), self._audit, self._is_trusted, SERVICE, hourly, self._messages.refusals
-        )
+        self._refusals = Refusals()
+        shared = (self._audit, self._is_trusted, SERVICE, hourly, self._refusals)
+        self._messages = MessageCalls(mailbox, self.site, *shared)
+        self._files = FileCalls(Files(mailbox, self.site), *shared)
         self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
         self._signing = Countersigning(keys, self._audit, SERVICE)
         calls = Calls(keys)
@@ -214,7 +215,7 @@ class Agent:
             problem = f"{peer}: {reason(error)}"
         finally:
             del self._busy_since[peer]
-        for line in self._messages.refusals.lines(peer):
+        for line in self._refusals.lines(peer):
             say(line)
         return problem
 
@@ -259,14 +260,14 @@ class Agent:
                         self._audit.add_once("sent", peer, **about)
 
                 key, what = f"{about['kind']} {about['order']}", f"the {about['kind']} {about['order']}"
-                early = partial(self._messages.refusals.early, peer, key, what)
+                early = partial(self._refusals.early, peer, key, what)
                 if is_settled(send, partial(self._not_taken, peer, about), early):
-                    self._messages.refusals.settled(peer, key)
+                    self._refusals.settled(peer, key)
                     known.add(desk.digest_of(note))
 
     def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
         self._audit.add("not taken", who=peer, why=why, **about)
-        self._messages.refusals.never(peer, f"the {about['kind']} {about['order']}", why)
+        self._refusals.never(peer, f"the {about['kind']} {about['order']}", why)
 
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
@@ -296,13 +297,13 @@ class Agent:
             return
         if note is not None:
             self._audit.add("received", who=peer, **notes.told(note))
-            self._messages.refusals.settled(peer, f"heard {_named(note)}")
+            self._refusals.settled(peer, f"heard {_named(note)}")
 
     def _not_yet(self, note: Note, peer: str, error: Exception) -> None:
         """Say what keeps out a note that this site has heard."""
         if isinstance(error, DamageError):
             self._audit.complain(str(error))
-        self._messages.refusals.early(peer, f"heard {_named(note)}", _named(note), str(error), is_here=True)
+        self._refusals.early(peer, f"heard {_named(note)}", _named(note), str(error), is_here=True)
 
 
 def _is_final(error: Exception, peer: str) -> bool:

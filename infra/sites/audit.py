@@ -11,13 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import whole_of
-from atelier.engine.config.error import DamageError
+from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.link import SITE
 from atelier.engine.io.storage import sync_folder
 
@@ -146,6 +146,23 @@ class Audit:
         if self._cut_at is not None:
             os.truncate(self.path, self._cut_at)
             self._cut_at = None
+
+    def add_received(self, who: str, *, has_come: bool, **about: Json) -> None:
+        """A line of what a site has sent; where nothing of it has come now, whoever was killed when it had
+        may have noted it.
+        """
+        if has_come:
+            self.add("received", who=who, **about)
+        else:
+            self.add_once("received", who, **about)
+
+    @contextmanager
+    def complaining(self) -> Iterator[None]:
+        """Around one thing of several: what is wrong with it here is said, and holds up no other."""
+        try:
+            yield
+        except (AtelierError, OSError) as error:
+            self.complain(str(error))
 
     def complain(self, why: str) -> None:
         """A line, once an hour, for what is damaged here and holds up a peer; `on_damage` gets it as well."""

@@ -20,12 +20,11 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.refusals import OF_ONE, Apart, Refusals
+from atelier.infra.sites.refusals import Apart, Refusals, is_of_one
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
     blocks_of,
-    code_of,
     is_settled,
     offered,
     patience,
@@ -100,10 +99,7 @@ class FileCalls:
 
     def _take(self, head: FileHead, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
         def note(has_come: bool) -> None:
-            if has_come:
-                self._audit.add("received", who=peer, **files.told(head))
-            else:  # this agent may have been killed before it noted that
-                self._audit.add_once("received", peer, **files.told(head))
+            self._audit.add_received(peer, has_come=has_come, **files.told(head))
 
         self._files.take(head, peer, offset, blocks, lambda: self._is_trusted(peer), note)
 
@@ -112,16 +108,17 @@ class FileCalls:
     def send(self, channel: CallChannel, peer: str) -> None:
         """Push what a peer lacks."""
         settled = self._settled.setdefault(peer, set())
+        each = Apart()
         for head in self._files.outgoing(peer):
             key = head.model_dump_json()
             if key in settled or not self._is_due(peer, head):
                 continue
-            early = partial(self._early, peer, head)
-            if is_settled(
-                partial(self._send, channel, peer, head), partial(self._not_taken, peer, head), early
-            ):
-                settled.add(key)
-                self._refusals.settled(peer, key)
+            send, refused = partial(self._send, channel, peer, head), partial(self._not_taken, peer, head)
+            with each.one():
+                if is_settled(send, refused, partial(self._early, peer, head)):
+                    settled.add(key)
+                    self._refusals.settled(peer, key)
+        each.end()
 
     def _send(self, channel: CallChannel, peer: str, head: FileHead) -> None:
         offset = offered(channel, f"/{self._service}/OfferFile", head.text, peer)
@@ -130,8 +127,8 @@ class FileCalls:
             with self._hourly.admitted(peer, head.entry.bytes - offset):
                 try:
                     push(channel, f"/{self._service}/PutFile", begin.encode(), path, offset, head.entry.bytes)
-                except grpc.RpcError as error:
-                    if code_of(error) == grpc.StatusCode.ABORTED:  # it may be damaged here
+                except (OSError, grpc.RpcError) as error:
+                    if is_of_one(error):  # it may be damaged here
                         self._wait(peer, head)
                     raise
                 self._audit.add("sent", who=peer, **files.told(head))
@@ -180,7 +177,7 @@ class FileCalls:
             try:
                 self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))
             except (NotTaken, OSError, grpc.RpcError) as error:
-                if isinstance(error, grpc.RpcError) and code_of(error) not in OF_ONE:
+                if not is_of_one(error):
                     raise
                 self._wait(peer, head)
                 self._early(peer, head, reason(error), is_here=True)

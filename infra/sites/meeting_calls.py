@@ -17,6 +17,8 @@ from atelier.engine.link.mailbox import AboutRounds, AboutTraining, Mailbox, tra
 from atelier.engine.link.membership import Decision, Meeting, Presence
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.methods import is_damage_here
+from atelier.infra.sites.refusals import Apart
 from atelier.infra.sites.transfer import CallChannel, is_settled
 
 WHAT = "what is said of a meeting"
@@ -53,13 +55,11 @@ class MeetingCalls:
         found: list[Json] = []
         for about in self._elastic(peer):
             after = known.get(about.trajectory)
-            try:
+            with self._audit.complaining():
                 for said in self._said(about, peer, after, None) if isinstance(after, int) else ():
                     if len(found) < MOST:
                         found.append(_document(said))
                         self._note("fetched", peer, said)
-            except AtelierError as error:  # what is damaged here holds up no other training
-                self._audit.complain(str(error))
         return {"said": found}
 
     # what it asks
@@ -68,10 +68,8 @@ class MeetingCalls:
         """Tell a peer what is new. What is damaged here holds up no other training."""
         for about in self._elastic(peer):
             if time.monotonic() >= self._not_before.get((peer, about.trajectory), 0.0):
-                try:
+                with self._audit.complaining():
                     self._tell_of(about, channel, peer)
-                except AtelierError as error:
-                    self._audit.complain(str(error))
 
     def _tell_of(self, about: AboutTraining, channel: CallChannel, peer: str) -> None:
         key = (peer, about.trajectory)
@@ -97,11 +95,9 @@ class MeetingCalls:
         """Ask a peer, which this site alone can call, what it has to say."""
         known: dict[str, Json] = {}
         for about in self._elastic(peer):
-            try:
+            with self._audit.complaining():
                 last = Meeting(Mailbox(self._url, about.trajectory)).last()
                 known[about.trajectory] = last.line.round if last else 0
-            except AtelierError as error:
-                self._audit.complain(str(error))
         if not known:
             return
         request = json.dumps({"known": known}).encode()
@@ -116,7 +112,10 @@ class MeetingCalls:
                 self._refuse(document, peer, refused)
 
     def _refuse(self, document: Json, peer: str, error: AtelierError) -> None:
-        """Put what is never taken into the audit log, once."""
+        """Put what is never taken into the audit log, once, or that something is damaged here."""
+        if is_damage_here(error, peer):
+            self._audit.complain(str(error))
+            return
         digest = hashlib.sha256(canonical(document)).hexdigest()
         if (not isinstance(error, NotTaken) or error.when == "never") and digest not in self._refused:
             if len(self._refused) >= MOST_REMEMBERED:
@@ -128,15 +127,12 @@ class MeetingCalls:
         """Decide the rounds that this site may while its own ranks are silent, who look at contributions as
         well; not the first of a branch, whose log the trunk has. Raises the first error, after all.
         """
-        problems: list[AtelierError] = []
+        each = Apart()
         for about in trainings(self._url, self._site):
             if about.rounds is not None and about.rounds.coordinator == self._site:
-                try:
+                with each.one():
                     self._decide(about.trajectory, about.rounds)
-                except AtelierError as error:
-                    problems.append(error)
-        if problems:
-            raise problems[0]
+        each.end()
 
     def _decide(self, trajectory: str, rounds: AboutRounds) -> None:
         box = Mailbox(self._url, trajectory)
@@ -172,9 +168,11 @@ class MeetingCalls:
         meeting = Meeting(Mailbox(self._url, about.trajectory))
         presence, is_deciding = meeting.presence(self._site), _coordinator(about) == self._site
         if presence is not None and is_deciding:
-            theirs, oldest = meeting.heard(peer), meeting.oldest(presence)
-            if theirs is not None and theirs.round < oldest:  # it has lost what it knew
-                presence = presence.model_copy(update={"oldest": oldest})
+            theirs = meeting.heard(peer)
+            if theirs is not None and theirs.round < presence.round:
+                oldest = meeting.oldest(presence)
+                if theirs.round < oldest:  # it has lost what it knew
+                    presence = presence.model_copy(update={"oldest": oldest})
         if presence is not None and presence != told:
             yield presence  # first: decisions that are too early for the peer hold up the rest
         if is_deciding:

@@ -6,9 +6,11 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
+import grpc
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
@@ -20,7 +22,7 @@ from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.refusals import Apart, Refusals
+from atelier.infra.sites.refusals import Apart, Refusals, is_of_one
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -55,17 +57,18 @@ class MessageCalls:
         is_trusted: Callable[[str], bool],
         service: str,
         hourly: Hourly,
+        refusals: Refusals,
     ) -> None:
         self._url, self._site, self._audit, self._is_trusted = url, site, audit, is_trusted
-        self._service, self._hourly = service, hourly
+        self._service, self._hourly, self._refusals = service, hourly, refusals
         self._incoming = Incoming(url, site)
         self._delivered: dict[tuple[str, str], int] = {}  # the last round by peer and trajectory
         self._offered: dict[tuple[str, str], float] = {}  # when some were offered again, by the same
         self._asked: dict[tuple[str, str], int] = {}  # the last round of those, by the same
         self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
+        self._not_before: dict[tuple[str, str], float] = {}  # when it is fetched again, by the same
         self._refused: set[tuple[str, str, int, str]] = set()  # the same, of what is not fetched
         self._told: dict[tuple[str, str], ReaderProgress] = {}  # by peer and trajectory
-        self.refusals = Refusals()
 
     # what others ask, by name of the call
 
@@ -94,14 +97,13 @@ class MessageCalls:
             case [int(size), int() | float() as seconds] if size > 0 and math.isfinite(seconds):
                 tell_rate(self._url, peer, size, seconds)
         known = known if isinstance(known, dict) else {}
-        found, each = list[Json](), Apart()
+        found: list[Json] = []
         for about in self._incoming.trainings(peer):
             last = known.get(about.trajectory)
             after = last if isinstance(last, int) else 0
-            with each.one():
+            with self._audit.complaining():
                 for head in Mailbox(self._url, about.trajectory).sent(self._site, after):
                     found.append(head.model_dump(mode="json", by_alias=True))
-        self._complain(each)
         return {"heads": found[:MOST_HEADS]}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
@@ -124,23 +126,19 @@ class MessageCalls:
 
     def progress(self, request: bytes, peer: str) -> dict[str, Json]:
         """How far this site has come in what it learns from a peer's teachers."""
-        each = Apart()
-        found = [*self._progress_for(peer, each)][:MOST_HEADS]
-        self._complain(each)
+        found = [*self._progress_for(peer, self._audit.complaining)][:MOST_HEADS]
         for progress in found:
             self._note("fetched", peer, progress)
         return {"progress": [one.model_dump(mode="json", by_alias=True) for one in found]}
 
-    def _complain(self, each: Apart) -> None:
-        """Say what is damaged here of some trainings; the others are answered."""
-        for error in each.problems:
-            self._audit.complain(str(error))
-
-    def _progress_for(self, peer: str, each: Apart) -> Iterator[ReaderProgress]:
+    def _progress_for(
+        self, peer: str, apart: Callable[[], AbstractContextManager[None]]
+    ) -> Iterator[ReaderProgress]:
+        """`apart`: around each, of which one may be damaged."""
         for about in self._incoming.trainings(peer):
             if about.teacher == peer:
                 found = None
-                with each.one():
+                with apart():
                     found = Mailbox(self._url, about.trajectory).progress(self._site)
                 if found is not None:
                     yield found
@@ -164,10 +162,7 @@ class MessageCalls:
 
     def _take(self, head: Message, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
         def note(has_come: bool) -> None:
-            if has_come:
-                self._audit.add("received", who=peer, **told(head))
-            else:  # this agent may have been killed before it noted that
-                self._audit.add_once("received", peer, **told(head))
+            self._audit.add_received(peer, has_come=has_come, **told(head))
 
         self._incoming.take(head, peer, offset, blocks, lambda: self._is_trusted(peer), note)
 
@@ -218,12 +213,12 @@ class MessageCalls:
 
         def refused(why: str) -> None:
             self._audit.add("not taken", who=peer, why=why, **told(head))
-            self.refusals.never(peer, _named(head), why)
+            self._refusals.never(peer, _named(head), why)
 
-        early = partial(self.refusals.early, peer, head.trajectory, _named(head))
+        early = partial(self._refusals.early, peer, head.trajectory, _named(head))
         if not is_settled(lambda: self._send(channel, peer, box, head), refused, early):
             return False
-        self.refusals.settled(peer, head.trajectory)
+        self._refusals.settled(peer, head.trajectory)
         self._delivered[peer, head.trajectory] = head.round
         return True
 
@@ -259,10 +254,11 @@ class MessageCalls:
         for found in heads if isinstance(heads, list) else ():
             with each.one():
                 head = head_of(json.dumps(found), peer)
-                if head.trajectory not in ended:
-                    ended.add(head.trajectory)
+                of, now = head.trajectory, time.monotonic()
+                if of not in ended and now >= self._not_before.get((peer, of), now):
+                    ended.add(of)  # unless this one is taken
                     if self._fetch(channel, peer, head):
-                        ended.discard(head.trajectory)
+                        ended.discard(of)
         each.end()
 
     def _known(self, peer: str, each: Apart) -> dict[str, int]:
@@ -300,9 +296,9 @@ class MessageCalls:
                 self._audit.add("refused", who=peer, why=str(refused))
                 raise
             if refused.when == "early":
-                self.refusals.early(peer, of, _named(head), str(refused), is_here=True)
+                self._refusals.early(peer, of, _named(head), str(refused), is_here=True)
             return refused.when != "early"
-        self.refusals.settled(peer, of)
+        self._refusals.settled(peer, of)
         if offset is None:
             return True
         asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
@@ -310,7 +306,12 @@ class MessageCalls:
         with self._hourly.admitted(peer, left):
             began = time.monotonic()
             blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
-            self._take(head, peer, offset, blocks)
+            try:
+                self._take(head, peer, offset, blocks)
+            except (NotTaken, grpc.RpcError) as error:
+                if is_of_one(error):
+                    self._not_before[peer, head.trajectory] = time.monotonic() + OFFER_AGAIN_S
+                raise
         if isinstance(head, Contribution):
             self._took[peer] = (left, time.monotonic() - began)
         return True
@@ -318,7 +319,7 @@ class MessageCalls:
     def tell(self, channel: CallChannel, peer: str) -> None:
         """Tell a peer how far this site has come, where that is new."""
         each = Apart()
-        for progress in self._progress_for(peer, each):
+        for progress in self._progress_for(peer, each.one):
             if self._told.get((peer, progress.trajectory)) != progress:
                 with each.one():
                     self._tell(channel, peer, progress)
@@ -336,9 +337,9 @@ class MessageCalls:
             refusals.append(why)
 
         what, of = f"how far this site is in {progress.trajectory[:16]}", f"told {progress.trajectory}"
-        if is_settled(send, refused, partial(self.refusals.early, peer, of, what)):
+        if is_settled(send, refused, partial(self._refusals.early, peer, of, what)):
             self._note("not taken" if refusals else "sent", peer, progress)
-            self.refusals.settled(peer, of)
+            self._refusals.settled(peer, of)
 
     def ask(self, channel: CallChannel, peer: str) -> None:
         """Ask a peer, which this site alone can call, how far it has come."""

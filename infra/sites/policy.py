@@ -11,7 +11,7 @@ from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as
-from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import SiteName
 from atelier.engine.io.storage import write_bytes
 from atelier.infra.sites.desk import SiteOrder
@@ -115,11 +115,8 @@ class Policies:
             return SitePolicy(site=peer)
 
     def runs_any(self, peer: str) -> bool:
-        """Whether a task runs here for a peer; none where its policy is damaged."""
-        try:
-            return bool(self.of(peer).tasks)
-        except DamageError:
-            return False
+        """Whether a task runs here for a peer. Raises DamageError."""
+        return bool(self.of(peer).tasks)
 
     def has(self, peer: str) -> bool:
         return (self._folder / f"{peer}.json").exists()

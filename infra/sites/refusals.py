@@ -21,28 +21,31 @@ NOT_TRAINED = "is not trained here"  # the same, where the peer knows no such tr
 DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
 
 
+def is_of_one(error: Exception) -> bool:
+    """Whether an error is of what was carried alone: else the peer does not answer at all."""
+    return not isinstance(error, grpc.RpcError) or code_of(error) in OF_ONE
+
+
 class Apart:
     """Things that are carried one by one; the first error is raised at the end."""
 
     def __init__(self) -> None:
-        self.problems: list[Exception] = []
+        self._problems: list[Exception] = []
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Around what is done with one. Raises RpcError where the peer does not answer at all."""
         try:
             yield
-        except (AtelierError, OSError) as error:
-            self.problems.append(error)
-        except grpc.RpcError as error:
-            if code_of(error) not in OF_ONE:
+        except (AtelierError, OSError, grpc.RpcError) as error:
+            if not is_of_one(error):
                 raise
-            self.problems.append(error)
+            self._problems.append(error)
 
     def end(self) -> None:
         """Raises the first error of all that were done."""
-        if self.problems:
-            raise self.problems[0]
+        if self._problems:
+            raise self._problems[0]
 
 
 @dataclass

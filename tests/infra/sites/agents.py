@@ -109,7 +109,8 @@ class Site:
 
     def audited(self) -> list[dict[str, Any]]:
         """The lines of its audit log."""
-        return [json.loads(line) for line in (self.keys.folder / AUDIT).read_text().splitlines()]
+        path = self.keys.folder / AUDIT
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def send(self, number: int, data: bytes) -> None:
         self.box.send(number, self.name, [data], {}, 0, codec=Codec())

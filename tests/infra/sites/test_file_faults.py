@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_fetched_is_asked_for_again_later_and_holds_up_no_
         agent._files._not_before.clear()
         agent.exchange("b")
     assert here[0].read_bytes() == BODY
-    said = agent._messages.refusals.lines("b")
+    said = agent._refusals.lines("b")
     assert len(said) == 2 and "is not taken here: " in said[0] and said[1].endswith(" goes on")
 
 
@@ -103,11 +103,32 @@ def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(
     with a.served():
         for _ in range(3):
             agent.exchange("a")
-        assert len(pushes) == 1 and agent._messages.refusals._early
+        assert len(pushes) == 1 and agent._refusals._early
         path.write_bytes(BODY)
         agent._files._not_before.clear()
         agent.exchange("a")
     assert Path(str(Agent(a.keys, a.mail)._files._files.path(made.head()))).read_bytes() == BODY
+
+
+def test_a_file_that_cannot_be_read_where_it_is_sent_holds_up_no_other(tmp_path: Path) -> None:
+    made = Sites(tmp_path / "orders")
+    a, b = friends(tmp_path).values()
+    a.mail, b.mail = (str(tmp_path / "orders" / name) for name in "ab")
+    offer(made.desks["b"], made.order, made.artifact, str(made.address), made.record)
+    there, here = ([made.files[name].path(made.head(number)) for number in (0, 1)] for name in "ba")
+    there[0].unlink()
+    there[0].mkdir()
+    agent = Agent(b.keys, b.mail)
+    with a.served():
+        with pytest.raises((OSError, grpc.RpcError)):
+            agent.exchange("a")
+        assert here[1].read_bytes() == b"{}" and not here[0].exists()
+        agent.exchange("a")  # not asked for again at once
+        there[0].rmdir()
+        there[0].write_bytes(BODY)
+        agent._files._not_before.clear()
+        agent.exchange("a")
+    assert here[0].read_bytes() == BODY
 
 
 def test_home_hears_of_the_files_that_it_waits_for_however_many_are_kept(

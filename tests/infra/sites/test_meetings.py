@@ -281,6 +281,32 @@ def test_what_is_damaged_of_an_old_training_holds_up_no_other(
     assert [str(path) in each["why"] for each in kept if each["what"] == "damaged"] == [True]
 
 
+@pytest.mark.parametrize("silent", ["", "b"])
+@pytest.mark.parametrize("damaged", ["a decision of another round", "its own presence"])
+def test_what_is_damaged_here_is_refused_in_nobodys_name(tmp_path: Path, silent: str, damaged: str) -> None:
+    """The peer hears nothing of it, and what it decides is taken when it is mended."""
+    a, b = elastic(tmp_path, silent)
+    line = decided(a.box)
+    decision = json.loads((Path(a.box.folder(1, "a")).parent / "decision.json").read_bytes())
+    decision["line"]["round"] = 2
+    place = Path(b.box.place, "b-presence.json")
+    if damaged != "its own presence":
+        place = Path(b.box.folder(1, "b")).parent / "decision.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("{" if damaged == "its own presence" else json.dumps(decision))
+    asking, asked = (b, a) if silent else (a, b)
+    with asked.served():
+        agent = Agent(asking.keys, asking.mail)
+        agent.meet(asked.name)
+        whats = [each["what"] for site in (a, b) for each in site.audited()]
+        assert whats.count("damaged") == 1 and not {"refused", "not taken"} & {*whats}
+        place.unlink()
+        agent._meetings._not_before.clear()
+        agent.meet(asked.name)
+    last = Meeting(b.box).last()
+    assert last is not None and last.line == line
+
+
 def test_an_agent_leaves_rounds_to_its_ranks_while_they_are_heard(tmp_path: Path) -> None:
     a, _ = elastic(tmp_path, grace=0.2)
     calls = MeetingCalls(a.mail, "a", Audit(tmp_path / "log"), "x")

@@ -299,7 +299,7 @@ def test_an_order_that_a_peer_does_not_take_is_said(tmp_path: Path) -> None:
     agent = Agent(a.keys, a.mail)
     with b.served():
         agent.exchange("b")
-    [line] = agent._messages.refusals.lines("b")
+    [line] = agent._refusals.lines("b")
     assert line.startswith(f"b does not take the order {asked.id[:16]}: ") and "site allow a" in line
 
 

@@ -9,6 +9,7 @@ import pytest
 from atelier.infra.sites import notes
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.desk import OrderDesk
+from atelier.infra.sites.keys import PEERS
 from atelier.infra.sites.notes import MOST_UNKNOWN
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
@@ -75,7 +76,7 @@ def test_an_order_that_is_not_taken_yet_is_said_after_a_while(
     with b.served():
         for _ in range(2):
             agent.exchange("b")
-    [line] = agent._messages.refusals.lines("b")
+    [line] = agent._refusals.lines("b")
     assert line.startswith(f"b does not take the order {asked.id[:16]}: ") and "orders here" in line
 
 
@@ -109,9 +110,28 @@ def test_a_note_that_a_site_which_only_dials_out_cannot_take_yet_is_asked_for_ag
         for _ in range(4):
             agent.exchange("a")
         assert there.order(asked.id) == asked and there.is_cancelled(asked.id)
-    said, name = agent._messages.refusals.lines("a"), f"the order {asked.id[:16]}"
+    said, name = agent._refusals.lines("a"), f"the order {asked.id[:16]}"
     assert sum(line.startswith(f"a: {name} is not taken here: ") for line in said) == 1
     assert f"a: {name} goes on" in said
+
+
+@pytest.mark.parametrize("silent", ["", "b"])
+def test_a_large_order_waits_while_the_policy_for_its_home_is_damaged(tmp_path: Path, silent: str) -> None:
+    a, b = friends(tmp_path, silent=silent).values()
+    Policies(b.keys.folder).set(SitePolicy(site="a", tasks=(EVERYTHING,)))
+    policy = next(path for path in b.keys.folder.rglob("a.json") if PEERS not in path.parts)
+    before, asked = policy.read_bytes(), large("big", MOST_UNKNOWN)
+    policy.write_bytes(b"{")
+    OrderDesk(a.mail).put(asked)
+    at, peer = (b, a) if silent else (a, b)
+    agent = Agent(at.keys, at.mail)
+    with peer.served():
+        for is_damaged in (True, False):
+            agent.exchange(peer.name)
+            assert (OrderDesk(b.mail).order(asked.id) is None) == is_damaged
+            policy.write_bytes(before)
+            agent._declined.clear()
+    assert [line["what"] for line in b.audited()].count("damaged") == 1
 
 
 def test_a_note_that_is_never_taken_is_asked_for_once(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DamageError
-from atelier.engine.link.mailbox import Mailbox, Message, ReaderProgress
+from atelier.engine.link.mailbox import BODY, Mailbox, Message, ReaderProgress
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import NUMBERS, Calls
 from atelier.infra.sites.desk import OrderDesk
-from atelier.infra.sites.incoming import Incoming
+from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import PEERS
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.order_runner import OrderRunner
@@ -53,7 +53,7 @@ def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
         for _ in range(3):
             sending.exchange("b")
         assert len(said) == 1 and str(damaged) in said[0]
-        [told] = sending._messages.refusals.lines("b")
+        [told] = sending._refusals.lines("b")
         assert "something is damaged" in told and str(tmp_path) not in told
         damaged.write_bytes(before) if of == "policy" else damaged.unlink()
         sending.exchange("b")
@@ -137,6 +137,29 @@ def test_what_a_peer_does_not_give_of_one_training_holds_up_no_other(tmp_path: P
     (Path(Mailbox(a.mail, FIRST).folder(1, "a")) / "tensors.safetensors").unlink()
     with a.served(), pytest.raises(grpc.RpcError, match="there; that site's agent says more"):
         Agent(b.keys, b.mail).exchange("a")
+    assert b.box.read(1, "a") is not None
+
+
+def test_a_message_of_other_bytes_is_fetched_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damaged at its sender when its head was written."""
+    a, b = two(tmp_path, "b")
+    a.send(1, DATA)
+    body = Path(a.box.folder(1, "a")) / BODY
+    body.write_bytes(DATA[:-1] + b"!")
+    agent = Agent(b.keys, b.mail)
+    with a.served():
+        with pytest.raises(NotTaken, match="does not match its digest"):
+            agent.exchange("a")
+        for _ in range(3):
+            agent.exchange("a")
+        assert [line["what"] for line in a.audited()] == ["fetched"]
+        body.write_bytes(DATA)
+        agent.exchange("a")
+        assert b.box.read(1, "a") is None
+        agent._messages._not_before.clear()
+        agent.exchange("a")
     assert b.box.read(1, "a") is not None
 
 
