@@ -257,6 +257,10 @@ class Link(Spec):
                 found[role] = site
         return self
 
+    def at_site(self, site: str) -> "Link":
+        """The same link as it is at one of its sites."""
+        return self.model_copy(update={"site": site})
+
     @property
     def is_linked(self) -> bool:
         """Whether sites train one model."""

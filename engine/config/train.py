@@ -3,7 +3,7 @@ steps (progressive learning, ERNIE 3.0, 2107.02137, section 3.3.2); and the hand
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic.config import JsonDict
@@ -184,18 +184,7 @@ class Ahead(Spec):
 LAYOUT: JsonDict = {"layout": True}
 
 
-class OfSites(Spec):
-    """Settings with a link."""
-
-    if TYPE_CHECKING:  # each says what its own is for
-        link: Link
-
-    def at_site(self, site: str) -> Self:
-        """The same settings as they are at one of the link's sites."""
-        return self.model_copy(update={"link": self.link.model_copy(update={"site": site})})
-
-
-class Train(OfSites):
+class Train(Spec):
     steps: int = Field(
         default=0, ge=0, description="optimiser steps; or give tokens", json_schema_extra=LAYOUT
     )  # where training ends: part of identity only through the schedule
@@ -358,6 +347,10 @@ class Train(OfSites):
         """The same settings with this site's rows as the batch."""
         rows = self.link.rows
         return self.model_copy(update={"global_batch": rows[self.link.site]}) if rows else self
+
+    def at_site(self, site: str) -> "Train":
+        """The same settings as they are at one of the link's sites."""
+        return self.model_copy(update={"link": self.link.at_site(site)})
 
     def at(self, step: int) -> "Train":
         """The same settings with the batch and the sequence of this step."""

@@ -4,16 +4,15 @@ Torch-free.
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Count
+from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.link import Link
 from atelier.engine.config.registry import Model, Objective, Optim
-from atelier.engine.config.train import OfSites
 
 TEACHER, STUDENT = "teacher", "student"  # roles
 
 
-class Tune(OfSites):
+class Tune(Spec):
     chats: Chats = Field(default=Chats(source="stdlib"), description="prompts and their answers")
     student: Model = Field(
         description="the network that learns from the pretrained model; it begins at a seed"
@@ -47,3 +46,7 @@ class Tune(OfSites):
             )
             raise ValueError(f"objective: none of it learns from {what}")
         return self
+
+    def at_site(self, site: str) -> "Tune":
+        """The same settings as they are at one of the link's sites."""
+        return self.model_copy(update={"link": self.link.at_site(site)})

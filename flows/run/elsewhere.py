@@ -25,7 +25,15 @@ from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
-from atelier.infra.sites.desk import Cancellation, OrderDesk, OrderedProduct, OrderedTask, Reply, SiteOrder
+from atelier.infra.sites.desk import (
+    Cancellation,
+    OrderDesk,
+    OrderedProduct,
+    OrderedTask,
+    Reply,
+    SiteOrder,
+    TaskState,
+)
 from atelier.infra.sites.files import drop, folder_of, sent
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import row_name
@@ -74,13 +82,12 @@ class Elsewhere:
 
     def _replied(self, plan: Plan, orders: Mapping[str, SiteOrder]) -> Plan:
         rows, refusals, notes = [*plan.rows], [*plan.refusals], [*plan.notes]
-        began = time.monotonic()
+        replies = {site: _Heard() for site in orders}
         for site, order in orders.items():
-            number, heard = 0, began
+            heard = replies[site]
             while not ((reply := self._desk.reply(order.id)) and reply.is_last):
-                if reply is not None and reply.number > number:
-                    number, heard = reply.number, time.monotonic()
-                if time.monotonic() - heard > (PLANNING_S if number else PATIENCE_S):
+                heard.is_new(reply)
+                if heard.silence > (PLANNING_S if heard.number else PATIENCE_S):
                     break
                 time.sleep(LOOK_EVERY)
             if reply is not None and not reply.is_last:
@@ -204,28 +211,16 @@ class Elsewhere:
 
     def _follow(self, node: Node, context: RunContext) -> str:
         """How it ended: done or reused."""
-        order, shown, number, heard = self._orders[node.site], "", 0, time.monotonic()
-        is_silent = False
-        stopped, said = 0.0, set[str]()
+        order, heard, said, stopped = self._orders[node.site], _Heard(), set[str](), 0.0
+        silent = -1  # the last reply after whose silence that was said
         while True:
             reply = self._desk.reply(order.id)
-            if reply is not None and reply.number > number:
-                number, told = reply.number, reply.tasks.get(node.given_name)
-                heard, is_silent = time.monotonic(), False
+            if reply is not None and heard.is_new(reply):
+                told = reply.tasks.get(node.given_name)
                 if told is not None and told.state in DONE:
                     return told.state
-                if told is not None and told.state == "running" and not shown:
-                    shown = told.state
-                    context.say(node, state=shown)
-                if told is not None and told.waiting and told.waiting not in said:
-                    said.add(told.waiting)
-                    context.say(node, waiting=f"at {node.site}: {told.waiting}")
-                if told is not None and told.warning and told.warning not in said:
-                    said.add(told.warning)
-                    context.say(node, warning=f"at {node.site}: {told.warning}")
-                if told is not None and told.progress:
-                    keys = {"progress", "total", "unit", "rate", "loss"}
-                    context.listener(node.name, cast(Message, told.model_dump(include=keys)))
+                if told is not None:
+                    _show(node, told, context, said)
                 if reply.is_last and stopped:
                     raise StoppedError("stopped")
                 if reply.is_last:
@@ -235,12 +230,12 @@ class Elsewhere:
                 self._cancel(order)
             if stopped and time.monotonic() - stopped > STOPPING_S:
                 raise StoppedError(f"{node.site} has not said that it stopped; its agent will stop it")
-            if reply is None and not stopped and time.monotonic() - heard > PATIENCE_S:
+            if reply is None and not stopped and heard.silence > PATIENCE_S:
                 raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s")
-            if reply is not None and not is_silent and time.monotonic() - heard > PATIENCE_S:
-                is_silent = True
-                silence = f"{node.site} has said nothing for {PATIENCE_S:.0f} s"
-                context.say(node, waiting=silence if shown else f"{silence}; there: atelier site orders")
+            if reply is not None and silent != heard.number and heard.silence > PATIENCE_S:
+                silent = heard.number
+                where = "" if "running" in said else "; there: atelier site orders"
+                context.say(node, waiting=f"{node.site} has said nothing for {PATIENCE_S:.0f} s{where}")
             time.sleep(LOOK_EVERY)
 
     def _take_files(self, node: Node, context: RunContext) -> None:
@@ -274,6 +269,40 @@ class Elsewhere:
             reply = self._desk.reply(order.id)
             if reply is None or not reply.is_last:
                 self._cancel(order)
+
+
+class _Heard:
+    """The replies to an order, as they come: the number of the last one, and the seconds since."""
+
+    def __init__(self) -> None:
+        self.number, self._at = 0, time.monotonic()
+
+    def is_new(self, reply: Reply | None) -> bool:
+        """Whether a reply is another one than was heard before."""
+        if reply is None or reply.number <= self.number:
+            return False
+        self.number, self._at = reply.number, time.monotonic()
+        return True
+
+    @property
+    def silence(self) -> float:
+        return time.monotonic() - self._at
+
+
+def _show(node: Node, told: TaskState, context: RunContext, said: set[str]) -> None:
+    """Show what another site says of a task; what was `said` before is not said again."""
+    if told.state == "running" and told.state not in said:
+        said.add(told.state)
+        context.say(node, state=told.state)
+    if told.waiting and told.waiting not in said:
+        said.add(told.waiting)
+        context.say(node, waiting=f"at {node.site}: {told.waiting}")
+    if told.warning and told.warning not in said:
+        said.add(told.warning)
+        context.say(node, warning=f"at {node.site}: {told.warning}")
+    if told.progress:
+        keys = {"progress", "total", "unit", "rate", "loss"}
+        context.listener(node.name, cast(Message, told.model_dump(include=keys)))
 
 
 def take_in(

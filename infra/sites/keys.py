@@ -216,8 +216,8 @@ class Keys:
         except FileNotFoundError:
             raise _none(self.folder) from None
         key, begin, rest = text.partition(CERTIFICATE)
-        if begin:
-            certificate = (begin + rest).decode(errors="replace")
+        certificate = (begin + rest).decode(errors="replace")
+        if begin and certificate != card.certificate:
             about = card.model_copy(update={"certificate": certificate}).text
             card = parse_as(Card, about, str(self.folder / KEY), "a key and its certificate")
         return card, key
