@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import ANY
-from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
+from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
+from atelier.engine.link.messages import AboutRounds, Contribution
 from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
 

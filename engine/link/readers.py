@@ -11,7 +11,8 @@ from atelier.engine.config.link import Link
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
-from atelier.engine.link.mailbox import Mailbox, What, model_at
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import What, model_at
 
 ENDED = 1  # the round of the only message of an ending
 

@@ -11,7 +11,8 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.link.answer_size import answer_bytes, drawing_entries
 from atelier.engine.link.encoded import body_bytes
-from atelier.engine.link.mailbox import Mailbox, OfStep, ReaderProgress, What, model_at
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import OfStep, ReaderProgress, What, model_at
 from atelier.engine.link.readers import ReadingSites, ending
 from atelier.engine.loop.role_state import RoleState
 

@@ -20,7 +20,8 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.io.tensorfile import in_file_order
 from atelier.engine.link.encoded import body_bytes
-from atelier.engine.link.mailbox import BODY, Mailbox, OfStep, ReaderProgress, What
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import BODY, OfStep, ReaderProgress, What
 from atelier.engine.link.readers import ENDED, reading_sites
 from atelier.engine.loop.answer_ends import Heard, Readers, most_bytes, what_of
 from atelier.engine.loop.answer_parts import AnswerParts, opened

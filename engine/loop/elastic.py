@@ -16,8 +16,9 @@ from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.link import Link
 from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import AboutRounds, Contribution, Mailbox
+from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.membership import Meeting, Presence
+from atelier.engine.link.messages import AboutRounds, Contribution
 from atelier.engine.link.round_log import WHAT, RoundLine, read_log
 from atelier.engine.link.sample_log import SampleLog
 from atelier.engine.loop.long_wait import LongWait

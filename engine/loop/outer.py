@@ -23,7 +23,8 @@ from atelier.engine.config.link import Link
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.link.coordinator import ADDED, BEGAN
 from atelier.engine.link.encoded import layouts_of
-from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.rounds import Rounds
 from atelier.engine.loop.clip import clipped, most_norm

@@ -10,7 +10,8 @@ from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.config.trajectory import Segment
-from atelier.engine.link.mailbox import Mailbox, ReaderProgress, What, model_at
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import ReaderProgress, What, model_at
 from atelier.engine.link.readers import Learner, ReadingSites
 
 VERSION = 1  # of what answers are

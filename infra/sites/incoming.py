@@ -11,20 +11,17 @@ from typing import Literal
 
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
-from atelier.engine.link.mailbox import (
+from atelier.engine.link.mailbox import HEAD, MOST_HEAD, Mailbox, trainings
+from atelier.engine.link.membership import Meeting
+from atelier.engine.link.messages import (
     BODY,
-    HEAD,
-    MOST_HEAD,
     AboutRounds,
     AboutTraining,
     Contribution,
-    Mailbox,
     Message,
     OfStep,
     ReaderProgress,
-    trainings,
 )
-from atelier.engine.link.membership import Meeting
 
 MOST = 64 << 30  # bytes of a message
 

@@ -13,8 +13,9 @@ from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.link import ANY
 from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import AboutRounds, AboutTraining, Mailbox, trainings
+from atelier.engine.link.mailbox import Mailbox, trainings
 from atelier.engine.link.membership import Decision, Meeting, Presence
+from atelier.engine.link.messages import AboutRounds, AboutTraining
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.methods import is_damage_here

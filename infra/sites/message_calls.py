@@ -17,7 +17,8 @@ from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.config.record import Digest
 from atelier.engine.io.storage import local_path
-from atelier.engine.link.mailbox import BODY, Contribution, Mailbox, Message, ReaderProgress, head_of
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import BODY, Contribution, Message, ReaderProgress, head_of
 from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly

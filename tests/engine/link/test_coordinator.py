@@ -9,8 +9,9 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
 from atelier.engine.config.link import Membership
 from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import HEAD, MOST_HEAD, AboutRounds, Contribution, Mailbox
+from atelier.engine.link.mailbox import HEAD, MOST_HEAD, Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
+from atelier.engine.link.messages import AboutRounds, Contribution
 from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
 

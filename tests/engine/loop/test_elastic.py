@@ -18,7 +18,7 @@ from atelier.engine.config.error import StoppedError
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.io.fork_server import Process
-from atelier.engine.link.mailbox import Contribution
+from atelier.engine.link.messages import Contribution
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop import outer
 from atelier.engine.loop.outer import OuterSteps

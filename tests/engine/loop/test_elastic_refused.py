@@ -13,8 +13,9 @@ from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.train import Train
 from atelier.engine.io.storage import names
-from atelier.engine.link.mailbox import BODY, Mailbox
+from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.membership import Meeting, Presence
+from atelier.engine.link.messages import BODY
 from tests.engine.loop.test_elastic import EVERY, STEPS, elastic
 from tests.engine.loop.test_outer import Sites, text
 from tests.engine.trainings import AfterSteps, role

@@ -23,7 +23,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Health, Train
 from atelier.engine.io.storage import names
 from atelier.engine.link.encoded import parts_of
-from atelier.engine.link.mailbox import BODY
+from atelier.engine.link.messages import BODY
 from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
 from tests.engine.loop.at_sites import all_at_once, killed_until_they_end

@@ -14,7 +14,8 @@ from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.link import Link
 from atelier.engine.config.metric import FOLDER, merge
-from atelier.engine.link.mailbox import BODY, ROUND
+from atelier.engine.link.mailbox import ROUND
+from atelier.engine.link.messages import BODY
 from atelier.engine.link.rates import rate_to, tell_rate
 from atelier.engine.link.round_log import FILE, read_log
 from tests.engine.loop.at_sites import PATIENCE_S, killed_until_they_end

@@ -17,7 +17,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Training
 from atelier.engine.link.encoded import parts_of
-from atelier.engine.link.mailbox import BODY
+from atelier.engine.link.messages import BODY
 from atelier.engine.plan.exchanged import exchanged
 from tests.engine.labelled import labelled_setup
 from tests.engine.loop.at_sites import all_at_once

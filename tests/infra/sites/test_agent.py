@@ -16,7 +16,8 @@ import pytest
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import FileEntry
-from atelier.engine.link.mailbox import BODY, Contribution, Mailbox
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent

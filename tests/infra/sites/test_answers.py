@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.record import FileEntry
-from atelier.engine.link.mailbox import (
-    BODY,
-    Answers,
-    Contribution,
-    Drawings,
-    Mailbox,
-    ReaderProgress,
-    What,
-)
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import BODY, Answers, Contribution, Drawings, ReaderProgress, What
 from atelier.engine.link.rates import rate_to, tell_rate
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT

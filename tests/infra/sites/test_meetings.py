@@ -11,8 +11,9 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
 from atelier.engine.config.link import Membership
 from atelier.engine.link.coordinator import Coordinator
-from atelier.engine.link.mailbox import AboutRounds, Mailbox
+from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
+from atelier.engine.link.messages import AboutRounds
 from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
 from atelier.infra.sites import meeting_calls

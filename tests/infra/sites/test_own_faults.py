@@ -12,7 +12,8 @@ import pytest
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DamageError
-from atelier.engine.link.mailbox import BODY, Mailbox, Message, ReaderProgress
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import BODY, Message, ReaderProgress
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
