@@ -27,7 +27,8 @@ from atelier.engine.io import storage
 from atelier.engine.io.remote import ask
 from atelier.engine.io.storage import filesystem, is_local, join, local_path, write_bytes
 from atelier.infra.sites.keys import Card, Keys
-from atelier.infra.sites.sealed import NotOpened, sign, verify
+from atelier.infra.sites.sealed import NotOpened, verify
+from atelier.infra.sites.signature import sign
 
 MOST = 4 << 20  # bytes of the messages in an object
 MOST_OBJECT = MOST + (256 << 10)  # with the head and what signing and sealing add
@@ -229,7 +230,7 @@ class SignedDoor(Spec):
 
 
 def publish(bucket: Bucket, door: Door, keys: Keys) -> None:
-    signature = base64.b64encode(sign(keys, door.text)).decode()
+    signature = base64.b64encode(sign(keys.key, door.text)).decode()
     bucket.write(SignedDoor(door=door, signature=signature).model_dump_json().encode(), DOOR)
 
 

@@ -13,10 +13,6 @@ from collections import deque
 from collections.abc import Callable
 
 import grpc
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec, canonical
@@ -24,6 +20,7 @@ from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.link import SiteName
 from atelier.engine.config.record import Digest
+from atelier.infra.sites import signature
 from atelier.infra.sites.audit import SIGNED, Audit, Chain, Crossed, read_lines
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import Keys
@@ -63,23 +60,17 @@ class Signed(Spec):
 
     def check(self, certificate: str, place: str) -> None:
         """Raise DamageError unless the key of this certificate (PEM) has signed it."""
-        key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
         try:
-            if not isinstance(key, ec.EllipticCurvePublicKey):
-                raise InvalidSignature
             raw = base64.b64decode(self.signature, validate=True)
-            key.verify(raw, self.statement.text, ec.ECDSA(hashes.SHA256()))
-        except (InvalidSignature, ValueError):
-            raise DamageError(
-                f"{place}: the signature of {self.statement.site} is not by its certificate"
-            ) from None
+        except ValueError:
+            raw = b""
+        if not signature.is_signed(certificate, self.statement.text, raw):
+            raise DamageError(f"{place}: the signature of {self.statement.site} is not by its certificate")
 
 
 def sign(statement: Statement, key: bytes) -> Signed:
     """`key`: in PEM."""
-    private = serialization.load_pem_private_key(key, password=None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)  # as Keys makes it
-    raw = private.sign(statement.text, ec.ECDSA(hashes.SHA256()))
+    raw = signature.sign(key, statement.text)
     return Signed(statement=statement, signature=base64.b64encode(raw).decode())
 
 

@@ -10,10 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from pydantic import Field
 
@@ -22,9 +19,9 @@ from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Digest
 from atelier.infra.sites.keys import Card, Keys
+from atelier.infra.sites.signature import is_signed, private_key, public_key, sign
 
 SUITE = Suite(KEM.P256, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
-SIGNATURE = ec.ECDSA(hashes.SHA256())
 LABEL = b"atelier object 1"
 SIZES = struct.Struct(">IH")  # bytes of the head and of the signature, which follow; the rest is the body
 
@@ -86,9 +83,13 @@ def seal(head: ObjectHead, body: bytes, context: Context, keys: Keys, recipient:
     """Sign with this site's key and seal for a card. Raises NotOpened for a certificate out of its time."""
     _check_time(recipient)
     text = head.model_dump_json().encode()
-    signature = private_key(keys).sign(_signed(context, text, body), SIGNATURE)
+    signature = sign(keys.key, _signed(context, text, body))
     plain = b"".join((SIZES.pack(len(text), len(signature)), text, signature, body))
-    return SUITE.encrypt(plain, _public_key(recipient), info=context.text)
+    try:
+        key = public_key(recipient.certificate)
+    except ValueError as problem:
+        raise NotOpened(f"the certificate of {recipient.site} {problem}") from None
+    return SUITE.encrypt(plain, key, info=context.text)
 
 
 def unseal(data: bytes, kind: type[HeadType], context: Context, keys: Keys) -> Opened[HeadType]:
@@ -96,7 +97,7 @@ def unseal(data: bytes, kind: type[HeadType], context: Context, keys: Keys) -> O
     just this object for just this place.
     """
     try:
-        plain = SUITE.decrypt(data, private_key(keys), info=context.text)
+        plain = SUITE.decrypt(data, private_key(keys.key), info=context.text)
         size, signature_size = SIZES.unpack_from(plain)
     except (InvalidTag, ValueError, struct.error):
         raise NotOpened("it is not sealed for this site and this place, or it was changed") from None
@@ -116,36 +117,17 @@ def unseal(data: bytes, kind: type[HeadType], context: Context, keys: Keys) -> O
     return Opened(card, head, body)
 
 
-def private_key(keys: Keys) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(keys.key, password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)  # as Keys makes it
-    return key
-
-
-def sign(keys: Keys, data: bytes) -> bytes:
-    return private_key(keys).sign(data, SIGNATURE)
-
-
 def verify(card: Card, signature: bytes, data: bytes) -> None:
     """Raise NotOpened unless the key of this card, whose certificate is valid now, has signed the data."""
     _check_time(card)
-    try:
-        _public_key(card).verify(signature, data, SIGNATURE)
-    except InvalidSignature:
-        raise NotOpened(f"the signature is not by the certificate of {card.site}") from None
+    if not is_signed(card.certificate, data, signature):
+        raise NotOpened(f"the signature is not by the certificate of {card.site}")
 
 
 def _signed(context: Context, head: bytes, body: bytes) -> bytes:
     """Each part with its length before it: no other parts give the same bytes."""
     parts = (context.text, head, body)
     return b"".join(piece for part in parts for piece in (struct.pack(">Q", len(part)), part))
-
-
-def _public_key(card: Card) -> ec.EllipticCurvePublicKey:
-    key = x509.load_pem_x509_certificate(card.certificate.encode()).public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise NotOpened(f"the certificate of {card.site} has no key of the curve P-256")
-    return key
 
 
 def _check_time(card: Card) -> None:
