@@ -189,7 +189,9 @@ TABLE = (
         words=(
             Word(
                 "act",
-                "create, card, accept, peers, allow, revoke, rotate, serve, audit, orders, cancel",
+                "create: a key; card: print what others accept; accept: trust another's card; peers: who is"
+                " trusted; allow: what a site may do here; revoke: trust it no longer; rotate: a new key;"
+                " serve: the agent; audit: what has crossed; orders: runs asked for; cancel: end one",
                 "anything",
                 required=True,
             ),
@@ -204,24 +206,40 @@ TABLE = (
             Option("--keys", "the folder of its key [$ATELIER_SITE, or ~/.config/atelier/site]", "FOLDER"),
             Option(
                 "--address",
-                "create: host:port where others reach its agent, or a folder or the URL of a bucket;"
+                "create, rotate: host:port where others reach its agent, or a folder or the URL of a bucket;"
                 " empty = it dials out",
                 "ADDRESS",
             ),
+            Option("--replace", "accept: another certificate of a site that is trusted"),
             Option(
                 "--mailbox",
                 "serve, orders, cancel: the folder of messages [mailbox, beside the key]",
                 "FOLDER",
             ),
-            Option("--tasks", "allow: a task that runs here for it; all = each", "TASK", many=True),
-            Option("--read", "allow: a folder or URL that its runs may read here", "PLACE", many=True),
+            Option(
+                "--tasks",
+                "allow: all tasks that run here for it; all, none",
+                "TASK",
+                many=True,
+            ),
+            Option(
+                "--read",
+                "allow: all folders and URLs that its runs may read here; none",
+                "PLACE",
+                many=True,
+            ),
             Option(
                 "--use",
-                "allow: an artifact here that its runs may use, by name; all = each",
+                "allow: all artifacts here that its runs may use, by name; all, none",
                 "NAME",
                 many=True,
             ),
-            Option("--send", "allow: a kind of artifact whose files go to it; all = each", "KIND", many=True),
+            Option(
+                "--send",
+                "allow: all kinds of artifacts whose files go to it; all, none",
+                "KIND",
+                many=True,
+            ),
             Option("--pool", "allow: of conf/pool, where its tasks run [here]", "POOL"),
             Option("--tracker", "allow: of conf/tracker, for what it runs here [mlflow]", "TRACKER"),
             Option("--hourly", "allow: GB that cross to and from it in an hour, in all [any]", "GB"),

@@ -106,7 +106,7 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
     with holding(desk, order.id):
         replying = Replying(desk, order, store)
         try:
-            for refusal in policy.refusals(order):
+            if refusal := policy.refusal(order):
                 raise ConfigError("policy", refusal)
             frozen = frozen_of(order, policy, mailbox, store)
             os.environ |= site_of(frozen.pool).environment() | {"ATELIER_ROOT": store.root}  # the agent's
@@ -200,8 +200,8 @@ def check_inputs(order: SiteOrder, nodes: list[Node], policy: SitePolicy, store:
                     f"{node.name}.{role}",
                     f"{order.site} does not let {order.home} use its {kind} {record.name} (it may use:"
                     f" {', '.join(policy.uses) or 'none'})",
-                    f"at {order.site}: atelier site allow {order.home}, with what it has, and --use"
-                    f" {record.name}",
+                    f"at {order.site}: atelier site allow {order.home} --use"
+                    f" {','.join((*policy.uses, record.name))}",
                 )
 
 

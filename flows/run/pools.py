@@ -6,6 +6,7 @@ from atelier import PROJECT
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.record import KINDS
 from atelier.engine.config.site import Site
 from atelier.flows.run.catalog import CONF, options
 from atelier.infra.launch.batch_systems import batch_of
@@ -31,10 +32,11 @@ def tracker_of(name: str) -> TrackerSpec:
 
 
 def check_policy(policy: SitePolicy) -> None:
-    """Raises ConfigError for tasks, a pool or a tracker that there are not."""
+    """Raises ConfigError for tasks, kinds, a pool or a tracker that there are not."""
     tasks = sorted(path.stem for path in (PROJECT / "tasks").glob("*.py") if path.stem != "__init__")
     for given, known, place in (
         (policy.tasks, [*tasks, EVERYTHING], "--tasks"),
+        (policy.sends, [*KINDS, EVERYTHING], "--send"),
         ((policy.pool,), options("pool"), "--pool"),
         ((policy.tracker,), options("tracker"), "--tracker"),
     ):

@@ -38,7 +38,14 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+def is_listened_at(place: str) -> bool:
+    """Whether a text is host:port; port 0 is any."""
+    return re.fullmatch(LISTENS, place) is not None and int(place.rpartition(":")[2]) < 1 << 16
+
+
 def _leads_nowhere_else(address: str) -> str:
+    if address and "://" not in address and not is_listened_at(address):
+        raise ValueError("no port")
     if "://" in address and ("::" in address or ".." in address.split("/")):
         raise ValueError("a URL that leads elsewhere")
     return address
@@ -92,6 +99,11 @@ class Card(Spec):
         except x509.ExtensionNotFound:
             return TLS_NAME
         return next(iter(names.get_values_for_type(x509.DNSName)), TLS_NAME)
+
+    @property
+    def end(self) -> datetime:
+        """When its certificate ends."""
+        return x509.load_pem_x509_certificate(self.certificate.encode()).not_valid_after_utc
 
     @property
     def out_of_time(self) -> str:
@@ -164,12 +176,12 @@ class Keys:
             raise ConfigError(what, f"{self.folder}: another agent runs with these keys") from None
         return file
 
-    def rotate(self) -> None:
-        """A new key and certificate; peers have to accept the new card. Whoever is killed meanwhile has the
-        old ones or the new ones.
+    def rotate(self, address: str | None = None) -> None:
+        """A new key and certificate, and another address where one is given; peers have to accept the new
+        card. Whoever is killed meanwhile has the old ones or the new ones.
         """
         card = self.card
-        self._renew(card.site, card.address)
+        self._renew(card.site, card.address if address is None else address)
 
     def _renew(self, site: str, address: str) -> None:
         if self.card_path.exists():
@@ -222,9 +234,10 @@ class Keys:
             card = parse_as(Card, about, str(self.folder / KEY), "a key and its certificate")
         return card, key
 
-    def accept(self, card: bytes, place: str) -> Card:
-        """Trust a site, by its card. Raises ConfigError for what is none, is this site's own, or has the
-        certificate of another.
+    def accept(self, card: bytes, place: str, *, replace: bool = False) -> Card:
+        """Trust a site, by its card. Raises ConfigError for what is none, is this site's own, has the
+        certificate of another, or one that is not valid now; and, but to `replace` it, for another
+        certificate than the site has here: what it is allowed stays.
         """
         try:
             found = parse_as(Card, card[: MOST_CARD + 1], place, "a site's card")
@@ -233,14 +246,24 @@ class Keys:
                 place, str(error).removeprefix(f"{place}: "), "what `site card` printed there"
             ) from None
         owner, _ = self.certificates.get(found.digest, (found.site, ""))
-        if (former := self.peers.get(found.site)) is not None:
-            self._keep_former(former)
         if found.site == self.card.site:
             raise ConfigError(
                 place, f"is of {found.site}, as this site is called", "another name for one of them"
             )
         if owner != found.site:
             raise ConfigError(place, f"has the certificate of {owner}", f"a card of {found.site} itself")
+        if found.out_of_time:
+            raise ConfigError(place, found.out_of_time, f"atelier site rotate at {found.site}")
+        former = self.peers.get(found.site)
+        if former is not None and former.digest != found.digest and not replace:
+            raise ConfigError(
+                place,
+                f"has another certificate ({found.digest[:32]}) than {found.site} has here"
+                f" ({former.digest[:32]})",
+                f"if {found.site} has made a new key, --replace; else another name for one of the two",
+            )
+        if former is not None:
+            self._keep_former(former)
         write_bytes(str(self.folder / PEERS / f"{found.site}.json"), found.text)
         return found
 
@@ -263,9 +286,8 @@ class Keys:
         """Whose a certificate is, and its PEM, by digest: this site's, its peers', and those that were so
         before. The first that has one keeps it.
         """
-        former = sorted((self.folder / FORMER).glob("*.json"))
-        cards = [self.card, *self._cards()]
-        cards += [_read_card(path) for path in former]
+        cards = [self.card, *self._cards()]  # first: what is replaced meanwhile is a former one
+        cards += [_read_card(path) for path in sorted((self.folder / FORMER).glob("*.json"))]
         found: dict[str, tuple[str, str]] = {}
         for card in cards:
             found.setdefault(card.digest, (card.site, card.certificate))

@@ -108,7 +108,7 @@ class OrderRunner:
 
     def _refusal(self, order: SiteOrder) -> str:
         try:
-            return next(Policies(self._keys.folder).of(order.home).refusals(order), "")
+            return Policies(self._keys.folder).of(order.home).refusal(order)
         except AtelierError as error:
             return str(error)
 

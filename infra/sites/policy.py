@@ -50,28 +50,33 @@ class SitePolicy(Spec):
     def runs(self, task: str) -> bool:
         return bool({EVERYTHING, task} & {*self.tasks})
 
-    def refusals(self, order: SiteOrder) -> Iterator[str]:
-        """Why this site does not do what is asked, and what would let it."""
-        allow = f"at {order.site}: atelier site allow {order.home}, with what it has, and"
-        for name, task in order.tasks.items():
-            if not self.runs(task.task):
-                allowed = ", ".join(self.tasks) or "none"
-                yield (
-                    f"{name}: {order.site} runs no task {task.task!r} for {order.home} (it runs: {allowed});"
-                    f" {allow} --tasks {task.task}"
-                )
-            for product in task.products.values():
-                if product.is_sent and not {EVERYTHING, product.kind} & {*self.sends}:
-                    yield (
-                        f"{name}: {order.site} sends no files of a {product.kind} to {order.home} (it sends:"
-                        f" {', '.join(self.sends) or 'none'}); {allow} --send {product.kind}"
-                    )
-        for key, value in texts(order.document):
-            if PLACE.search(value) and not any(is_below(value, place) for place in self.reads):
-                yield (
-                    f"{key}={value[:80]}: {order.site} reads no such place for {order.home} (it reads:"
-                    f" {', '.join(self.reads) or 'none'}); {allow} --read <folder or URL>"
-                )
+    def refusal(self, order: SiteOrder) -> str:
+        """Why this site does not do all that is asked, and what would let it; '' where it does. What it
+        lets be read stays its own.
+        """
+        wanted = [product for task in order.tasks.values() for product in task.products.values()]
+        tasks = dict.fromkeys(task.task for task in order.tasks.values() if not self.runs(task.task))
+        kinds = dict.fromkeys(product.kind for product in wanted if product.is_sent)
+        kinds = () if EVERYTHING in self.sends else [kind for kind in kinds if kind not in self.sends]
+        places = [
+            f"{key}={value[:80]}"
+            for key, value in texts(order.document)
+            if PLACE.search(value) and not any(is_below(value, place) for place in self.reads)
+        ]
+        why = [
+            f"runs no task {' or '.join(tasks)}" if tasks else "",
+            f"sends no files of a {' or a '.join(kinds)}" if kinds else "",
+            f"reads no such place: {', '.join(places)}" if places else "",
+        ]
+        words = [
+            f"--tasks {','.join((*self.tasks, *tasks))}" if tasks else "",
+            f"--send {','.join((*self.sends, *kinds))}" if kinds else "",
+            "--read <folder or URL>, beside those that it has" if places else "",
+        ]
+        if not any(why):
+            return ""
+        allow = f"at {order.site}: atelier site allow {order.home} {' '.join(filter(None, words))}"
+        return f"{order.site} {', '.join(filter(None, why))}, for {order.home}; {allow}"
 
 
 def is_below(value: str, place: str) -> bool:

@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from atelier.engine.config.error import ConfigError, DamageError, nearest, print
 from atelier.engine.io.storage import is_local
 from atelier.flows.run.pools import check_policy
 from atelier.infra.sites.desk import Cancellation, OrderDesk
-from atelier.infra.sites.keys import AUDIT, Card, Keys, check_address, keys_folder
+from atelier.infra.sites.keys import AUDIT, Card, Keys, check_address, is_listened_at, keys_folder, now
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.store.store import Store, default_root
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from atelier.infra.sites.agent import Agent
 
 LOOK_EVERY = 0.2  # seconds
+SOON = timedelta(days=30)  # until a certificate ends
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,25 +36,41 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "site",
             f"no act {options.act!r}",
-            f"did you mean {near}?" if near else f"there are: {', '.join(ACTS)}",
+            f"did you mean {near}?" if near else f"there are: {', '.join(TAKES)}",
         )
+    _check_options(options)
     folder = Path(options.keys).expanduser().absolute() if options.keys else keys_folder()
     return ACTS[options.act](Keys(folder), options)
 
 
+def _check_options(options: argparse.Namespace) -> None:
+    """Raises ConfigError for an option that the act does not take."""
+    takes = TAKES.get(options.act, ("mailbox",))
+    for name, value in vars(options).items():
+        if value and name in OWN and name not in takes:
+            way_out = ", ".join(f"--{each}" for each in takes) or "--keys alone"
+            raise ConfigError(f"--{name.replace('_', '-')}", f"is nothing for site {options.act}", way_out)
+
+
 def _create(keys: Keys, options: argparse.Namespace) -> int:
-    name, address = _word(options, "the site's name"), options.address or ""
+    name, address = _word(options, "the site's name"), _address(options)
+    made = Keys.create(keys.folder, name, address)
+    print(
+        f"{made.card.site}: key and certificate in {made.folder}; atelier site card prints what others accept"
+    )
+    return 0
+
+
+def _address(options: argparse.Namespace) -> str:
+    """Raises ConfigError for what is no address."""
+    address = options.address or ""
     address = f"file://{address}" if address.startswith("/") else address
     check_address(address)
     if "://" in address:
         from atelier.infra.sites.bucket import check_bucket  # cryptography: other acts need none
 
         check_bucket(address, "--address")
-    made = Keys.create(keys.folder, name, address)
-    print(
-        f"{made.card.site}: key and certificate in {made.folder}; atelier site card prints what others accept"
-    )
-    return 0
+    return address
 
 
 def _card(keys: Keys, options: argparse.Namespace) -> int:
@@ -68,20 +86,24 @@ def _accept(keys: Keys, options: argparse.Namespace) -> int:
         text = sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
     except OSError as error:
         raise ConfigError("site accept", f"{place} cannot be read ({error.strerror})") from None
-    card = keys.accept(text, place)
+    card = keys.accept(text, place, replace=options.replace)
     print(f"{card.site} is trusted: {_to_compare(card)}")
+    print(f"{card.site}: {_allowed(Policies(keys.folder).of(card.site))}")
     return 0
 
 
 def _to_compare(card: Card) -> str:
     """What both sites compare of a card: the digest is of the certificate alone."""
-    return f"certificate {card.digest[:32]}, {card.address or 'no address, it dials out'}"
+    address = card.address or "no address, it dials out"
+    return f"certificate {card.digest[:32]}, until {card.end:%Y-%m-%d}, {address}"
 
 
 def _peers(keys: Keys, options: argparse.Namespace) -> int:
     _check_site(keys)
     for name, card in keys.peers.items():
-        print(f"{name:<16} {card.digest[:16]}  {card.address}")
+        print(f"{name:<16} {card.digest[:32]}  until {card.end:%Y-%m-%d}  {card.address}")
+    if not keys.peers:
+        print("no site is trusted yet: atelier site accept <a card>", file=sys.stderr)
     return 0
 
 
@@ -94,8 +116,8 @@ def _revoke(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _rotate(keys: Keys, options: argparse.Namespace) -> int:
-    keys.rotate()
-    print(f"a new certificate: {keys.card.digest[:16]}; peers have to accept the new card")
+    keys.rotate(_address(options) if options.address else None)
+    print(f"{keys.card.site}: {_to_compare(keys.card)}; peers have to accept the new card, with --replace")
     return 0
 
 
@@ -103,6 +125,7 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
     """Run the agent until it is ended."""
     if find_spec("grpc") is None:
         raise ConfigError("site serve", "needs the package grpcio", "pip install grpcio (the extra sites)")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the agent says itself what went wrong
     from atelier.infra.sites.agent import Agent  # now: gRPC takes a third of a second
     from atelier.infra.sites.bucket import check_bucket
 
@@ -111,6 +134,8 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
         if options.listen:
             raise ConfigError("--listen", f"{card.site} has no port, others reach it in {card.address}")
         check_bucket(card.address, "site serve")
+    if options.listen and not is_listened_at(options.listen):
+        raise ConfigError("--listen", f"{options.listen!r} is no place to listen at", "127.0.0.1:7800")
     _check_folder(mailbox)
     root = Store(default_root()).root
     lock = keys.alone("site serve")
@@ -118,7 +143,8 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
     keys.set_mailbox(mailbox)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stop.set())
-    print(_reached(agent, card, options.listen), flush=True)
+    print(_reached(agent, card, options.listen))
+    print(*_served(keys, mailbox, root), sep="\n", flush=True)
     if options.with_parent:
         threading.Thread(target=_until_alone, args=(stop,), daemon=True).start()
     carrying = threading.Thread(target=agent.run, args=(stop, _say), daemon=True)
@@ -132,6 +158,18 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
     if options.with_parent:
         runner.end_all()
     return 0
+
+
+def _served(keys: Keys, mailbox: str, root: str) -> Iterator[str]:
+    """What an agent serves, and for whom."""
+    yield f"keys {keys.folder}, messages {mailbox}, store {root}"
+    for name, card in keys.peers.items():
+        yield f"trusts {name}: {_to_compare(card)}"
+    if not keys.peers:
+        yield "trusts no site yet: atelier site accept <a card>"
+    for card in (keys.card, *keys.peers.values()):
+        if card.end - now() < SOON:
+            yield f"warning: the certificate of {card.site} ends on {card.end:%Y-%m-%d}: atelier site rotate"
 
 
 def _reached(agent: "Agent", card: Card, listen: str | None) -> str:
@@ -185,30 +223,36 @@ def _say(text: str) -> None:
 
 
 def _allow(keys: Keys, options: argparse.Namespace) -> int:
-    """Set what this site does for a peer."""
+    """Change what this site does for a peer, or show it. What is not given stays as it is."""
     _check_site(keys)
     peer = _word(options, "a site that is trusted")
     if peer not in keys.peers:
         raise ConfigError(
             "site allow", f"{peer!r} is not trusted", f"trusted: {', '.join(keys.peers) or 'none'}"
         )
-    policy = SitePolicy(
-        site=peer,
-        tasks=_words(options.tasks),
-        reads=_words(options.read),
-        uses=_words(options.use),
-        sends=_words(options.send),
-        pool=options.pool or "here",
-        tracker=options.tracker or "mlflow",
-        hourly=_gigabytes(options.hourly),
-    )
-    check_policy(policy)
-    policies, before = Policies(keys.folder), policy
-    with suppress(DamageError):  # it is replaced
-        before = policies.of(peer) if policies.has(peer) else policy
-    policies.set(policy)
+    given = {
+        "tasks": _words(options.tasks),
+        "reads": _words(options.read),
+        "uses": _words(options.use),
+        "sends": _words(options.send),
+        "pool": options.pool,
+        "tracker": options.tracker,
+        "hourly": _gigabytes(options.hourly),
+    }
+    changes = {field: value for field, value in given.items() if value is not None}
+    policies = Policies(keys.folder)
+    try:
+        before = policies.of(peer)
+    except DamageError:
+        if not changes:
+            raise
+        before = SitePolicy(site=peer)  # what it said nobody knows
+    policy = before.model_copy(update=changes)
+    if changes:
+        check_policy(policy)
+        policies.set(policy)
     print(f"{peer}: {_allowed(policy)}")
-    if before != policy:
+    if policy != before:
         print(f"before: {_allowed(before)}")
     return 0
 
@@ -224,9 +268,11 @@ def _allowed(policy: SitePolicy) -> str:
     return "; ".join(parts)
 
 
-def _gigabytes(given: str | None) -> float:
+def _gigabytes(given: str | None) -> float | None:
+    if given is None:
+        return None
     try:
-        found = float(given or 0)
+        found = float(given)
     except ValueError:
         found = -1.0
     if not 0 <= found < math.inf:
@@ -234,9 +280,12 @@ def _gigabytes(given: str | None) -> float:
     return found
 
 
-def _words(given: list[str] | None) -> tuple[str, ...]:
-    """Words that were given one by one, or with commas."""
-    return tuple(word for text in given or () for word in text.split(",") if word)
+def _words(given: list[str] | None) -> tuple[str, ...] | None:
+    """Words that were given one by one, or with commas, each once; `none` is no word."""
+    if given is None:
+        return None
+    words = dict.fromkeys(word for text in given for word in text.split(","))
+    return tuple(word for word in words if word not in ("", "none"))
 
 
 def _audit(keys: Keys, options: argparse.Namespace) -> int:
@@ -312,6 +361,20 @@ def _word(options: argparse.Namespace, about: str) -> str:
     return options.what
 
 
+OWN = ("address", "mailbox", "tasks", "read", "use", "send", "pool", "tracker", "hourly", "listen", "replace")
+TAKES = {
+    "create": ("address",),
+    "card": (),
+    "accept": ("replace",),
+    "peers": (),
+    "allow": ("tasks", "read", "use", "send", "pool", "tracker", "hourly"),
+    "revoke": (),
+    "rotate": ("address",),
+    "serve": ("mailbox", "listen", "with_parent"),
+    "audit": (),
+    "orders": ("mailbox",),
+    "cancel": ("mailbox",),
+}  # of the options, beside --keys; acts that are not here are an agent's own
 ACTS: dict[str, Callable[[Keys, argparse.Namespace], int]] = {
     "create": _create,
     "card": _card,

@@ -1,11 +1,14 @@
 """`atelier site`: keys and cards from the command line, and what it refuses."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from atelier.flows.cli.main import run
+from atelier.infra.sites import keys
 from atelier.infra.sites.keys import Keys
+from atelier.infra.sites.policy import Policies, SitePolicy
 
 
 @pytest.fixture
@@ -24,12 +27,14 @@ def test_a_site_is_trusted_by_its_card_until_it_is_revoked(
     cards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["site", "accept", str(cards / "a.json")]) == 0
-    digest = Keys(cards / "a").card.digest[:16]
-    assert digest in capsys.readouterr().out
+    card = Keys(cards / "a").card
+    assert card.digest[:32] in capsys.readouterr().out
     assert run(["site", "peers"]) == 0
-    assert capsys.readouterr().out.split() == ["a", digest, "127.0.0.1:7800"]
+    until = f"{card.end:%Y-%m-%d}"
+    assert capsys.readouterr().out.split() == ["a", card.digest[:32], "until", until, "127.0.0.1:7800"]
     assert run(["site", "revoke", "a"]) == 0 and run(["site", "peers"]) == 0
-    assert capsys.readouterr().out == ""
+    said = capsys.readouterr()
+    assert said.out == "" and "no site is trusted yet: atelier site accept" in said.err
 
 
 def test_accept_prints_the_digest_and_the_address_that_card_prints_at_the_other_site(
@@ -39,7 +44,37 @@ def test_accept_prints_the_digest_and_the_address_that_card_prints_at_the_other_
     there = capsys.readouterr().err.strip().removeprefix("a: ")
     assert there.startswith("certificate ") and there.endswith(", 127.0.0.1:7800")
     assert run(["site", "accept", str(cards / "a.json")]) == 0
-    assert capsys.readouterr().out.strip() == f"a is trusted: {there}"
+    trusted, allowed = capsys.readouterr().out.splitlines()
+    assert trusted == f"a is trusted: {there}" and allowed.startswith("a: runs no task here")
+
+
+def test_another_certificate_of_a_site_is_trusted_only_in_place_of_the_one_before(
+    cards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody else may have called his site so: what the first one is allowed is not his."""
+    assert run(["site", "accept", str(cards / "a.json")]) == 0
+    assert run(["site", "allow", "a", "--tasks", "train"]) == 0
+    before = Keys(cards / "a").card
+    assert run(["site", "rotate", "--keys", str(cards / "a"), "--address", "127.0.0.1:7801"]) == 0
+    assert "with --replace" in capsys.readouterr().out
+    (cards / "a.json").write_bytes((new := Keys(cards / "a").card).text)
+    assert new.address == "127.0.0.1:7801"
+    assert run(["site", "accept", str(cards / "a.json")]) == 2
+    said = capsys.readouterr().err
+    assert before.digest[:32] in said and new.digest[:32] in said and "--replace" in said
+    assert Keys(cards / "b").peers["a"] == before
+    assert run(["site", "accept", str(cards / "a.json"), "--replace"]) == 0
+    assert "a: runs train here" in capsys.readouterr().out
+    assert Keys(cards / "b").peers["a"] == new
+
+
+def test_a_card_whose_certificate_has_ended_is_not_trusted(
+    cards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keys, "now", lambda: datetime.now(UTC) + timedelta(days=keys.DAYS + 1))
+    assert run(["site", "accept", str(cards / "a.json")]) == 2
+    said = capsys.readouterr().err
+    assert "the certificate of a is not valid now" in said and "atelier site rotate at a" in said
 
 
 @pytest.mark.parametrize(
@@ -73,6 +108,12 @@ def test_accept_prints_the_digest_and_the_address_that_card_prints_at_the_other_
         (("allow", "a", "--read", "../x"), "--read: '../x' is no whole path or URL"),
         (("allow", "a", "--hourly", "much"), "--hourly: 'much' is no number of GB"),
         (("allow", "a", "--hourly", "nan"), "--hourly: 'nan' is no number of GB"),
+        (("allow", "a", "--send", "modle"), "--send: there is no 'modle'; did you mean model?"),
+        (("serve", "--listen", "127.0.0.1"), "--listen: '127.0.0.1' is no place to listen at; 127.0.0.1:"),
+        (("serve", "--listen", "127.0.0.1:99999"), "--listen: '127.0.0.1:99999' is no place to listen at"),
+        (("create", "c", "--address", "localhost:99999"), "--address: is no address of a site"),
+        (("create", "c", "--tasks", "train"), "--tasks: is nothing for site create; --address"),
+        (("peers", "--listen", "127.0.0.1:0"), "--listen: is nothing for site peers; --keys alone"),
         (("cancel", "ab"), "site cancel: 0 orders begin with 'ab'"),
         (("work", "ab" * 32), "site work: there is no order abab"),
         (("serve", "--mailbox", "s3://bucket/mail"), "--mailbox: is no folder of this machine"),
@@ -100,18 +141,23 @@ def test_what_a_site_cannot_do_is_said_in_one_line(
     assert "secret" not in said and not (cards / "c").exists()
 
 
-def test_what_was_allowed_before_is_said_when_it_is_replaced(
+def test_what_is_not_given_stays_allowed_and_nothing_given_shows_it(
     cards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(cards / "b")
     assert run(["site", "accept", str(cards / "a.json")]) == 0
     words = ["site", "allow", "a", "--tasks", "train,encode", "--send", "model"]
-    assert run(words) == run(words) == 0
-    assert "before" not in capsys.readouterr().out
+    assert run(words) == 0
+    capsys.readouterr()
+    assert run(words) == 0 and "before" not in capsys.readouterr().out
     assert run(["site", "allow", "a", "--hourly", "2.5"]) == 0
     now, before = capsys.readouterr().out.splitlines()
-    assert "runs no task here" in now and now.endswith("sends no file; 2.5 GB an hour")
+    assert now.startswith("a: runs train, encode here") and now.endswith("sends model; 2.5 GB an hour")
     assert before.startswith("before: runs train, encode here") and before.endswith("sends model")
+    assert run(["site", "allow", "a"]) == 0 and capsys.readouterr().out.strip() == now
+    assert run(["site", "allow", "a", "--tasks", "none", "--hourly", "0"]) == 0
+    assert capsys.readouterr().out.startswith("a: runs no task here")
+    assert Policies(cards / "b").of("a") == SitePolicy(site="a", sends=("model",))
 
 
 def test_a_site_that_is_reached_in_a_folder_has_no_port(

@@ -137,7 +137,7 @@ def test_what_a_site_has_of_its_own_is_not_used_unless_its_policy_names_it(
         check_inputs(order, drawn(order, store), policy, store)
     assert str(refused.value) == (
         f"train.{role}: b does not let a use its {name} (it may use: {', '.join(uses) or 'none'}); at b:"
-        f" atelier site allow a, with what it has, and --use {name.split()[1]}"
+        f" atelier site allow a --use {','.join((*uses, name.split()[1]))}"
     )
 
 

@@ -70,7 +70,7 @@ class Site:
         self.box = Mailbox(self.mail, TRAJECTORY)
 
     def trust(self, other: "Site") -> None:
-        self.keys.accept(other.keys.card.text, "card")
+        self.keys.accept(other.keys.card.text, "card", replace=True)
 
     def begin(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "atelier", "site", "serve", "--mailbox", self.mail]

@@ -149,7 +149,8 @@ def test_a_certificate_out_of_its_time_makes_no_connection(
     monkeypatch.undo()
     new = Site(tmp_path, sites[of])
     old.trust(new)
-    new.trust(old)
+    (new.keys.folder / keys.PEERS).mkdir()  # accepted while it was valid
+    (new.keys.folder / keys.PEERS / f"{of}.json").write_bytes(old.keys.card.text)
     a, b = (old, new) if of == "a" else (new, old)
     with a.served(), connected(b, a) as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20)
