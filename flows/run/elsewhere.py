@@ -4,6 +4,7 @@ carry; their replies are followed here.
 
 import fcntl
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import IO, cast
 
 from atelier.engine.config.base import JsonObject, canonical, fingerprint
-from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.config.message import Message
 from atelier.engine.config.record import Provenance
 from atelier.engine.io.storage import join, local_path, put_file, verify
@@ -25,6 +26,7 @@ from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
+from atelier.infra.sites.agent_state import StateFile
 from atelier.infra.sites.desk import (
     Cancellation,
     OrderDesk,
@@ -41,6 +43,10 @@ from atelier.infra.store.store import Store
 
 LOOK_EVERY = 0.2  # seconds
 PATIENCE_S = 60.0  # for the first reply to an order
+SAID_S, KEPT_S = (
+    2.0,
+    8.0,
+)  # of silence until it is said; where something keeps the agent, which may just begin
 PLANNING_S = 600.0  # for the next one, of a plan
 STOPPING_S = 120.0  # for the last reply to one that is cancelled
 DONE = ("done", "reused")
@@ -58,6 +64,7 @@ class Elsewhere:
             (product.kind, product.fingerprint) for node in plan.nodes for product in node.products.values()
         }
         self._here, self._desk = frozen.here, OrderDesk(frozen.here.mailbox)
+        self._state = StateFile(frozen.here.mailbox)
         self._orders: dict[str, SiteOrder] = {}
         self._owned: list[IO[str]] = []
         self._lock = threading.Lock()
@@ -87,6 +94,7 @@ class Elsewhere:
             heard = replies[site]
             while not ((reply := self._desk.reply(order.id)) and reply.is_last):
                 heard.is_new(reply)
+                self._say_waiting(site, heard)
                 if heard.silence > (PLANNING_S if heard.number else PATIENCE_S):
                     break
                 time.sleep(LOOK_EVERY)
@@ -97,10 +105,7 @@ class Elsewhere:
                 )
                 continue
             if reply is None:
-                refusals.append(
-                    f"{site} has not answered for {PATIENCE_S:.0f} s; is `atelier site serve` running here"
-                    " and there?"
-                )
+                refusals.append(f"{site} has not answered for {PATIENCE_S:.0f} s: {self._what_keeps(site)}")
                 continue
             rows += self._rows(site, reply)
             refusals += [f"{site}: {reply.problem}"] if reply.state != "finished" else []
@@ -111,6 +116,23 @@ class Elsewhere:
         plan = plan.with_rows(rows, vocab_of(self._frozen.arguments))
         refusals += over_budget(plan.links, self._here.name, self._here.hourly)
         return replace(plan, refusals=refusals, notes=notes)
+
+    def _say_waiting(self, site: str, heard: "_Heard") -> None:
+        """On a terminal or in a log, once each: that a site is waited for, and what keeps it."""
+        problem = self._state.problem(site)
+        if heard.number or heard.silence < (SAID_S if problem == "" else KEPT_S):
+            return
+        text = f"waiting for {site} to plan its part: {self._what_keeps(site)}"
+        if text not in heard.said:
+            heard.said.add(text)
+            print(printable(text, 0), file=sys.stderr, flush=True)
+
+    def _what_keeps(self, site: str) -> str:
+        """Why a site does not answer, as far as this site's agent knows."""
+        problem = self._state.problem(site)
+        if problem is None:
+            return "no agent runs here; atelier site serve"
+        return problem or f"the agent here is well; is `atelier site serve` running at {site}?"
 
     def _rows(self, site: str, reply: Reply) -> list[PlanRow]:
         found: list[PlanRow] = []
@@ -231,7 +253,8 @@ class Elsewhere:
             if stopped and time.monotonic() - stopped > STOPPING_S:
                 raise StoppedError(f"{node.site} has not said that it stopped; its agent will stop it")
             if reply is None and not stopped and heard.silence > PATIENCE_S:
-                raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s")
+                why = self._what_keeps(node.site)
+                raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s: {why}")
             if reply is not None and silent != heard.number and heard.silence > PATIENCE_S:
                 silent = heard.number
                 where = "" if "running" in said else "; there: atelier site orders"
@@ -276,6 +299,7 @@ class _Heard:
 
     def __init__(self) -> None:
         self.number, self._at = 0, time.monotonic()
+        self.said: set[str] = set()
 
     def is_new(self, reply: Reply | None) -> bool:
         """Whether a reply is another one than was heard before."""

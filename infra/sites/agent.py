@@ -15,6 +15,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites import desk, notes
+from atelier.infra.sites.agent_state import StateFile
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_server import NOBODY, BucketServer
@@ -65,6 +66,7 @@ class Agent:
             Channels(keys, OPTIONS, calls, self._put_in) for _ in range(3)
         )
         self._news: dict[str, threading.Lock] = {}  # by peer: whoever has it carries notes
+        self._state, self._problems = StateFile(mailbox), dict[str, str]()  # by peer
         self._busy_since: dict[str, float] = {}  # by peer: carrying what it and this site have for each other
         self._passed: dict[str, float] = {}  # when notes were carried beside that, by peer
         self._server: GrpcServer | None = None
@@ -154,6 +156,7 @@ class Agent:
         """What is done now: with each peer three things that do not wait for each other."""
         works = [Work("rounds here", self._meetings.decide)]  # no site is called so
         works.append(Work("cards here", self._damaged_card))
+        works.append(Work("what runs here are told", self._say_state))
         if self._bucket is not None:
             works.append(Work("the bucket", self._bucket.check, "goes on"))
         peers = self.keys.peers
@@ -164,6 +167,9 @@ class Agent:
             works.append(Work(f"rounds with {peer}", partial(self.meet, peer)))
             works.append(Work(f"notes with {peer}", partial(self.pass_notes, peer)))
         return works
+
+    def _say_state(self) -> None:
+        self._state.write({peer: self._problems.get(peer, "") for peer in self.keys.peers})
 
     def _damaged_card(self) -> str:
         """What is wrong with the card of a site that is trusted."""
@@ -215,6 +221,7 @@ class Agent:
             problem = f"{peer}: {reason(error)}"
         finally:
             del self._busy_since[peer]
+        self._problems[peer] = problem
         for line in self._refusals.lines(peer):
             say(line)
         return problem

@@ -164,7 +164,7 @@ class OrderDesk:
     """The notes below the mailbox folder `url`."""
 
     def __init__(self, url: str) -> None:
-        self._place = join(url, FOLDER)
+        self.url, self._place = url, join(url, FOLDER)
         self._cache: NoteCache[Note] = NoteCache()
 
     def put(self, note: Note) -> None:

@@ -21,6 +21,7 @@ from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
+from atelier.infra.sites.agent_state import StateFile
 from atelier.infra.sites.desk import Note, OrderDesk, SiteOrder
 from atelier.infra.store.store import Store
 from tests.infra.sites.test_notes import reply
@@ -103,9 +104,26 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
         file.close()
 
 
-def test_a_plan_is_refused_where_a_site_does_not_answer(home: Home) -> None:
+@pytest.mark.parametrize(
+    ("problem", "why", "said_at"),
+    [
+        (None, "no agent runs here; atelier site serve", 8),
+        ("b: the certificate of b is not valid now", "b: the certificate of b is not valid now", 8),
+        ("", "the agent here is well; is `atelier site serve` running at b?", 2),
+    ],
+)
+def test_a_plan_is_refused_where_a_site_does_not_answer(
+    home: Home, capsys: pytest.CaptureFixture[str], problem: str | None, why: str, said_at: int
+) -> None:
+    """And before it is, what is waited for is said, once, with what its own agent knows of it."""
+    if problem is not None:
+        StateFile(home.desk.url).write({"b": problem})
+    said: list[str] = []
+    for second in (said_at - 1, said_at + 1):
+        home.clock.at(second, lambda: said.append(capsys.readouterr().err))
     [refused] = home.elsewhere.planned(home.plan).refusals
-    assert refused.startswith("b has not answered for 60 s; is `atelier site serve` running here and there?")
+    assert refused == f"b has not answered for 60 s: {why}"
+    assert said == ["", f"waiting for b to plan its part: {why}\n"] and capsys.readouterr().err == ""
     assert PATIENCE_S < home.clock.now < PATIENCE_S + 2 * LOOK_EVERY and home.cancelled()
 
 
@@ -167,7 +185,7 @@ def test_a_plan_may_take_as_long_as_a_site_says_something(home: Home, state: str
 
 
 def test_a_task_of_a_site_that_does_not_answer_ends_the_run(home: Home) -> None:
-    with pytest.raises(AtelierError, match=r"^b has not answered for 60 s$"):
+    with pytest.raises(AtelierError, match=r"^b has not answered for 60 s: no agent runs here"):
         home.make()
     assert PATIENCE_S < home.clock.now < PATIENCE_S + 2 * LOOK_EVERY
     assert home.states == {"curate@b": "failed"} and [*home.errors] == ["curate@b"]
