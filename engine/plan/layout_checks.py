@@ -207,10 +207,23 @@ def check_link(
             raise ConfigError(
                 f"{section}.link.every",
                 f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
-                f"{section}.steps={-(-train.num_steps // every) * every} would fit",
+                _other_rounds(train, section, steps),
             )
         if role.moves:
             _check_exchanged(layout, role, f"{prefix}{name}.model" if prefix else "model")
+
+
+def _other_rounds(train: Train, section: str, steps: int) -> str:
+    """The longest rounds, or the fewest steps above, of which a training has a whole number."""
+    link = train.link
+    fits = (
+        every
+        for every in range(link.every, max(link.delay, link.every // 2), -1)
+        if not (steps % every or every % link.fragments)
+    )
+    if every := next(fits, 0):
+        return f"{section}.link.every={every} would fit"
+    return f"{section}.steps={-(-train.num_steps // link.every) * link.every} would fit"
 
 
 def _check_exchanged(layout: Parallel, role: Role, model: str) -> None:

@@ -313,12 +313,16 @@ def test_a_link_that_does_not_fit_is_refused(link: dict[str, Any], problem: str)
         parse(Train, document, "train")
 
 
-def test_a_training_ends_with_an_outer_step(tmp_path: Path, text: dict[str, str]) -> None:
-    sites = Sites(tmp_path, text)
-    with pytest.raises(
-        ConfigError, match=r"train.link.every: 4 does not divide the 10 steps .*train.steps=12"
-    ):
-        sites.setups["a"].train(sites.training("a", role(), 10))
+@pytest.mark.parametrize(
+    ("every", "steps", "fits"), [(4, 10, "train.steps=12"), (7, 24, "train.link.every=6"), (9, 8, "train.link.every=8")]
+)
+def test_a_training_ends_with_an_outer_step(
+    tmp_path: Path, text: dict[str, str], every: int, steps: int, fits: str
+) -> None:
+    sites = Sites(tmp_path, text, every=every)
+    refused = rf"train.link.every: {every} does not divide the {steps} steps .*{fits} would fit"
+    with pytest.raises(ConfigError, match=refused):
+        sites.setups["a"].train(sites.training("a", role(), steps))
 
 
 def test_messages_stay_only_as_long_as_a_site_may_ask_for_them(tmp_path: Path, text: dict[str, str]) -> None:
