@@ -93,11 +93,13 @@ def _group_lines(shape: catalog.FlowShape) -> list[str]:
 
 def _key_lines(shape: catalog.FlowShape) -> list[str]:
     from atelier.engine.config.registry import FieldPlace  # pydantic: 0.1 s that the other helps do without
+    from atelier.engine.config.sites import Sites
 
     lines: list[str] = []
     for name, annotation in catalog.parameters(shape.flow).items():
         lines += _places(FieldPlace(name, annotation, shape.document.get(name)), name)
-    return lines
+    sites = FieldPlace("sites", Sites, shape.document.get("sites"))
+    return [*lines, *(_line(one, one.name, one.about) for one in sites.below())]
 
 
 def _places(place: "FieldPlace", name: str, above: str = "") -> list[str]:

@@ -314,7 +314,8 @@ def test_a_link_that_does_not_fit_is_refused(link: dict[str, Any], problem: str)
 
 
 @pytest.mark.parametrize(
-    ("every", "steps", "fits"), [(4, 10, "train.steps=12"), (7, 24, "train.link.every=6"), (9, 8, "train.link.every=8")]
+    ("every", "steps", "fits"),
+    [(4, 10, "train.steps=12"), (7, 24, "train.link.every=6"), (9, 8, "train.link.every=8")],
 )
 def test_a_training_ends_with_an_outer_step(
     tmp_path: Path, text: dict[str, str], every: int, steps: int, fits: str

@@ -125,6 +125,10 @@ def test_a_flows_help_has_an_example_its_groups_and_a_meaning_for_every_key_of_a
     ]
     dumb = [words[0] for words in keys if len(words) < 3 or words[2].startswith("[")]
     assert dumb == []
+    names = [words[0] for words in keys]
+    assert [name for name in names if name.startswith("sites.")] == [
+        "sites.names", "sites.at", "sites.parallel", "sites.mbps", "sites.loopback",
+    ]  # fmt: skip
 
 
 def test_the_example_of_every_flow_is_one_that_its_syntax_accepts() -> None:
