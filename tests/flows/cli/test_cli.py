@@ -121,7 +121,9 @@ def test_a_flows_help_has_an_example_its_groups_and_a_meaning_for_every_key_of_a
     text = capsys.readouterr().out
     assert f"example: atelier {flow}" in text and "  pool " in text
     keys = [
-        line.split() for line in text.split("keys:")[1].split("options")[0].splitlines()[1:] if line.strip()
+        line.split()
+        for line in text.split("keys:")[1].split("\noptions\n")[0].splitlines()[1:]
+        if line.strip()
     ]
     dumb = [words[0] for words in keys if len(words) < 3 or words[2].startswith("[")]
     assert dumb == []
