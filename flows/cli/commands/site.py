@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,8 +122,6 @@ def _rotate(keys: Keys, options: argparse.Namespace) -> int:
 
 def _serve(keys: Keys, options: argparse.Namespace) -> int:
     """Run the agent until it is ended."""
-    if find_spec("grpc") is None:
-        raise ConfigError("site serve", "needs the package grpcio", "pip install grpcio (the extra sites)")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the agent says itself what went wrong
     from atelier.infra.sites.agent import Agent  # now: gRPC takes a third of a second
     from atelier.infra.sites.bucket import check_bucket
