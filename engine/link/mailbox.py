@@ -120,9 +120,10 @@ class Mailbox:
         *,
         codec: Codec,
         fragment: int = 0,
+        tokens: int = 0,
     ) -> None:
-        """Send a site's contribution to round `number`; one that was sent before has to have the same bytes.
-        Raises DataError when it has not.
+        """Send a site's contribution to round `number`; one that was sent before has to have the same bytes:
+        raises DataError when it has not. `tokens`: that this site has learned from so far.
         """
         there, body = self._put(number, site, parts)
         head = Contribution(
@@ -134,6 +135,7 @@ class Mailbox:
             fragment=fragment,
             before=dict(before),
             safe=safe,
+            tokens=tokens,
         )
         place = self.folder(number, site)
         if there is None:

@@ -50,6 +50,9 @@ class Contribution(Head):
         description="digests of what was added in the last outer step before it was sent, by site"
     )
     safe: int = Field(ge=0, description="the last round that this site will not ask for again")
+    tokens: int = Field(
+        default=0, ge=0, lt=1 << 60, description="that the site has learned from, up to this one"
+    )
 
 
 class Answers(Head):

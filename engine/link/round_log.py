@@ -76,9 +76,9 @@ class RoundLog:
             there = followed[number].digest if number in followed else "nothing"
             if own != there:
                 raise DataError(
-                    f"{checkpoints}: round {number} is {own[:12]}, and in {place} {there[:12]}: these checkpoints"
-                    " are of another log; leave out train.link.rounds, or begin all sites again, without them"
-                    " and with a new mailbox"
+                    f"{checkpoints}: round {number} is {own[:12]}, and in {place} {there[:12]}: they are of"
+                    " another log; leave out train.link.rounds, or begin all sites again, without them and"
+                    " with a new mailbox"
                 )
 
     def learned(self) -> dict[str, int]:

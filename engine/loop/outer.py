@@ -162,6 +162,7 @@ class OuterSteps:
                 self._safe(member),
                 codec=codec,
                 fragment=plan.rounds.fragment(number),
+                tokens=member.tokens,
             )
 
         write_files({BODY: entries_of(sent)}, sent, send if self._gang.is_first else None)
@@ -204,6 +205,7 @@ class OuterSteps:
         self._add(files, number, member)
         outer.pending.pop(number, None)
         outer.added = {site: head.body.sha256 for site, head in heads.items()}
+        outer.tokens |= {site: head.tokens for site, head in heads.items() if site != self._link.site}
         if line is not None:
             outer.log.follow(line)
             if self._link.site in line.sha256:

@@ -280,7 +280,7 @@ class Loop:
                 line = MetricLine(
                     step=step.clock + 1,
                     role=name,
-                    tokens=member.tokens,
+                    tokens=member.tokens_of_all,
                     values=outcome.values(),
                     timing=step.timing | self.link_meter.timing(name) | {"time": time.time()},
                 )

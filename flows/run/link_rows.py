@@ -282,8 +282,8 @@ def log_refusals(node: Node, store: Store) -> list[str]:
             if record is not None and (made := str(record.summary.get("rounds", ""))) != followed:
                 raise ConfigError(
                     f"{section}.link.rounds",
-                    f"{train.link.rounds} ends with {followed[:12]}, and the finished {product.name} is of a log"
-                    f" that ends with {made[:12] or 'nothing'}",
+                    f"{train.link.rounds} ends with {followed[:12]}, and the finished {product.name} is of a"
+                    f" log that ends with {made[:12] or 'nothing'}",
                     "another store for the model of this log, or leave it out",
                 )
     except ConfigError as error:

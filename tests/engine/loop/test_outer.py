@@ -138,6 +138,9 @@ def test_all_sites_have_the_bits_that_their_messages_say(
     assert len(set(sites.models())) == 1
     found, expected = load(sites.models()[0]), replayed(sites, first_weights(), STEPS // EVERY)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    tokens_of_all = STEPS * sum(rows.values()) * 16
+    assert {setup.summary("m")["tokens"] for setup in sites.setups.values()} == {tokens_of_all}
+    assert {setup.curve("m")[-1]["tokens"] for setup in sites.setups.values()} == {tokens_of_all}
     losses = [line["values"]["loss"] for line in sites.setups["a"].curve("m")]
     others = [line["values"]["loss"] for line in sites.setups["b"].curve("m")]
     assert losses[-1] < losses[0] and not set(losses) & set(others)  # other rows
