@@ -287,6 +287,29 @@ def test_a_message_that_does_not_fit_is_named_and_nothing_is_learned_from_it(
     assert sites.setups["a"].weights("m") == whole.models()[0]
 
 
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_what_other_code_has_computed_is_added_only_where_that_is_accepted(
+    tmp_path: Path, text: dict[str, str], is_accepted: bool
+) -> None:
+    sites, codes = Sites(tmp_path, text), {"a": "1" * 16, "b": "2" * 16}
+
+    def at(site: str) -> None:
+        setup, plain = sites.setups[site], sites.training(site, role(lr=1e-2), EVERY)
+        about = {"code": codes[site], "accept_code": is_accepted}
+        member = plain.members["m"].model_copy(update=about)
+        setup.train(plain.model_copy(update={"members": {"m": member}}))
+
+    if is_accepted:
+        all_at_once(sites.setups, at)
+        assert len(set(sites.models())) == 1
+        return
+    with pytest.raises(
+        DataError, match=r"at \w by code of digest [12]{16}, and here it is [12]{16}; install"
+    ):
+        all_at_once(sites.setups, at)
+    assert not any(setup.output("m").exists() for setup in sites.setups.values())
+
+
 def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Sites(tmp_path, text)
     with pytest.raises(StoppedError, match=r"waited for b in round 1, after step 4"):
