@@ -327,6 +327,8 @@ def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict
         ({"site": "c"}, "link.site=c: this run is at one of a, b"),
         ({"mailbox": ""}, "link.mailbox is empty"),
         ({"rows": {"a": 2, "../b": 2}}, "link.rows"),
+        ({"rows": {"a": 2, "any": 2}}, "no site may be called any"),
+        ({"rows": {"a": 2, "bucket": 2}}, "no site may be called bucket"),
         ({"outer": {"kind": "average", "lr": 0.5}}, "outer.lr does nothing with kind=average"),
         ({"outer": {"kind": "nesterov", "decay": 0.5}}, "outer.decay does nothing with kind=nesterov"),
         ({"outer": {"kind": "sparse"}}, "link.outer.kind=sparse is of the largest numbers"),
