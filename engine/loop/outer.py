@@ -330,8 +330,6 @@ class OuterSteps:
         assert outer is not None  # it takes part
         for site, head in sorted(heads.items()):
             place, fragment = join(box.folder(head.round, site), BODY), plan.rounds.fragment(head.round)
-            code = member.spec.code_elsewhere
-            check_form(head, place, codecs=self._link.codecs, fragment=fragment, code=code)
             if line is not None and (head.codec, head.body.sha256) != (line.codecs[site], line.sha256[site]):
                 raise DataError(
                     f"{place}: is another one than was decided on in round {head.round}; {site} has sent two,"
@@ -339,6 +337,8 @@ class OuterSteps:
                 )
             if head.before != outer.pending.get(head.round, outer.added):
                 raise DataError(f"{place}: {site} {ADDED if head.round > 1 else BEGAN}")
+            code = member.spec.code_elsewhere
+            check_form(head, place, codecs=self._link.codecs, fragment=fragment, code=code)
             self._choice.check(head.round, site, head.codec, head.body.sha256, place)
             result[site] = self._stored(box, head, plan.layouts[fragment])
         return result
