@@ -317,7 +317,14 @@ def run(node: Node, context: RunContext) -> None:
                 )
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
         every = with_others(
-            every, roles, segments, settings.link, context.vocab(node), section=node.training.section
+            every,
+            roles,
+            segments,
+            settings.link,
+            context.vocab(node),
+            maps,
+            accept_code=resume.accept_code,
+            section=node.training.section,
         )
         every = with_teachers(every, roles_here(roles, settings.link), context.vocab(node))
         training = Training(

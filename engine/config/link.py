@@ -7,7 +7,7 @@ tokens with their log-probabilities. Torch-free.
 from collections.abc import Collection
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Count, Json, Spec
@@ -15,7 +15,16 @@ from atelier.engine.config.codec import Codec
 
 LAYOUT: JsonDict = {"layout": True}
 SITE = r"^[a-z0-9][a-z0-9-]{0,62}$"  # a site's name
-SiteName = Annotated[str, Field(pattern=SITE)]
+ANY, NOBODY = "any", "bucket"  # every site as coordinator; in audit logs, who nobody knows
+
+
+def _is_no_word(name: str) -> str:
+    if name in (ANY, NOBODY):
+        raise ValueError(f"no site may be called {name}, which means something else")
+    return name
+
+
+SiteName = Annotated[str, Field(pattern=SITE), AfterValidator(_is_no_word)]
 # fields that do nothing without `rows`, and without `roles`
 OF_ROWS = (
     *("every", "outer", "delay", "fragments", "membership"),
@@ -51,9 +60,6 @@ class Outer(Spec):
                     f"outer.{name} does nothing with kind={self.kind}; it is for {', '.join(kinds)}"
                 )
         return self
-
-
-ANY = "any"
 
 
 class Membership(Spec):

@@ -112,6 +112,11 @@ class Member(Spec):
         description="names the messages with the tokens that it draws, to roles at other sites; empty = none",
     )
 
+    @property
+    def code_elsewhere(self) -> str:
+        """Digest of the code that has to have computed what other sites send of it; '' = any."""
+        return "" if self.accept_code else self.code
+
 
 class Training(Spec):
     """One gang's training of one or more roles on the same batches."""

@@ -43,10 +43,10 @@ Part = bytes | memoryview  # of a file
 
 
 class Mailbox:
-    """The messages of one trajectory below the folder `url`."""
+    """The messages of one trajectory below the folder `url`. `code`: the digest that those sent here have."""
 
-    def __init__(self, url: str, trajectory: str) -> None:
-        self.url, self.trajectory = url, trajectory
+    def __init__(self, url: str, trajectory: str, code: str = "") -> None:
+        self.url, self.trajectory, self.code = url, trajectory, code
         self.place = join(url, trajectory[:16])
 
     def open(
@@ -120,9 +120,10 @@ class Mailbox:
         *,
         codec: Codec,
         fragment: int = 0,
+        tokens: int = 0,
     ) -> None:
-        """Send a site's contribution to round `number`; one that was sent before has to have the same bytes.
-        Raises DataError when it has not.
+        """Send a site's contribution to round `number`; one that was sent before has to have the same bytes:
+        raises DataError when it has not. `tokens`: that this site has learned from so far.
         """
         there, body = self._put(number, site, parts)
         head = Contribution(
@@ -134,11 +135,13 @@ class Mailbox:
             fragment=fragment,
             before=dict(before),
             safe=safe,
+            tokens=tokens,
+            code=self.code,
         )
         place = self.folder(number, site)
         if there is None:
             write_bytes(join(place, HEAD), head.text)
-        elif there.model_copy(update={"safe": safe}) != head:
+        elif there.model_copy(update={"safe": safe, "code": head.code}) != head:
             raise DataError(
                 f"{place}: this site sent another contribution to round {number} before, from the same steps;"
                 " outer weights would differ between the sites. Train on in the layout in which it was sent"
@@ -150,11 +153,11 @@ class Mailbox:
         """
         there, body = self._put(step, site, parts)
         given = {"kind": what, "trajectory": self.trajectory, "site": site, "round": step, "body": body}
-        head = KINDS[what].model_validate(given)
+        head = KINDS[what].model_validate(given | {"code": self.code})
         place = self.folder(step, site)
         if there is None:
             write_bytes(join(place, HEAD), head.text)
-        elif there != head:
+        elif there.model_copy(update={"code": head.code}) != head:
             raise DataError(
                 f"{place}: this site sent other {what} to step {step} before, from the same weights; its"
                 " students would learn from two versions of one step. Train on in the layout in which they"

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import check_as, parse_object
-from atelier.engine.config.error import DamageError
+from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import ANY, Membership, SiteName
 from atelier.engine.config.record import Digest, FileEntry, identify
 
@@ -27,6 +27,9 @@ class Head(Spec):
     site: SiteName
     round: int = Field(ge=1, lt=10**9, description="number of the message, from 1")
     body: FileEntry
+    code: str = Field(
+        default="", pattern=r"^[0-9a-f]{0,64}$", description="digest of the code map that computed it"
+    )
 
     @field_validator("body")
     @classmethod
@@ -34,6 +37,14 @@ class Head(Spec):
         if body.path != BODY or not re.fullmatch("[0-9a-f]{64}", body.sha256) or body.bytes < 0:
             raise ValueError(f"a body is {BODY} with a sha256 of 64 hex digits")
         return body
+
+    def check_code(self, code: str, place: str) -> None:
+        """Raise DataError where other code than that of this digest has computed it; '' = any."""
+        if code and self.code != code:
+            raise DataError(
+                f"{place}: was computed at {self.site} by code of digest {self.code[:16] or 'unknown'}, and"
+                f" here it is {code[:16]}; install the same code at both, or go on with --accept-code at both"
+            )
 
     @property
     def text(self) -> bytes:
@@ -50,6 +61,9 @@ class Contribution(Head):
         description="digests of what was added in the last outer step before it was sent, by site"
     )
     safe: int = Field(ge=0, description="the last round that this site will not ask for again")
+    tokens: int = Field(
+        default=0, ge=0, lt=1 << 60, description="that the site has learned from, up to this one"
+    )
 
 
 class Answers(Head):

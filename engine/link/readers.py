@@ -121,7 +121,7 @@ def ending(box: Mailbox, model: str, begun: int) -> Mailbox:
 def reading_sites(training: Training, name: str, what: What) -> ReadingSites | None:
     """The sites of those that learn from a role here by messages of this kind; None where there are none."""
     member, link = training.members[name], training.train.link
-    box = Mailbox(link.mailbox, member.drawings if what == "drawings" else member.answers)
+    box = Mailbox(link.mailbox, member.drawings if what == "drawings" else member.answers, member.code)
     learners = {
         key: Learner(role, training.members[key].trajectory)
         for key, role in training.readers(name).items()

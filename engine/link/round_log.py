@@ -66,6 +66,21 @@ class RoundLog:
         last = self.lines[max(self.lines)] if self.lines else ""
         return hashlib.sha256(last.encode()).hexdigest() if last else ""
 
+    def check_follows(self, place: str, checkpoints: str) -> None:
+        """Raise DataError unless these lines, restored from `checkpoints`, are the first ones of the log at
+        `place`.
+        """
+        followed = read_log(place)
+        for number, text in sorted(self.lines.items()):
+            own = hashlib.sha256(text.encode()).hexdigest()
+            there = followed[number].digest if number in followed else "nothing"
+            if own != there:
+                raise DataError(
+                    f"{checkpoints}: round {number} is {own[:12]}, and in {place} {there[:12]}: they are of"
+                    " another log; leave out train.link.rounds, or begin all sites again, without them and"
+                    " with a new mailbox"
+                )
+
     def learned(self) -> dict[str, int]:
         """Samples by the site that has learned them; {} where every site learns its own rows."""
         found: dict[str, int] = {}
@@ -98,9 +113,9 @@ def read_log(place: str) -> dict[int, RoundLine]:
     return found
 
 
-def check_followed(link: Link, rounds: int, section: str = "train") -> None:
-    """Raise ConfigError where the log that a link follows cannot be that of a training of so many rounds,
-    with its sites and codecs.
+def check_followed(link: Link, rounds: int, section: str = "train") -> str:
+    """The digest of the last of so many rounds in the log that a link follows. Raises ConfigError where that
+    cannot be the log of such a training, with its sites and codecs.
     """
     place = f"{section}.link.rounds"
     try:
@@ -117,6 +132,7 @@ def check_followed(link: Link, rounds: int, section: str = "train") -> None:
             )
         if problem := _misfit(lines[number], link):
             raise ConfigError(place, f"{link.rounds}: round {number} {problem}", WAY_OUT)
+    return lines[rounds].digest
 
 
 def _misfit(line: RoundLine, link: Link) -> str:

@@ -58,7 +58,9 @@ class SitesApart:
         self._readers: list[Readers] = []
         self._heard: list[Heard] = []
         for (name, spec), what in product(training.members.items(), WHATS):
-            box = Mailbox(self._link.mailbox, spec.drawings if what == "drawings" else spec.answers)
+            box = Mailbox(
+                self._link.mailbox, spec.drawings if what == "drawings" else spec.answers, spec.code_elsewhere
+            )
             if not box.trajectory:
                 continue
             if spec.mode == "elsewhere":
@@ -199,6 +201,7 @@ class SitesApart:
     def _open(self, heard: Heard, head: OfStep, students: list[RoleState]) -> None:
         """Verify a teacher's message and give it to these students."""
         place = join(heard.box.folder(head.round, head.site), BODY)
+        head.check_code(heard.box.code, place)
         each = f"{students[0].role.delay}-{head.round % 2}"  # what was opened is still read from its file
         path = self._scratch / f"link-{self._gang.rank}" / head.trajectory[:16] / each / BODY
         if is_local(place):

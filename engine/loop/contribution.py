@@ -3,7 +3,7 @@ pieces that the ranks of its gang hold, and read back by every rank.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,21 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.link.encoded import Layout, parts_of
+from atelier.engine.link.messages import Contribution
 from atelier.engine.loop.clip import norm, square_sums
 from atelier.engine.model.weights import StoredWeights, Weight, entries_of, type_of
+
+
+def check_form(head: Contribution, place: str, *, codecs: Sequence[Codec], fragment: int, code: str) -> None:
+    """Raise DataError for a contribution of another form than the training's, or that other code than that of
+    the digest `code` has computed; '' = any.
+    """
+    head.check_code(code, place)
+    if head.codec not in codecs:
+        known = ", ".join(codec.text for codec in codecs)
+        raise DataError(f"{place}: is {head.codec.text}, and the training's {known}")
+    if head.fragment != fragment:
+        raise DataError(f"{place}: is of fragment {head.fragment}, and the round's is {fragment}")
 
 
 def layout_of(weights: Mapping[str, Weight]) -> Layout:

@@ -29,7 +29,7 @@ from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.rounds import Rounds
 from atelier.engine.loop.clip import clipped, most_norm
 from atelier.engine.loop.codec_choice import CodecChoice, RoundPlan
-from atelier.engine.loop.contribution import Layout, StoredContribution, encoded, layout_of
+from atelier.engine.loop.contribution import Layout, StoredContribution, check_form, encoded, layout_of
 from atelier.engine.loop.elastic import ElasticRounds
 from atelier.engine.loop.gather import gathered
 from atelier.engine.loop.link_meter import LinkMeter
@@ -120,7 +120,7 @@ class OuterSteps:
     def _box(self, number: int, member: RoleState) -> Mailbox:
         """Where the messages of a round lie: that of the trajectory in which it was sent."""
         step = member.start + self._plans[member.name].rounds.step_of(number)
-        return Mailbox(self._link.mailbox, member.segment(step).fingerprint)
+        return Mailbox(self._link.mailbox, member.segment(step).fingerprint, member.spec.code)
 
     def _layout(self, number: int, member: RoleState) -> Layout:
         plan = self._plans[member.name]
@@ -162,6 +162,7 @@ class OuterSteps:
                 self._safe(member),
                 codec=codec,
                 fragment=plan.rounds.fragment(number),
+                tokens=member.tokens,
             )
 
         write_files({BODY: entries_of(sent)}, sent, send if self._gang.is_first else None)
@@ -204,6 +205,7 @@ class OuterSteps:
         self._add(files, number, member)
         outer.pending.pop(number, None)
         outer.added = {site: head.body.sha256 for site, head in heads.items()}
+        outer.tokens |= {site: head.tokens for site, head in heads.items() if site != self._link.site}
         if line is not None:
             outer.log.follow(line)
             if self._link.site in line.sha256:
@@ -335,12 +337,9 @@ class OuterSteps:
                 )
             if head.before != outer.pending.get(head.round, outer.added):
                 raise DataError(f"{place}: {site} {ADDED if head.round > 1 else BEGAN}")
-            if head.codec not in self._link.codecs:
-                known = ", ".join(codec.text for codec in self._link.codecs)
-                raise DataError(f"{place}: is {head.codec.text}, and the training's {known}")
+            code = member.spec.code_elsewhere
+            check_form(head, place, codecs=self._link.codecs, fragment=fragment, code=code)
             self._choice.check(head.round, site, head.codec, head.body.sha256, place)
-            if head.fragment != fragment:
-                raise DataError(f"{place}: is of fragment {head.fragment}, and the round's is {fragment}")
             result[site] = self._stored(box, head, plan.layouts[fragment])
         return result
 

@@ -31,6 +31,7 @@ class OuterState:
     pending: dict[int, dict[str, str]] = field(default_factory=dict)
     log: RoundLog = field(default_factory=RoundLog)  # where codecs are chosen, or sites come and go
     kept: dict[str, Tree] = field(default_factory=dict)  # of an elastic membership: RoleState.learned
+    tokens: dict[str, int] = field(default_factory=dict)  # that other sites have learned from, by site
     passed: int = 0  # the last round of which steps were passed over
     begun: Mapping[str, str] = field(default_factory=dict)  # `added` at the first step
 
@@ -67,6 +68,7 @@ class OuterState:
             "pending": {number: {**added} for number, added in self.pending.items()},
             "log": {**self.log.lines},
             "kept": {**self.kept},
+            "tokens": {**self.tokens},
             "passed": self.passed,
         }
 
@@ -76,6 +78,7 @@ class OuterState:
         self.pending = dict(state.get("pending", {}))
         self.log = RoundLog(dict(state.get("log", {})))
         self.kept = dict(state.get("kept", {}))
+        self.tokens = dict(state.get("tokens", {}))
         self.passed = state.get("passed", 0)
 
 

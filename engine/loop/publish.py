@@ -92,7 +92,7 @@ def summary(member: RoleState) -> dict[str, Json]:
     """
     result: dict[str, Json] = {
         "step": member.step,
-        "tokens": member.tokens,
+        "tokens": member.tokens_of_all,
         "loss": member.last.get("loss"),
         "eval_loss": member.last.get("eval/loss"),
         "held_out": member.held_out,

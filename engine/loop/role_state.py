@@ -106,6 +106,11 @@ class RoleState:
         return self.spec.mode == "train"
 
     @property
+    def tokens_of_all(self) -> int:
+        """That it has learned from here, and at other sites up to what was added last."""
+        return self.tokens + (sum(self.outer.tokens.values()) if self.outer is not None else 0)
+
+    @property
     def spill(self) -> Path | None:
         """Where the copy for a checkpoint goes, of a role that is not in memory; None = to memory."""
         tiers = self.body.tiers if self.body is not None else []

@@ -24,7 +24,7 @@ from atelier.engine.loop.profile import Profiler
 from atelier.engine.loop.publish import check_digest, publish
 from atelier.engine.loop.replica_check import check_copies
 from atelier.engine.loop.report import MetricLog
-from atelier.engine.loop.resume import ResumePoint, protected_steps, students_first
+from atelier.engine.loop.resume import ResumePoint, checkpoints, protected_steps, students_first
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
 from atelier.engine.loop.save import Retention, Saver
@@ -120,6 +120,9 @@ class Loop:
         for member in self.order:
             if where.has_checkpoint.get(member.name):
                 self.saver.restore(member, where.steps[member.name])
+                if member.outer is not None and self.train.link.rounds:
+                    place = checkpoints(member.segment(member.step))
+                    member.outer.log.check_follows(self.train.link.rounds, place)
         damages = {"damages": where.damages} if where.damages else {}
         self.report.say(resumed=self.begin if any(where.has_checkpoint.values()) else 0, **damages)
         compiled = [
@@ -277,7 +280,7 @@ class Loop:
                 line = MetricLine(
                     step=step.clock + 1,
                     role=name,
-                    tokens=member.tokens,
+                    tokens=member.tokens_of_all,
                     values=outcome.values(),
                     timing=step.timing | self.link_meter.timing(name) | {"time": time.time()},
                 )

@@ -180,7 +180,8 @@ def check_link(
     section: str = "train",
 ) -> None:
     """Raise ConfigError for a training of several sites that would not end with an outer step, whose sites
-    could not go on after a kill, or whose model has more than the weights that they exchange.
+    could not go on after a kill, or would learn from other steps of a teacher, or whose model has more than
+    the weights that they exchange.
     """
     every, trained = train.link.every, [name for name, role in roles.items() if role.moves]
     if train.link.is_elastic and len(trained) > 1:
@@ -208,6 +209,12 @@ def check_link(
                 f"{section}.link.every",
                 f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
                 _other_rounds(train, section, steps),
+            )
+        if role.gate != "open" and len(train.link.rows) > 1:
+            raise ConfigError(
+                f"{prefix}{name}.gate",
+                f"{role.gate}, which each site would open by the losses of its own rows",
+                f"gate=open, with {prefix}{name}.start for a later step",
             )
         if role.moves:
             _check_exchanged(layout, role, f"{prefix}{name}.model" if prefix else "model")

@@ -1,11 +1,12 @@
 """Rows of a plan about sites: what each of them makes, and what a training over several of them costs its
-link (engine/plan/link_cost.py).
+link (engine/plan/link_cost.py); and what a plan refuses of a link.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.registry import ModelSpec
@@ -13,6 +14,8 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.link.answer_size import drawing_entries, token_bytes
 from atelier.engine.link.rates import rate_to
+from atelier.engine.link.round_log import check_followed
+from atelier.engine.link.rounds import Rounds
 from atelier.engine.plan.exchanged import exchanged
 from atelier.engine.plan.link_cost import (
     BITS,
@@ -25,6 +28,7 @@ from atelier.engine.plan.link_cost import (
 )
 from atelier.infra.dag import Node
 from atelier.infra.sites.policy import GIGA
+from atelier.infra.store.store import Store
 
 HOUR_S = 3600
 
@@ -258,3 +262,30 @@ def _cost_of(
         model.ids, hidden, rows=rows, sequence=sequence, steps=steps, step_s=step_s, rate=rate
     )
     return cost, sum(entry.num_bytes for entry in drawing_entries(model.ids, rows=0, tokens=1))
+
+
+def log_refusals(node: Node, store: Store) -> list[str]:
+    """Why the round log that a training follows at this site is not that of one like it, or of its finished
+    model.
+    """
+    if node.task != "train" or not node.training.train.link.rounds:
+        return []
+    train, section = node.training.train, node.training.section
+    try:
+        for key, product in node.products.items():
+            role = node.training.roles[key]
+            if not role.moves:
+                continue
+            steps = role.last(train.num_steps) - int(role.start)
+            followed = check_followed(train.link, Rounds(train.link, steps).last, section)
+            record = store.find(product.kind, product.fingerprint)
+            if record is not None and (made := str(record.summary.get("rounds", ""))) != followed:
+                raise ConfigError(
+                    f"{section}.link.rounds",
+                    f"{train.link.rounds} ends with {followed[:12]}, and the finished {product.name} is of a"
+                    f" log that ends with {made[:12] or 'nothing'}",
+                    "another store for the model of this log, or leave it out",
+                )
+    except ConfigError as error:
+        return [f"{node.name}: {error}"]
+    return []

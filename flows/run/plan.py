@@ -14,8 +14,6 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Record
 from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.train import Train
-from atelier.engine.link.round_log import check_followed
-from atelier.engine.link.rounds import Rounds
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
@@ -23,7 +21,7 @@ from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
-from atelier.flows.run.link_rows import Here, LinkRow, SiteRow, link_rows, site_rows
+from atelier.flows.run.link_rows import Here, LinkRow, SiteRow, link_rows, log_refusals, site_rows
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.reasons import Reason, reasons_of
 from atelier.flows.run.role_notes import role_notes, score_notes
@@ -206,7 +204,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         refusal = too_much(node, mine, frozen.pool, plan_inputs.vocab)
         if refusal is not None:
             refusals.append(refusal)
-        refusals += _log_refusals(node, mine)
+        refusals += log_refusals(node, store)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
@@ -284,22 +282,6 @@ def _check_vocabulary(node: Node, frozen: Frozen) -> None:
     section = node.training.section
     prefix = "roles." if "roles" in frozen.document else "" if section == "train" else f"{section}."
     check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix, section=section)
-
-
-def _log_refusals(node: Node, rows: list[PlanRow]) -> list[str]:
-    """Why the round log that a training follows at this site is not that of one like it."""
-    if node.task != "train" or not node.training.train.link.rounds:
-        return []
-    train = node.training.train
-    try:
-        for key, row in zip(node.products, rows, strict=True):
-            role = node.training.roles[key]
-            if row["state"] == "run" and role.moves:
-                steps = role.last(train.num_steps) - int(role.start)
-                check_followed(train.link, Rounds(train.link, steps).last, node.training.section)
-    except ConfigError as error:
-        return [f"{node.name}: {error}"]
-    return []
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from atelier.engine.config.trajectory import Segment
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.messages import ReaderProgress, What, model_at
 from atelier.engine.link.readers import Learner, ReadingSites
+from atelier.infra.code.code_map import Map, digest_of
 
 VERSION = 1  # of what answers are
 
@@ -120,11 +121,14 @@ def with_others(
     segments: Mapping[str, list[Segment]],
     link: Link,
     vocab: int,
+    maps: Mapping[str, Map],
     *,
+    accept_code: bool = False,
     section: str = "train",
 ) -> dict[str, Member]:
-    """The gang's members with the roles elsewhere that teach them, or learn from them. Raises ConfigError for
-    answers of more tokens than the vocabulary has; `section` of the configuration has the link.
+    """The gang's members with the roles elsewhere that teach them, or learn from them. `maps`: the code of
+    all roles as it is here; `accept_code`: answers may come from other. Raises ConfigError for answers of
+    more tokens than the vocabulary has; `section` of the configuration has the link.
     """
     if not link.roles:
         return dict(members)
@@ -148,7 +152,8 @@ def with_others(
         if name not in members and (teaches or learns):
             sized = role.model_copy(update={"model": role.model.resolved(vocab)})
             known = {"trajectory": segments[name][-1].fingerprint} if learns else {}
-            found[name] = Member(role=sized, mode="elsewhere").model_copy(update=told(name) | known)
+            other = Member(role=sized, mode="elsewhere", code=digest_of(maps[name]), accept_code=accept_code)
+            found[name] = other.model_copy(update=told(name) | known)
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import parse_as
-from atelier.engine.config.error import DamageError
+from atelier.engine.config.error import DamageError, printable
 from atelier.infra.sites.audit import FIRST, SIGNED, Chain, read_lines
 from atelier.infra.sites.countersign import WHAT, Signed, Statement
 
@@ -147,7 +147,7 @@ def table(verified: Verified) -> list[str]:
             for kind in sorted({*here, *there}):
                 own, theirs = here.get(kind, (0, 0)), there.get(kind, (0, 0))
                 counts = [f"{number:,}" for number in (*own, *theirs)]
-                rows.append((peer, way, kind, *counts, "" if own == theirs else DIFFERS))
+                rows.append((peer, way, printable(kind), *counts, "" if own == theirs else DIFFERS))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return [line.rstrip() for line in lines]

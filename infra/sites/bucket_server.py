@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from atelier.engine.config.error import DamageError
+from atelier.engine.config.link import NOBODY
 from atelier.engine.io.storage import is_local
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket import BEAT_S, DEAD_S, IN, OUT, Bucket, BucketError, Door, publish
@@ -46,7 +47,6 @@ from atelier.infra.sites.methods import (
 from atelier.infra.sites.sealed import Context, NotOpened, Opened, seal, unseal
 from atelier.infra.sites.transfer import CallError
 
-NOBODY = "bucket"  # whom the audit log names where an object is nobody's who is known
 LOCAL_S, REMOTE_S = 0.1, 1.0  # at most between two looks for requests
 AGAIN_S = 2.0  # after an object that could not be read
 CODES = grpc.StatusCode

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from atelier.engine.config.base import Spec
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
-from atelier.engine.config.link import SITE
+from atelier.engine.config.link import ANY, NOBODY, SITE, SiteName
 from atelier.engine.io.storage import sync_folder, write_bytes
 
 KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
@@ -81,7 +82,7 @@ class Card(Spec):
     folder or bucket; '' = it only asks others), and its certificate, alone, in PEM as it is written here.
     """
 
-    site: str = Field(pattern=SITE)
+    site: SiteName
     address: Address = ""
     certificate: Certificate
 
@@ -140,8 +141,12 @@ class Keys:
         """A new key and a certificate for it. Raises ConfigError for a name that is none, or a folder that
         has a key.
         """
-        if not re.fullmatch(SITE, site):
-            raise ConfigError("site create", f"{site!r} is no name of a site", "small letters, digits and -")
+        if not re.fullmatch(SITE, site) or site in (ANY, NOBODY):
+            raise ConfigError(
+                "site create",
+                f"{site!r} is no name of a site",
+                f"small letters, digits and -, and neither {ANY} nor {NOBODY}",
+            )
         check_address(address)
         keys = Keys(folder)
         if (folder / CARD).exists():  # written last
@@ -267,15 +272,20 @@ class Keys:
         write_bytes(str(self.folder / PEERS / f"{found.site}.json"), found.text)
         return found
 
+    def check_trusted(self, site: str, what: str) -> None:
+        """Raise ConfigError, for `what` is to be done, when a site is not trusted."""
+        if not re.fullmatch(SITE, site) or not self.trusts(site):
+            known = ", ".join(self.peers) or "none"
+            raise ConfigError(what, f"{site!r} is not trusted", f"trusted: {known}")
+
     def revoke(self, site: str) -> None:
         """Trust a site no longer. Raises ConfigError when it is none."""
+        self.check_trusted(site, "site revoke")
         path = self.folder / PEERS / f"{site}.json"
-        if not re.fullmatch(SITE, site) or not path.exists():
-            known = ", ".join(self.peers) or "none"
-            raise ConfigError("site revoke", f"{site!r} is not trusted", f"trusted: {known}")
         with suppress(DamageError):  # one that cannot be read has signed nothing
             self._keep_former(_read_card(path))
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(path.parent)
 
     def _keep_former(self, card: Card) -> None:
         """Keep a card that is trusted no longer: what was signed with it can be verified."""
@@ -284,12 +294,10 @@ class Keys:
     @property
     def certificates(self) -> dict[str, tuple[str, str]]:
         """Whose a certificate is, and its PEM, by digest: this site's, its peers', and those that were so
-        before. The first that has one keeps it.
+        before. The first that has one keeps it. Former ones last: what is replaced meanwhile is one then.
         """
-        cards = [self.card, *self._cards()]  # first: what is replaced meanwhile is a former one
-        cards += [_read_card(path) for path in sorted((self.folder / FORMER).glob("*.json"))]
         found: dict[str, tuple[str, str]] = {}
-        for card in cards:
+        for card in (self.card, *self._cards(), *self._cards(FORMER)):
             found.setdefault(card.digest, (card.site, card.certificate))
         return found
 
@@ -306,9 +314,9 @@ class Keys:
         except FileNotFoundError:
             raise AtelierError(f"{site} is not trusted any more") from None
 
-    def _cards(self) -> Iterator[Card]:
+    def _cards(self, where: str = PEERS) -> Iterator[Card]:
         """Those that can be read: one that cannot keeps no other site out."""
-        for path in sorted((self.folder / PEERS).glob("*.json")):
+        for path in sorted((self.folder / where).glob("*.json")):
             with suppress(DamageError, FileNotFoundError):
                 yield _read_card(path)
 
@@ -317,10 +325,11 @@ class Keys:
         return (self.folder / PEERS / f"{site}.json").exists()
 
     def check_cards(self) -> None:
-        """Raise DamageError for a card of another site that cannot be read."""
-        for path in sorted((self.folder / PEERS).glob("*.json")):
-            with suppress(FileNotFoundError):
-                _read_card(path)
+        """Raise DamageError for a card of another site, or a former one, that cannot be read."""
+        for where in (PEERS, FORMER):
+            for path in sorted((self.folder / where).glob("*.json")):
+                with suppress(FileNotFoundError):
+                    _read_card(path)
 
     def peer_of(self, certificate: str) -> str:
         """The trusted site whose certificate this is; '' = none."""
@@ -329,11 +338,16 @@ class Keys:
 
 
 def _read_card(path: Path) -> Card:
-    """A card of another site, or a former one, that is kept here. Raises DamageError."""
+    """A card of another site, or a former one, that is kept here. Raises DamageError, also for one that is no
+    file or may not be read; FileNotFoundError.
+    """
     try:
         return parse_as(Card, path.read_bytes(), str(path), "a site's card")
-    except DamageError as error:
-        raise DamageError(str(error), "remove the file, and accept the card of that site again") from None
+    except FileNotFoundError:
+        raise
+    except (DamageError, OSError) as error:
+        problem = f"{path}: cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise DamageError(problem, "remove the file, and accept the card of that site again") from None
 
 
 def check_address(address: str) -> None:

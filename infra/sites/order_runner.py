@@ -63,7 +63,7 @@ class OrderRunner:
         try:
             yield
             self._problems.pop(what, None)
-        except (AtelierError, OSError) as error:
+        except Exception as error:  # whatever an order causes, it is tried again
             if self._problems.get(what) != str(error):
                 self._problems[what] = str(error)
                 self._say(f"{what}: {error}")
@@ -75,6 +75,7 @@ class OrderRunner:
             for about in self._desk.listed():
                 if self._desk.age(about.order) > KEPT_S and self._desk.is_over(about.order):
                     self._desk.forget(about.order)
+                    self._ended.discard(about.order)  # it may be asked for again
 
     def _look_at(self, about: NoteSummary) -> None:
         if about.site != self._site or self._desk.is_over(about.order):
@@ -84,7 +85,7 @@ class OrderRunner:
         if order is None:  # removed meanwhile
             return
         holder = holder_of(self._desk, order.id)
-        is_cancelled = self._desk.is_cancelled(order.id) or not self._keys.trusts(order.home)
+        is_cancelled = self._is_cancelled(order)
         if holder or order.id in self._running:  # of an agent before this one, too
             if holder and is_cancelled and order.id not in self._told_to_stop:
                 with suppress(ProcessLookupError):
@@ -100,6 +101,10 @@ class OrderRunner:
             self._start(order)
         elif self._desk.reply(order.id) is None:
             self._answer(order, "running", "waits for other orders here")
+
+    def _is_cancelled(self, order: SiteOrder) -> bool:
+        """Whether it is to end: by a word of its home, or as that is trusted no more."""
+        return self._desk.is_cancelled(order.id) or not self._keys.trusts(order.home)
 
     def _has_room(self, order: SiteOrder) -> bool:
         """Whether another process may be started; a plan waits for no run."""
@@ -120,13 +125,13 @@ class OrderRunner:
         command = [sys.executable, "-m", "atelier", "site", "work", order.id]
         command += ["--keys", str(self._keys.folder), "--mailbox", self._mailbox]
         env = os.environ | {"PYTHONPATH": str(IMPORT_ROOT), "ATELIER_ROOT": self._root}
+        if self._desk.reply(order.id) is None:  # before the process answers
+            self._answer(order, "running")
         with (folder / LOG).open("ab") as log:
             self._running[order.id] = subprocess.Popen(
                 command, cwd=folder / WORK, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        if self._desk.reply(order.id) is None:
-            self._answer(order, "running")
         if order.act == "run":
             self._say(f"order {order.id[:8]} of {order.home}: {order.flow}, {', '.join(order.tasks)}")
 
@@ -139,12 +144,11 @@ class OrderRunner:
         with suppress(OSError, ValueError):
             path = local_path(self._desk.folder(number)) / LOG
             last = "".join(path.read_text(errors="replace").strip().splitlines()[-1:])
-        if code < 0 and not self._desk.is_cancelled(number) and self._starts[number] < MOST_STARTS:
+        is_cancelled = self._is_cancelled(order)
+        if code < 0 and not is_cancelled and self._starts[number] < MOST_STARTS:
             self._say(f"order {number[:8]}: its process was killed; it goes on in another")
             return
-        self.end(
-            order, "stopped" if self._desk.is_cancelled(number) else "failed", last or f"ended with {code}"
-        )
+        self.end(order, "stopped" if is_cancelled else "failed", last or f"ended with {code}")
 
     def end(self, order: SiteOrder, state: str, problem: str) -> None:
         """The last reply to an order."""

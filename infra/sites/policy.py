@@ -13,7 +13,7 @@ from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import SiteName
-from atelier.engine.io.storage import write_bytes
+from atelier.engine.io.storage import sync_folder, write_bytes
 from atelier.infra.sites.desk import SiteOrder
 
 FOLDER, EVERYTHING = "policy", "all"
@@ -127,7 +127,10 @@ class Policies:
         return (self._folder / f"{peer}.json").exists()
 
     def forget(self, peer: str) -> None:
-        (self._folder / f"{peer}.json").unlink(missing_ok=True)
+        """Let a peer have nothing more, also after a power cut."""
+        if self.has(peer):
+            (self._folder / f"{peer}.json").unlink(missing_ok=True)
+            sync_folder(self._folder)
 
     def set(self, policy: SitePolicy) -> None:
         for place in policy.reads:

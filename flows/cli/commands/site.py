@@ -109,8 +109,9 @@ def _peers(keys: Keys, options: argparse.Namespace) -> int:
 def _revoke(keys: Keys, options: argparse.Namespace) -> int:
     _check_site(keys)
     peer = _word(options, "a site that is trusted")
+    keys.check_trusted(peer, "site revoke")
+    Policies(keys.folder).forget(peer)  # first: whoever accepts it again lets it have nothing by that
     keys.revoke(peer)
-    Policies(keys.folder).forget(peer)
     return 0
 
 
@@ -327,7 +328,8 @@ def _orders(keys: Keys, options: argparse.Namespace) -> int:
         reply = desk.reply(order.id)
         if order.act == "run":
             about = f"{order.id[:8]}  {order.home} -> {order.site}  {order.flow:<10}"
-            print(f"{about} {reply.state if reply else 'waits':<9} {', '.join(order.tasks)}")
+            about += f" {reply.state if reply else 'waits':<9} {', '.join(order.tasks)}"
+            print(printable(about, 0))  # names are the other site's
     return 0
 
 

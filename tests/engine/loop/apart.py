@@ -22,6 +22,7 @@ class Apart:
 
     field = "answers"  # of a member, what names the messages
     sizes: Mapping[str, Any] = SIZES
+    code = ""  # of the teacher, as the others compute its digest
     replayed = ""  # the digest of a finished teacher, which is trained again
 
     def __init__(
@@ -62,8 +63,9 @@ class Apart:
         else:
             setup.inputs.pop("teacher", None)
             here = {name: spec for name, spec in self.students.items() if self.site_of[name] == site}
+            none = {"segments": (), "output": "", "init": ""}
             away = teacher.model_copy(
-                update={"mode": "elsewhere", self.field: ANSWERS, "segments": (), "output": "", "init": ""}
+                update={"mode": "elsewhere", self.field: ANSWERS, "code": self.code, **none}
             )
             members = {"teacher": away, **here}
         return setup.training(members, train(steps, **({**self.sizes} | {"link": link} | more)))

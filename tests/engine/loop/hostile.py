@@ -25,7 +25,7 @@ class HostileMessages:
     """
 
     def __init__(self, sites: Apart, kept: str | Path, role: str, good: bytes) -> None:
-        self._sites, self._setup, self._role, self._good = sites, sites.setups["b"], role, good
+        self.sites, self._setup, self._role, self._good = sites, sites.setups["b"], role, good
         mail = Path(sites.link["mailbox"])
         shutil.copytree(kept, mail)
         self.place = mail / ANSWERS[:16] / "round-000002" / "a"
@@ -38,7 +38,7 @@ class HostileMessages:
         self.head.write_text(json.dumps(json.loads(self.head.read_bytes()) | {"body": body} | about))
 
     def learn(self) -> None:
-        self._setup.train(self._sites.training("b", steps=4))
+        self._setup.train(self.sites.training("b", steps=4))
 
     def refuses(self, problem: str) -> None:
         with pytest.raises(AtelierError, match=problem) as error:

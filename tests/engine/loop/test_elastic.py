@@ -113,6 +113,7 @@ def test_the_others_go_on_without_a_site_that_is_silent_and_it_takes_their_weigh
     lines = log_of(sites, "b")
     assert all([*line.sha256] == ["a"] for line in lines.values())
     assert sites.setups["b"].summary("m")["learned_samples"] == {"a": 2 * STEPS, "b": 0}
+    assert [setup.summary("m")["tokens"] for setup in sites.setups.values()] == [2 * STEPS * 16] * 2
     assert learned(lines)["a"][4:8] == [4, 5, 6, 7]  # of round 1, where b was to learn them
     check_samples(lines)
     log = sites.setups["b"].output("m") / FILE

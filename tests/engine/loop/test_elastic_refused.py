@@ -16,6 +16,7 @@ from atelier.engine.io.storage import names
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.membership import Meeting, Presence
 from atelier.engine.link.messages import BODY
+from atelier.engine.link.round_log import FILE
 from tests.engine.loop.test_elastic import EVERY, STEPS, elastic
 from tests.engine.loop.test_outer import Sites, text
 from tests.engine.trainings import AfterSteps, role
@@ -139,3 +140,26 @@ def test_one_of_three_sites_that_is_told_another_coordinator_ends_and_the_others
         sites.train(role(lr=1e-2), steps=STEPS)
     assert not sites.setups["c"].output("m").exists()
     assert sites.setups["a"].weights("m") == sites.setups["b"].weights("m")
+
+
+def test_checkpoints_of_another_log_than_the_followed_one_are_refused(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    """Also where all steps are trained, and only the model is to be written."""
+    alone = Sites(tmp_path / "alone", text, **elastic(grace=0.3))
+    for site in "ab":  # b comes when a has ended
+        alone.setups[site].train(alone.training(site, role(lr=1e-2), 6))
+    both = Sites(tmp_path / "both", text, **elastic(grace=60.0))
+    both.train(role(lr=1e-2), steps=6)
+    models = both.models()
+    own = both.setups["a"].output("m").rename(tmp_path / "model") / FILE
+    shutil.rmtree(both.setups["b"].output("m"))
+    for setup in both.setups.values():
+        both.link["rounds"] = str(alone.setups["a"].output("m") / FILE)
+        with pytest.raises(DataError, match=r"round 1 is \w{12}, and in .*rounds.jsonl \w{12}") as refused:
+            setup.train(both.training(setup.folder.name, role(lr=1e-2), 6))
+        assert str(setup.folder / "trajectory" / "m" / "checkpoints") in str(refused.value)
+        assert not setup.output("m").exists()
+    both.link["rounds"] = str(own)
+    both.train(role(lr=1e-2), steps=6)
+    assert both.models() == models

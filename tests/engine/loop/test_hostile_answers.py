@@ -146,6 +146,20 @@ def test_a_head_that_does_not_fit_is_named(tmp_path: Path, good: dict[str, Apart
     hostile.refuses(re.escape(problem))
 
 
+def test_answers_that_other_code_has_computed_are_refused(tmp_path: Path, good: dict[str, Apart]) -> None:
+    hostile = hostile_to(tmp_path, good["8bit"])
+    for head in hostile.place.parent.parent.glob("round-*/a/message.json"):
+        head.write_text(json.dumps(json.loads(head.read_bytes()) | {"code": "1" * 16}))
+    hostile.sites.code = "1" * 16
+    hostile.learn()
+    other = hostile_to(tmp_path / "other", good["8bit"])
+    other.head.write_text(json.dumps(json.loads(other.head.read_bytes()) | {"code": "2" * 16}))
+    first = other.place.parent.parent / "round-000001/a/message.json"
+    first.write_text(json.dumps(json.loads(first.read_bytes()) | {"code": "1" * 16}))
+    other.sites.code = "1" * 16
+    other.refuses(r"at a by code of digest 2{16}, and here it is 1{16}; install")
+
+
 def test_the_answers_to_another_step_are_refused(tmp_path: Path, good: dict[str, Apart]) -> None:
     hostile = hostile_to(tmp_path, good["8bit"])
     hostile.write((hostile.place.parent.parent / "round-000003/a/tensors.safetensors").read_bytes())

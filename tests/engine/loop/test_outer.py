@@ -138,6 +138,9 @@ def test_all_sites_have_the_bits_that_their_messages_say(
     assert len(set(sites.models())) == 1
     found, expected = load(sites.models()[0]), replayed(sites, first_weights(), STEPS // EVERY)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    tokens_of_all = STEPS * sum(rows.values()) * 16
+    assert {setup.summary("m")["tokens"] for setup in sites.setups.values()} == {tokens_of_all}
+    assert {setup.curve("m")[-1]["tokens"] for setup in sites.setups.values()} == {tokens_of_all}
     losses = [line["values"]["loss"] for line in sites.setups["a"].curve("m")]
     others = [line["values"]["loss"] for line in sites.setups["b"].curve("m")]
     assert losses[-1] < losses[0] and not set(losses) & set(others)  # other rows
@@ -284,6 +287,29 @@ def test_a_message_that_does_not_fit_is_named_and_nothing_is_learned_from_it(
     assert sites.setups["a"].weights("m") == whole.models()[0]
 
 
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_what_other_code_has_computed_is_added_only_where_that_is_accepted(
+    tmp_path: Path, text: dict[str, str], is_accepted: bool
+) -> None:
+    sites, codes = Sites(tmp_path, text), {"a": "1" * 16, "b": "2" * 16}
+
+    def at(site: str) -> None:
+        setup, plain = sites.setups[site], sites.training(site, role(lr=1e-2), EVERY)
+        about = {"code": codes[site], "accept_code": is_accepted}
+        member = plain.members["m"].model_copy(update=about)
+        setup.train(plain.model_copy(update={"members": {"m": member}}))
+
+    if is_accepted:
+        all_at_once(sites.setups, at)
+        assert len(set(sites.models())) == 1
+        return
+    with pytest.raises(
+        DataError, match=r"at \w by code of digest [12]{16}, and here it is [12]{16}; install"
+    ):
+        all_at_once(sites.setups, at)
+    assert not any(setup.output("m").exists() for setup in sites.setups.values())
+
+
 def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Sites(tmp_path, text)
     with pytest.raises(StoppedError, match=r"waited for b in round 1, after step 4"):
@@ -301,6 +327,8 @@ def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict
         ({"site": "c"}, "link.site=c: this run is at one of a, b"),
         ({"mailbox": ""}, "link.mailbox is empty"),
         ({"rows": {"a": 2, "../b": 2}}, "link.rows"),
+        ({"rows": {"a": 2, "any": 2}}, "no site may be called any"),
+        ({"rows": {"a": 2, "bucket": 2}}, "no site may be called bucket"),
         ({"outer": {"kind": "average", "lr": 0.5}}, "outer.lr does nothing with kind=average"),
         ({"outer": {"kind": "nesterov", "decay": 0.5}}, "outer.decay does nothing with kind=nesterov"),
         ({"outer": {"kind": "sparse"}}, "link.outer.kind=sparse is of the largest numbers"),

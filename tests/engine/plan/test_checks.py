@@ -7,6 +7,7 @@ import pytest
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
+from atelier.engine.config.link import Link
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
@@ -276,6 +277,15 @@ def test_sites_that_could_not_go_on_to_the_same_bits_are_refused(
     with pytest.raises(ConfigError, match=says):
         check(how={"link": link}, **axes)
     check(how={"link": LINK})
+
+
+def test_a_gate_that_each_site_would_open_by_its_own_rows_is_refused() -> None:
+    gated = roles()
+    gated["s"] = gated["s"].model_copy(update={"gate": 0.05})
+    how: dict[str, Any] = {"steps": 4, "global_batch": 8, "sequence": 16}
+    check_link(Parallel(), gated, Train(**how, link=Link(**LINK | {"rows": {"a": 8}})))
+    with pytest.raises(ConfigError, match=r"roles\.s\.gate: 0\.05, which each site"):
+        check_link(Parallel(), gated, Train(**how, link=Link(**LINK)))
 
 
 def mixture(**router: Any) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """`atelier site`: keys and cards from the command line, and what it refuses."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atelier.flows.cli.main import run
 from atelier.infra.sites import keys
+from atelier.infra.sites.desk import OrderDesk, OrderedProduct, OrderedTask, SiteOrder
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.policy import Policies, SitePolicy
 
@@ -35,6 +38,49 @@ def test_a_site_is_trusted_by_its_card_until_it_is_revoked(
     assert run(["site", "revoke", "a"]) == 0 and run(["site", "peers"]) == 0
     said = capsys.readouterr()
     assert said.out == "" and "no site is trusted yet: atelier site accept" in said.err
+
+
+def test_a_site_that_was_revoked_has_no_policy_when_it_is_accepted_again(
+    cards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where revoking was cut off."""
+    trust = ["site", "accept", str(cards / "a.json")]
+    for is_cut_off in (False, True):
+        assert run(trust) == run(["site", "allow", "a", "--tasks", "all"]) == 0
+        with monkeypatch.context() as patch:
+            if is_cut_off:
+                patch.setattr(Path, "unlink", once(Path.unlink))
+            assert run(["site", "revoke", "a"]) == (1 if is_cut_off else 0)
+        assert run(trust) == 0 and not Policies(cards / "b").has("a")
+    assert run(["site", "revoke", "../policy/a"]) == 2
+
+
+def once(work: Callable[..., None]) -> Callable[..., None]:
+    """What does its work once, and then fails."""
+    calls = list[object]()
+
+    def fail_then(*words: object, **more: object) -> None:
+        calls.append(words)
+        if len(calls) > 1:
+            raise OSError("killed")
+        work(*words, **more)
+
+    return fail_then
+
+
+def test_orders_are_listed_as_a_terminal_may_show_them(
+    cards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "train\x1b[2J"
+    product = OrderedProduct(kind="model", fingerprint="0" * 64)
+    about: dict[str, Any] = {"act": "run", "home": "a", "site": "b", "flow": "pretrain"}
+    tasks = {name: OrderedTask(task="train", products={"m": product})}
+    OrderDesk(str(Keys(cards / "b").mailbox)).put(
+        SiteOrder.of(**about, document={}, tasks=tasks, version="1")
+    )
+    assert run(["site", "orders"]) == 0
+    said = capsys.readouterr().out
+    assert "train\\x1b[2J" in said and "\x1b" not in said and len(said.splitlines()) == 1
 
 
 def test_accept_prints_the_digest_and_the_address_that_card_prints_at_the_other_site(
@@ -82,6 +128,9 @@ def test_a_card_whose_certificate_has_ended_is_not_trusted(
     [
         (("serv",), "site: no act 'serv'; did you mean serve?"),
         (("create", "B!"), "'B!' is no name of a site"),
+        (("create", "any"), "'any' is no name of a site"),
+        (("create", "bucket"), "'bucket' is no name of a site"),
+        (("accept", "any.json"), "any.json: not a site's card (site: Value error, no site may be called any"),
         (("create", "b"), "has a key already; site rotate makes a new one"),
         (("create",), "site create: a word is missing; give the site's name"),
         (("accept", "nowhere.json"), "nowhere.json cannot be read"),
@@ -134,6 +183,7 @@ def test_what_a_site_cannot_do_is_said_in_one_line(
 ) -> None:
     monkeypatch.chdir(cards / "b")
     assert run(["site", "accept", str(cards / "a.json")]) == 0
+    (cards / "b" / "any.json").write_text((cards / "a.json").read_text().replace('"a"', '"any"'))
     capsys.readouterr()
     assert run(["site", *words]) == 2
     said = capsys.readouterr().err

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.codec import Codec
-from atelier.engine.link.round_log import RoundLine, RoundLog
+from atelier.engine.config.record import Record
+from atelier.engine.link.round_log import RoundLine, RoundLog, read_log
 from atelier.engine.link.sample_log import SampleLog
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import make_plan
+from atelier.flows.run.plan import Plan, make_plan
+from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
 
 STEPS, EVERY = 24, 4  # of experiment=tiny; of the link
@@ -48,14 +50,14 @@ FAULTS = {
 }
 
 
-def refusals(folder: Path, kind: str, data: bytes | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def planned(folder: Path, kind: str, data: bytes | None, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setenv("ATELIER_ROOT", str(folder / "store"))
     path = folder / "rounds.jsonl"
     if data is not None:
         path.write_bytes(data)
     link = [f"train.link.{word}" for word in ("rows={a:4,b:4}", "site=a", f"every={EVERY}", f"rounds={path}")]
     link += [f"train.link.mailbox={folder / 'mail'}", *KINDS[kind]]
-    return make_plan(compose("pretrain", ["experiment=tiny", *link]), Store(str(folder / "store"))).refusals
+    return make_plan(compose("pretrain", ["experiment=tiny", *link]), Store(str(folder / "store")))
 
 
 @pytest.mark.parametrize("fault", [*FAULTS])
@@ -63,10 +65,30 @@ def test_a_log_of_another_training_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     data, problem = FAULTS[fault]
-    [refused] = refusals(tmp_path, "elastic", data, monkeypatch)
+    [refused] = planned(tmp_path, "elastic", data, monkeypatch).refusals
     assert "train.link.rounds: " in refused and problem in refused
 
 
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_a_log_that_fits_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    assert refusals(tmp_path, kind, log(6, is_elastic=kind == "elastic"), monkeypatch) == []
+    assert planned(tmp_path, kind, log(6, is_elastic=kind == "elastic"), monkeypatch).refusals == []
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_finished_model_of_another_log_is_not_reused_for_the_followed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other: bool
+) -> None:
+    [node] = [
+        each for each in planned(tmp_path, "elastic", log(6), monkeypatch).nodes if each.task == "train"
+    ]
+    [product] = node.products.values()
+    digest = read_log(str(tmp_path / "rounds.jsonl"))[6].digest
+    made = "5" * 64 if is_other else digest
+    store = Store(str(tmp_path / "store"))
+    draft = Record(**product.model_dump(include={*Record.model_fields}), fingerprint=product.fingerprint)
+    store.publish(draft.model_copy(update={"summary": {"rounds": made}}), Holder.me())
+    found = planned(tmp_path, "elastic", None, monkeypatch)
+    assert "reuse" in {row["state"] for row in found.rows}
+    assert [made[:12] in refused and digest[:12] in refused for refused in found.refusals] == [
+        True
+    ] * is_other

@@ -135,6 +135,7 @@ def test_rows_are_shared_as_equally_as_can_be() -> None:
     ("words", "why"),
     [
         (("sites.names=[a]",), "sites: [a]: a run at one site needs no sites"),
+        (("sites.names=[a,any]",), "no site may be called any, which means something else"),
         (("sites.names=[a,a]",), "sites: of [a,a] each has a name of its own"),
         (("sites.names=[a,B]",), "sites.names"),
         (("sites.at={train:b}",), "sites.at.train: b is none of the sites; sites=[a,b] names them"),

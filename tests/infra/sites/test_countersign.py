@@ -18,9 +18,9 @@ import pytest
 from atelier.engine.config.error import DamageError
 from atelier.infra.sites import incoming
 from atelier.infra.sites.agent import Agent
-from atelier.infra.sites.audit import FIRST
-from atelier.infra.sites.audit_check import compare, verify
-from atelier.infra.sites.countersign import MOST_S, REST_S
+from atelier.infra.sites.audit import FIRST, Chain
+from atelier.infra.sites.audit_check import Verified, compare, table, verify
+from atelier.infra.sites.countersign import MOST_S, REST_S, Statement
 from atelier.infra.sites.countersign import sign as signed_by
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
@@ -295,6 +295,13 @@ def test_an_agent_asks_when_nothing_came_for_a_while_and_at_least_so_often(tmp_p
             signing.ask_if_due(channel, "b", lambda at=at: at)
             number, at = number + 1, at + 0.6 * REST_S
         assert MOST_S <= at - clock <= MOST_S + 2 * REST_S
+
+
+def test_a_kind_that_a_peer_has_signed_is_shown_as_a_terminal_may_show_it() -> None:
+    crossed = {"out": {"x\x1b[2J": (1, 1)}}
+    about = {"site": "b", "peer": "a", "lines": 1, "digest": "0" * 64, "certificate": "0" * 64}
+    rows = table(Verified(Chain(), {}, {"b": Statement.model_validate(about | {"crossed": crossed})}))
+    assert "x\\x1b[2J" in rows[1] and "\x1b" not in rows[1]
 
 
 def test_site_audit_prints_kinds_and_bytes_and_names_a_broken_line(tmp_path: Path) -> None:

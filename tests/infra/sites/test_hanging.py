@@ -279,7 +279,7 @@ def test_what_is_under_way_counts_in_an_hours_budget(tmp_path: Path) -> None:
 
 
 def test_no_name_of_a_peer_hides_what_is_done_here(tmp_path: Path) -> None:
-    names = ("a", "rounds", "bucket", "peers")
+    names = ("a", "rounds", "cards", "peers")
     a = friends(tmp_path, names)["a"]
     with a.served() as agent:
         works = [work.name for work in agent._works(lambda line: None)]

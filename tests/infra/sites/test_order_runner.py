@@ -1,7 +1,9 @@
 """What an agent does with many orders, with processes that die, and with orders that ended long ago."""
 
+import fcntl
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +12,29 @@ import pytest
 
 from atelier.infra.sites import order_runner
 from atelier.infra.sites.desk import ENDED, OrderDesk, Reply, SiteOrder
-from atelier.infra.sites.order_runner import KEPT_S, LOG, MOST_AT_ONCE, MOST_STARTS, WORK, OrderRunner
+from atelier.infra.sites.order_runner import (
+    KEPT_S,
+    LOCK,
+    LOG,
+    MOST_AT_ONCE,
+    MOST_STARTS,
+    WORK,
+    OrderRunner,
+    holder_of,
+)
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from tests.infra.sites.agents import friends, until
 from tests.infra.sites.test_notes import cancellation, order, reply
 
 LASTS, DIES, FAILS = "exec sleep 600", "kill -9 $$", "echo it cannot; exit 3"
+HOLDS = f"""exec {sys.executable} -c '
+import fcntl, os, time
+with open("../{LOCK}", "a+") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(str(os.getpid()))
+    file.flush()
+    time.sleep(600)
+'"""
 
 
 class Orders:
@@ -114,6 +133,48 @@ def test_one_that_is_cancelled_and_killed_is_stopped(orders: Orders) -> None:
     assert not orders.runner._running
 
 
+def test_a_site_that_is_revoked_has_its_orders_ended_and_no_other_site(orders: Orders) -> None:
+    """Those whose processes run, and those that wait."""
+    orders.does(HOLDS)
+    asked, others = orders.put(MOST_AT_ONCE + 1), orders.put(home="c")
+    orders.look_until(
+        lambda: sum(holder_of(orders.desk, each.id) > 0 for each in (*asked, *others)) > MOST_AT_ONCE,
+        "processes",
+    )
+    orders.site.keys.revoke("a")
+    orders.look_until(lambda: all(orders.desk.is_over(each.id) for each in asked), "an end")
+    assert {orders.reply(each).state for each in asked} == {"stopped"}
+    assert orders.running(others) == others and not orders.running(asked)
+    assert len(orders.starts) == MOST_AT_ONCE + 1 and not any("in another" in line for line in orders.said)
+
+
+def test_an_order_is_said_to_run_before_its_process_may_say_how_it_ended(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [asked] = orders.put()
+    popen, told = order_runner.subprocess.Popen, list[str]()
+
+    def begun(*words: object, **more: object) -> object:
+        told.append(orders.reply(asked).state)
+        return popen(*words, **more)  # pyright: ignore
+
+    monkeypatch.setattr(order_runner.subprocess, "Popen", begun)
+    orders.runner.look()
+    assert told == ["running"] and orders.running([asked]) and not orders.said[1:]
+
+
+def test_an_order_that_nobody_can_look_at_is_said_once_and_holds_up_no_other(orders: Orders) -> None:
+    asked = orders.put(2)
+    lock = Path(orders.desk.folder(asked[0].id)) / LOCK
+    lock.write_bytes(b"\xff")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for _ in range(3):
+            orders.runner.look()
+    assert orders.running(asked) == asked[1:]
+    assert sum(f"order {asked[0].id[:8]} of a: " in line and "decode" in line for line in orders.said) == 1
+
+
 def test_of_many_orders_a_few_run_at_once_and_the_next_one_when_one_has_ended(orders: Orders) -> None:
     asked = orders.put(MOST_AT_ONCE + 2)
     for _ in range(2):
@@ -169,6 +230,11 @@ def test_an_order_that_ended_a_week_ago_is_removed_at_both_of_its_sites(
     orders.runner.look()
     assert {each.id for each in orders.desk.orders()} == {young.id, going.id}
     assert not Path(orders.desk.folder(old.id)).exists()
+    begun = list[SiteOrder]()
+    monkeypatch.setattr(orders.runner, "_start", begun.append)
+    orders.desk.put(old)  # it is asked for again
+    orders.runner.look()
+    assert (old in begun) == (site == "b")
 
 
 def test_what_cannot_be_removed_is_said_once_and_nothing_else_waits_for_it(

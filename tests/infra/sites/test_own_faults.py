@@ -20,7 +20,7 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import NUMBERS, Calls
 from atelier.infra.sites.desk import OrderDesk
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.keys import PEERS
+from atelier.infra.sites.keys import FORMER, PEERS
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
@@ -208,10 +208,18 @@ def test_a_damaged_progress_is_as_none(tmp_path: Path) -> None:
     assert Incoming(str(tmp_path), "a").progress(box, "b") is None
 
 
-def test_a_card_that_cannot_be_read_keeps_no_other_site_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [PEERS, FORMER])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_card_that_cannot_be_read_keeps_no_other_site_out(
+    tmp_path: Path, place: str, is_folder: bool
+) -> None:
     sites = friends(tmp_path, "abc")
-    a, b = sites["a"], sites["b"]
-    (a.keys.folder / PEERS / "c.json").write_bytes(b"{")
+    a, b, card = sites["a"], sites["b"], sites["a"].keys.folder / place / "c.json"
+    a.keys.revoke("c")
+    if is_folder:
+        card.mkdir()
+    else:
+        card.write_bytes(b"{")
     assert [*a.keys.peers] == ["b"] and a.keys.peer_of(b.keys.card.certificate) == "b"
     with pytest.raises(DamageError, match=r"c\.json"):
         a.keys.check_cards()
@@ -220,6 +228,10 @@ def test_a_card_that_cannot_be_read_keeps_no_other_site_out(tmp_path: Path) -> N
         assert "accept the card of that site again" in (work.do() or "")
         Agent(b.keys, b.mail).exchange("a")
     a.keys.revoke("b")
+    a.keys.accept(b.keys.card.text, "b.json")
+    if place == PEERS:
+        a.keys.revoke("c")
+        assert not card.exists()
 
 
 def test_a_damaged_card_revokes_nobody_and_can_be_revoked(
