@@ -176,7 +176,7 @@ class Heard:
         if not self.is_replayed and (there := self.box.rounds()) and there[0] > step + 1:
             raise DataError(
                 f"{self.box.folder(step + 1, self.site)}: is gone, {self.site} is at step {there[-1]}: this"
-                " site's checkpoints are too old to go on; begin all sites again"
+                f" site's checkpoints are lost, or too old; begin all sites again, without {self.box.place}"
             )
         return None
 

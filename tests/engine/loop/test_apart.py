@@ -254,6 +254,19 @@ def test_a_longer_training_has_the_teacher_of_the_shorter_one(tmp_path: Path, te
         teacher.train(with_another_teacher(sites, 2 * STEPS), stop=AfterSteps(teacher.folder, 100))
 
 
+def test_after_both_stores_are_lost_an_old_mailbox_is_named(tmp_path: Path, text: dict[str, str]) -> None:
+    """The teacher comes first, and takes what the student said once for what it says now."""
+    sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False)
+    sites.train()
+    teacher, student = sites.setups.values()
+    shutil.rmtree(student.folder / "trajectory")
+    training, place = with_another_teacher(sites), str(tmp_path / "mail" / ANSWERS[:16])
+    with pytest.raises(DataError, match=rf"other answers to step 10 before.* without {place}"):
+        teacher.train(training, stop=AfterSteps(teacher.folder, 100))
+    with pytest.raises(DataError, match=rf"round-000001/a: is gone, .*; begin .* without {place}"):
+        student.train(sites.training("b"), stop=AfterSteps(student.folder, 100))
+
+
 def test_a_teacher_that_is_past_its_students_is_refused(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False)
     first = sites.setups["a"]
