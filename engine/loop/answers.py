@@ -86,7 +86,8 @@ class SitesApart:
         """Say that this site takes part; the step at which it begins: `clock`, or an earlier one that a
         finished teacher has not answered. A collective.
 
-        Raises DataError when a teacher that trains is past steps that others still have to learn from.
+        Raises DataError when a teacher that trains is past steps that others still have to learn from, or its
+        answers to the first one here are gone.
         """
 
         def look() -> int:
@@ -122,7 +123,9 @@ class SitesApart:
             most = most_bytes(self._train, heard.students[0].role.model, heard.what)
             sites, longest = (own, heard.site), max(ahead, heard.behind)  # what comes after its last step
             heard.box.open_answers(own, sites, heard.site, most=most, ahead=longest, what=heard.what)
-            heard.box.tell(heard.begin(own, clock))
+            said = heard.begin(own, clock)
+            heard.head(said.step)  # where that is gone, the teacher hears nothing of it
+            heard.box.tell(said)
             for box in heard.endings:
                 box.open_answers(own, sites, heard.site, most=MOST_CONCLUSION, ahead=1, what=heard.what)
                 box.tell(ReaderProgress(trajectory=box.trajectory, site=own, step=0, safe=0))
