@@ -25,7 +25,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.engine.plan.checks import check_layout, check_readers, check_teaching
 from atelier.engine.plan.expert_checks import check_frozen
-from atelier.engine.plan.layout_checks import check_encoders
+from atelier.engine.plan.layout_checks import check_encoders, check_phases
 from atelier.engine.plan.role_checks import check_schedules
 from atelier.engine.plan.site_checks import check_places
 from atelier.infra.code.code_map import maps_of, model_kinds
@@ -120,6 +120,7 @@ def train(
             raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
     check_sources(everybody, weights, prefix)
     later = resolve_phases(weights, phases or {}, settings.num_steps)
+    check_phases(settings, phases or {}, everybody)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     for source in sorted(sources(everybody)):
         given = (extras or {}).get(source, {})

@@ -25,6 +25,10 @@ class Phase(Spec):
         min_length=1, description="of sources by name, the others keep those before; 0 = not read"
     )
 
+    def first_step(self, num_steps: int) -> int:
+        """Of a training of so many steps."""
+        return round(self.begin * num_steps) if self.begin < 1 else int(self.begin)
+
 
 class SourceShares(Spec):
     """The weights of every source from step `begin` on."""
@@ -42,7 +46,7 @@ def resolve_phases(
     """
     found: list[tuple[int, str]] = []
     for name, phase in phases.items():
-        begin = round(phase.begin * num_steps) if phase.begin < 1 else int(phase.begin)
+        begin = phase.first_step(num_steps)
         where = f"{place}.phases.{name}"
         if not 0 < begin < num_steps:
             raise ConfigError(

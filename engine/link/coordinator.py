@@ -16,7 +16,10 @@ from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.sample_log import SampleLog
 
 ADDED = "added other contributions in the round before"
-BEGAN = "began with other weights than this site; copy the model `init` from one site to the other"
+BEGAN = (
+    "began with other weights than this site, or with another finished teacher: copy that model, or `init`,"
+    " from one site to the other; CPUs of two kinds draw other numbers from a seed, and need an `init`"
+)
 
 
 class Coordinator:

@@ -161,7 +161,7 @@ class Mailbox:
             raise DataError(
                 f"{place}: this site sent other {what} to step {step} before, from the same weights; its"
                 " students would learn from two versions of one step. Train on in the layout in which they"
-                " were sent"
+                f" were sent, or begin all sites again, without {self.place}"
             )
 
     def _put(self, number: int, site: str, parts: Iterable[Part]) -> tuple[Message | None, FileEntry]:

@@ -146,7 +146,7 @@ class AboutRounds(Spec):
     first: int = Field(default=1, ge=1, description="the first round of the trajectory")
     last: int = Field(ge=1, description="the last one")
     begun: dict[SiteName, Digest] = Field(
-        default={}, description="what contributions to round 1 say that was added before: the model `init`"
+        default={}, description="what contributions to round 1 say that was added before: the first weights"
     )
     membership: Membership
     coordinator: str = Field(description="the site that decides who is in; any")

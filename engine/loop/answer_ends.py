@@ -76,8 +76,8 @@ class Readers:
         return min(self.sites.come(site)[0] for site in self.sites.taught)
 
     def safe(self) -> int:
-        """The steps whose answers no site will ask for again."""
-        return min(self.sites.come(site)[1] for site in self.sites.taught)
+        """The steps whose answers no site will ask for again; a longer training asks for the last one."""
+        return min(min(self.sites.come(site)[1], steps.stop - 1) for site, steps in self.sites.taught.items())
 
 
 def most_bytes(train: Train, model: ModelSpec, what: What) -> int:
@@ -144,6 +144,25 @@ class Heard:
         """Those that learn at step `clock` from the step `delay` before."""
         return [each for each in self.students if each.is_active(clock) and each.role.delay == delay]
 
+    def goes_on(self, clock: int, delay: int) -> bool:
+        """Whether the message is here from which its students learned last, those that are `delay` steps
+        behind. Raises DataError for another one than that: the teacher is another one now.
+        """
+        last = clock - delay - 1
+        begun = [each for each in self.active(clock, delay) if each.learned_from]
+        head = self.box.answers(last + 1, self.site, self.what) if begun else None
+        if head is None:
+            return not begun or last < self.told
+        for each in begun:
+            if head.body.sha256 != each.learned_from:
+                places = ", ".join(segment.url for segment in each.spec.segments)
+                raise DataError(
+                    f"{self.box.folder(last + 1, self.site)}: are other {self.what} than {each.name} learned"
+                    f" from at step {clock}: its teacher began again, and is another one; remove {places}, so"
+                    " that it begins again too"
+                )
+        return True
+
     def ahead(self, step: int) -> int:
         """Steps that the messages here go on after the one of `step`, from 0."""
         return max(self.box.rounds(), default=step + 1) - step - 1
@@ -157,7 +176,7 @@ class Heard:
         if not self.is_replayed and (there := self.box.rounds()) and there[0] > step + 1:
             raise DataError(
                 f"{self.box.folder(step + 1, self.site)}: is gone, {self.site} is at step {there[-1]}: this"
-                " site's checkpoints are too old to go on; begin all sites again"
+                f" site's checkpoints are lost, or too old; begin all sites again, without {self.box.place}"
             )
         return None
 

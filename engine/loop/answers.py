@@ -57,6 +57,7 @@ class SitesApart:
         self._train, self._meter, self._say = training.train, meter, say
         self._readers: list[Readers] = []
         self._heard: list[Heard] = []
+        self._opened: dict[str, str] = {}  # digests of the messages of this step, by student
         for (name, spec), what in product(training.members.items(), WHATS):
             box = Mailbox(
                 self._link.mailbox, spec.drawings if what == "drawings" else spec.answers, spec.code_elsewhere
@@ -87,7 +88,8 @@ class SitesApart:
         """Say that this site takes part; the step at which it begins: `clock`, or an earlier one that a
         finished teacher has not answered. A collective.
 
-        Raises DataError when a teacher that trains is past steps that others still have to learn from.
+        Raises DataError when a teacher that trains is past steps that others still have to learn from, or its
+        answers to the first one here are gone.
         """
 
         def look() -> int:
@@ -123,7 +125,9 @@ class SitesApart:
             most = most_bytes(self._train, heard.students[0].role.model, heard.what)
             sites, longest = (own, heard.site), max(ahead, heard.behind)  # what comes after its last step
             heard.box.open_answers(own, sites, heard.site, most=most, ahead=longest, what=heard.what)
-            heard.box.tell(heard.begin(own, clock))
+            said = heard.begin(own, clock)
+            heard.head(said.step)  # where that is gone, the teacher hears nothing of it
+            heard.box.tell(said)
             for box in heard.endings:
                 box.open_answers(own, sites, heard.site, most=MOST_CONCLUSION, ahead=1, what=heard.what)
                 box.tell(ReaderProgress(trajectory=box.trajectory, site=own, step=0, safe=0))
@@ -152,7 +156,8 @@ class SitesApart:
                     heads[number] = head
             ahead, own = self._link.ahead, self._link.site
             is_late = self._gang.is_first and any(each.is_late(clock, ahead, own) for each in late)
-            return len(heads) == len(hearing) and not is_late
+            goes_on = not self._gang.is_first or all(heard.goes_on(clock, delay) for heard, delay in hearing)
+            return len(heads) == len(hearing) and not is_late and goes_on
 
         def missing() -> list[str]:
             lacking = [
@@ -209,6 +214,7 @@ class SitesApart:
         else:
             fetch(place, path)
         verify(str(path), head.body, place)
+        self._opened |= {student.name: head.body.sha256 for student in students}
         model = students[0].role.model
         if heard.what == "drawings":
             drawn = opened_drawn(path, place, num_ids=model.ids, step=head.round - 1, train=self._train)
@@ -224,6 +230,9 @@ class SitesApart:
         seconds of it. A collective.
         """
         began = time.perf_counter()
+        for heard in self._heard:
+            for student in heard.students:
+                student.learned_from = self._opened.get(student.name, student.learned_from)
         for readers in self._readers:
             if not readers.reads_at(clock):
                 continue
@@ -250,7 +259,8 @@ class SitesApart:
     def _tell(self, step: int) -> None:
         """Say how far this site has come in what it learns from each teacher elsewhere."""
         for heard in self._heard if self._gang.is_first else ():
-            durable = [max(each.durable_steps[0] - each.role.delay, 0) for each in heard.students]
+            # the last one that a checkpoint learned from stays: whoever goes on compares it
+            durable = [max(each.durable_steps[0] - each.role.delay - 1, 0) for each in heard.students]
             heard.told = max(heard.told, min(durable))
             heard.box.tell(heard.progress(self._link.site, max(step - heard.behind, heard.first)))
 
@@ -283,7 +293,8 @@ class SitesApart:
         """Say that this site needs no more answers, its students being published; remove what nobody does."""
         if self._gang.is_first:
             for heard in self._heard:
-                heard.told = last = max(each.role.taught(each.end).stop for each in heard.students)
+                last = max(each.role.taught(each.end).stop for each in heard.students)
+                heard.told = max(heard.told, last - 1)  # a longer training compares the last one
                 heard.box.tell(heard.progress(self._link.site, last, is_over=True))
             for readers in self._readers:
                 readers.box.forget(readers.safe())

@@ -143,7 +143,9 @@ def build_member(
     )
     state.begins_with_states = bool(goes_on)
     if train.link.is_linked and optim is not None:
-        state.outer = OuterState.of(train.link, weights, build_context.inputs.get(spec.init))
+        others = (training.members[teacher] for teacher in spec.role.teachers)
+        finished = [build_context.inputs[each.init] for each in others if each.mode == "frozen"]
+        state.outer = OuterState.of(train.link, weights, finished)
     return state
 
 

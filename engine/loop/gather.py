@@ -4,6 +4,7 @@ A rank that is not the first of its stage only sends its piece; the first puts a
 another stage than the first, sends it on. So no rank holds more than its own share and one weight.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.placement import box, region
-from atelier.engine.model.weights import Weight
+from atelier.engine.model.weights import Weight, bytes_of
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 
@@ -42,6 +43,17 @@ def gathered(held: Mapping[str, Tensor], grid: Grid, gang: Gang) -> dict[str, We
                 name, Weight(shape, dtype, partial(_gather, piece, shape, dtype, leader=leader, gang=gang))
             )
     return found
+
+
+def digest_of(weights: Mapping[str, Weight], gang: Gang) -> str:
+    """Of all weights, whatever the layout. A collective."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        shape, dtype, gather = weights[name]
+        if (whole := gather()) is not None:
+            found.update(f"{name} {[*shape]} {dtype}\n".encode())
+            found.update(bytes_of(whole))
+    return gang.from_first(found.hexdigest())
 
 
 def _known_to_all(held: Mapping[str, Tensor], leader: int, gang: Gang) -> list[About]:

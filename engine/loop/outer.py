@@ -31,7 +31,7 @@ from atelier.engine.loop.clip import clipped, most_norm
 from atelier.engine.loop.codec_choice import CodecChoice, RoundPlan
 from atelier.engine.loop.contribution import Layout, StoredContribution, check_form, encoded, layout_of
 from atelier.engine.loop.elastic import ElasticRounds
-from atelier.engine.loop.gather import gathered
+from atelier.engine.loop.gather import digest_of, gathered, live_weights
 from atelier.engine.loop.link_meter import LinkMeter
 from atelier.engine.loop.long_wait import LongWait
 from atelier.engine.loop.outer_state import OuterState
@@ -67,7 +67,9 @@ class OuterSteps:
         self.norms: dict[str, float] = {}  # of the last contributions by role, before they were clipped
 
     def plan(self, members: Iterable[RoleState]) -> None:
-        """Cut the weights of the roles into fragments. A collective. Raises ConfigError for too many."""
+        """Cut the weights of the roles, which are those of the first step, into fragments. A collective.
+        Raises ConfigError for too many.
+        """
         for member in members:
             if member.outer is not None:
                 held = {name: weight.detach() for name, weight in member.weights.trainable().items()}
@@ -75,6 +77,7 @@ class OuterSteps:
                 layouts = layouts_of(whole, self._link.fragments)
                 rounds = Rounds(self._link, member.end - member.start)
                 self._plans[member.name] = RoundPlan(rounds, layouts, self._link.codecs)
+                member.outer.begin(digest_of(live_weights(member), self._gang), self._link)
                 if self._link.is_elastic:
                     how = (partial(self._safe, member), partial(self._why_not, member), self._say)
                     self.elastic = ElasticRounds(self._link, self._gang, self._stop, member, *how)
@@ -103,8 +106,7 @@ class OuterSteps:
             if member.outer is not None:
                 began, rounds = time.perf_counter(), self._plans[member.name].rounds
                 step = member.step - member.start
-                new = rounds.sent_at(step)
-                due = rounds.due_at(step)
+                new, due = rounds.sent_at(step), rounds.due_at(step)
                 if new or due:
                     self._gang.heartbeat.rest("link")
                 with self.elastic.beating(new) if self.elastic is not None and new else nullcontext():
@@ -152,6 +154,7 @@ class OuterSteps:
                 moved, self._link.clip, grid=member.grid, gang=self._gang
             )
         sent = encoded(gathered(moved, member.grid, self._gang), codec, number)
+        fragment = plan.rounds.fragment(number)
 
         def send(_: str, parts: Iterable[Part]) -> None:
             box.send(
@@ -161,13 +164,13 @@ class OuterSteps:
                 outer.added,
                 self._safe(member),
                 codec=codec,
-                fragment=plan.rounds.fragment(number),
+                fragment=fragment,
                 tokens=member.tokens,
             )
 
         write_files({BODY: entries_of(sent)}, sent, send if self._gang.is_first else None)
         self._choice.took(codec, time.perf_counter() - began)
-        size = plan.sizes[codec.text][plan.rounds.fragment(number)]
+        size = plan.sizes[codec.text][fragment]
         self._meter.add(member.name, link_bytes=size, link_codec=self._link.codecs.index(codec))
         if self._link.feeds_back:  # on all ranks, also where this one has none of the weights
             self._gang.barrier()  # it is written

@@ -1,7 +1,7 @@
 """What a role of a training at several sites has of its outer steps (engine/loop/outer.py)."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -34,11 +34,12 @@ class OuterState:
     tokens: dict[str, int] = field(default_factory=dict)  # that other sites have learned from, by site
     passed: int = 0  # the last round of which steps were passed over
     begun: Mapping[str, str] = field(default_factory=dict)  # `added` at the first step
+    teachers: tuple[str, ...] = ()  # digests of those that are finished models
 
     @staticmethod
-    def of(link: Link, weights: RoleWeights, init: ArtifactInput | None = None) -> "OuterState":
-        """At the first step, of a role that begins as the model `init`. Raises ConfigError for weights that
-        are not exchanged.
+    def of(link: Link, weights: RoleWeights, teachers: Iterable[ArtifactInput] = ()) -> "OuterState":
+        """At the first step, of a role that learns from these finished models. Raises ConfigError for weights
+        that are not exchanged.
         """
         if weights.buffers():
             names = ", ".join(list(weights.buffers())[:3])
@@ -48,15 +49,22 @@ class OuterState:
         def zeros(*, is_used: bool) -> dict[str, Tensor]:
             return {name: torch.zeros_like(weight) for name, weight in live.items()} if is_used else {}
 
-        begun = {min(link.rows): _digest(init)} if init is not None and link.rows else {}
         return OuterState(
             anchor={name: weight.clone() for name, weight in live.items()},
             momentum=zeros(is_used=link.outer.kind == "nesterov"),
             residual=zeros(is_used=link.feeds_back),
             sent=zeros(is_used=link.delay > 0),
-            added=dict(begun),
-            begun=begun,
+            teachers=tuple(map(_digest, teachers)),
         )
+
+    def begin(self, weights: str, link: Link) -> None:
+        """With `weights`, the digest of all weights at the first step. Only differences cross between sites:
+        all have to begin with the same bits, and seeds and fingerprints do not promise that: CPUs of two
+        kinds draw other numbers, a model that was trained in two layouts has other bits.
+        """
+        text = "".join([weights, *self.teachers])
+        self.begun = {min(link.rows): hashlib.sha256(text.encode()).hexdigest()}
+        self.added = dict(self.begun)
 
     def state(self) -> dict[str, Tree]:
         return {
@@ -82,13 +90,11 @@ class OuterState:
         self.passed = state.get("passed", 0)
 
 
-def _digest(init: ArtifactInput) -> str:
-    """Of the files of a model's weights. Only differences cross between sites: all have to begin with the
-    same bits, and two models of one fingerprint, trained in two layouts, may have others.
-    """
+def _digest(model: ArtifactInput) -> str:
+    """Of the files of a model's weights."""
     digests = [
         entry.sha256
-        for name, entry in zip(init.names(), init.record.files, strict=True)
+        for name, entry in zip(model.names(), model.record.files, strict=True)
         if name.endswith(".safetensors") and name != OPTIMIZER  # states of optimisers stay at their site
     ]
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()

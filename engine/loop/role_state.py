@@ -72,6 +72,7 @@ class RoleState:
         self.outer: OuterState | None = None  # of several sites
         self.answering: AnswerParts | None = None  # to students at other sites
         self.heard: Received | None = None  # of a teacher at another site, of this step
+        self.learned_from = ""  # the digest of that of the last step
         self.drawing: Drawing | None = None  # of a generator, for those that detect
         self.drawn: Drawn | None = None  # by a generator at another site, for this step
         self.private: Private | None = None  # gradients, where rows are clipped one by one
@@ -334,6 +335,7 @@ class RoleState:
             **({"privacy": {"key": self.private.key}} if self.private is not None else {}),
             **({"outer": self.outer.state()} if self.outer is not None else {}),
             **({"drawn": drawn} if self.drawing is not None and (drawn := self.drawing.state()) else {}),
+            **({"learned_from": self.learned_from} if self.learned_from else {}),
         }
 
     def learned(self) -> dict[str, Tree]:
@@ -370,6 +372,7 @@ class RoleState:
             self.pace.restore(state.get("pace", []), step)
         if self.drawing is not None:
             self.drawing.restore(state.get("drawn", {}))
+        self.learned_from = str(state.get("learned_from", ""))
         self.step = self.stored_step = step
         self.durable_steps = (-1, step)
         self.weights.restored()

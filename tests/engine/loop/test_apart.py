@@ -1,6 +1,7 @@
 """A teacher at another site: its students learn what they would beside it, killed or not."""
 
 import random
+import shutil
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,11 +16,14 @@ from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.loop.stop import StopRequest
 from atelier.engine.plan.site_checks import check_apart, check_places
 from tests.engine.loop.apart import ANSWERS, STEPS, Apart, taught
-from tests.engine.loop.at_sites import killed_until_they_end
+from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, student, tokens, train
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
@@ -163,7 +167,7 @@ def test_a_student_waits_for_its_teacher(tmp_path: Path, text: dict[str, str]) -
 def test_answers_are_removed_once_nobody_will_ask_for_them(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False, ahead=2)
     sites.train(steps=30)
-    assert len(sent(sites)) <= 2 + 2 * 3 + 1
+    assert len(sent(sites)) <= 2 + 2 * 3 + 2
 
 
 @pytest.mark.parametrize("where", ["a", "b"])
@@ -191,6 +195,76 @@ def test_no_student_learns_from_two_versions_of_a_step(tmp_path: Path, text: dic
             (folder / "manifest.json").unlink(missing_ok=True)
     with pytest.raises(DataError, match=r"round-000001/a: this site sent other answers to step 1 before"):
         first.train(sites.training("a", precision="fp32"), stop=AfterSteps(first.folder, 40))
+
+
+def with_another_teacher(sites: Apart, steps: int = STEPS) -> Training:
+    """Of site a: one whose store is lost, and which is made again by other code, has its name, and other
+    weights.
+    """
+    shutil.rmtree(sites.setups["a"].folder / "trajectory")
+    training = sites.training("a", steps)
+    other = training.members["teacher"].model_copy(update={"role": role(32, lr=2e-2)})
+    return training.model_copy(update={"members": {**training.members, "teacher": other}})
+
+
+def test_a_student_goes_on_with_no_other_teacher_than_it_began_with(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False)
+    teacher, student = sites.setups.values()
+    box = Mailbox(str(tmp_path / "mail"), ANSWERS)
+
+    class Halfway(StopRequest):
+        @property
+        def is_asked(self) -> bool:
+            said = box.progress("b")
+            return said is not None and said.step > 4
+
+    def halfway(site: str) -> None:
+        setup = sites.setups[site]
+        with pytest.raises(StoppedError):
+            setup.train(sites.training(site), stop=Halfway(setup.folder))
+
+    all_at_once("ab", halfway)
+    shutil.rmtree(tmp_path / "mail")
+    stop, training = StopRequest(teacher.folder), with_another_teacher(sites)
+
+    def go_on(site: str) -> None:
+        if site == "a":
+            with pytest.raises(StoppedError):
+                teacher.train(training, stop=stop)
+            return
+        try:
+            with pytest.raises(DataError, match=r"round-00000\d/a: .* than student learned from .*; remove "):
+                student.train(sites.training(site))
+        finally:
+            stop.ask()
+
+    all_at_once("ab", go_on)
+    assert not student.output("student").exists()
+
+
+def test_a_longer_training_has_the_teacher_of_the_shorter_one(tmp_path: Path, text: dict[str, str]) -> None:
+    """Of which the last message is left, whoever ends last."""
+    sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False)
+    sites.train()
+    teacher = sites.setups["a"]
+    teacher.train(sites.training("a"))  # again, when the student has ended
+    with pytest.raises(DataError, match=r"round-000010/a: this site sent other answers to step 10 before"):
+        teacher.train(with_another_teacher(sites, 2 * STEPS), stop=AfterSteps(teacher.folder, 100))
+
+
+def test_after_both_stores_are_lost_an_old_mailbox_is_named(tmp_path: Path, text: dict[str, str]) -> None:
+    """The teacher comes first, and takes what the student said once for what it says now."""
+    sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False)
+    sites.train()
+    teacher, student = sites.setups.values()
+    shutil.rmtree(student.folder / "trajectory")
+    training, place = with_another_teacher(sites), str(tmp_path / "mail" / ANSWERS[:16])
+    with pytest.raises(DataError, match=rf"other answers to step 10 before.* without {place}"):
+        teacher.train(training, stop=AfterSteps(teacher.folder, 100))
+    with pytest.raises(DataError, match=rf"round-000001/a: is gone, .*; begin .* without {place}"):
+        student.train(sites.training("b"), stop=AfterSteps(student.folder, 100))
 
 
 def test_a_teacher_that_is_past_its_students_is_refused(tmp_path: Path, text: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ from atelier.engine.link.messages import BODY
 from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
 from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
-from tests.engine.trainings import AfterSteps, TrainingSetup, artifact, role, tokens, train
+from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
 from tests.parity.cases import start_gang
@@ -366,30 +366,3 @@ def test_messages_stay_only_as_long_as_a_site_may_ask_for_them(tmp_path: Path, t
         shutil.rmtree(setup.folder / folder)
     with pytest.raises(DataError, match=r"round-000001/b: is gone, b is in round 10"):
         setup.train(sites.training("a", role(), 20, checkpoint_every=4))
-
-
-def test_sites_that_begin_as_models_of_other_bits_are_told_so(tmp_path: Path, text: dict[str, str]) -> None:
-    """Only differences cross: their weights would differ for ever by what they began with."""
-    before = Sites(tmp_path / "before", text)
-    before.train(role(), steps=EVERY)
-    files = {path.name: path.read_bytes() for path in before.setups["a"].output("m").iterdir()}
-    weights = load(files["model.safetensors"])
-    name = next(iter(weights))
-    other = files | {"model.safetensors": save({**weights, name: weights[name] + 1e-4}, {"format": "pt"})}
-
-    def run(sites: Sites, found: dict[str, dict[str, bytes]]) -> None:
-        def at(site: str) -> None:
-            setup = sites.setups[site]
-            model = artifact(setup.folder / "init", "model", found[site])
-            setup.inputs = {**setup.inputs, "init": model}
-            member = setup.member("m", role(lr=1e-2), STEPS, init="init")
-            sizes = {"global_batch": 4, "micro_batch": 1, "link": sites.link_of(site)}
-            setup.train(setup.training({"m": member}, train(STEPS, **sizes)))
-
-        all_at_once(sites.setups, at)
-
-    equal = Sites(tmp_path / "equal", text)
-    run(equal, {"a": files, "b": files})
-    assert len(set(equal.models())) == 1
-    with pytest.raises(DataError, match=r"round-000001/.*: [ab] began with other weights than this site"):
-        run(Sites(tmp_path / "other", text), {"a": files, "b": other})

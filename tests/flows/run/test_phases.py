@@ -66,3 +66,24 @@ def test_a_phase_that_reads_nothing_or_begins_outside_is_refused_at_its_key() ->
     ):
         with pytest.raises(ConfigError, match=problem):
             trained("pretrain", *UNREAD, *words)
+
+
+ELASTIC = ("train.link.rows={a:4,b:4}", "train.link.site=a", "train.link.mailbox=/tmp/mail")
+ELASTIC = (*ELASTIC, "train.link.membership.kind=elastic", "train.link.every=8")
+
+
+def test_a_phase_within_a_round_of_sites_that_come_and_go_is_refused_with_what_would_fit() -> None:
+    """Sites read samples of a round's later steps before those of its earlier ones: the steps before the
+    phase would have learned from it, and be taken for those of any other.
+    """
+    begin, second = "data.phases.late.begin={}".format, "data.phases.more.weights.more=1"
+    trained("pretrain", *UNREAD, begin(16), PHASE[1], *ELASTIC)
+    trained("pretrain", *UNREAD, *PHASE, *ELASTIC[:3], "train.link.every=8")
+    for words, problem in (
+        (PHASE, "late.begin: step 12 is within a round of 8 steps, .*; step 8, or step 16"),
+        ((begin(22), PHASE[1]), "late.begin: step 22 .*; step 16$"),
+        ((begin(3), PHASE[1]), "late.begin: step 3 .*; step 8$"),
+        ((begin(8), PHASE[1], "data.phases.more.begin=0.7", second), "more.begin: step 17 "),
+    ):
+        with pytest.raises(ConfigError, match=f"data.phases.{problem}"):
+            trained("pretrain", *UNREAD, *words, *ELASTIC)
