@@ -29,6 +29,7 @@ from atelier.engine.io.remote import ask, open_system
 BLOCK = 1 << 20
 TEMPORARY = ".tmp-"
 Part = bytes | memoryview  # of a file's content
+Stamp = tuple[int, int, int]  # of a file: time of change, bytes, inode
 UMASK = os.umask(0o077)  # there is no other way to read it
 os.umask(UMASK)
 _memory_lock = threading.Lock()
@@ -104,6 +105,15 @@ def fetch(url: str, target: Path) -> None:
     """Copy a file to a local path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     remote.fetch(*filesystem(url), target)
+
+
+def stamp_of(path: str | Path) -> Stamp | None:
+    """By which a local file is known to be another one than before; None where there is none."""
+    try:
+        about = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (about.st_mtime_ns, about.st_size, about.st_ino)
 
 
 def exists(url: str) -> bool:

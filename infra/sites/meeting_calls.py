@@ -13,7 +13,7 @@ from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.link import ANY
 from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import Mailbox, trainings
+from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
 from atelier.engine.link.messages import AboutRounds, AboutTraining
 from atelier.infra.sites.audit import Audit
@@ -129,7 +129,7 @@ class MeetingCalls:
         well; not the first of a branch, whose log the trunk has. Raises the first error, after all.
         """
         each = Apart()
-        for about in trainings(self._url, self._site):
+        for about in self._incoming.all.listed():
             if about.rounds is not None and about.rounds.coordinator == self._site:
                 with each.one():
                     self._decide(about.trajectory, about.rounds)
