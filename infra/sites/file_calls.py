@@ -13,7 +13,7 @@ import grpc
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
-from atelier.engine.config.document import parse_as, parse_object
+from atelier.engine.config.document import parse_as, parse_object, whole_of
 from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import files
 from atelier.infra.sites.audit import Audit
@@ -33,7 +33,7 @@ from atelier.infra.sites.transfer import (
 )
 
 WHAT = "the head of a file"
-MOST_HEADS = 1000  # of one answer
+MOST_HEADS, MOST_FILES = 1000, 10**6  # of one answer; of all that are asked for
 AGAIN_S = 10.0  # after a file that was not taken when it had come
 
 
@@ -60,6 +60,7 @@ class FileCalls:
         self._hourly = hourly
         self._refusals = refusals
         self._not_before: dict[tuple[str, str], float] = {}  # by peer and head: when it is sent again
+        self._after: dict[str, int] = {}  # by peer: heads that were looked at, where there are more
         self._settled: dict[str, set[str]] = {}  # by peer: heads that it has, or will never take
 
     # what others ask, by name of the call
@@ -78,19 +79,18 @@ class FileCalls:
         return {}
 
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
-        """Of the files for a peer: of the orders that it names, where it names any."""
-        orders = parse_object(request, peer, "a request").get("orders")
-        found = (
-            head.model_dump(mode="json")
-            for head in self._files.outgoing(peer)
-            if not isinstance(orders, list) or head.order in orders
-        )
-        return {"heads": [*islice(found, MOST_HEADS)]}
+        """Of the files for a peer, the first `after` left out: of the orders that it names, where it names
+        any.
+        """
+        asked = parse_object(request, peer, "a request")
+        orders, after = asked.get("orders"), min(max(0, whole_of(asked.get("after"))), MOST_FILES)
+        found = self._files.outgoing(peer, orders if isinstance(orders, list) else None)
+        return {"heads": [head.model_dump(mode="json") for head in islice(found, after, after + MOST_HEADS)]}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
         """Raises NotTaken for a file that this site does not send to `peer`."""
         placed = parse_as(PlacedHead, request, peer, WHAT)
-        if placed.head not in [*self._files.outgoing(peer)]:
+        if not self._files.given(placed.head, peer):
             raise NotTaken("no such file")
         blocks = blocks_of(self._files.path(placed.head), placed.offset)
         left = placed.head.entry.bytes - placed.offset
@@ -150,15 +150,18 @@ class FileCalls:
         self._audit.add("not taken", who=peer, why=why, **files.told(head))
 
     def fetch(self, channel: CallChannel, peer: str) -> None:
-        """Fetch what a peer has for this site."""
-        orders = self._files.waiting(peer)
+        """Fetch what a peer has for this site, of the files of one answer; the others the next times."""
+        orders, after = self._files.waiting(peer), self._after.pop(peer, 0)
         if not orders:
             return
-        request = json.dumps({"orders": orders}).encode()
+        request = json.dumps({"orders": orders, "after": after}).encode()
         answer = channel.unary_unary(f"/{self._service}/FileHeads")(request, timeout=TIMEOUT_S)
         found: Any = parse_object(answer, peer, "the heads of files").get("heads")
+        heads: list[Any] = found[:MOST_HEADS] if isinstance(found, list) else []
+        if len(heads) == MOST_HEADS:
+            self._after[peer] = after + MOST_HEADS
         each = Apart()
-        for document in found if isinstance(found, list) else ():
+        for document in heads:
             try:
                 head = parse_as(FileHead, json.dumps(document), peer, WHAT)
                 offset = self._files.offset(head, peer)

@@ -146,6 +146,31 @@ def test_home_hears_of_the_files_that_it_waits_for_however_many_are_kept(
     assert made.files["a"].waiting("b") == [made.order.id]
 
 
+def test_a_home_that_only_dials_out_fetches_more_files_than_are_in_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the first is not given; when all have come nothing more is asked."""
+    monkeypatch.setattr(file_calls, "MOST_HEADS", 1)
+    made = Sites(tmp_path / "orders")
+    a, b = friends(tmp_path, silent="a").values()
+    a.mail, b.mail = (str(tmp_path / "orders" / name) for name in "ab")
+    offer(made.desks["b"], made.order, made.artifact, str(made.address), made.record)
+    first, second = (made.files["a"].path(made.head(number)) for number in (0, 1))
+    agent = Agent(a.keys, a.mail)
+    fetch = agent._files._fetch
+    monkeypatch.setattr(
+        agent._files, "_fetch", lambda *given: None if given[2] == made.head() else fetch(*given)
+    )
+    with b.served():
+        for _ in range(2):
+            agent.exchange("b")
+        assert second.exists() and not first.exists()
+        monkeypatch.setattr(agent._files, "_fetch", fetch)
+        for _ in range(2):
+            agent.exchange("b")
+    assert first.exists() and not made.files["a"].waiting("b")
+
+
 @pytest.mark.parametrize("what", ["sent", "received"])
 def test_a_file_that_had_come_when_an_agent_was_killed_has_its_lines_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
