@@ -9,7 +9,6 @@ import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,11 +19,11 @@ from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.link import SITE
 from atelier.engine.io.storage import sync_folder
+from atelier.infra.sites.last_hour import HOUR_S, LastHour
 
 FIRST = "0" * 64
 BROKE_OFF = "broke off"  # what a line says of a message of which a part was fetched
 WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
-HOUR_S = 3600.0
 SIGNED = "signed"  # what a line with signatures says
 MOST_MESSAGES = 100_000  # of a kind that are remembered; what is offered again is one of the last
 MOST_REFUSED, MOST_WHY = 300, 500  # lines of what is refused of one site in a minute; letters of each
@@ -96,7 +95,7 @@ class Audit:
         self._cut_at: int | None = None  # bytes of whole lines, while there may be more after them
         cut_last(path)
         self._chain = Chain()
-        self._recent: dict[str, deque[tuple[float, int]]] = {}  # by peer: when bytes have crossed
+        self._recent = LastHour()
         self._messages: dict[str, dict[Message, None]] = {}  # by kind: the last ones that crossed whole
         for found in read_lines(path, self._chain):
             self._note(found)
@@ -195,15 +194,12 @@ class Audit:
                 del known[next(iter(known))]
         at, size = found.get("time"), whole_of(found.get("bytes"))
         if found.get("what") in WAYS and size and isinstance(at, float | int):
-            recent = self._recent.setdefault(str(found.get("who", "")), deque())
-            recent.append((float(at), size))
-            _forget_old(recent)
+            self._recent.add(str(found.get("who", "")), size, float(at))
 
     def last_hour(self, peer: str) -> int:
         """Bytes that have crossed to and from a peer in the last hour."""
         with self._lock:
-            now = time.time()  # what is later was noted before this machine's clock was set back
-            return sum(size for at, size in self._recent.get(peer, ()) if now - HOUR_S < at <= now + 1)
+            return self._recent.of(peer)
 
     def given(self, blocks: Iterable[bytes], left: int, who: str, **about: Json) -> Iterator[bytes]:
         """Pass blocks on, of which there are `left` bytes; a line with the bytes that were passed on, also
@@ -230,12 +226,6 @@ class Audit:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
             sync_folder(self.path.parent)
-
-
-def _forget_old(recent: deque[tuple[float, int]]) -> None:
-    now = time.time()
-    while recent and not now - HOUR_S < recent[0][0] <= now + 1:
-        recent.popleft()
 
 
 def cut_last(path: Path) -> None:

@@ -74,8 +74,8 @@ class FileCalls:
 
     def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
         placed = parse_as(PlacedHead, next(requests, b"{}"), peer, WHAT)
-        with self._hourly.admitted(peer, placed.head.entry.bytes - placed.offset):
-            self._take(placed.head, peer, placed.offset, requests)
+        with self._hourly.admitted(peer, placed.head.entry.bytes - placed.offset, placed.offset) as counted:
+            self._take(placed.head, peer, placed.offset, counted(requests))
         return {}
 
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
@@ -124,9 +124,10 @@ class FileCalls:
         offset = offered(channel, f"/{self._service}/OfferFile", head.text, peer)
         if offset is not None:
             begin, path = PlacedHead(head=head, offset=offset).model_dump_json(), self._files.path(head)
-            with self._hourly.admitted(peer, head.entry.bytes - offset):
+            with self._hourly.admitted(peer, head.entry.bytes - offset, offset) as counted:
                 try:
-                    push(channel, f"/{self._service}/PutFile", begin.encode(), path, offset, head.entry.bytes)
+                    blocks = counted(blocks_of(path, offset))
+                    push(channel, f"/{self._service}/PutFile", begin.encode(), blocks, head.entry.bytes)
                 except (OSError, grpc.RpcError) as error:
                     if is_of_one(error):  # it may be damaged here
                         self._wait(peer, head)
@@ -176,13 +177,16 @@ class FileCalls:
         """Fetch a file from `offset` on; one that is not as announced, or not given, again after a while."""
         asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()
         ask = channel.unary_stream(f"/{self._service}/GetFile")
-        with self._hourly.admitted(peer, head.entry.bytes - offset):
-            try:
-                self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))
-            except (NotTaken, OSError, grpc.RpcError) as error:
-                if not is_of_one(error):
-                    raise
-                self._wait(peer, head)
-                self._early(peer, head, reason(error), is_here=True)
-                return
+        left = head.entry.bytes - offset
+        self._hourly.check(peer, left)  # what waits for that is no fault of the file
+        try:
+            with self._hourly.admitted(peer, left, offset) as counted:
+                blocks = ask(asked, timeout=patience(head.entry.bytes))
+                self._take(head, peer, offset, counted(blocks))
+        except (NotTaken, OSError, grpc.RpcError) as error:
+            if not is_of_one(error):
+                raise
+            self._wait(peer, head)
+            self._early(peer, head, reason(error), is_here=True)
+            return
         self._refusals.settled(peer, head.model_dump_json())

@@ -86,8 +86,8 @@ class MessageCalls:
         head = head_of(json.dumps(about), peer)
         if not isinstance(offset, int) or offset < 0:
             raise NotTaken("without its offset")
-        with self._hourly.admitted(peer, head.body.bytes - offset):
-            self._take(head, peer, offset, requests)
+        with self._hourly.admitted(peer, head.body.bytes - offset, offset) as counted:
+            self._take(head, peer, offset, counted(requests))
         return {}
 
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
@@ -235,9 +235,9 @@ class MessageCalls:
         offset = self._offset(channel, peer, head)
         if offset is not None:
             begin, left = json.dumps(json.loads(head.text) | {"offset": offset}), head.body.bytes - offset
-            with self._hourly.admitted(peer, left):
-                began, path = time.monotonic(), _body(box, head)
-                push(channel, f"/{self._service}/Put", begin.encode(), path, offset, head.body.bytes)
+            with self._hourly.admitted(peer, left, offset) as counted:
+                began, blocks = time.monotonic(), counted(blocks_of(_body(box, head), offset))
+                push(channel, f"/{self._service}/Put", begin.encode(), blocks, head.body.bytes)
                 if isinstance(head, Contribution):
                     tell_rate(self._url, peer, left, time.monotonic() - began)
                 self._audit.add("sent", who=peer, **told(head))
@@ -304,11 +304,11 @@ class MessageCalls:
             return True
         asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
         ask, left = channel.unary_stream(f"/{self._service}/Get"), head.body.bytes - offset
-        with self._hourly.admitted(peer, left):
+        with self._hourly.admitted(peer, left, offset) as counted:
             began = time.monotonic()
             blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
             try:
-                self._take(head, peer, offset, blocks)
+                self._take(head, peer, offset, counted(blocks))
             except (NotTaken, grpc.RpcError) as error:
                 if is_of_one(error):
                     self._not_before[peer, head.trajectory] = time.monotonic() + OFFER_AGAIN_S

@@ -92,12 +92,12 @@ def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(
     path = agent._files._files.path(made.head())
     path.parent.mkdir(parents=True)
     path.write_bytes(BODY[:-1] + b"!")
-    pushes: list[Path] = []
+    pushes: list[str] = []
     push = file_calls.push
 
-    def counted(channel: object, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
-        pushes.append(path)
-        push(channel, call, begin, path, offset, size)  # pyright: ignore[reportArgumentType]
+    def counted(channel: object, call: str, begin: bytes, blocks: Iterator[bytes], size: int) -> None:
+        pushes.append(call)
+        push(channel, call, begin, blocks, size)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(file_calls, "push", counted)
     with a.served():
