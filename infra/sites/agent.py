@@ -20,7 +20,7 @@ from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_server import NOBODY, BucketServer
 from atelier.infra.sites.channels import Channels
 from atelier.infra.sites.countersign import Countersigning
-from atelier.infra.sites.desk import Note
+from atelier.infra.sites.desk import Note, Reply
 from atelier.infra.sites.file_calls import FileCalls
 from atelier.infra.sites.files import Files
 from atelier.infra.sites.grpc_server import GrpcServer
@@ -122,10 +122,18 @@ class Agent:
             "Sign": Unary(self._signing.answer),
         }
 
+    def _note(self, what: str, peer: str, note: Note) -> None:
+        """A line for a note that has crossed: of the replies to an order one for each state of its tasks."""
+        if isinstance(note, Reply):
+            self._audit.add_once(what, peer, **notes.told(note))
+        else:
+            self._audit.add(what, who=peer, **notes.told(note))
+
     def _tell(self, request: bytes, peer: str) -> Json:
+        self._audit.check(peer, "reply")
         note = self._notes.take(request, peer)
         if note is not None:
-            self._audit.add("received", who=peer, **notes.told(note))
+            self._note("received", peer, note)
         elif (same := self._notes.same(request, peer)) is not None:
             # this agent may have been killed before it noted that
             self._audit.add_once("received", peer, **notes.told(same))
@@ -134,7 +142,7 @@ class Agent:
     def _ask(self, request: bytes, peer: str) -> Json:
         found = [*islice(self._notes.asked(request, peer), 1)]  # one fits into an answer
         for note in found:
-            self._audit.add("fetched", who=peer, **notes.told(note))
+            self._audit.add_once("fetched", peer, **notes.told(note))
         return [desk.text_of(note).decode() for note in found]
 
     # what it asks
@@ -251,11 +259,11 @@ class Agent:
             for note in self._notes.waiting_for(peer, known):
                 about = notes.told(note)
 
-                def send(text: bytes = desk.text_of(note), about: dict[str, Json] = about) -> None:
-                    answer = channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
+                def send(note: Note = note, about: dict[str, Json] = about) -> None:
+                    answer = channel.unary_unary(f"/{SERVICE}/Tell")(desk.text_of(note), timeout=TIMEOUT_S)
                     found = parse_object(answer, peer, "an answer")
                     if found.get("is_new", True):
-                        self._audit.add("sent", who=peer, **about)
+                        self._note("sent", peer, note)
                     elif found.get("is_here"):  # this agent may have been killed before it noted that
                         self._audit.add_once("sent", peer, **about)
 
@@ -296,7 +304,7 @@ class Agent:
                 self._not_yet(notes.read_note(text, peer), peer, error)
             return
         if note is not None:
-            self._audit.add("received", who=peer, **notes.told(note))
+            self._note("received", peer, note)
             self._refusals.settled(peer, f"heard {_named(note)}")
 
     def _not_yet(self, note: Note, peer: str, error: Exception) -> None:

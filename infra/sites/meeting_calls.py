@@ -225,7 +225,7 @@ class MeetingCalls:
                 "sites": [*said.line.sha256],
                 "sha256": said.line.digest,
             }
-            if what in ("sent", "received"):
+            if what != "not taken":
                 self._audit.add_once(what, peer, **about)
             else:
                 self._audit.add(what, who=peer, **about, **({"why": why} if why else {}))

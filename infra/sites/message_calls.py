@@ -145,6 +145,7 @@ class MessageCalls:
                     yield found
 
     def _hear(self, progress: ReaderProgress, peer: str) -> None:
+        self._audit.check(peer, progress.kind)
         before = self._told.get((peer, progress.trajectory))
         self._incoming.take_progress(progress, peer)
         if before is None or before.begun != progress.begun:  # it may ask for what it has had

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, fingerprint
 from atelier.engine.config.document import parse_json, parse_object
 from atelier.engine.config.error import DamageError
 from atelier.infra.sites.desk import (
@@ -176,11 +176,15 @@ def read_note(data: bytes, peer: str) -> Note:
 
 
 def told(note: Note) -> dict[str, Json]:
-    """What the audit log says of a note."""
+    """What the audit log says of a note; of a reply the digest of what it says of states alone."""
+    if isinstance(note, Reply):
+        states: Json = {name: task.state for name, task in note.tasks.items()}
+        digest = fingerprint([note.state, states])
+        return {"kind": note.kind, "sha256": digest, "order": note.order[:16], "state": note.state}
     about: dict[str, Json] = {"kind": note.kind, "sha256": digest_of(note)}
     if isinstance(note, SiteOrder):
         return about | {"order": note.id[:16], "act": note.act, "tasks": sorted(note.tasks)}
-    return about | {"order": note.order[:16]} | ({"state": note.state} if isinstance(note, Reply) else {})
+    return about | {"order": note.order[:16]}
 
 
 def listed(data: bytes, peer: str) -> list[bytes]:

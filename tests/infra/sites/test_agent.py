@@ -21,7 +21,7 @@ from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
-from atelier.infra.sites.audit import FIRST, Audit
+from atelier.infra.sites.audit import FIRST, Audit, whole_lines
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
 from atelier.infra.sites.policy import Policies, SitePolicy
 from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Carrier, Site, check, friends, running, until
@@ -314,6 +314,15 @@ def test_half_a_line_of_the_audit_log_is_cut_off(tmp_path: Path) -> None:
     path.write_text(whole + '{"time": 17')
     Agent(a.keys, a.mail)
     assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("half", [b"", b"{", b"x" * 200_000])
+def test_of_an_audit_log_the_end_alone_is_looked_at_for_half_a_line(tmp_path: Path, half: bytes) -> None:
+    path, whole = tmp_path / "audit.jsonl", b"y" * 300_000 + b"\n"
+    for before in (b"", whole):
+        path.write_bytes(before + half)
+        with path.open("rb") as file:
+            assert whole_lines(file) == len(before)
 
 
 def test_a_changed_audit_log_is_noticed(tmp_path: Path) -> None:

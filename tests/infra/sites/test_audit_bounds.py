@@ -10,17 +10,21 @@ import grpc
 import pytest
 
 from atelier.engine.config.error import DamageError
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import ReaderProgress
 from atelier.infra.sites import audit as audits
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.desk import OrderDesk
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
 from atelier.infra.sites.last_hour import LastHour
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.sites.transfer import CallChannel, CallError
-from tests.infra.sites.agents import check
+from tests.infra.sites.agents import TRAJECTORY, check
 from tests.infra.sites.test_agent import DATA, head, two
+from tests.infra.sites.test_notes import order
 
 
 def test_a_trusted_peer_fills_no_disk_with_what_is_refused(
@@ -41,6 +45,37 @@ def test_a_trusted_peer_fills_no_disk_with_what_is_refused(
     assert check(log.path)
 
 
+def test_nor_with_what_it_asks_or_says_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audits, "MOST_LINES", 5)
+    a, _ = two(tmp_path, "b")
+    a.send(1, DATA)
+    OrderDesk(a.mail).put(order())
+    answers = Mailbox(a.mail, "cd" * 32)
+    answers.open_answers("a", "ab", "a", most=10, ahead=3)
+    agent = Agent(a.keys, a.mail)
+
+    def get(offset: int) -> None:
+        about = {"trajectory": TRAJECTORY, "round": 1, "offset": offset}
+        assert len(b"".join(agent._messages.get(json.dumps(about).encode(), "b"))) == len(DATA) - offset
+
+    get(0)
+    for _ in range(20):
+        get(len(DATA))
+        assert agent._ask(b'{"known":[],"asks":[]}', "b")
+    assert [line["kind"] for line in a.audited()] == ["contribution", "order"]
+    with pytest.raises(NotTaken, match="in this minute") as refused:
+        for _ in range(20):
+            get(len(DATA) - 1)
+    assert refused.value.when == "early" and len(a.audited()) == 2 + 4
+    with pytest.raises(NotTaken, match="in this minute"):
+        for begun in range(1, 20):
+            said = ReaderProgress(trajectory="cd" * 32, site="b", begun=begun, step=0, safe=0)
+            agent._messages.hear(said.model_dump_json(by_alias=True).encode(), "b")
+    assert len(a.audited()) == 6 + 5
+
+
 def test_nor_do_strangers_each_with_a_connection_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,7 +87,7 @@ def test_nor_do_strangers_each_with_a_connection_of_its_own(
     log.add("refused", who="b", why="of one that is known")
     whos = [json.loads(line)["who"] for line in log.path.read_text().splitlines()]
     assert whos == [*(f"ipv4:127.0.0.1:{port}" for port in range(5)), "b"]
-    assert len(log._refused) == 2
+    assert len(log._lines) == 2
 
 
 def test_a_clock_that_was_set_back_counts_an_hour_all_the_same(
