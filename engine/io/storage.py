@@ -193,22 +193,25 @@ def names(url: str) -> list[str]:
     return sorted(name for name in found if not name.startswith(TEMPORARY))
 
 
-def write_bytes(url: str, data: bytes) -> None:
+def write_bytes(url: str, data: bytes, *, makes_folder: bool = True) -> None:
     """Write `data` to `url`, replacing its content: readers see the old or the new content, never a part."""
-    with writing(url) as file:
+    with writing(url, makes_folder=makes_folder) as file:
         file.write(data)
 
 
 @contextmanager
-def writing(url: str) -> Iterator[IO[bytes]]:
-    """A binary file that appears at `url` whole when the block ends, or not at all after an error."""
+def writing(url: str, *, makes_folder: bool = True) -> Iterator[IO[bytes]]:
+    """A binary file that appears at `url` whole when the block ends, or not at all after an error. Raises
+    FileNotFoundError where a local folder is not there, and is not made.
+    """
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
         with remote.writing(system, path) as file:
             yield file
         return
     target = Path(path)
-    make_folder(target.parent)
+    if makes_folder:
+        make_folder(target.parent)
     descriptor, temporary = _temporary(target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
