@@ -5,6 +5,7 @@ messages between this site's mailbox and those of its peers; a peer's certificat
 import hashlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -25,7 +26,7 @@ from atelier.infra.sites.file_calls import FileCalls
 from atelier.infra.sites.files import Files
 from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.hourly import Hourly
-from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.loops import Loops, Work
 from atelier.infra.sites.meeting_calls import MeetingCalls
@@ -33,7 +34,8 @@ from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, is_damage_here
 from atelier.infra.sites.notes import Declined, Notes
 from atelier.infra.sites.policy import Policies
-from atelier.infra.sites.refusals import Refusals
+from atelier.infra.sites.progress_calls import ProgressCalls
+from atelier.infra.sites.refusals import Refusals, Settled
 from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
 
 SERVICE = "atelier.Site"
@@ -50,12 +52,16 @@ class Agent:
         self.keys, self.site = keys, keys.card.site
         self._notes = Notes(mailbox, self.site, Policies(keys.folder).runs_any)
         self._audit = Audit(keys.folder / AUDIT)
-        self._told: dict[str, set[str]] = {}  # digests of notes by peer
-        self._declined: dict[str, Declined] = {}  # the same, of those that it sent
+        self._told = defaultdict[str, Settled[str]](Settled)  # digests of notes by peer
+        self._declined = defaultdict[str, Declined](Declined)  # the same, of those that it sent
         self._hourly = hourly = Hourly(keys.folder, self._audit)
         self._refusals = Refusals()
         shared = (self._audit, self._is_trusted, SERVICE, hourly, self._refusals)
-        self._messages = MessageCalls(mailbox, self.site, *shared)
+        incoming = Incoming(mailbox, self.site)
+        self._messages = MessageCalls(mailbox, self.site, incoming, *shared)
+        self._progress = ProgressCalls(
+            mailbox, self.site, incoming, self._audit, SERVICE, self._refusals, self._messages.begins_anew
+        )
         self._files = FileCalls(Files(mailbox, self.site), *shared)
         self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
         self._signing = Countersigning(keys, self._audit, SERVICE)
@@ -109,8 +115,8 @@ class Agent:
             "Put": StreamedIn(self._messages.put),
             "Heads": Unary(self._messages.heads),
             "Get": StreamedOut(self._messages.get),
-            "Hear": Unary(self._messages.hear),
-            "Progress": Unary(self._messages.progress),
+            "Hear": Unary(self._progress.hear),
+            "Progress": Unary(self._progress.progress),
             "Meet": Unary(self._meetings.meet),
             "Met": Unary(self._meetings.met),
             "OfferFile": Unary(self._files.offer),
@@ -192,8 +198,8 @@ class Agent:
             self._meetings.tell(self._for_rounds.of(card), peer)
             if not self.keys.card.address:
                 self._meetings.ask(self._for_rounds.of(card), peer)
-        except grpc.RpcError:
-            self._for_rounds.drop(peer)
+        except grpc.RpcError as error:
+            _drop_hanging(self._for_rounds, peer, error)
             raise
 
     def pass_notes(self, peer: str) -> None:
@@ -209,8 +215,8 @@ class Agent:
             self._tell_news(self._for_notes.of(card), peer)
             if not self.keys.card.address:
                 self._hear_news(self._for_notes.of(card), peer)
-        except grpc.RpcError:
-            self._for_notes.drop(peer)
+        except grpc.RpcError as error:
+            _drop_hanging(self._for_notes, peer, error)
             raise
 
     def _carry(self, peer: str, say: Callable[[str], None]) -> str:
@@ -234,9 +240,9 @@ class Agent:
         card = self.keys.peer(peer)
         if not card.address:
             return
-        parts = [self._messages.send, self._messages.tell, self._tell_news, self._files.send]
+        parts = [self._messages.send, self._progress.tell, self._tell_news, self._files.send]
         if not self.keys.card.address:  # otherwise the peer sends by itself
-            parts += [self._messages.fetch, self._messages.ask, self._hear_news, self._files.fetch]
+            parts += [self._messages.fetch, self._progress.ask, self._hear_news, self._files.fetch]
         parts.append(self._signing.ask_if_due)
         problems: list[Exception] = []
         for part in parts:  # one that the peer refuses, or does not know, holds up no other
@@ -245,17 +251,14 @@ class Agent:
                 part(self._channels.of(card), peer)
             except (AtelierError, OSError, grpc.RpcError) as error:
                 problems.append(error)
-                if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self._channels.drop(peer)  # nobody may be at its other end
-        if any(isinstance(error, grpc.RpcError) for error in problems):
-            self._channels.drop(peer)
+                _drop_hanging(self._channels, peer, error)
         if problems:
             raise problems[0]
 
     def _tell_news(self, channel: CallChannel, peer: str) -> None:
         """Send a peer the notes that are new."""
         with self._news.setdefault(peer, threading.Lock()):
-            known = self._told.setdefault(peer, set())
+            known = self._told[peer]
             for note in self._notes.waiting_for(peer, known):
                 about = notes.told(note)
 
@@ -280,7 +283,7 @@ class Agent:
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
         with self._news.setdefault(peer, threading.Lock()):
-            declined = self._declined.setdefault(peer, Declined())
+            declined = self._declined[peer]
             request = self._notes.request(peer, declined)
             answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
             heard = notes.listed(answer, peer)[:MOST_NOTES]
@@ -312,6 +315,14 @@ class Agent:
         if isinstance(error, DamageError):
             self._audit.complain(str(error))
         self._refusals.early(peer, f"heard {_named(note)}", _named(note), str(error), is_here=True)
+
+
+def _drop_hanging(channels: Channels, peer: str, error: Exception) -> None:
+    """Close a connection at whose other end nobody may be; what breaks otherwise gRPC makes anew by itself,
+    with patience.
+    """
+    if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
+        channels.drop(peer)
 
 
 def _is_final(error: Exception, peer: str) -> bool:

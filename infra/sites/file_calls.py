@@ -4,6 +4,7 @@ fetched by one that cannot.
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import islice
@@ -20,7 +21,7 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.refusals import Apart, Refusals, is_of_one
+from atelier.infra.sites.refusals import Apart, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -61,7 +62,7 @@ class FileCalls:
         self._refusals = refusals
         self._not_before: dict[tuple[str, str], float] = {}  # by peer and head: when it is sent again
         self._after: dict[str, int] = {}  # by peer: heads that were looked at, where there are more
-        self._settled: dict[str, set[str]] = {}  # by peer: heads that it has, or will never take
+        self._settled = defaultdict[str, Settled[str]](Settled)  # by peer: heads that it has, or never takes
 
     # what others ask, by name of the call
 
@@ -107,7 +108,7 @@ class FileCalls:
 
     def send(self, channel: CallChannel, peer: str) -> None:
         """Push what a peer lacks."""
-        settled = self._settled.setdefault(peer, set())
+        settled = self._settled[peer]
         each = Apart()
         for head in self._files.outgoing(peer):
             key = head.model_dump_json()

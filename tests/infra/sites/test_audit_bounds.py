@@ -72,7 +72,7 @@ def test_nor_with_what_it_asks_or_says_again_and_again(
     with pytest.raises(NotTaken, match="in this minute"):
         for begun in range(1, 20):
             said = ReaderProgress(trajectory="cd" * 32, site="b", begun=begun, step=0, safe=0)
-            agent._messages.hear(said.model_dump_json(by_alias=True).encode(), "b")
+            agent._progress.hear(said.model_dump_json(by_alias=True).encode(), "b")
     assert len(a.audited()) == 6 + 5
 
 
