@@ -29,6 +29,7 @@ from atelier.engine.io.remote import ask, open_system
 BLOCK = 1 << 20
 TEMPORARY = ".tmp-"
 Part = bytes | memoryview  # of a file's content
+Stamp = tuple[int, int, int]  # of a file: time of change, bytes, inode
 UMASK = os.umask(0o077)  # there is no other way to read it
 os.umask(UMASK)
 _memory_lock = threading.Lock()
@@ -104,6 +105,15 @@ def fetch(url: str, target: Path) -> None:
     """Copy a file to a local path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     remote.fetch(*filesystem(url), target)
+
+
+def stamp_of(path: str | Path) -> Stamp | None:
+    """By which a local file is known to be another one than before; None where there is none."""
+    try:
+        about = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (about.st_mtime_ns, about.st_size, about.st_ino)
 
 
 def exists(url: str) -> bool:
@@ -183,22 +193,25 @@ def names(url: str) -> list[str]:
     return sorted(name for name in found if not name.startswith(TEMPORARY))
 
 
-def write_bytes(url: str, data: bytes) -> None:
+def write_bytes(url: str, data: bytes, *, makes_folder: bool = True) -> None:
     """Write `data` to `url`, replacing its content: readers see the old or the new content, never a part."""
-    with writing(url) as file:
+    with writing(url, makes_folder=makes_folder) as file:
         file.write(data)
 
 
 @contextmanager
-def writing(url: str) -> Iterator[IO[bytes]]:
-    """A binary file that appears at `url` whole when the block ends, or not at all after an error."""
+def writing(url: str, *, makes_folder: bool = True) -> Iterator[IO[bytes]]:
+    """A binary file that appears at `url` whole when the block ends, or not at all after an error. Raises
+    FileNotFoundError where a local folder is not there, and is not made.
+    """
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
         with remote.writing(system, path) as file:
             yield file
         return
     target = Path(path)
-    make_folder(target.parent)
+    if makes_folder:
+        make_folder(target.parent)
     descriptor, temporary = _temporary(target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -12,14 +12,17 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.io.storage import (
+    Stamp,
     exists,
     hashed,
     join,
+    local_path,
     names,
     put_parts,
     read_as,
     read_bytes,
     remove,
+    stamp_of,
     write_bytes,
 )
 from atelier.engine.link.messages import (
@@ -247,10 +250,27 @@ class Mailbox:
         return found
 
 
-def trainings(url: str, site: str) -> list[AboutTraining]:
-    """What a site says of the trainings whose messages lie below the folder `url`."""
-    found = (_said(join(url, folder), site) for folder in names(url) if TRAJECTORY.fullmatch(folder))
-    return [about for about in found if about is not None]
+class Trainings:
+    """What a site says of the trainings whose messages lie below the folder `url` of this machine; a file is
+    read again when it is another one.
+    """
+
+    def __init__(self, url: str, site: str) -> None:
+        self._folder, self._site = str(local_path(url)), site
+        self._known: dict[str, tuple[Stamp, AboutTraining | None]] = {}  # by folder
+
+    def listed(self) -> list[AboutTraining]:
+        """Without those that are damaged."""
+        found: dict[str, tuple[Stamp, AboutTraining | None]] = {}
+        for name in names(self._folder):
+            stamp = stamp_of(f"{self._folder}/{name}/{self._site}-{ABOUT}")
+            if stamp is not None and TRAJECTORY.fullmatch(name):
+                known = self._known.get(name)
+                if known is None or known[0] != stamp:
+                    known = (stamp, _said(f"{self._folder}/{name}", self._site))
+                found[name] = known
+        self._known = found
+        return [about for _, about in found.values() if about is not None]
 
 
 def _said(folder: str, site: str) -> AboutTraining | None:

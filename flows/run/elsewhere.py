@@ -48,6 +48,7 @@ SAID_S, KEPT_S = (
     8.0,
 )  # of silence until it is said; where something keeps the agent, which may just begin
 PLANNING_S = 600.0  # for the next one, of a plan
+AGAIN_S = 600.0  # until it is said again that files are waited for
 STOPPING_S = 120.0  # for the last reply to one that is cancelled
 DONE = ("done", "reused")
 OWNER = "home.lock"  # of an order: held by the run that asks for it
@@ -263,7 +264,7 @@ class Elsewhere:
 
     def _take_files(self, node: Node, context: RunContext) -> None:
         """Publish what tasks here need of the node's products, when its files have come."""
-        order, is_told = self._orders[node.site], False
+        order, told_at = self._orders[node.site], -AGAIN_S
         for key, ordered in order.tasks[node.given_name].products.items():
             while ordered.is_sent and self._store.find(ordered.kind, ordered.fingerprint) is None:
                 if context.stop.is_set():
@@ -273,8 +274,8 @@ class Elsewhere:
                 is_sent = any(artifact == ordered for artifact, _ in sent(self._desk, order))
                 if not is_sent and self._desk.is_over(order.id):
                     raise AtelierError(f"{node.site} keeps its {ordered.kind} {node.products[key].name}")
-                if not is_told:
-                    is_told = True
+                if time.monotonic() - told_at >= AGAIN_S:
+                    told_at = time.monotonic()
                     context.say(node, waiting=f"waits for its files from {node.site}")
                 time.sleep(LOOK_EVERY)
 

@@ -5,6 +5,7 @@ messages between this site's mailbox and those of its peers; a peer's certificat
 import hashlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -21,12 +22,12 @@ from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_server import NOBODY, BucketServer
 from atelier.infra.sites.channels import Channels
 from atelier.infra.sites.countersign import Countersigning
-from atelier.infra.sites.desk import Note
+from atelier.infra.sites.desk import Note, Reply
 from atelier.infra.sites.file_calls import FileCalls
 from atelier.infra.sites.files import Files
 from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.hourly import Hourly
-from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.loops import Loops, Work
 from atelier.infra.sites.meeting_calls import MeetingCalls
@@ -34,7 +35,8 @@ from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, is_damage_here
 from atelier.infra.sites.notes import Declined, Notes
 from atelier.infra.sites.policy import Policies
-from atelier.infra.sites.refusals import Refusals
+from atelier.infra.sites.progress_calls import ProgressCalls
+from atelier.infra.sites.refusals import Refusals, Settled
 from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
 
 SERVICE = "atelier.Site"
@@ -51,12 +53,16 @@ class Agent:
         self.keys, self.site = keys, keys.card.site
         self._notes = Notes(mailbox, self.site, Policies(keys.folder).runs_any)
         self._audit = Audit(keys.folder / AUDIT)
-        self._told: dict[str, set[str]] = {}  # digests of notes by peer
-        self._declined: dict[str, Declined] = {}  # the same, of those that it sent
+        self._told = defaultdict[str, Settled[str]](Settled)  # digests of notes by peer
+        self._declined = defaultdict[str, Declined](Declined)  # the same, of those that it sent
         self._hourly = hourly = Hourly(keys.folder, self._audit)
         self._refusals = Refusals()
         shared = (self._audit, self._is_trusted, SERVICE, hourly, self._refusals)
-        self._messages = MessageCalls(mailbox, self.site, *shared)
+        incoming = Incoming(mailbox, self.site)
+        self._messages = MessageCalls(mailbox, self.site, incoming, *shared)
+        self._progress = ProgressCalls(
+            mailbox, self.site, incoming, self._audit, SERVICE, self._refusals, self._messages.begins_anew
+        )
         self._files = FileCalls(Files(mailbox, self.site), *shared)
         self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
         self._signing = Countersigning(keys, self._audit, SERVICE)
@@ -111,8 +117,8 @@ class Agent:
             "Put": StreamedIn(self._messages.put),
             "Heads": Unary(self._messages.heads),
             "Get": StreamedOut(self._messages.get),
-            "Hear": Unary(self._messages.hear),
-            "Progress": Unary(self._messages.progress),
+            "Hear": Unary(self._progress.hear),
+            "Progress": Unary(self._progress.progress),
             "Meet": Unary(self._meetings.meet),
             "Met": Unary(self._meetings.met),
             "OfferFile": Unary(self._files.offer),
@@ -124,10 +130,18 @@ class Agent:
             "Sign": Unary(self._signing.answer),
         }
 
+    def _note(self, what: str, peer: str, note: Note) -> None:
+        """A line for a note that has crossed: of the replies to an order one for each state of its tasks."""
+        if isinstance(note, Reply):
+            self._audit.add_once(what, peer, **notes.told(note))
+        else:
+            self._audit.add(what, who=peer, **notes.told(note))
+
     def _tell(self, request: bytes, peer: str) -> Json:
+        self._audit.check(peer, "reply")
         note = self._notes.take(request, peer)
         if note is not None:
-            self._audit.add("received", who=peer, **notes.told(note))
+            self._note("received", peer, note)
         elif (same := self._notes.same(request, peer)) is not None:
             # this agent may have been killed before it noted that
             self._audit.add_once("received", peer, **notes.told(same))
@@ -136,7 +150,7 @@ class Agent:
     def _ask(self, request: bytes, peer: str) -> Json:
         found = [*islice(self._notes.asked(request, peer), 1)]  # one fits into an answer
         for note in found:
-            self._audit.add("fetched", who=peer, **notes.told(note))
+            self._audit.add_once("fetched", peer, **notes.told(note))
         return [desk.text_of(note).decode() for note in found]
 
     # what it asks
@@ -190,8 +204,8 @@ class Agent:
             self._meetings.tell(self._for_rounds.of(card), peer)
             if not self.keys.card.address:
                 self._meetings.ask(self._for_rounds.of(card), peer)
-        except grpc.RpcError:
-            self._for_rounds.drop(peer)
+        except grpc.RpcError as error:
+            _drop_hanging(self._for_rounds, peer, error)
             raise
 
     def pass_notes(self, peer: str) -> None:
@@ -207,8 +221,8 @@ class Agent:
             self._tell_news(self._for_notes.of(card), peer)
             if not self.keys.card.address:
                 self._hear_news(self._for_notes.of(card), peer)
-        except grpc.RpcError:
-            self._for_notes.drop(peer)
+        except grpc.RpcError as error:
+            _drop_hanging(self._for_notes, peer, error)
             raise
 
     def _carry(self, peer: str, say: Callable[[str], None]) -> str:
@@ -233,9 +247,9 @@ class Agent:
         card = self.keys.peer(peer)
         if not card.address:
             return
-        parts = [self._messages.send, self._messages.tell, self._tell_news, self._files.send]
+        parts = [self._messages.send, self._progress.tell, self._tell_news, self._files.send]
         if not self.keys.card.address:  # otherwise the peer sends by itself
-            parts += [self._messages.fetch, self._messages.ask, self._hear_news, self._files.fetch]
+            parts += [self._messages.fetch, self._progress.ask, self._hear_news, self._files.fetch]
         parts.append(self._signing.ask_if_due)
         problems: list[Exception] = []
         for part in parts:  # one that the peer refuses, or does not know, holds up no other
@@ -244,25 +258,22 @@ class Agent:
                 part(self._channels.of(card), peer)
             except (AtelierError, OSError, grpc.RpcError) as error:
                 problems.append(error)
-                if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self._channels.drop(peer)  # nobody may be at its other end
-        if any(isinstance(error, grpc.RpcError) for error in problems):
-            self._channels.drop(peer)
+                _drop_hanging(self._channels, peer, error)
         if problems:
             raise problems[0]
 
     def _tell_news(self, channel: CallChannel, peer: str) -> None:
         """Send a peer the notes that are new."""
         with self._news.setdefault(peer, threading.Lock()):
-            known = self._told.setdefault(peer, set())
+            known = self._told[peer]
             for note in self._notes.waiting_for(peer, known):
                 about = notes.told(note)
 
-                def send(text: bytes = desk.text_of(note), about: dict[str, Json] = about) -> None:
-                    answer = channel.unary_unary(f"/{SERVICE}/Tell")(text, timeout=TIMEOUT_S)
+                def send(note: Note = note, about: dict[str, Json] = about) -> None:
+                    answer = channel.unary_unary(f"/{SERVICE}/Tell")(desk.text_of(note), timeout=TIMEOUT_S)
                     found = parse_object(answer, peer, "an answer")
                     if found.get("is_new", True):
-                        self._audit.add("sent", who=peer, **about)
+                        self._note("sent", peer, note)
                     elif found.get("is_here"):  # this agent may have been killed before it noted that
                         self._audit.add_once("sent", peer, **about)
 
@@ -279,7 +290,7 @@ class Agent:
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
         with self._news.setdefault(peer, threading.Lock()):
-            declined = self._declined.setdefault(peer, Declined())
+            declined = self._declined[peer]
             request = self._notes.request(peer, declined)
             answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
             heard = notes.listed(answer, peer)[:MOST_NOTES]
@@ -303,7 +314,7 @@ class Agent:
                 self._not_yet(notes.read_note(text, peer), peer, error)
             return
         if note is not None:
-            self._audit.add("received", who=peer, **notes.told(note))
+            self._note("received", peer, note)
             self._refusals.settled(peer, f"heard {_named(note)}")
 
     def _not_yet(self, note: Note, peer: str, error: Exception) -> None:
@@ -311,6 +322,14 @@ class Agent:
         if isinstance(error, DamageError):
             self._audit.complain(str(error))
         self._refusals.early(peer, f"heard {_named(note)}", _named(note), str(error), is_here=True)
+
+
+def _drop_hanging(channels: Channels, peer: str, error: Exception) -> None:
+    """Close a connection at whose other end nobody may be; what breaks otherwise gRPC makes anew by itself,
+    with patience.
+    """
+    if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
+        channels.drop(peer)
 
 
 def _is_final(error: Exception, peer: str) -> bool:

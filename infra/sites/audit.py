@@ -9,25 +9,28 @@ import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.link import SITE
 from atelier.engine.io.storage import sync_folder
+from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.last_hour import HOUR_S, LastHour
 
 FIRST = "0" * 64
 BROKE_OFF = "broke off"  # what a line says of a message of which a part was fetched
 WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
-HOUR_S = 3600.0
 SIGNED = "signed"  # what a line with signatures says
 MOST_MESSAGES = 100_000  # of a kind that are remembered; what is offered again is one of the last
 MOST_REFUSED, MOST_WHY = 300, 500  # lines of what is refused of one site in a minute; letters of each
+MOST_LINES = 3000  # of a kind that a peer may cause in a minute, by what it sends and asks for
+TAIL = 1 << 16  # bytes
 STRANGERS = ""  # all callers that are no site that is known, whatever address each has
 ABOUT = ("trajectory", "round", "order", "path", "sha256")  # of a message, in its line
 Message = tuple[Json, ...]  # way, peer, and these
@@ -92,11 +95,11 @@ class Audit:
         self.path, self._lock = path, threading.Lock()
         self.on_damage: Callable[[str], None] = lambda why: None
         self._complained: dict[str, float] = {}  # when, by what is damaged
-        self._refused: dict[str, tuple[int, int]] = {}  # by caller: the minute, and how many lines in it
+        self._lines: dict[tuple[str, str], tuple[int, int]] = {}  # by site and kind: a minute, lines in it
         self._cut_at: int | None = None  # bytes of whole lines, while there may be more after them
         cut_last(path)
         self._chain = Chain()
-        self._recent: dict[str, deque[tuple[float, int]]] = {}  # by peer: when bytes have crossed
+        self._recent = LastHour()
         self._messages: dict[str, dict[Message, None]] = {}  # by kind: the last ones that crossed whole
         for found in read_lines(path, self._chain):
             self._note(found)
@@ -110,17 +113,33 @@ class Audit:
             if what != "refused":
                 self._add(what, about)
                 return
-            who, minute = str(about.get("who")), int(time.monotonic() // 60)
+            who = str(about.get("who"))
             caller = who if re.fullmatch(SITE, who) else STRANGERS
-            before = self._refused.get(caller, (minute, 0))
-            number = before[1] + 1 if before[0] == minute else 1
-            self._refused[caller] = (minute, number)
+            number = self._count(caller, what)
             if number <= MOST_REFUSED:
                 why = str(about.get("why"))[:MOST_WHY]
                 more = "; what else is refused in this minute has no line" if number == MOST_REFUSED else ""
                 self._add(what, {**about, "why": why + more})
 
+    def _count(self, who: str, kind: str, more: int = 1) -> int:
+        """Count a line; how many of its kind there are in this minute."""
+        minute = int(time.monotonic() // 60)
+        before = self._lines.get((who, kind), (minute, 0))
+        number = (before[1] if before[0] == minute else 0) + more
+        self._lines[who, kind] = (minute, number)
+        return number
+
+    def check(self, who: str, kind: str) -> None:
+        """Before something that a peer causes, and that has a line of this kind. Raises NotTaken, early,
+        where there are too many.
+        """
+        with self._lock:
+            if self._count(who, kind, 0) >= MOST_LINES:
+                raise NotTaken(f"{MOST_LINES} lines of {kind} of {who} in this minute", "early")
+
     def _add(self, what: str, about: Mapping[str, Json]) -> None:
+        if what in WAYS:
+            self._count(str(about.get("who")), str(about.get("kind")))
         found: dict[str, Json] = {"time": round(time.time(), 3), "what": what, **about}
         line = json.dumps(found | {"previous": self._chain.digest})
         self._append(f"{line}\n".encode())
@@ -195,28 +214,29 @@ class Audit:
                 del known[next(iter(known))]
         at, size = found.get("time"), whole_of(found.get("bytes"))
         if found.get("what") in WAYS and size and isinstance(at, float | int):
-            recent = self._recent.setdefault(str(found.get("who", "")), deque())
-            recent.append((float(at), size))
-            _forget_old(recent)
+            self._recent.add(str(found.get("who", "")), size, float(at))
 
     def last_hour(self, peer: str) -> int:
         """Bytes that have crossed to and from a peer in the last hour."""
         with self._lock:
-            now = time.time()  # what is later was noted before this machine's clock was set back
-            return sum(size for at, size in self._recent.get(peer, ()) if now - HOUR_S < at <= now + 1)
+            return self._recent.of(peer)
 
     def given(self, blocks: Iterable[bytes], left: int, who: str, **about: Json) -> Iterator[bytes]:
         """Pass blocks on, of which there are `left` bytes; a line with the bytes that were passed on, also
-        where whoever takes them stops before the last.
+        where whoever takes them stops before the last. Where none are left there is one line at most of the
+        whole. Raises NotTaken as `check`.
         """
+        self.check(who, str(about.get("kind")))
         count = 0
         try:
             for block in blocks:
                 count += len(block)
                 yield block
         finally:
-            if count or left == 0:
+            if count:
                 self.add("fetched" if count == left else BROKE_OFF, who=who, **about | {"bytes": count})
+            elif left == 0:
+                self.add_once("fetched", who, **about | {"bytes": 0})
 
     def position(self, peer: str) -> Position:
         """Where the log is now."""
@@ -232,17 +252,25 @@ class Audit:
             sync_folder(self.path.parent)
 
 
-def _forget_old(recent: deque[tuple[float, int]]) -> None:
-    now = time.time()
-    while recent and not now - HOUR_S < recent[0][0] <= now + 1:
-        recent.popleft()
-
-
 def cut_last(path: Path) -> None:
     """Cut off a last line that is not whole: power was lost, or the disk full, while it was written."""
-    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
+    if path.exists():
         with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
+            size = whole_lines(file)
+            if size < file.seek(0, os.SEEK_END):
+                file.truncate(size)
+
+
+def whole_lines(file: IO[bytes]) -> int:
+    """Bytes of the lines of a file that are whole; its end alone is read."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - TAIL)
+        file.seek(begin)
+        if (last := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + last + 1
+        end = begin
+    return 0
 
 
 def read_lines(path: Path, chain: Chain) -> Iterator[dict[str, Json]]:

@@ -93,8 +93,12 @@ class Bucket:
         return data
 
     def write(self, data: bytes, *parts: str) -> None:
+        """Raises BucketError where the folder of a site is gone: it is its own to make."""
         with _asking(self.url):
-            write_bytes(self._at(*parts), data)
+            try:
+                write_bytes(self._at(*parts), data, makes_folder=False)
+            except FileNotFoundError:
+                raise BucketError(f"{self._at(*parts[:-1])} is gone") from None
 
     def exists(self, *parts: str) -> bool:
         with _asking(self.url):

@@ -98,7 +98,6 @@ class BucketServer:
         for digest, (site, _) in self._keys.certificates.items():
             if site == self._keys.card.site:  # those before a rotation, too
                 Bucket(self._url, digest).clear()
-        self._bucket.make()
         self._say_alive()
         self._thread.start()
 
@@ -140,7 +139,7 @@ class BucketServer:
         if Bucket(self._url, card.digest).place != self._bucket.place:  # it has another certificate now
             self._bucket.clear()
             self._bucket = Bucket(self._url, card.digest)
-            self._bucket.make()
+        self._bucket.make()  # somebody may have removed it
         self._beat, self._beaten = self._beat + 1, now
         publish(self._bucket, Door(certificate=card.digest, nonce=self._nonce, beat=self._beat), self._keys)
 

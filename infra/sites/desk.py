@@ -16,8 +16,18 @@ from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Digest
-from atelier.engine.io.storage import exists, join, local_path, names, read_bytes, remove, write_bytes
-from atelier.infra.sites.note_cache import NoteCache, NoteSummary, Stamp
+from atelier.engine.io.storage import (
+    Stamp,
+    exists,
+    join,
+    local_path,
+    names,
+    read_bytes,
+    remove,
+    stamp_of,
+    write_bytes,
+)
+from atelier.infra.sites.note_cache import NoteCache, NoteSummary
 
 FOLDER, ENDING = "orders", ".json"
 ENDED = ("finished", "failed", "stopped", "refused")
@@ -277,12 +287,10 @@ class OrderDesk:
         return self._cache.note(place, stamp) or self._parsed(place, kind, stamp)
 
     def _stamp(self, place: str) -> Stamp | None:
-        try:
-            about = local_path(place).stat()
-        except (FileNotFoundError, NotADirectoryError):
+        stamp = stamp_of(local_path(place))
+        if stamp is None:
             self._cache.forget(place)
-            return None
-        return (about.st_mtime_ns, about.st_size, about.st_ino)
+        return stamp
 
     def _parsed(self, place: str, kind: str, stamp: Stamp) -> Note | None:
         try:

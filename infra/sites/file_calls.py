@@ -4,6 +4,7 @@ fetched by one that cannot.
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import islice
@@ -13,14 +14,14 @@ import grpc
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
-from atelier.engine.config.document import parse_as, parse_object
+from atelier.engine.config.document import parse_as, parse_object, whole_of
 from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import files
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.refusals import Apart, Refusals, is_of_one
+from atelier.infra.sites.refusals import Apart, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -33,7 +34,7 @@ from atelier.infra.sites.transfer import (
 )
 
 WHAT = "the head of a file"
-MOST_HEADS = 1000  # of one answer
+MOST_HEADS, MOST_FILES = 1000, 10**6  # of one answer; of all that are asked for
 AGAIN_S = 10.0  # after a file that was not taken when it had come
 
 
@@ -60,7 +61,8 @@ class FileCalls:
         self._hourly = hourly
         self._refusals = refusals
         self._not_before: dict[tuple[str, str], float] = {}  # by peer and head: when it is sent again
-        self._settled: dict[str, set[str]] = {}  # by peer: heads that it has, or will never take
+        self._after: dict[str, int] = {}  # by peer: heads that were looked at, where there are more
+        self._settled = defaultdict[str, Settled[str]](Settled)  # by peer: heads that it has, or never takes
 
     # what others ask, by name of the call
 
@@ -73,24 +75,23 @@ class FileCalls:
 
     def put(self, requests: Iterator[bytes], peer: str) -> dict[str, Json]:
         placed = parse_as(PlacedHead, next(requests, b"{}"), peer, WHAT)
-        with self._hourly.admitted(peer, placed.head.entry.bytes - placed.offset):
-            self._take(placed.head, peer, placed.offset, requests)
+        with self._hourly.admitted(peer, placed.head.entry.bytes - placed.offset, placed.offset) as counted:
+            self._take(placed.head, peer, placed.offset, counted(requests))
         return {}
 
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
-        """Of the files for a peer: of the orders that it names, where it names any."""
-        orders = parse_object(request, peer, "a request").get("orders")
-        found = (
-            head.model_dump(mode="json")
-            for head in self._files.outgoing(peer)
-            if not isinstance(orders, list) or head.order in orders
-        )
-        return {"heads": [*islice(found, MOST_HEADS)]}
+        """Of the files for a peer, the first `after` left out: of the orders that it names, where it names
+        any.
+        """
+        asked = parse_object(request, peer, "a request")
+        orders, after = asked.get("orders"), min(max(0, whole_of(asked.get("after"))), MOST_FILES)
+        found = self._files.outgoing(peer, orders if isinstance(orders, list) else None)
+        return {"heads": [head.model_dump(mode="json") for head in islice(found, after, after + MOST_HEADS)]}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
         """Raises NotTaken for a file that this site does not send to `peer`."""
         placed = parse_as(PlacedHead, request, peer, WHAT)
-        if placed.head not in [*self._files.outgoing(peer)]:
+        if not self._files.given(placed.head, peer):
             raise NotTaken("no such file")
         blocks = blocks_of(self._files.path(placed.head), placed.offset)
         left = placed.head.entry.bytes - placed.offset
@@ -107,7 +108,7 @@ class FileCalls:
 
     def send(self, channel: CallChannel, peer: str) -> None:
         """Push what a peer lacks."""
-        settled = self._settled.setdefault(peer, set())
+        settled = self._settled[peer]
         each = Apart()
         for head in self._files.outgoing(peer):
             key = head.model_dump_json()
@@ -124,9 +125,10 @@ class FileCalls:
         offset = offered(channel, f"/{self._service}/OfferFile", head.text, peer)
         if offset is not None:
             begin, path = PlacedHead(head=head, offset=offset).model_dump_json(), self._files.path(head)
-            with self._hourly.admitted(peer, head.entry.bytes - offset):
+            with self._hourly.admitted(peer, head.entry.bytes - offset, offset) as counted:
                 try:
-                    push(channel, f"/{self._service}/PutFile", begin.encode(), path, offset, head.entry.bytes)
+                    blocks = counted(blocks_of(path, offset))
+                    push(channel, f"/{self._service}/PutFile", begin.encode(), blocks, head.entry.bytes)
                 except (OSError, grpc.RpcError) as error:
                     if is_of_one(error):  # it may be damaged here
                         self._wait(peer, head)
@@ -150,15 +152,18 @@ class FileCalls:
         self._audit.add("not taken", who=peer, why=why, **files.told(head))
 
     def fetch(self, channel: CallChannel, peer: str) -> None:
-        """Fetch what a peer has for this site."""
-        orders = self._files.waiting(peer)
+        """Fetch what a peer has for this site, of the files of one answer; the others the next times."""
+        orders, after = self._files.waiting(peer), self._after.pop(peer, 0)
         if not orders:
             return
-        request = json.dumps({"orders": orders}).encode()
+        request = json.dumps({"orders": orders, "after": after}).encode()
         answer = channel.unary_unary(f"/{self._service}/FileHeads")(request, timeout=TIMEOUT_S)
         found: Any = parse_object(answer, peer, "the heads of files").get("heads")
+        heads: list[Any] = found[:MOST_HEADS] if isinstance(found, list) else []
+        if len(heads) == MOST_HEADS:
+            self._after[peer] = after + MOST_HEADS
         each = Apart()
-        for document in found if isinstance(found, list) else ():
+        for document in heads:
             try:
                 head = parse_as(FileHead, json.dumps(document), peer, WHAT)
                 offset = self._files.offset(head, peer)
@@ -173,13 +178,16 @@ class FileCalls:
         """Fetch a file from `offset` on; one that is not as announced, or not given, again after a while."""
         asked = PlacedHead(head=head, offset=offset).model_dump_json().encode()
         ask = channel.unary_stream(f"/{self._service}/GetFile")
-        with self._hourly.admitted(peer, head.entry.bytes - offset):
-            try:
-                self._take(head, peer, offset, ask(asked, timeout=patience(head.entry.bytes)))
-            except (NotTaken, OSError, grpc.RpcError) as error:
-                if not is_of_one(error):
-                    raise
-                self._wait(peer, head)
-                self._early(peer, head, reason(error), is_here=True)
-                return
+        left = head.entry.bytes - offset
+        self._hourly.check(peer, left)  # what waits for that is no fault of the file
+        try:
+            with self._hourly.admitted(peer, left, offset) as counted:
+                blocks = ask(asked, timeout=patience(head.entry.bytes))
+                self._take(head, peer, offset, counted(blocks))
+        except (NotTaken, OSError, grpc.RpcError) as error:
+            if not is_of_one(error):
+                raise
+            self._wait(peer, head)
+            self._early(peer, head, reason(error), is_here=True)
+            return
         self._refusals.settled(peer, head.model_dump_json())

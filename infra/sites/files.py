@@ -5,8 +5,10 @@ record in the site's reply says with which bytes; nothing else is taken.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.error import AtelierError
@@ -16,6 +18,8 @@ from atelier.infra.sites.desk import OrderDesk, OrderedProduct, SiteOrder
 from atelier.infra.sites.incoming import NotTaken, OneTransfer, received
 
 FOLDER, TAKEN, SHORT = "files", ".taken", 16
+MOST_REMEMBERED = 256  # replies to orders whose files are
+Sent: TypeAlias = dict[OrderedProduct, dict[FileEntry, None]]  # the files of artifacts, in their order
 
 
 class FileHead(Spec):
@@ -36,45 +40,51 @@ class Files:
     def __init__(self, url: str, site: str) -> None:
         self._desk, self._site = OrderDesk(url), site
         self._one = OneTransfer()
-        self._heads: dict[str, tuple[str, list[FileHead]]] = {}  # by order that is over: its reply's digest
-        self._wanted: dict[str, list[OrderedProduct]] = {}  # by the digest of an order to another site
+        self._of = lru_cache(MOST_REMEMBERED)(self._read)
 
-    def outgoing(self, peer: str) -> Iterator[FileHead]:
-        """What this site has for the orders of a peer."""
+    def outgoing(self, peer: str, orders: Container[str] | None = None) -> Iterator[FileHead]:
+        """What this site has for the orders of a peer, or for some of them."""
         for about in self._desk.listed():
-            folder = local_path(self._desk.folder(about.order)) / FOLDER
-            if about.home == peer and about.site == self._site and folder.exists():
-                yield from (head for head in self._heads_of(about.order) if self.path(head).exists())
+            if about.home == peer and about.site == self._site and (orders is None or about.order in orders):
+                for artifact, entries in self._sent(about.order).items():
+                    folder = folder_of(self._desk, about.order, artifact)
+                    for entry in entries if folder.exists() else ():
+                        if (folder / entry.path).exists():
+                            yield FileHead(order=about.order, artifact=artifact, entry=entry)
 
-    def _heads_of(self, number: str) -> list[FileHead]:
-        """Of the files that home needs of an order, as far as they are finished."""
-        reply, known = self._desk.about_reply(number), self._heads.get(number)
-        if reply is not None and known is not None and known[0] == reply.digest:
-            return known[1]
-        order = self._desk.order(number)
-        found = [
-            FileHead(order=number, artifact=artifact, entry=entry)
-            for artifact, record in (sent(self._desk, order) if order is not None else ())
-            for entry in record.files
-        ]
-        if reply is not None and self._desk.is_over(number):
-            self._heads[number] = (reply.digest, found)
+    def given(self, head: FileHead, peer: str) -> bool:
+        """Whether this site has a file for an order of a peer."""
+        order = self._desk.order(head.order)
+        is_of_peer = order is not None and (order.home, order.site) == (peer, self._site)
+        is_sent = is_of_peer and head.entry in self._sent(head.order).get(head.artifact, {})
+        return is_sent and self.path(head).exists()
+
+    def _sent(self, number: str) -> Sent:
+        """The files that home needs of an order, as far as its last reply has their records."""
+        reply = self._desk.about_reply(number)
+        return self._of(number, reply.digest) if reply is not None else {}
+
+    def _read(self, number: str, digest: str) -> Sent:
+        """`_sent`, by the digest of the reply."""
+        order, found = self._desk.order(number), Sent()
+        for artifact, record in sent(self._desk, order) if order is not None else ():
+            found.setdefault(artifact, {}).update(dict.fromkeys(record.files))
         return found
 
     def waiting(self, peer: str) -> list[str]:
-        """The orders to a peer of which files are still to come."""
-        found: dict[str, list[OrderedProduct]] = {}
-        for about in self._desk.listed():
-            if (about.home, about.site) == (self._site, peer):
-                if (known := self._wanted.get(about.digest)) is None:
-                    order = self._desk.order(about.order)
-                    known = self._wanted[about.digest] = wanted(order) if order is not None else []
-                found[about.order] = known
+        """The orders to a peer of which files are still to come, by the records that have come."""
         return [
-            number
-            for number, products in found.items()
-            if not all(is_taken(self._desk, number, each) for each in products)
+            about.order
+            for about in self._desk.listed()
+            if (about.home, about.site) == (self._site, peer)
+            and any(self._lacks(about.order, *each) for each in self._sent(about.order).items())
         ]
+
+    def _lacks(self, number: str, artifact: OrderedProduct, entries: Iterable[FileEntry]) -> bool:
+        if is_taken(self._desk, number, artifact):
+            return False
+        folder = folder_of(self._desk, number, artifact)
+        return not all((folder / entry.path).exists() for entry in entries)
 
     def path(self, head: FileHead) -> Path:
         return folder_of(self._desk, head.order, head.artifact) / head.entry.path
@@ -87,12 +97,12 @@ class Files:
         if head.artifact not in wanted(order):
             about = f"{head.artifact.kind} {head.artifact.fingerprint[:16]}"
             raise NotTaken(f"the order {order.id[:16]} wants no files of {about}")
-        for artifact, record in sent(self._desk, order):
-            if artifact == head.artifact and head.entry in record.files:
-                return self.path(head)
-            if artifact == head.artifact:
-                raise NotTaken(f"{head.entry.path[:80]} is no file of its record")
-        raise NotTaken("its record has not come", "early")
+        entries = self._sent(order.id).get(head.artifact)
+        if entries is None:
+            raise NotTaken("its record has not come", "early")
+        if head.entry not in entries:
+            raise NotTaken(f"{head.entry.path[:80]} is no file of its record")
+        return self.path(head)
 
     def offset(self, head: FileHead, peer: str) -> int | None:
         """How many bytes have come; None = all of it is here. Raises NotTaken, also while more are on their

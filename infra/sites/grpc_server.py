@@ -1,11 +1,12 @@
 """An agent's calls over gRPC: one port, mutual TLS; the caller's certificate is looked up at every call."""
 
 import json
+import resource
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from atelier.infra.sites.transfer import CallError
 
 Answer = TypeVar("Answer")
 Requests = Iterator[bytes]
+HANDSHAKE = ("grpc.server_handshake_timeout_ms", 20_000)  # then who connects and says nothing is hung up on
 
 
 class GrpcServer:
@@ -45,7 +47,7 @@ class GrpcServer:
     ) -> None:
         self._keys, self._audit = keys, audit
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
-        self._server = grpc.server(self._threads, options=[*options, *channels.ALIVE])
+        self._server = grpc.server(self._threads, options=[*options, *channels.ALIVE, HANDSHAKE])
         self._going_on, self._lock = Counter[str](), threading.Lock()  # calls by peer
         handlers = {name: self._handler(method) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
@@ -63,6 +65,7 @@ class GrpcServer:
             raise ConfigError(
                 "site serve", f"{address} cannot be listened at", "another port, or 0"
             ) from None
+        _allow_descriptors()
         self._server.start()
         return port
 
@@ -149,6 +152,13 @@ class GrpcServer:
     ) -> Iterator[bytes]:
         with self._call(context) as peer:
             yield from work(requests, peer)
+
+
+def _allow_descriptors() -> None:
+    """As many as there may be: each connection, whoever makes it, is one for as long as `HANDSHAKE`."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # no limit at all is refused by some systems
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _of_first(work: Callable[[bytes, str], Answer]) -> Callable[[Requests, str], Answer]:

@@ -1,16 +1,20 @@
 """How many bytes of messages and files a site's policy lets cross to and from a peer in an hour. What has
-crossed stands in the audit log, so that an agent that was killed goes on counting where it was.
+crossed whole stands in the audit log, so that an agent that was killed goes on counting where it was; what
+broke off, or was dropped when it had come, this agent remembers.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.last_hour import LastHour
 from atelier.infra.sites.policy import GIGA, Policies
+
+Counted = Callable[[Iterable[bytes]], Iterator[bytes]]  # passes blocks on
 
 
 class Hourly:
@@ -20,21 +24,36 @@ class Hourly:
         self._policies, self._audit = Policies(keys), audit
         self._waiting: dict[str, str] = {}  # by peer, why something waits
         self._under_way = Counter[str]()  # bytes by peer
-        self._lock = threading.Lock()  # around what is under way
+        self._broken = LastHour()  # bytes that the audit log does not count
+        self._lock = threading.Lock()  # around both
 
     @contextmanager
-    def admitted(self, peer: str, size: int) -> Iterator[None]:
+    def admitted(self, peer: str, size: int, before: int = 0) -> Iterator[Counted]:
         """Around a transfer of so many bytes, which count until it ends; those that crossed are in the audit
-        log by then. Raises NotTaken as `check`.
+        log by then, or count because what is given has counted them. `before`: bytes that came in earlier
+        transfers, which the log counts with these. Raises NotTaken as `check`.
         """
+        moved, is_whole = 0, False
+
+        def counted(blocks: Iterable[bytes]) -> Iterator[bytes]:
+            nonlocal moved
+            for block in blocks:
+                moved += len(block)
+                yield block
+
         with self._lock:
             self.check(peer, size)
             self._under_way[peer] += size
         try:
-            yield
+            yield counted
+            is_whole = True
         finally:
             with self._lock:
                 self._under_way[peer] -= size
+                if not is_whole:
+                    self._broken.add(peer, moved)
+                elif moved:
+                    self._broken.add(peer, -max(0, min(before, self._broken.of(peer))))
 
     def check(self, peer: str, size: int) -> None:
         """Raises NotTaken, early, while so many bytes more would be too many; the policy is read anew. Never,
@@ -43,7 +62,7 @@ class Hourly:
         if size < 0:
             raise NotTaken(f"begins {-size} bytes behind its end")
         most = self._policies.of(peer).hourly * GIGA
-        crossed = self._audit.last_hour(peer) + self._under_way[peer] if most else 0
+        crossed = self._audit.last_hour(peer) + self._broken.of(peer) + self._under_way[peer] if most else 0
         if not most or crossed + size <= most:
             self._waiting.pop(peer, None)
             return

@@ -11,7 +11,7 @@ from typing import Literal
 
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
-from atelier.engine.link.mailbox import HEAD, MOST_HEAD, Mailbox, trainings
+from atelier.engine.link.mailbox import HEAD, MOST_HEAD, Mailbox, Trainings
 from atelier.engine.link.membership import Meeting
 from atelier.engine.link.messages import (
     BODY,
@@ -71,10 +71,11 @@ class Incoming:
     def __init__(self, url: str, site: str) -> None:
         self._url, self._site = url, site
         self._one = OneTransfer()
+        self.all = Trainings(url, site)
 
     def trainings(self, peer: str) -> list[AboutTraining]:
         """The trainings here that another site takes part in."""
-        return [about for about in trainings(self._url, self._site) if peer in about.sites]
+        return [about for about in self.all.listed() if peer in about.sites]
 
     def about(self, trajectory: str, of: str, peer: str) -> AboutTraining:
         """What this site says of the training that something `of` a site is of. Raises NotTaken where `peer`

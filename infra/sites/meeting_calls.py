@@ -13,17 +13,17 @@ from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.link import ANY
 from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import Mailbox, trainings
+from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.membership import Decision, Meeting, Presence
 from atelier.engine.link.messages import AboutRounds, AboutTraining
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.methods import is_damage_here
-from atelier.infra.sites.refusals import Apart
+from atelier.infra.sites.refusals import Apart, Settled
 from atelier.infra.sites.transfer import CallChannel, is_settled
 
 WHAT = "what is said of a meeting"
-MOST, MOST_REMEMBERED = 100, 10_000  # of one answer; refusals
+MOST = 100  # of one answer
 NOT_NEXT = "is not the next one"  # of a decision whose predecessor is not here
 AGAIN_S = 1.0  # after a decision that a peer could not take
 PATIENCE_S = 5.0  # of a call: one dead peer makes no other look silent
@@ -40,7 +40,7 @@ class MeetingCalls:
         self._decided: dict[tuple[str, str], int] = {}  # the last round that a peer knows of, by the same
         self._coordinators: dict[str, Coordinator] = {}  # by trajectory
         self._not_before: dict[tuple[str, str], float] = {}  # when decisions are told again, by the same
-        self._refused: set[str] = set()  # digests of what is in the audit log as refused
+        self._refused = Settled[str]()  # digests of what is in the audit log as refused
 
     # what others ask, by name of the call
 
@@ -119,8 +119,6 @@ class MeetingCalls:
             return
         digest = hashlib.sha256(canonical(document)).hexdigest()
         if (not isinstance(error, NotTaken) or error.when == "never") and digest not in self._refused:
-            if len(self._refused) >= MOST_REMEMBERED:
-                self._refused.clear()
             self._refused.add(digest)
             self._audit.add("refused", who=peer, why=str(error))
 
@@ -129,7 +127,7 @@ class MeetingCalls:
         well; not the first of a branch, whose log the trunk has. Raises the first error, after all.
         """
         each = Apart()
-        for about in trainings(self._url, self._site):
+        for about in self._incoming.all.listed():
             if about.rounds is not None and about.rounds.coordinator == self._site:
                 with each.one():
                     self._decide(about.trajectory, about.rounds)
@@ -225,7 +223,7 @@ class MeetingCalls:
                 "sites": [*said.line.sha256],
                 "sha256": said.line.digest,
             }
-            if what in ("sent", "received"):
+            if what != "not taken":
                 self._audit.add_once(what, peer, **about)
             else:
                 self._audit.add(what, who=peer, **about, **({"why": why} if why else {}))

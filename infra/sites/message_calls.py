@@ -1,12 +1,12 @@
-"""The calls by which messages of trainings cross (infra/sites/incoming.py), and how far the readers of a
-teacher's answers have come: pushed to a site that can be called, fetched by one that cannot.
+"""The calls by which messages of trainings cross (infra/sites/incoming.py): pushed to a site that can be
+called, fetched by one that cannot.
 """
 
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -16,18 +16,20 @@ from pydantic import Field
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.config.record import Digest
-from atelier.engine.io.storage import local_path
+from atelier.engine.io.storage import Stamp, local_path, stamp_of
 from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Contribution, Message, ReaderProgress, head_of
+from atelier.engine.link.messages import BODY, Contribution, Message, head_of
 from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.refusals import Apart, Refusals, is_of_one
+from atelier.infra.sites.refusals import Apart, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
+    NEVER,
     TIMEOUT_S,
     CallChannel,
     blocks_of,
+    code_of,
     is_settled,
     offered,
     patience,
@@ -37,6 +39,8 @@ from atelier.infra.sites.transfer import (
 MOST_HEADS = 1000  # of one answer
 LAST = 10**9  # after the last round that there can be
 OFFER_AGAIN_S, MOST_ASKED = 30.0, 3  # messages that are kept: their reader may have lost some
+
+Bytes = tuple[str, int, str, Stamp | None]  # of a message: trajectory, round, digest, and of its file here
 
 
 class AskedBytes(Spec):
@@ -54,6 +58,7 @@ class MessageCalls:
         self,
         url: str,
         site: str,
+        incoming: Incoming,
         audit: Audit,
         is_trusted: Callable[[str], bool],
         service: str,
@@ -62,14 +67,13 @@ class MessageCalls:
     ) -> None:
         self._url, self._site, self._audit, self._is_trusted = url, site, audit, is_trusted
         self._service, self._hourly, self._refusals = service, hourly, refusals
-        self._incoming = Incoming(url, site)
+        self._incoming = incoming
         self._delivered: dict[tuple[str, str], int] = {}  # the last round by peer and trajectory
         self._offered: dict[tuple[str, str], float] = {}  # when some were offered again, by the same
         self._asked: dict[tuple[str, str], int] = {}  # the last round of those, by the same
         self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
         self._not_before: dict[tuple[str, str], float] = {}  # when it is fetched again, by the same
-        self._refused: set[tuple[str, str, int, str]] = set()  # the same, of what is not fetched
-        self._told: dict[tuple[str, str], ReaderProgress] = {}  # by peer and trajectory
+        self._refused = defaultdict[str, Settled[Bytes]](Settled)  # by peer: what is neither sent nor fetched
 
     # what others ask, by name of the call
 
@@ -86,8 +90,8 @@ class MessageCalls:
         head = head_of(json.dumps(about), peer)
         if not isinstance(offset, int) or offset < 0:
             raise NotTaken("without its offset")
-        with self._hourly.admitted(peer, head.body.bytes - offset):
-            self._take(head, peer, offset, requests)
+        with self._hourly.admitted(peer, head.body.bytes - offset, offset) as counted:
+            self._take(head, peer, offset, counted(requests))
         return {}
 
     def heads(self, request: bytes, peer: str) -> dict[str, Json]:
@@ -120,46 +124,9 @@ class MessageCalls:
         with self._hourly.admitted(peer, left):
             yield from self._audit.given(blocks, left, peer, **told(head))
 
-    def hear(self, request: bytes, peer: str) -> dict[str, Json]:
-        """How far a peer has come."""
-        self._hear(parse_as(ReaderProgress, request, peer, "what is said of a progress"), peer)
-        return {}
-
-    def progress(self, request: bytes, peer: str) -> dict[str, Json]:
-        """How far this site has come in what it learns from a peer's teachers."""
-        found = [*self._progress_for(peer, self._audit.complaining)][:MOST_HEADS]
-        for progress in found:
-            self._note("fetched", peer, progress)
-        return {"progress": [one.model_dump(mode="json", by_alias=True) for one in found]}
-
-    def _progress_for(
-        self, peer: str, apart: Callable[[], AbstractContextManager[None]]
-    ) -> Iterator[ReaderProgress]:
-        """`apart`: around each, of which one may be damaged."""
-        for about in self._incoming.trainings(peer):
-            if about.teacher == peer:
-                found = None
-                with apart():
-                    found = Mailbox(self._url, about.trajectory).progress(self._site)
-                if found is not None:
-                    yield found
-
-    def _hear(self, progress: ReaderProgress, peer: str) -> None:
-        before = self._told.get((peer, progress.trajectory))
-        self._incoming.take_progress(progress, peer)
-        if before is None or before.begun != progress.begun:  # it may ask for what it has had
-            self._delivered.pop((peer, progress.trajectory), None)
-        self._note("received", peer, progress)
-
-    def _note(self, what: str, peer: str, progress: ReaderProgress) -> None:
-        """Remember what was said of a progress; the audit log has a line of it when checkpoints are made."""
-        key = (peer, progress.trajectory)
-        before, self._told[key] = self._told.get(key), progress
-        if before is None or (before.begun, before.safe) != (progress.begun, progress.safe):
-            if what != "not taken":  # of which there is a line
-                self._audit.add(what, who=peer, **told_progress(progress))
-            if what != "received":
-                self._incoming.forget(progress)
+    def begins_anew(self, peer: str, trajectory: str) -> None:
+        """A reader may ask for messages that it has had."""
+        self._delivered.pop((peer, trajectory), None)
 
     def _take(self, head: Message, peer: str, offset: int, blocks: Iterator[bytes]) -> None:
         def note(has_come: bool) -> None:
@@ -232,12 +199,21 @@ class MessageCalls:
         return found[-1] is not None
 
     def _send(self, channel: CallChannel, peer: str, box: Mailbox, head: Message) -> None:
+        path, refused = _body(box, head), self._refused[peer]
+        key = (head.trajectory, head.round, head.body.sha256, stamp_of(path))
+        if key in refused:  # when it had come; its file is the same
+            return
         offset = self._offset(channel, peer, head)
         if offset is not None:
             begin, left = json.dumps(json.loads(head.text) | {"offset": offset}), head.body.bytes - offset
-            with self._hourly.admitted(peer, left):
-                began, path = time.monotonic(), _body(box, head)
-                push(channel, f"/{self._service}/Put", begin.encode(), path, offset, head.body.bytes)
+            with self._hourly.admitted(peer, left, offset) as counted:
+                began, blocks = time.monotonic(), counted(blocks_of(path, offset))
+                try:
+                    push(channel, f"/{self._service}/Put", begin.encode(), blocks, head.body.bytes)
+                except grpc.RpcError as error:
+                    if code_of(error) in NEVER:
+                        refused.add(key)
+                    raise
                 if isinstance(head, Contribution):
                     tell_rate(self._url, peer, left, time.monotonic() - began)
                 self._audit.add("sent", who=peer, **told(head))
@@ -252,7 +228,7 @@ class MessageCalls:
         answer = channel.unary_unary(f"/{self._service}/Heads")(request, timeout=TIMEOUT_S)
         heads = parse_object(answer, peer, "the heads of messages").get("heads")
         ended: set[str] = set()  # trainings of which no later rounds are fetched now
-        for found in heads if isinstance(heads, list) else ():
+        for found in heads[:MOST_HEADS] if isinstance(heads, list) else ():
             with each.one():
                 head = head_of(json.dumps(found), peer)
                 of, now = head.trajectory, time.monotonic()
@@ -291,9 +267,9 @@ class MessageCalls:
         try:
             offset = self._incoming.offset(head, peer)
         except NotTaken as refused:
-            key = (peer, head.trajectory, head.round, head.body.sha256)
-            if refused.when == "never" and key not in self._refused:
-                self._refused.add(key)
+            key = (head.trajectory, head.round, head.body.sha256, None)
+            if refused.when == "never" and key not in self._refused[peer]:
+                self._refused[peer].add(key)
                 self._audit.add("refused", who=peer, why=str(refused))
                 raise
             if refused.when == "early":
@@ -304,11 +280,11 @@ class MessageCalls:
             return True
         asked = AskedBytes(trajectory=head.trajectory, round=head.round, offset=offset)
         ask, left = channel.unary_stream(f"/{self._service}/Get"), head.body.bytes - offset
-        with self._hourly.admitted(peer, left):
+        with self._hourly.admitted(peer, left, offset) as counted:
             began = time.monotonic()
             blocks = ask(asked.model_dump_json().encode(), timeout=patience(head.body.bytes))
             try:
-                self._take(head, peer, offset, blocks)
+                self._take(head, peer, offset, counted(blocks))
             except (NotTaken, grpc.RpcError) as error:
                 if is_of_one(error):
                     self._not_before[peer, head.trajectory] = time.monotonic() + OFFER_AGAIN_S
@@ -316,51 +292,6 @@ class MessageCalls:
         if isinstance(head, Contribution):
             self._took[peer] = (left, time.monotonic() - began)
         return True
-
-    def tell(self, channel: CallChannel, peer: str) -> None:
-        """Tell a peer how far this site has come, where that is new."""
-        each = Apart()
-        for progress in self._progress_for(peer, each.one):
-            if self._told.get((peer, progress.trajectory)) != progress:
-                with each.one():
-                    self._tell(channel, peer, progress)
-        each.end()
-
-    def _tell(self, channel: CallChannel, peer: str, progress: ReaderProgress) -> None:
-        about, text = told_progress(progress), progress.model_dump_json(by_alias=True).encode()
-        refusals: list[str] = []
-
-        def send() -> None:
-            channel.unary_unary(f"/{self._service}/Hear")(text, timeout=TIMEOUT_S)
-
-        def refused(why: str) -> None:
-            self._audit.add("not taken", who=peer, why=why, **about)
-            refusals.append(why)
-
-        what, of = f"how far this site is in {progress.trajectory[:16]}", f"told {progress.trajectory}"
-        if is_settled(send, refused, partial(self._refusals.early, peer, of, what)):
-            self._note("not taken" if refusals else "sent", peer, progress)
-            self._refusals.settled(peer, of)
-
-    def ask(self, channel: CallChannel, peer: str) -> None:
-        """Ask a peer, which this site alone can call, how far it has come."""
-        answer = channel.unary_unary(f"/{self._service}/Progress")(b"{}", timeout=TIMEOUT_S)
-        found = parse_object(answer, peer, "what is said of a progress").get("progress")
-        each = Apart()
-        for one in found if isinstance(found, list) else ():
-            with each.one():
-                progress = parse_as(ReaderProgress, json.dumps(one), peer, "what is said of a progress")
-                if self._told.get((peer, progress.trajectory)) != progress:
-                    self._heard(progress, peer)
-        each.end()
-
-    def _heard(self, progress: ReaderProgress, peer: str) -> None:
-        """Take what a peer has answered; what is early or over is passed over."""
-        try:
-            self._hear(progress, peer)
-        except NotTaken as refused:
-            if refused.when == "never":
-                raise
 
 
 def _named(head: Message) -> str:
@@ -379,14 +310,4 @@ def told(head: Message) -> dict[str, Json]:
         "round": head.round,
         "bytes": head.body.bytes,
         "sha256": head.body.sha256,
-    }
-
-
-def told_progress(progress: ReaderProgress) -> dict[str, Json]:
-    """What the audit log says of how far a site has come."""
-    return {
-        "kind": progress.kind,
-        "trajectory": progress.trajectory[:16],
-        "step": progress.step,
-        "safe": progress.safe,
     }

@@ -7,12 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from atelier.engine.io.storage import Stamp
+
 MOST_HELD = (
     2 << 20
 )  # bytes of the texts of notes that are held; as objects they are some thirty times as many
 
 Held = TypeVar("Held")
-Stamp = tuple[int, int, int]  # of a file: time of change, bytes, inode
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, fingerprint
 from atelier.engine.config.document import parse_json, parse_object
 from atelier.engine.config.error import DamageError
 from atelier.infra.sites.desk import (
@@ -21,19 +21,23 @@ from atelier.infra.sites.desk import (
     text_of,
 )
 from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.refusals import Settled
 
 MOST_OPEN, MOST_KEPT = 64, 1000  # orders of a peer that have not ended; all of them
 MOST_BYTES = 64 << 20  # of all orders of a peer that are kept
 MOST_UNKNOWN = 64 << 10  # bytes of an order of a peer for which nothing runs here: it gets its refusal
 MOST_ASKED = 1 << 20  # bytes of a request
+MOST_DECLINED = 3000  # of a peer, that it is told of, for good and for now each
 AGAIN_S = 10.0  # after a note that is not taken yet, before it is asked for again
 
 
 class Declined:
-    """The notes of a peer, by their digests, that this site has heard and does not ask for."""
+    """The notes of a peer, by their digests, that this site has heard and does not ask for: so many that a
+    request has room for them.
+    """
 
     def __init__(self) -> None:
-        self._never: set[str] = set()
+        self._never = Settled[str](MOST_DECLINED)
         self._early: dict[str, float] = {}  # when, of those that are not taken yet
 
     def __iter__(self) -> Iterator[str]:
@@ -48,6 +52,8 @@ class Declined:
 
     def early(self, digest: str) -> None:
         """It is asked for again, but not before all others were heard."""
+        if len(self._early) >= MOST_DECLINED:
+            self._early.clear()
         self._early[digest] = time.monotonic()
 
     def heard_all(self) -> None:
@@ -131,7 +137,7 @@ class Notes:
         return False
 
     def waiting_for(
-        self, peer: str, known: Collection[str], asks: Collection[str] | None = None
+        self, peer: str, known: Container[str], asks: Container[str] | None = None
     ) -> Iterator[Note]:
         """The notes for a peer without those of which it has the digests. `asks`: only replies to these
         orders.
@@ -176,11 +182,15 @@ def read_note(data: bytes, peer: str) -> Note:
 
 
 def told(note: Note) -> dict[str, Json]:
-    """What the audit log says of a note."""
+    """What the audit log says of a note; of a reply the digest of what it says of states alone."""
+    if isinstance(note, Reply):
+        states: Json = {name: task.state for name, task in note.tasks.items()}
+        digest = fingerprint([note.state, states])
+        return {"kind": note.kind, "sha256": digest, "order": note.order[:16], "state": note.state}
     about: dict[str, Json] = {"kind": note.kind, "sha256": digest_of(note)}
     if isinstance(note, SiteOrder):
         return about | {"order": note.id[:16], "act": note.act, "tasks": sorted(note.tasks)}
-    return about | {"order": note.order[:16]} | ({"state": note.state} if isinstance(note, Reply) else {})
+    return about | {"order": note.order[:16]}
 
 
 def listed(data: bytes, peer: str) -> list[bytes]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import grpc
 
@@ -15,10 +16,39 @@ from atelier.engine.config.error import AtelierError
 from atelier.infra.sites.transfer import NEVER, code_of
 
 OF_ONE = (*NEVER, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN)  # a peer that answers, to what is asked
+MOST_REMEMBERED = 100_000  # of what is not done again
+MOST_EARLY = 10_000  # trainings and notes, of all peers, that are not taken yet
 LASTS_S = 30.0  # from then on a refusal that may end by itself is said
 OVER = "is over"  # how the reason ends where the peer has had what it refuses
 NOT_TRAINED = "is not trained here"  # the same, where the peer knows no such training
 DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
+
+
+Key = TypeVar("Key")
+
+
+class Settled(Generic[Key]):
+    """What is settled with a peer, and not done again: the last `most` of it."""
+
+    def __init__(self, most: int = 0) -> None:
+        self._known: dict[Key, None] = {}
+        self._most = most or MOST_REMEMBERED
+        self._lock = threading.Lock()
+
+    def __contains__(self, what: object) -> bool:
+        return what in self._known
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter([*self._known])
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, what: Key) -> None:
+        with self._lock:
+            self._known[what] = None
+            if len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
 
 
 def is_of_one(error: Exception) -> bool:
@@ -63,7 +93,7 @@ class Refusals:
     def __init__(self) -> None:
         self._early: dict[tuple[str, str], _Early] = {}  # by peer and training, of its next message
         self._lines: dict[str, list[str]] = {}  # not said yet
-        self._lock = threading.Lock()  # around them: notes have another thread
+        self._lock = threading.Lock()  # around them: each peer, and its notes, have a thread
 
     def never(self, peer: str, what: str, why: str) -> None:
         """`what` is refused for good."""
@@ -72,16 +102,20 @@ class Refusals:
 
     def early(self, peer: str, training: str, what: str, why: str, *, is_here: bool = False) -> None:
         """`what`, the next message of a training, is refused for now; `is_here`: by this site."""
-        known = self._early.get((peer, training))
-        if known is None or known.what != what:
-            known = self._early[peer, training] = _Early(what, time.monotonic())
+        with self._lock:
+            known = self._early.get((peer, training))
+            if known is None or known.what != what:
+                known = self._early[peer, training] = _Early(what, time.monotonic())
+            if len(self._early) > MOST_EARLY:
+                del self._early[next(iter(self._early))]
         if not known.is_said and time.monotonic() - known.since >= LASTS_S:
             known.is_said = True
             self._say(peer, _line(peer, what, why, is_here=is_here))
 
     def settled(self, peer: str, training: str) -> None:
         """The next message of a training is refused no more."""
-        known = self._early.pop((peer, training), None)
+        with self._lock:
+            known = self._early.pop((peer, training), None)
         if known is not None and known.is_said:
             self._say(peer, f"{peer}: {known.what} goes on")
 

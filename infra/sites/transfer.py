@@ -2,7 +2,8 @@
 errors read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,14 +61,9 @@ def offered(channel: CallChannel, call: str, head: bytes, peer: str) -> int | No
     return offset if isinstance(offset, int) else None
 
 
-def push(channel: CallChannel, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
-    """Send `begin`, which says what follows, and a file of `size` bytes from `offset` on."""
-
-    def parts() -> Iterator[bytes]:
-        yield begin
-        yield from blocks_of(path, offset)
-
-    channel.stream_unary(call)(parts(), timeout=patience(size))
+def push(channel: CallChannel, call: str, begin: bytes, blocks: Iterable[bytes], size: int) -> None:
+    """Send `begin`, which says what follows, and the blocks of a file of `size` bytes."""
+    channel.stream_unary(call)(chain((begin,), blocks), timeout=patience(size))
 
 
 def blocks_of(path: Path, offset: int) -> Iterator[bytes]:

@@ -219,6 +219,17 @@ def test_of_a_task_whose_site_says_something_all_the_time_nothing_is_said(home: 
     assert home.waits() == [] and home.states == {"curate@b": "done"}
 
 
+def test_that_files_of_another_site_are_waited_for_is_said_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Elsewhere, "_lacks", lambda self, product: True)
+    home.tells(30, 1, "done")
+    home.clock.at(1500, home.context.stop.set)
+    with pytest.raises(StoppedError):
+        home.make()
+    assert home.waits() == [(at, "waits for its files from b") for at in (30, 630, 1230)]
+
+
 def test_a_run_that_is_stopped_waits_a_while_for_a_silent_site(home: Home) -> None:
     home.tells(30, 1, "running")
     home.clock.at(40, home.context.stop.set)

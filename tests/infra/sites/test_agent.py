@@ -5,10 +5,13 @@ import json
 import os
 import random
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -21,9 +24,10 @@ from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
-from atelier.infra.sites.audit import FIRST, Audit
+from atelier.infra.sites.audit import FIRST, Audit, whole_lines
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
 from atelier.infra.sites.policy import Policies, SitePolicy
+from atelier.infra.sites.transfer import CallError
 from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Carrier, Site, check, friends, running, until
 
 
@@ -242,8 +246,8 @@ def test_what_a_peer_has_lost_is_sent_again(tmp_path: Path, monkeypatch: pytest.
         assert b.box.read(1, "a") is not None
 
 
-def test_what_is_damaged_here_ends_no_connection(tmp_path: Path) -> None:
-    """One that broke is opened anew."""
+def test_what_is_damaged_here_ends_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what breaks it, which gRPC mends with patience: one that hangs is opened anew."""
     a, b = two(tmp_path)
     with b.served():
         asking = Agent(a.keys, a.mail)
@@ -257,8 +261,36 @@ def test_what_is_damaged_here_ends_no_connection(tmp_path: Path) -> None:
     a.send(1, DATA)
     with pytest.raises(grpc.RpcError):
         asking.exchange("b")
+    assert asking._channels.of(b.keys.card) is channel
+    late = CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+    monkeypatch.setattr(asking._messages, "send", Mock(side_effect=late))
+    with pytest.raises(CallError, match="late"):
+        asking.exchange("b")
     assert asking._channels.of(b.keys.card) is not channel
     asking.stop()
+
+
+def test_a_peer_whose_port_hangs_up_is_not_called_at_every_look(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    a.send(1, DATA)
+    calls: list[float] = []
+    with socket.create_server(("127.0.0.1", b.port)) as listener:
+
+        def hang_up() -> None:
+            with suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+                    calls.append(time.monotonic())
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        asking, end = Agent(a.keys, a.mail), time.monotonic() + 3
+        while time.monotonic() < end:
+            with pytest.raises(grpc.RpcError):
+                asking.exchange("b")
+            time.sleep(0.05)
+        asking.stop()
+        listener.shutdown(socket.SHUT_RDWR)
+    assert 2 <= len(calls) <= 12
 
 
 def test_what_a_stream_is_refused_is_in_the_audit_log(tmp_path: Path) -> None:
@@ -314,6 +346,15 @@ def test_half_a_line_of_the_audit_log_is_cut_off(tmp_path: Path) -> None:
     path.write_text(whole + '{"time": 17')
     Agent(a.keys, a.mail)
     assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("half", [b"", b"{", b"x" * 200_000])
+def test_of_an_audit_log_the_end_alone_is_looked_at_for_half_a_line(tmp_path: Path, half: bytes) -> None:
+    path, whole = tmp_path / "audit.jsonl", b"y" * 300_000 + b"\n"
+    for before in (b"", whole):
+        path.write_bytes(before + half)
+        with path.open("rb") as file:
+            assert whole_lines(file) == len(before)
 
 
 def test_a_changed_audit_log_is_noticed(tmp_path: Path) -> None:

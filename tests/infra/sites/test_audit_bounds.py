@@ -1,18 +1,30 @@
 """What an audit log holds: it is bounded whoever calls, counts an hour on any clock, and names its damage."""
 
 import json
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
+import grpc
 import pytest
 
 from atelier.engine.config.error import DamageError
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import ReaderProgress
 from atelier.infra.sites import audit as audits
+from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.desk import OrderDesk
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
-from tests.infra.sites.agents import check
-from tests.infra.sites.test_agent import two
+from atelier.infra.sites.last_hour import LastHour
+from atelier.infra.sites.policy import Policies, SitePolicy
+from atelier.infra.sites.transfer import CallChannel, CallError
+from tests.infra.sites.agents import TRAJECTORY, check
+from tests.infra.sites.test_agent import DATA, head, two
+from tests.infra.sites.test_notes import order
 
 
 def test_a_trusted_peer_fills_no_disk_with_what_is_refused(
@@ -33,6 +45,37 @@ def test_a_trusted_peer_fills_no_disk_with_what_is_refused(
     assert check(log.path)
 
 
+def test_nor_with_what_it_asks_or_says_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audits, "MOST_LINES", 5)
+    a, _ = two(tmp_path, "b")
+    a.send(1, DATA)
+    OrderDesk(a.mail).put(order())
+    answers = Mailbox(a.mail, "cd" * 32)
+    answers.open_answers("a", "ab", "a", most=10, ahead=3)
+    agent = Agent(a.keys, a.mail)
+
+    def get(offset: int) -> None:
+        about = {"trajectory": TRAJECTORY, "round": 1, "offset": offset}
+        assert len(b"".join(agent._messages.get(json.dumps(about).encode(), "b"))) == len(DATA) - offset
+
+    get(0)
+    for _ in range(20):
+        get(len(DATA))
+        assert agent._ask(b'{"known":[],"asks":[]}', "b")
+    assert [line["kind"] for line in a.audited()] == ["contribution", "order"]
+    with pytest.raises(NotTaken, match="in this minute") as refused:
+        for _ in range(20):
+            get(len(DATA) - 1)
+    assert refused.value.when == "early" and len(a.audited()) == 2 + 4
+    with pytest.raises(NotTaken, match="in this minute"):
+        for begun in range(1, 20):
+            said = ReaderProgress(trajectory="cd" * 32, site="b", begun=begun, step=0, safe=0)
+            agent._progress.hear(said.model_dump_json(by_alias=True).encode(), "b")
+    assert len(a.audited()) == 6 + 5
+
+
 def test_nor_do_strangers_each_with_a_connection_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,14 +87,14 @@ def test_nor_do_strangers_each_with_a_connection_of_its_own(
     log.add("refused", who="b", why="of one that is known")
     whos = [json.loads(line)["who"] for line in log.path.read_text().splitlines()]
     assert whos == [*(f"ipv4:127.0.0.1:{port}" for port in range(5)), "b"]
-    assert len(log._refused) == 2
+    assert len(log._lines) == 2
 
 
 def test_a_clock_that_was_set_back_counts_an_hour_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1e9]
-    monkeypatch.setattr(audits.time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: now[0])
     log = Audit(tmp_path / "audit.jsonl")
     log.add("sent", who="b", bytes=1000)
     now[0] -= 10 * 3600
@@ -67,6 +110,54 @@ def test_nothing_is_less_than_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotTaken, match="behind its end"), hourly.admitted("b", 7000 - 10**40):
         pass
     hourly.check("b", 0)
+
+
+class Cut:
+    """A channel that is cut after so many bytes of a push."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.given, self.offset = after, 0, 0
+
+    def unary_unary(self, method: str) -> Callable[..., bytes]:
+        return lambda request, timeout: json.dumps({"offset": self.offset}).encode()
+
+    def stream_unary(self, method: str) -> Callable[..., None]:
+        def push(parts: Iterator[bytes], timeout: float) -> None:
+            next(parts)
+            for part in parts:
+                self.given += len(part)
+                if self.given >= self.after:
+                    raise CallError(grpc.StatusCode.UNAVAILABLE, "cut")
+
+        return push
+
+
+def test_an_hour_counts_what_was_pushed_before_a_link_was_cut_and_once(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    Policies(a.keys.folder).set(SitePolicy(site="b", hourly=0.004))
+    a.send(1, bytes(2_500_000))
+    agent, channel = Agent(a.keys, a.mail), Cut(after=1 << 20)
+    for _ in range(20):
+        with pytest.raises((grpc.RpcError, NotTaken)):
+            agent._messages.send(cast(CallChannel, channel), "b")
+    assert channel.given == 2 << 20, "more than the first two times"
+    agent._hourly._broken = LastHour()
+    agent._hourly._broken.add("b", 1 << 20)
+    channel.offset, channel.after = 1 << 20, 10**9
+    agent._messages.send(cast(CallChannel, channel), "b")
+    with pytest.raises(NotTaken, match=r"2\.5 MB of 4 MB have crossed"):
+        agent._hourly.check("b", 1_500_001)
+    agent._hourly.check("b", 1_500_000)
+
+
+def test_an_hour_counts_what_has_come_and_was_dropped(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    Policies(a.keys.folder).set(SitePolicy(site="b", hourly=10e-6))
+    agent, begin = Agent(a.keys, a.mail), json.dumps(head("b", DATA) | {"offset": 0}).encode()
+    with pytest.raises(NotTaken, match="does not match its digest"):
+        agent._messages.put(iter([begin, bytes(len(DATA))]), "b")
+    with pytest.raises(NotTaken, match="have to wait"):
+        agent._messages.put(iter([begin, DATA]), "b")
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"{", b'{"previous": 1}'])

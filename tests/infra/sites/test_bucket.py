@@ -65,6 +65,7 @@ def test_an_agent_that_does_not_run_is_known_to_be_away_by_its_door_alone(pair: 
     a, _ = pair
     now = [100.0]
     bucket = Bucket(a.keys.card.address, a.keys.card.digest)
+    bucket.make()
     watch = DoorWatch(bucket, a.keys.card, lambda: now[0])
 
     def open_door(nonce: str, beat: int) -> None:
@@ -109,6 +110,14 @@ def test_what_is_left_of_a_former_start_is_removed_and_nothing_else(pair: list[S
     assert [path.name for path in a.bucket.iterdir()] == [
         "0" * 32
     ] and other.read_bytes() == b"of another site"
+
+
+def test_an_agent_whose_folder_was_removed_makes_it_anew(pair: list[Site]) -> None:
+    a, _ = pair
+    bucket = Bucket(a.keys.card.address, a.keys.card.digest)
+    with a.served():
+        bucket.clear()
+        until(lambda: bucket.exists("door"), "its door")
 
 
 def test_new_certificates_are_taken_without_a_restart(pair: list[Site]) -> None:

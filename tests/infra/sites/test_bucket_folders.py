@@ -81,3 +81,16 @@ def test_a_folder_that_is_put_in_the_place_of_one_that_was_made_keeps_its_mode(
     after_mkdir(monkeypatch, OUT, swap)
     Bucket(f"file://{shared}", DIGEST).make()
     assert mode_of(place) == 0o755
+
+
+def test_what_is_written_for_a_site_makes_none_of_its_folders(shared: Path) -> None:
+    """They would be the writer's, where an agent has removed its own: it could not begin again there."""
+    bucket = Bucket(f"file://{shared}", DIGEST)
+    bucket.make()
+    bucket.write(b"x", IN, "there")
+    bucket.clear()
+    with pytest.raises(BucketError, match=f"{DIGITS}/{IN} is gone"):
+        bucket.write(b"x", IN, "there")
+    assert not [*shared.iterdir()]
+    bucket.make()
+    bucket.write(b"x", IN, "there")

@@ -92,12 +92,12 @@ def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(
     path = agent._files._files.path(made.head())
     path.parent.mkdir(parents=True)
     path.write_bytes(BODY[:-1] + b"!")
-    pushes: list[Path] = []
+    pushes: list[str] = []
     push = file_calls.push
 
-    def counted(channel: object, call: str, begin: bytes, path: Path, offset: int, size: int) -> None:
-        pushes.append(path)
-        push(channel, call, begin, path, offset, size)  # pyright: ignore[reportArgumentType]
+    def counted(channel: object, call: str, begin: bytes, blocks: Iterator[bytes], size: int) -> None:
+        pushes.append(call)
+        push(channel, call, begin, blocks, size)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(file_calls, "push", counted)
     with a.served():
@@ -144,6 +144,31 @@ def test_home_hears_of_the_files_that_it_waits_for_however_many_are_kept(
 
     assert heads([made.order.id]) and not heads(["00" * 32])
     assert made.files["a"].waiting("b") == [made.order.id]
+
+
+def test_a_home_that_only_dials_out_fetches_more_files_than_are_in_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the first is not given; when all have come nothing more is asked."""
+    monkeypatch.setattr(file_calls, "MOST_HEADS", 1)
+    made = Sites(tmp_path / "orders")
+    a, b = friends(tmp_path, silent="a").values()
+    a.mail, b.mail = (str(tmp_path / "orders" / name) for name in "ab")
+    offer(made.desks["b"], made.order, made.artifact, str(made.address), made.record)
+    first, second = (made.files["a"].path(made.head(number)) for number in (0, 1))
+    agent = Agent(a.keys, a.mail)
+    fetch = agent._files._fetch
+    monkeypatch.setattr(
+        agent._files, "_fetch", lambda *given: None if given[2] == made.head() else fetch(*given)
+    )
+    with b.served():
+        for _ in range(2):
+            agent.exchange("b")
+        assert second.exists() and not first.exists()
+        monkeypatch.setattr(agent._files, "_fetch", fetch)
+        for _ in range(2):
+            agent.exchange("b")
+    assert first.exists() and not made.files["a"].waiting("b")
 
 
 @pytest.mark.parametrize("what", ["sent", "received"])

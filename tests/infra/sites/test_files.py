@@ -149,6 +149,30 @@ def test_other_bytes_than_the_records_are_dropped(tmp_path: Path, seed: int) -> 
     assert "model.safetensors" not in sites.arrived()
 
 
+def test_the_records_of_a_reply_are_read_once_and_those_of_the_next_one_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many files they have, where files are sent and where they are taken."""
+    sites, reads, read = Sites(tmp_path), list[str](), Record.read
+    offer(sites.desks["b"], sites.order, sites.artifact, str(sites.address), sites.record)
+
+    def counted(document: str, place: str) -> Record:
+        reads.append(place)
+        return read(document, place)
+
+    monkeypatch.setattr(Record, "read", counted)
+    for _ in range(2):
+        assert [*sites.files["b"].outgoing("a")] == [sites.head(0), sites.head(1)]
+        for number in range(2):
+            assert sites.files["b"].given(sites.head(number), "a")
+            assert sites.files["a"].offset(sites.head(number), "b") == 0
+    assert len(reads) == 2
+    before = sites.desks["b"].reply(sites.order.id)
+    assert before is not None and not sites.files["b"].given(sites.head(), "c")
+    sites.desks["b"].put(before.model_copy(update={"number": 2, "records": ()}))
+    assert not [*sites.files["b"].outgoing("a")] and not sites.files["b"].given(sites.head(), "a")
+
+
 def test_a_path_never_leaves_its_folder() -> None:
     for path in ("../x", "/etc/x", "a/../../x", "a//x", "./x"):
         with pytest.raises(ValueError, match="leaves its artifact"):

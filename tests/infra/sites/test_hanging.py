@@ -1,7 +1,9 @@
 """Peers that hang, links that are cut without a word, callers that never end: nobody else waits for them."""
 
 import os
+import resource
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import agent as agents
-from atelier.infra.sites import bucket_channel, channels, transfer
+from atelier.infra.sites import bucket_channel, channels, grpc_server, transfer
 from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket import MOST
@@ -211,6 +213,25 @@ def test_a_call_through_a_bucket_ends_where_nothing_moves_and_where_it_is_closed
             is_over.set()
     codes = grpc.StatusCode
     assert [error.code() for error in found] == [codes.CANCELLED, codes.DEADLINE_EXCEEDED]
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on_and_takes_up_no_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger, before TLS; an agent may have as many descriptors as its user may allow it."""
+    name, after = grpc_server.HANDSHAKE
+    assert name == "grpc.server_handshake_timeout_ms" and after == 20_000
+    monkeypatch.setattr(grpc_server, "HANDSHAKE", (name, 300))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    a, _ = two(tmp_path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        with a.served():
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+            with socket.create_connection(("127.0.0.1", a.port), timeout=10) as silent:
+                assert silent.recv(1) == b""
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_agents_far_from_each_other_meet(tmp_path: Path) -> None:

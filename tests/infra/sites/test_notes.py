@@ -266,6 +266,29 @@ def test_an_equal_note_has_one_line_in_the_audit_log_however_often_it_is_sent(tm
         assert kinds == ["order", "cancellation"]
 
 
+@pytest.mark.parametrize("silent", ["", "a"])
+def test_the_replies_to_an_order_have_a_line_for_each_state_of_its_tasks(tmp_path: Path, silent: str) -> None:
+    """Not one each time that a step was made; the same number at both sites, whichever begins anew."""
+    a, b = friends(tmp_path, silent=silent).values()
+    asked = order()
+    for site in (a, b):
+        OrderDesk(site.mail).put(asked)
+    at, peer = (a, b) if silent else (b, a)
+    tasks = [
+        {"curate": {"state": state, "progress": step}} for state in ("running", "done") for step in (1, 2)
+    ]
+    for number, each in enumerate(tasks, start=1):
+        OrderDesk(b.mail).put(reply(asked, number, tasks=each))
+        with peer.served():
+            Agent(at.keys, at.mail).exchange(peer.name)
+        there = OrderDesk(a.mail).reply(asked.id)
+        assert there is not None and there.number == number
+    sent, received = (
+        [line["sha256"] for line in site.audited() if line["kind"] == "reply"] for site in (b, a)
+    )
+    assert sent == received and len({*sent}) == len(sent) == 2
+
+
 @pytest.mark.parametrize("what", ["sent", "received"])
 def test_a_note_that_arrived_before_an_agent_was_killed_has_its_lines_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

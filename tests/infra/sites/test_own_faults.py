@@ -6,6 +6,7 @@ import errno
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -177,6 +178,33 @@ def test_a_message_in_the_middle_that_a_peer_has_lost_is_sent_again(
         (Path(b.box.folder(2, "a")) / "message.json").unlink()
         sending.exchange("b")
         assert b.box.read(2, "a") is not None
+
+
+def test_a_message_that_was_refused_when_it_had_come_is_not_sent_again_until_it_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its body is damaged where it was made; its reader begins anew."""
+    a, b = two(tmp_path)
+    monkeypatch.setattr(message_calls, "OFFER_AGAIN_S", 0.0)
+    pushes, push = list[str](), message_calls.push
+
+    def counted(channel: CallChannel, call: str, *given: Any) -> None:
+        pushes.append(call)
+        push(channel, call, *given)
+
+    monkeypatch.setattr(message_calls, "push", counted)
+    a.send(1, DATA)
+    place = Path(a.box.folder(1, "a")) / BODY
+    place.write_bytes(bytes(len(DATA)))
+    with a.served() as sending, b.served():
+        for _ in range(5):
+            sending.exchange("b")
+            sending._messages._delivered.clear()
+        assert len(pushes) == 1 and len(sending._refusals.lines("b")) == 1
+        assert [line["what"] for line in a.audited()] == ["not taken"]
+        place.write_bytes(DATA)
+        sending.exchange("b")
+        assert b.box.read(1, "a") is not None
 
 
 def test_of_many_messages_that_are_kept_a_few_are_offered_again_in_turn(

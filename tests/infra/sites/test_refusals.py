@@ -1,15 +1,19 @@
 """What one site does not take of another's messages is said to whoever runs the agent."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.link.mailbox import Mailbox
-from atelier.infra.sites import refusals
-from atelier.infra.sites.refusals import DIFFERS, Refusals
+from atelier.infra.sites import message_calls, refusals
+from atelier.infra.sites.agent import Agent
+from atelier.infra.sites.refusals import DIFFERS, Refusals, Settled
 from tests.infra.sites.agents import Site, asking, friends, until
+from tests.infra.sites.test_agent import DATA, head, two
 
 OTHER = "cd" * 32
 
@@ -57,6 +61,24 @@ def test_what_a_peer_will_never_take_is_said_at_once(tmp_path: Path) -> None:
         )
         until(is_said(said, expected), "it is not said")
     assert said.count(expected) == 1
+
+
+def test_a_peer_fills_no_memory_with_what_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_calls, "MOST_HEADS", 7)
+    monkeypatch.setattr(refusals, "MOST_EARLY", 5)
+    a, _ = two(tmp_path, "a")
+    heads = [head("b", DATA, trajectory=f"{number:064x}") for number in range(20)]
+    channel = Mock()
+    channel.unary_unary.return_value.return_value = json.dumps({"heads": heads}).encode()
+    agent = Agent(a.keys, a.mail)
+    agent._messages.fetch(channel, "b")
+    assert [training[-2:] for _, training in agent._refusals._early] == ["02", "03", "04", "05", "06"]
+    settled = Settled[int](3)
+    for number in (1, 2, 1, 3, 4):
+        settled.add(number)
+    assert [*settled] == [2, 3, 4] and 4 in settled and 1 not in settled and len(settled) == 3
 
 
 def test_a_refusal_that_does_not_last_and_what_is_over_are_not_said() -> None:
