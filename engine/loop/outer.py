@@ -9,7 +9,7 @@ are sent and their steps taken: engine/link/rounds.py.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,31 +18,25 @@ import torch
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
-from atelier.engine.config.error import DamageError, DataError, StoppedError
+from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.link import Link
-from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
-from atelier.engine.link.coordinator import ADDED, BEGAN
 from atelier.engine.link.encoded import layouts_of
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.messages import BODY, Contribution
-from atelier.engine.link.round_log import RoundLine
 from atelier.engine.link.rounds import Rounds
 from atelier.engine.loop.clip import clipped, most_norm
 from atelier.engine.loop.codec_choice import CodecChoice, RoundPlan
-from atelier.engine.loop.contribution import Layout, StoredContribution, check_form, encoded, layout_of
+from atelier.engine.loop.contribution import Layout, StoredContribution, encoded, layout_of
 from atelier.engine.loop.elastic import ElasticRounds
 from atelier.engine.loop.gather import digest_of, gathered, live_weights
 from atelier.engine.loop.link_meter import LinkMeter
-from atelier.engine.loop.long_wait import LongWait
+from atelier.engine.loop.outer_inbox import OuterInbox
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.model.placement import local, part_like
 from atelier.engine.model.weights import Part, entries_of, write_files
 from atelier.engine.parallel.gang import Gang
-
-LOOK_EVERY = 0.2  # seconds between looks for messages
-LATER_EVERY = 5.0  # seconds between looks for messages that will not come
 
 
 class OuterSteps:
@@ -58,12 +52,13 @@ class OuterSteps:
         say: Callable[[str], None],
     ) -> None:
         """`say`: a warning."""
-        self._link, self._gang, self._stop, self._scratch = link, gang, stop, scratch
+        self._link, self._gang, self._stop = link, gang, stop
         self._meter, self._say = meter, say
         self._opened: set[str] = set()  # trajectories whose mailbox knows of this site
         self.elastic: ElasticRounds | None = None  # None where all sites are in every round
         self._plans: dict[str, RoundPlan] = {}  # by role
         self._choice = CodecChoice(link, gang)
+        self._inbox = OuterInbox(link, gang, stop, scratch, self._choice, say)
         self.norms: dict[str, float] = {}  # of the last contributions by role, before they were clipped
 
     def plan(self, members: Iterable[RoleState]) -> None:
@@ -186,7 +181,9 @@ class OuterSteps:
         assert outer is not None  # it takes part
         began = time.perf_counter()
         line = self.elastic.who(number) if self.elastic is not None else None
-        heads = self._heads(box, number, member, line.sha256 if line else self._link.sites)
+        heads = self._inbox.heads(
+            box, number, member, line.sha256 if line else self._link.sites, self._beat(number)
+        )
         self._meter.add(
             member.name,
             link_wait_s=time.perf_counter() - began,
@@ -199,7 +196,7 @@ class OuterSteps:
         files: dict[str, StoredContribution] = {}
 
         def open_all() -> None:
-            files.update(self._open(box, heads, member, line))
+            files.update(self._inbox.open(box, heads, member, self._plans[member.name], line))
             for site, held in files.items():
                 most = most_norm(self._link.clip, heads[site].codec.kind)
                 held.check([name for name in member.weights.trainable() if name in layout], most)
@@ -268,7 +265,7 @@ class OuterSteps:
         """Keep the difference of what was to be sent and what others read of it."""
         head = box.contribution(number, self._link.site)
         assert head is not None  # it was just sent
-        sent = self._stored(box, head, layout)
+        sent = self._inbox.stored(box, head, layout)
         for name, meant in moved.items():
             arrived = part_like(sent.whole(name), meant).to(local(meant))
             local(outer.residual[name]).copy_(local(meant) - arrived)
@@ -277,95 +274,19 @@ class OuterSteps:
         """The last round that this site has in two checkpoints: the newer one may be damaged."""
         return self._plans[member.name].rounds.done_by(max(0, member.durable_steps[0] - member.start))
 
-    def _heads(
-        self, box: Mailbox, number: int, member: RoleState, sites: Collection[str]
-    ) -> dict[str, Contribution]:
-        """The heads of the messages of `sites`, when all are there."""
-        heads: dict[str, Contribution] = {}
-        look_again, wait = 0.0, LongWait(self._say)
-        while True:
-            missing = [site for site in sorted(sites) if site not in heads]
-            there = {site: head for site in missing if (head := box.contribution(number, site)) is not None}
-            heads |= there
-            if len(there) < len(missing) and time.monotonic() >= look_again:
-                self._check_missing(box, number, member, [site for site in missing if site not in there])
-                look_again = time.monotonic() + LATER_EVERY
-            lacking = torch.tensor([len(sites) - len(heads), int(self._stop.is_asked)])
-            late, is_asked = self._gang.sum(lacking).tolist()
-            if not late:
-                return heads
-            others = ", ".join(site for site in sorted(sites) if site not in heads)
-            if wait.is_due:
-                wait.say(f"{others or 'another rank'}, in round {number} of {box.trajectory[:16]}")
-            if is_asked:
-                raise StoppedError(
-                    f"stopped while {member.name} waited for {others or 'others'} in round {number}, after"
-                    f" step {member.step}; it goes on from its last checkpoint"
-                )
-            if self.elastic is not None:
-                self.elastic.beat(number)
-            time.sleep(LOOK_EVERY)
-
-    def _check_missing(self, box: Mailbox, number: int, member: RoleState, sites: list[str]) -> None:
-        """Raise DataError when a missing message will not come any more: its site has sent later ones."""
-        boxes = [Mailbox(self._link.mailbox, each.fingerprint) for each in member.spec.segments]
-        later = {each: where for where in boxes for each in where.rounds() if each > number}  # branches too
-        for site in sites:
-            ahead = {each: there for each, there in later.items() if there.read(each, site) is not None}
-            if ahead and box.contribution(number, site) is None:  # not between two looks
-                places = " and ".join(sorted({box.place, *(there.place for there in ahead.values())}))
-                raise DataError(
-                    f"{box.folder(number, site)}: is gone, {site} is in round {max(ahead)}: this site's"
-                    " checkpoints are too old to go on, or the mailbox is of an earlier run; begin all sites"
-                    f" again, without {places}"
-                )
-
-    def _open(
-        self,
-        box: Mailbox,
-        heads: Mapping[str, Contribution],
-        member: RoleState,
-        line: RoundLine | None = None,
-    ) -> dict[str, StoredContribution]:
-        """The contributions by site, verified; `line`: what was decided of the round."""
-        result: dict[str, StoredContribution] = {}
-        plan, outer = self._plans[member.name], member.outer
-        assert outer is not None  # it takes part
-        for site, head in sorted(heads.items()):
-            place, fragment = join(box.folder(head.round, site), BODY), plan.rounds.fragment(head.round)
-            if line is not None and (head.codec, head.body.sha256) != (line.codecs[site], line.sha256[site]):
-                raise DataError(
-                    f"{place}: is another one than was decided on in round {head.round}; {site} has sent two,"
-                    " from the same steps: train on there in the layout of the first"
-                )
-            if head.before != outer.pending.get(head.round, outer.added):
-                raise DataError(f"{place}: {site} {ADDED if head.round > 1 else BEGAN}")
-            code = member.spec.code_elsewhere
-            check_form(head, place, codecs=self._link.codecs, fragment=fragment, code=code)
-            self._choice.check(head.round, site, head.codec, head.body.sha256, place)
-            result[site] = self._stored(box, head, plan.layouts[fragment])
-        return result
+    def _beat(self, number: int) -> Callable[[], None] | None:
+        """Says that this site is there while it waits for others in a round; None where nobody asks."""
+        return partial(self.elastic.beat, number) if self.elastic is not None else None
 
     def _why_not(self, member: RoleState, head: Contribution) -> str:
         """Why a contribution cannot be added, '' = it can; on this rank alone."""
         box, layout = self._box(head.round, member), self._layout(head.round, member)
         try:
-            held = self._open(box, {head.site: head}, member)[head.site]
+            held = self._inbox.open(box, {head.site: head}, member, self._plans[member.name])[head.site]
             held.check(layout, most_norm(self._link.clip, head.codec.kind))
         except (DataError, DamageError) as bad:
             return str(bad)
         return ""
-
-    def _stored(self, box: Mailbox, head: Contribution, layout: Layout) -> StoredContribution:
-        """A contribution in the mailbox. Raises DamageError for one that is not as its head says."""
-        place = join(box.folder(head.round, head.site), BODY)
-        if is_local(place):
-            path = local_path(place)
-        else:
-            path = self._scratch / f"link-{self._gang.rank}" / head.site / BODY
-            fetch(place, path)
-        verify(str(path), head.body, place)
-        return StoredContribution(path, head.codec, layout, place)
 
     @torch.no_grad()
     def _add(self, files: Mapping[str, StoredContribution], number: int, member: RoleState) -> None:
