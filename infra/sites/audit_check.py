@@ -12,7 +12,7 @@ from atelier.infra.sites.audit import FIRST, SIGNED, Chain, read_lines
 from atelier.infra.sites.countersign import WHAT, Signed, Statement
 
 Certificates = Mapping[str, tuple[str, str]]  # whose it is, and its PEM, by digest
-DIFFERS = "differs"  # the mark of a row
+DIFFERS, NOT_YET = "differs", "not signed yet"  # marks of a row
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,22 @@ def _of_site(log: Path, site: str) -> Iterator[tuple[str, dict[str, Json]]]:
 
 def table(verified: Verified) -> list[str]:
     """What crossed with each peer, by kind, beside what the peer has signed of it last; a row is marked where
-    the two differ.
+    the two differ, otherwise where all that differs has come since this site has signed.
     """
     rows: list[tuple[str, ...]] = [
         ("peer", "way", "kind", "messages", "bytes", "signed by it: messages", "bytes", "")
     ]
     for peer in sorted({*verified.chain.crossed, *verified.theirs}):
         crossed, said = verified.chain.crossed.get(peer, {}), verified.theirs.get(peer)
+        signed = verified.own[peer].crossed if peer in verified.own else {}
         for way, back in (("out", "in"), ("in", "out")):
             here, there = crossed.get(way, {}), said.crossed.get(back, {}) if said is not None else {}
             for kind in sorted({*here, *there}):
                 own, theirs = here.get(kind, (0, 0)), there.get(kind, (0, 0))
                 counts = [f"{number:,}" for number in (*own, *theirs)]
-                rows.append((peer, way, printable(kind), *counts, "" if own == theirs else DIFFERS))
+                before = signed.get(way, {}).get(kind, (0, 0))
+                mark = "" if own == theirs else NOT_YET if before == theirs else DIFFERS
+                rows.append((peer, way, printable(kind), *counts, mark))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return [line.rstrip() for line in lines]

@@ -317,7 +317,7 @@ def _audit(keys: Keys, options: argparse.Namespace) -> int:
         print(f"{path}: holds {count} signatures of {peer}, all of them under lines of that log")
     differing = sum(row.endswith(DIFFERS) for row in rows)
     if differing:
-        print(f"{differing} rows differ from what the peer has signed: not signed yet, broken off, or wrong")
+        print(f"{differing} rows differ from what the peer has signed: on their way, broken off, or wrong")
     return 0
 
 

@@ -14,7 +14,7 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
-from atelier.infra.sites.audit_check import DIFFERS, compare, site_of, table, verify
+from atelier.infra.sites.audit_check import DIFFERS, NOT_YET, compare, site_of, table, verify
 from atelier.infra.sites.countersign import (
     MOST_ANSWERED,
     MOST_STATEMENT,
@@ -293,3 +293,12 @@ def test_rows_where_the_sites_count_differently_are_marked(tmp_path: Path) -> No
     said = site_audit(a, str(log_of(b)))
     assert said.returncode == 0, said.stderr
     assert said.stdout.splitlines()[-1].startswith("2 rows differ from what the peer has signed")
+
+
+def test_what_has_come_since_is_not_called_different(tmp_path: Path) -> None:
+    a, _ = crossed(tmp_path)
+    log = Audit(log_of(a))
+    log.add("sent", who="b", kind="order", bytes=0)
+    rows = table(verify(log_of(a), "a", a.keys.certificates))
+    assert [row.split()[2] for row in rows if row.endswith(NOT_YET)] == ["order"]
+    assert not any(row.endswith(DIFFERS) for row in rows)

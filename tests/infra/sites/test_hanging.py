@@ -304,7 +304,7 @@ def test_no_name_of_a_peer_hides_what_is_done_here(tmp_path: Path) -> None:
     a = friends(tmp_path, names)["a"]
     with a.served() as agent:
         works = [work.name for work in agent._works(lambda line: None)]
-    assert len({*works}) == len(works) == 2 + 3 * 3  # two are none of a peer
+    assert len({*works}) == len(works) == 3 + 3 * 3  # three are none of a peer
 
 
 def test_what_is_done_again_and_again_has_a_thread_each_and_is_said_when_it_changes() -> None:
