@@ -149,7 +149,7 @@ class Agent:
         found = [*islice(self._notes.asked(request, peer), 1)]  # one fits into an answer
         for note in found:
             self._audit.add_once("fetched", peer, **notes.told(note))
-        return [desk.text_of(note).decode() for note in found]
+        return [note.model_dump(mode="json") for note in found]
 
     # what it asks
 

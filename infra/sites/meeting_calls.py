@@ -18,7 +18,7 @@ from atelier.engine.link.membership import Decision, Meeting, Presence
 from atelier.engine.link.messages import AboutRounds, AboutTraining
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
-from atelier.infra.sites.methods import is_damage_here
+from atelier.infra.sites.methods import ROOM, is_damage_here
 from atelier.infra.sites.refusals import Apart, Settled
 from atelier.infra.sites.transfer import CallChannel, is_settled
 
@@ -53,13 +53,15 @@ class MeetingCalls:
         """What this site has to say to a peer. `request`: the last decisions that it knows, by trajectory."""
         known = parse_object(request, peer, "a request").get("known")
         known = known if isinstance(known, dict) else {}
-        found: list[Json] = []
+        found, room = list[Json](), ROOM
         for about in self._elastic(peer):
             after = known.get(about.trajectory)
             with self._audit.complaining():
                 for said in self._said(about, peer, after, None) if isinstance(after, int) else ():
-                    if len(found) < MOST:
-                        found.append(_document(said))
+                    document = _document(said)
+                    room -= len(canonical(document))
+                    if len(found) < MOST and (room > 0 or not found):
+                        found.append(document)
                         self._note("fetched", peer, said)
         return {"said": found}
 

@@ -23,6 +23,7 @@ from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.methods import fitting
 from atelier.infra.sites.refusals import Apart, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
     NEVER,
@@ -109,7 +110,7 @@ class MessageCalls:
             with self._audit.complaining():
                 for head in Mailbox(self._url, about.trajectory).sent(self._site, after):
                     found.append(head.model_dump(mode="json", by_alias=True))
-        return {"heads": found[:MOST_HEADS]}
+        return {"heads": fitting(found, MOST_HEADS)}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
         """Raises NotTaken for a message that this site does not send to `peer`."""
