@@ -151,7 +151,7 @@ class Agent:
         found = [*islice(self._notes.asked(request, peer), 1)]  # one fits into an answer
         for note in found:
             self._audit.add_once("fetched", peer, **notes.told(note))
-        return [desk.text_of(note).decode() for note in found]
+        return [note.model_dump(mode="json") for note in found]
 
     # what it asks
 
@@ -283,9 +283,9 @@ class Agent:
                     self._refusals.settled(peer, key)
                     known.add(desk.digest_of(note))
 
-    def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
-        self._audit.add("not taken", who=peer, why=why, **about)
-        self._refusals.never(peer, f"the {about['kind']} {about['order']}", why)
+    def _not_taken(self, peer: str, about: dict[str, Json], error: grpc.RpcError) -> None:
+        self._audit.add("not taken", who=peer, why=reason(error), **about)
+        self._refusals.never(peer, f"the {about['kind']} {about['order']}", error)
 
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
@@ -321,7 +321,7 @@ class Agent:
         """Say what keeps out a note that this site has heard."""
         if isinstance(error, DamageError):
             self._audit.complain(str(error))
-        self._refusals.early(peer, f"heard {_named(note)}", _named(note), str(error), is_here=True)
+        self._refusals.early(peer, f"heard {_named(note)}", _named(note), error, is_here=True)
 
 
 def _drop_hanging(channels: Channels, peer: str, error: Exception) -> None:

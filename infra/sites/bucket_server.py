@@ -4,7 +4,6 @@ each object; whatever else lies there is refused by name, or passed over.
 """
 
 import hashlib
-import json
 import secrets
 import threading
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from atelier.engine.config.base import canonical
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.link import NOBODY
 from atelier.engine.io.storage import is_local
@@ -233,9 +233,9 @@ class BucketServer:
                 case None:
                     raise CallError(CODES.UNIMPLEMENTED, "there is no such call")
                 case StreamedIn(work):
-                    answers = (json.dumps(work(self._requests(call), peer)).encode(),)
+                    answers = (canonical(work(self._requests(call), peer)),)
                 case Unary(work):
-                    answers = (json.dumps(work(self._request(call), peer)).encode(),)
+                    answers = (canonical(work(self._request(call), peer)),)
                 case StreamedOut(work):
                     answers = work(self._request(call), peer)
             for messages, is_last in grouped(answers):

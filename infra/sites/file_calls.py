@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import grpc
 from pydantic import Field
@@ -21,6 +20,7 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.methods import fitting
 from atelier.infra.sites.refusals import Apart, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
@@ -86,7 +86,9 @@ class FileCalls:
         asked = parse_object(request, peer, "a request")
         orders, after = asked.get("orders"), min(max(0, whole_of(asked.get("after"))), MOST_FILES)
         found = self._files.outgoing(peer, orders if isinstance(orders, list) else None)
-        return {"heads": [head.model_dump(mode="json") for head in islice(found, after, after + MOST_HEADS)]}
+        later = [head.model_dump(mode="json") for head in islice(found, after, after + MOST_HEADS + 1)]
+        heads = fitting(later, MOST_HEADS)
+        return {"heads": heads, "next": after + len(heads) if len(heads) < len(later) else 0}
 
     def get(self, request: bytes, peer: str) -> Generator[bytes, None, None]:
         """Raises NotTaken for a file that this site does not send to `peer`."""
@@ -144,12 +146,12 @@ class FileCalls:
     def _wait(self, peer: str, head: FileHead) -> None:
         self._not_before[peer, head.model_dump_json()] = time.monotonic() + AGAIN_S
 
-    def _early(self, peer: str, head: FileHead, why: str, *, is_here: bool = False) -> None:
+    def _early(self, peer: str, head: FileHead, why: Exception, *, is_here: bool = False) -> None:
         what = f"{head.entry.path} of the order {head.order[:16]}"
         self._refusals.early(peer, head.model_dump_json(), what, why, is_here=is_here)
 
-    def _not_taken(self, peer: str, head: FileHead, why: str) -> None:
-        self._audit.add("not taken", who=peer, why=why, **files.told(head))
+    def _not_taken(self, peer: str, head: FileHead, error: grpc.RpcError) -> None:
+        self._audit.add("not taken", who=peer, why=reason(error), **files.told(head))
 
     def fetch(self, channel: CallChannel, peer: str) -> None:
         """Fetch what a peer has for this site, of the files of one answer; the others the next times."""
@@ -158,12 +160,10 @@ class FileCalls:
             return
         request = json.dumps({"orders": orders, "after": after}).encode()
         answer = channel.unary_unary(f"/{self._service}/FileHeads")(request, timeout=TIMEOUT_S)
-        found: Any = parse_object(answer, peer, "the heads of files").get("heads")
-        heads: list[Any] = found[:MOST_HEADS] if isinstance(found, list) else []
-        if len(heads) == MOST_HEADS:
-            self._after[peer] = after + MOST_HEADS
+        said = parse_object(answer, peer, "the heads of files")
+        found, self._after[peer] = said.get("heads"), whole_of(said.get("next"))
         each = Apart()
-        for document in heads:
+        for document in found[:MOST_HEADS] if isinstance(found, list) else ():
             try:
                 head = parse_as(FileHead, json.dumps(document), peer, WHAT)
                 offset = self._files.offset(head, peer)
@@ -188,6 +188,6 @@ class FileCalls:
             if not is_of_one(error):
                 raise
             self._wait(peer, head)
-            self._early(peer, head, reason(error), is_here=True)
+            self._early(peer, head, error, is_here=True)
             return
         self._refusals.settled(peer, head.model_dump_json())

@@ -1,6 +1,5 @@
 """An agent's calls over gRPC: one port, mutual TLS; the caller's certificate is looked up at every call."""
 
-import json
 import resource
 import threading
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.infra.sites import channels
 from atelier.infra.sites.audit import Audit
@@ -142,7 +141,7 @@ class GrpcServer:
         self, work: Callable[[Requests, str], Json], requests: Requests, context: grpc.ServicerContext
     ) -> bytes:
         with self._call(context) as peer:
-            return json.dumps(work(requests, peer)).encode()
+            return canonical(work(requests, peer))
 
     def _answers(
         self,

@@ -2,17 +2,20 @@
 peer that asks, and how a refusal reads.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import grpc
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.refusals import status_of
 
 AT_ONCE = 8  # calls of a peer that are answered at once: two or three are asked, and some may have been left
+ROOM = 3 << 20  # bytes of an answer: a message of gRPC, or an object of a bucket, has 4 MiB
 THREADS = 64  # that answer, of all peers
 
 
@@ -40,6 +43,17 @@ class StreamedOut:
 Method = Unary | StreamedIn | StreamedOut
 
 
+def fitting(found: Iterable[Json], most: int) -> list[Json]:
+    """As many of these as an answer has room for, at most `most`, at least one."""
+    fit, size = list[Json](), 0
+    for one in islice(found, most):
+        size += len(canonical(one))
+        if fit and size > ROOM:
+            break
+        fit.append(one)
+    return fit
+
+
 def is_damage_here(error: AtelierError, peer: str) -> bool:
     """Whether an error is of this site's own files, not of what `peer` sends."""
     return isinstance(error, DamageError) and not str(error).startswith(f"{peer}: ")
@@ -55,10 +69,9 @@ def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCo
     when = error.when if isinstance(error, NotTaken) else "never"
     if when == "never":
         audit.add("refused", who=peer, why=str(error))
-    codes = grpc.StatusCode
     if not isinstance(error, NotTaken):
-        return codes.INVALID_ARGUMENT, str(error)
-    return codes.ABORTED if when == "early" else codes.FAILED_PRECONDITION, str(error)
+        return grpc.StatusCode.INVALID_ARGUMENT, str(error)
+    return status_of(error), str(error)
 
 
 def ending(error: Exception, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:

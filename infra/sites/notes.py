@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 
-from atelier.engine.config.base import Json, fingerprint
+from atelier.engine.config.base import Json, canonical, fingerprint
 from atelier.engine.config.document import parse_json, parse_object
 from atelier.engine.config.error import DamageError
 from atelier.infra.sites.desk import (
@@ -196,4 +196,4 @@ def told(note: Note) -> dict[str, Json]:
 def listed(data: bytes, peer: str) -> list[bytes]:
     """The notes in a reply to a request for them."""
     found = parse_json(data, peer, "notes")
-    return [one.encode() for one in found if isinstance(one, str)] if isinstance(found, list) else []
+    return [canonical(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []

@@ -13,7 +13,7 @@ import pytest
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DamageError
-from atelier.infra.sites import file_calls
+from atelier.infra.sites import file_calls, methods
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.desk import OrderDesk
@@ -144,6 +144,12 @@ def test_home_hears_of_the_files_that_it_waits_for_however_many_are_kept(
 
     assert heads([made.order.id]) and not heads(["00" * 32])
     assert made.files["a"].waiting("b") == [made.order.id]
+
+
+def test_an_answer_has_no_more_than_a_message_carries() -> None:
+    found = ["\u0436" * (1 << 19)] * 9
+    assert len(methods.fitting(found, 9)) == 2 and len(methods.fitting(found, 1)) == 1
+    assert methods.fitting(["x" * (4 << 20)] * 2, 9) == ["x" * (4 << 20)]
 
 
 def test_a_home_that_only_dials_out_fetches_more_files_than_are_in_an_answer(

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import names
 from atelier.infra.sites import desk as desk_module
@@ -157,6 +157,20 @@ def test_a_note_that_grows_when_it_is_written_out_is_not_taken(tmp_path: Path) -
         two.desks["a"].put(Reply.model_validate(document))
     (tmp_path / "a" / "orders" / asked.id / "reply.json").write_bytes(b" " * (3 << 20))
     assert two.desks["a"].reply(asked.id) is None and [*two.desks["a"].orders()] == [asked]
+
+
+@pytest.mark.parametrize("letter", ["\u0436", '"', "\x01"])
+def test_a_large_note_comes_to_a_site_that_is_not_called_whatever_its_letters(
+    tmp_path: Path, letter: str
+) -> None:
+    a, b = friends(tmp_path, silent="b").values()
+    size = (desk_module.MOST - 10_000) // len(canonical(letter)[1:-1])
+    asked = order(document={"note": letter * size})
+    OrderDesk(a.mail).put(asked)
+    Policies(b.keys.folder).set(SitePolicy(site="a", tasks=("all",)))
+    with a.served():
+        Agent(b.keys, b.mail).exchange("a")
+    assert OrderDesk(b.mail).order(asked.id) == asked
 
 
 def test_a_site_that_is_not_called_hears_the_newest_answer_among_many_old_ones(tmp_path: Path) -> None:
