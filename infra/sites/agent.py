@@ -276,9 +276,9 @@ class Agent:
                     self._refusals.settled(peer, key)
                     known.add(desk.digest_of(note))
 
-    def _not_taken(self, peer: str, about: dict[str, Json], why: str) -> None:
-        self._audit.add("not taken", who=peer, why=why, **about)
-        self._refusals.never(peer, f"the {about['kind']} {about['order']}", why)
+    def _not_taken(self, peer: str, about: dict[str, Json], error: grpc.RpcError) -> None:
+        self._audit.add("not taken", who=peer, why=reason(error), **about)
+        self._refusals.never(peer, f"the {about['kind']} {about['order']}", error)
 
     def _hear_news(self, channel: CallChannel, peer: str) -> None:
         """Fetch the notes that a peer has for this site, which it cannot call."""
@@ -314,7 +314,7 @@ class Agent:
         """Say what keeps out a note that this site has heard."""
         if isinstance(error, DamageError):
             self._audit.complain(str(error))
-        self._refusals.early(peer, f"heard {_named(note)}", _named(note), str(error), is_here=True)
+        self._refusals.early(peer, f"heard {_named(note)}", _named(note), error, is_here=True)
 
 
 def _drop_hanging(channels: Channels, peer: str, error: Exception) -> None:

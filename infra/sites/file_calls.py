@@ -146,12 +146,12 @@ class FileCalls:
     def _wait(self, peer: str, head: FileHead) -> None:
         self._not_before[peer, head.model_dump_json()] = time.monotonic() + AGAIN_S
 
-    def _early(self, peer: str, head: FileHead, why: str, *, is_here: bool = False) -> None:
+    def _early(self, peer: str, head: FileHead, why: Exception, *, is_here: bool = False) -> None:
         what = f"{head.entry.path} of the order {head.order[:16]}"
         self._refusals.early(peer, head.model_dump_json(), what, why, is_here=is_here)
 
-    def _not_taken(self, peer: str, head: FileHead, why: str) -> None:
-        self._audit.add("not taken", who=peer, why=why, **files.told(head))
+    def _not_taken(self, peer: str, head: FileHead, error: grpc.RpcError) -> None:
+        self._audit.add("not taken", who=peer, why=reason(error), **files.told(head))
 
     def fetch(self, channel: CallChannel, peer: str) -> None:
         """Fetch what a peer has for this site, of the files of one answer; the others the next times."""
@@ -188,6 +188,6 @@ class FileCalls:
             if not is_of_one(error):
                 raise
             self._wait(peer, head)
-            self._early(peer, head, reason(error), is_here=True)
+            self._early(peer, head, error, is_here=True)
             return
         self._refusals.settled(peer, head.model_dump_json())

@@ -28,12 +28,17 @@ MOST = 64 << 30  # bytes of a message
 
 class NotTaken(AtelierError):
     """A message that is not taken, with the reason: it never will be, `early` it may be later on, `over` it
-    was needed once.
+    was needed once. `lacks`: what has to come before it.
     """
 
-    def __init__(self, problem: str, when: Literal["never", "early", "over"] = "never") -> None:
+    def __init__(
+        self,
+        problem: str,
+        when: Literal["never", "early", "over"] = "never",
+        lacks: Literal["", "training", "round"] = "",
+    ) -> None:
         super().__init__(problem)
-        self.when = when
+        self.when, self.lacks = when, lacks
 
 
 class OneTransfer:
@@ -83,7 +88,7 @@ class Incoming:
         """
         about = Mailbox(self._url, trajectory).about(self._site)
         if about is None:
-            raise NotTaken(f"{trajectory[:16]} is not trained here", "early")
+            raise NotTaken(f"{trajectory[:16]} is not trained here", "early", "training")
         if peer not in about.sites:
             raise NotTaken(f"{peer} takes no part in {trajectory[:16]}")
         if of != peer:
@@ -128,7 +133,7 @@ class Incoming:
         else:
             last = box.last_sent(self._site)
         if head.round > last + 1:
-            raise NotTaken(f"round {head.round} is not the next one", "early")
+            raise NotTaken(f"round {head.round} is not the next one", "early", "round")
         if about.bytes and head.codec.text not in about.bytes:
             raise NotTaken(f"is {head.codec.text}, and the training's are {', '.join(about.bytes)}")
         expected = about.bytes.get(head.codec.text, ())[head.fragment : head.fragment + 1]

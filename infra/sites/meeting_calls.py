@@ -8,6 +8,8 @@ import json
 import time
 from collections.abc import Iterator
 
+import grpc
+
 from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import AtelierError, DamageError
@@ -19,12 +21,11 @@ from atelier.engine.link.messages import AboutRounds, AboutTraining
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.methods import ROOM, is_damage_here
-from atelier.infra.sites.refusals import Apart, Settled
-from atelier.infra.sites.transfer import CallChannel, is_settled
+from atelier.infra.sites.refusals import Apart, Settled, status_of
+from atelier.infra.sites.transfer import NOT_NEXT, CallChannel, is_settled, reason
 
 WHAT = "what is said of a meeting"
 MOST = 100  # of one answer
-NOT_NEXT = "is not the next one"  # of a decision whose predecessor is not here
 AGAIN_S = 1.0  # after a decision that a peer could not take
 PATIENCE_S = 5.0  # of a call: one dead peer makes no other look silent
 Said = Presence | Decision
@@ -77,14 +78,14 @@ class MeetingCalls:
     def _tell_of(self, about: AboutTraining, channel: CallChannel, peer: str) -> None:
         key = (peer, about.trajectory)
         for said in self._said(about, peer, self._decided.get(key, 0), self._told.get(key)):
-            refusals, early = list[str](), list[str]()
+            refusals, early = list[grpc.RpcError](), list[grpc.RpcError]()
 
             def send(text: bytes = json.dumps(_document(said)).encode()) -> None:
                 channel.unary_unary(f"/{self._service}/Meet")(text, timeout=PATIENCE_S)
 
             if not is_settled(send, refusals.append, early.append):
                 self._not_before[key] = time.monotonic() + AGAIN_S
-                if not early[0].endswith(NOT_NEXT):
+                if status_of(early[0]) != NOT_NEXT:
                     continue  # something is damaged there: what comes after it may be taken
                 self._decided.pop(key, None)  # the peer has lost what it knew
                 break  # later rounds are too early as well
@@ -92,7 +93,7 @@ class MeetingCalls:
                 self._told[key] = said
             else:
                 self._decided[key] = said.line.round
-                self._note("not taken" if refusals else "sent", peer, said, "".join(refusals))
+                self._note("not taken" if refusals else "sent", peer, said, "".join(map(reason, refusals)))
 
     def ask(self, channel: CallChannel, peer: str) -> None:
         """Ask a peer, which this site alone can call, what it has to say."""
@@ -205,11 +206,11 @@ class MeetingCalls:
         if last is None:  # none is here, or none any more
             own = meeting.presence(self._site)
             if number > max(about.rounds.first, own.safe + 1 if own is not None else 0):
-                raise NotTaken(f"round {number} {NOT_NEXT}", "early")
+                raise NotTaken(f"round {number} is not the next one", "early", "round")
         elif number <= last.line.round:
             raise NotTaken(f"round {number} is over", "over")
         elif number > last.line.round + 1:
-            raise NotTaken(f"round {number} {NOT_NEXT}", "early")
+            raise NotTaken(f"round {number} is not the next one", "early", "round")
         if last is not None or number == 1:
             check_after(decision.line, about.rounds, last.line if last is not None else None)
         meeting.decide(decision)

@@ -35,6 +35,7 @@ from atelier.infra.sites.transfer import (
     offered,
     patience,
     push,
+    reason,
 )
 
 MOST_HEADS = 1000  # of one answer
@@ -180,9 +181,9 @@ class MessageCalls:
         which it is False.
         """
 
-        def refused(why: str) -> None:
-            self._audit.add("not taken", who=peer, why=why, **told(head))
-            self._refusals.never(peer, _named(head), why)
+        def refused(error: grpc.RpcError) -> None:
+            self._audit.add("not taken", who=peer, why=reason(error), **told(head))
+            self._refusals.never(peer, _named(head), error)
 
         early = partial(self._refusals.early, peer, head.trajectory, _named(head))
         if not is_settled(lambda: self._send(channel, peer, box, head), refused, early):
@@ -196,7 +197,7 @@ class MessageCalls:
 
     def _is_lacking(self, channel: CallChannel, peer: str, head: Message) -> bool:
         found: list[int | None] = [None]
-        is_settled(lambda: found.append(self._offset(channel, peer, head)), lambda why: None)
+        is_settled(lambda: found.append(self._offset(channel, peer, head)), lambda error: None)
         return found[-1] is not None
 
     def _send(self, channel: CallChannel, peer: str, box: Mailbox, head: Message) -> None:
@@ -274,7 +275,7 @@ class MessageCalls:
                 self._audit.add("refused", who=peer, why=str(refused))
                 raise
             if refused.when == "early":
-                self._refusals.early(peer, of, _named(head), str(refused), is_here=True)
+                self._refusals.early(peer, of, _named(head), refused, is_here=True)
             return refused.when != "early"
         self._refusals.settled(peer, of)
         if offset is None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
+import grpc
+
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.link.mailbox import Mailbox
@@ -14,7 +16,7 @@ from atelier.engine.link.messages import ReaderProgress
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.refusals import Apart, Refusals
-from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, is_settled
+from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, is_settled, reason
 
 MOST = 1000  # of one answer
 
@@ -95,14 +97,14 @@ class ProgressCalls:
 
     def _tell(self, channel: CallChannel, peer: str, progress: ReaderProgress) -> None:
         about, text = told(progress), progress.model_dump_json(by_alias=True).encode()
-        refusals: list[str] = []
+        refusals: list[grpc.RpcError] = []
 
         def send() -> None:
             channel.unary_unary(f"/{self._service}/Hear")(text, timeout=TIMEOUT_S)
 
-        def refused(why: str) -> None:
-            self._audit.add("not taken", who=peer, why=why, **about)
-            refusals.append(why)
+        def refused(error: grpc.RpcError) -> None:
+            self._audit.add("not taken", who=peer, why=reason(error), **about)
+            refusals.append(error)
 
         what, of = f"how far this site is in {progress.trajectory[:16]}", f"told {progress.trajectory}"
         if is_settled(send, refused, partial(self._refusals.early, peer, of, what)):

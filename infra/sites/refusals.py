@@ -13,14 +13,13 @@ from typing import Generic, TypeVar
 import grpc
 
 from atelier.engine.config.error import AtelierError
-from atelier.infra.sites.transfer import NEVER, code_of
+from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.transfer import EARLY, NEVER, NOT_NEXT, NOT_TRAINED, OVER, code_of, reason
 
-OF_ONE = (*NEVER, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN)  # a peer that answers, to what is asked
+OF_ONE = (*NEVER, *EARLY, grpc.StatusCode.UNKNOWN)  # a peer that answers, to what is asked
 MOST_REMEMBERED = 100_000  # of what is not done again
 MOST_EARLY = 10_000  # trainings and notes, of all peers, that are not taken yet
 LASTS_S = 30.0  # from then on a refusal that may end by itself is said
-OVER = "is over"  # how the reason ends where the peer has had what it refuses
-NOT_TRAINED = "is not trained here"  # the same, where the peer knows no such training
 DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
 
 
@@ -54,6 +53,21 @@ class Settled(Generic[Key]):
 def is_of_one(error: Exception) -> bool:
     """Whether an error is of what was carried alone: else the peer does not answer at all."""
     return not isinstance(error, grpc.RpcError) or code_of(error) in OF_ONE
+
+
+def refused_with(error: NotTaken) -> grpc.StatusCode:
+    """The code by which a peer learns that this site does not take something."""
+    if error.lacks:
+        return NOT_TRAINED if error.lacks == "training" else NOT_NEXT
+    codes = {"early": grpc.StatusCode.ABORTED, "over": OVER, "never": grpc.StatusCode.FAILED_PRECONDITION}
+    return codes[error.when]
+
+
+def status_of(error: Exception) -> grpc.StatusCode | None:
+    """The code with which something was refused, here or by a peer."""
+    if isinstance(error, NotTaken):
+        return refused_with(error)
+    return code_of(error) if isinstance(error, grpc.RpcError) else None
 
 
 class Apart:
@@ -95,12 +109,12 @@ class Refusals:
         self._lines: dict[str, list[str]] = {}  # not said yet
         self._lock = threading.Lock()  # around them: each peer, and its notes, have a thread
 
-    def never(self, peer: str, what: str, why: str) -> None:
+    def never(self, peer: str, what: str, why: Exception) -> None:
         """`what` is refused for good."""
-        if not why.endswith(OVER):
+        if status_of(why) != OVER:
             self._say(peer, _line(peer, what, why))
 
-    def early(self, peer: str, training: str, what: str, why: str, *, is_here: bool = False) -> None:
+    def early(self, peer: str, training: str, what: str, why: Exception, *, is_here: bool = False) -> None:
         """`what`, the next message of a training, is refused for now; `is_here`: by this site."""
         with self._lock:
             known = self._early.get((peer, training))
@@ -129,8 +143,9 @@ class Refusals:
             self._lines.setdefault(peer, []).append(line)
 
 
-def _line(peer: str, what: str, why: str, *, is_here: bool = False) -> str:
+def _line(peer: str, what: str, error: Exception, *, is_here: bool = False) -> str:
     begin = f"{peer}: {what} is not taken here" if is_here else f"{peer} does not take {what}"
-    if why.endswith(NOT_TRAINED):
+    why = reason(error)
+    if status_of(error) == NOT_TRAINED:
         why = f"it is not trained {'here' if is_here else 'there'}{DIFFERS}"
     return f"{begin}: {why}"

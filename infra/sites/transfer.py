@@ -14,7 +14,11 @@ from atelier.engine.config.document import parse_object
 BLOCK = 1 << 20  # bytes of a frame
 SLOWEST = 10_000  # bytes a second
 TIMEOUT_S = 30.0  # of a call without a body
-NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)  # codes of a refusal
+OVER = grpc.StatusCode.ALREADY_EXISTS  # code of a refusal: whoever refuses has had it
+NOT_TRAINED = grpc.StatusCode.NOT_FOUND  # the same: there is no such training yet
+NOT_NEXT = grpc.StatusCode.OUT_OF_RANGE  # the same: what comes before it is not there yet
+NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, OVER)  # the same, for good
+EARLY = (grpc.StatusCode.ABORTED, NOT_TRAINED, NOT_NEXT)  # the same, for now
 
 
 class CallChannel(Protocol):
@@ -75,19 +79,19 @@ def blocks_of(path: Path, offset: int) -> Iterator[bytes]:
 
 def is_settled(
     send: Callable[[], None],
-    on_refused: Callable[[str], None],
-    on_early: Callable[[str], None] = lambda why: None,
+    on_refused: Callable[[grpc.RpcError], None],
+    on_early: Callable[[grpc.RpcError], None] = lambda error: None,
 ) -> bool:
-    """Send something; True when the peer has it or will never take it, of which `on_refused` gets the reason,
+    """Send something; True when the peer has it or will never take it, of which `on_refused` gets the error,
     False when it does not take it yet, of which `on_early` does. Raises RpcError for anything else.
     """
     try:
         send()
     except grpc.RpcError as error:
         code = code_of(error)
-        if code not in (*NEVER, grpc.StatusCode.ABORTED):
+        if code not in (*NEVER, *EARLY):
             raise
-        (on_refused if code in NEVER else on_early)(reason(error))
+        (on_refused if code in NEVER else on_early)(error)
         return code in NEVER
     return True
 

@@ -5,13 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
+import grpc
 import pytest
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.link.mailbox import Mailbox
-from atelier.infra.sites import message_calls, refusals
+from atelier.infra.sites import message_calls, refusals, transfer
 from atelier.infra.sites.agent import Agent
+from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.refusals import DIFFERS, Refusals, Settled
+from atelier.infra.sites.transfer import CallError
 from tests.infra.sites.agents import Site, asking, friends, until
 from tests.infra.sites.test_agent import DATA, head, two
 
@@ -83,9 +86,9 @@ def test_a_peer_fills_no_memory_with_what_is_not_taken(
 
 def test_a_refusal_that_does_not_last_and_what_is_over_are_not_said() -> None:
     found = Refusals()
-    found.early("b", "t", "round 1", "aborted: round 1 is not the next one")
+    found.early("b", "t", "round 1", NotTaken("round 1 is not the next one", "early", "round"))
     found.settled("b", "t")
-    found.never("b", "round 1", "failed_precondition: round 1 is over")
+    found.never("b", "round 1", CallError(transfer.OVER, "was needed once, says another version"))
     assert not found.lines("b")
 
 
@@ -93,7 +96,7 @@ def test_a_refusal_is_said_of_each_message_that_it_holds_up(monkeypatch: pytest.
     monkeypatch.setattr(refusals, "LASTS_S", 0.0)
     found = Refusals()
     for what in ("round 1", "round 1", "round 2"):
-        found.early("b", "t", what, "aborted: the next one is missing")
+        found.early("b", "t", what, CallError(grpc.StatusCode.ABORTED, "the next one is missing"))
     assert found.lines("b") == [
         "b does not take round 1: aborted: the next one is missing",
         "b does not take round 2: aborted: the next one is missing",
