@@ -12,7 +12,7 @@ from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.refusals import status_of
+from atelier.infra.sites.refusals import refused_with
 
 AT_ONCE = 8  # calls of a peer that are answered at once: two or three are asked, and some may have been left
 ROOM = 3 << 20  # bytes of an answer: a message of gRPC, or an object of a bucket, has 4 MiB
@@ -71,7 +71,7 @@ def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCo
         audit.add("refused", who=peer, why=str(error))
     if not isinstance(error, NotTaken):
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
-    return status_of(error), str(error)
+    return refused_with(error), str(error)
 
 
 def ending(error: Exception, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:

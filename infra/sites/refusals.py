@@ -55,13 +55,18 @@ def is_of_one(error: Exception) -> bool:
     return not isinstance(error, grpc.RpcError) or code_of(error) in OF_ONE
 
 
+def refused_with(error: NotTaken) -> grpc.StatusCode:
+    """The code by which a peer learns that this site does not take something."""
+    if error.lacks:
+        return NOT_TRAINED if error.lacks == "training" else NOT_NEXT
+    codes = {"early": grpc.StatusCode.ABORTED, "over": OVER, "never": grpc.StatusCode.FAILED_PRECONDITION}
+    return codes[error.when]
+
+
 def status_of(error: Exception) -> grpc.StatusCode | None:
-    """The code with which a peer has refused something, or by which it learns that this site does."""
+    """The code with which something was refused, here or by a peer."""
     if isinstance(error, NotTaken):
-        if error.lacks:
-            return NOT_TRAINED if error.lacks == "training" else NOT_NEXT
-        codes = {"early": grpc.StatusCode.ABORTED, "over": OVER, "never": grpc.StatusCode.FAILED_PRECONDITION}
-        return codes[error.when]
+        return refused_with(error)
     return code_of(error) if isinstance(error, grpc.RpcError) else None
 
 

@@ -22,6 +22,7 @@ from atelier.engine.link.messages import Contribution
 from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop import outer
 from atelier.engine.loop.outer import OuterSteps
+from atelier.engine.loop.outer_inbox import OuterInbox
 from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
@@ -324,13 +325,13 @@ def test_each_step_of_a_site_reads_the_samples_that_the_log_gives_it(
             ]
 
 
-@pytest.mark.parametrize("work", ["write_files", "_why_not", "_open", "_add"])
+@pytest.mark.parametrize("work", ["write_files", "_why_not", "open", "_add"])
 def test_a_site_is_heard_however_long_it_sends_judges_and_adds(
     tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     """It waits there until what it says is another than before."""
     sites = Sites(tmp_path, text, rows={"a": 4}, **elastic())
-    place = outer if work == "write_files" else OuterSteps
+    place = {"write_files": outer, "open": OuterInbox}.get(work, OuterSteps)
     do, held = getattr(place, work), list[str]()
 
     def slowly(*given: Any, **more: Any) -> Any:
