@@ -71,7 +71,7 @@ class Signed(Spec):
             key.verify(raw, self.statement.text, ec.ECDSA(hashes.SHA256()))
         except (InvalidSignature, ValueError):
             raise DamageError(
-                f"{place}: the signature of {self.statement.site} is not by its certificate"
+                f"{place}: the signature of {self.statement.site} is not by its certificate", place=place
             ) from None
 
 
