@@ -37,14 +37,14 @@ def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Json:
         problem = "not UTF-8"
     except ValueError as error:
         problem = str(error).splitlines()[0]
-    raise DamageError(f"{place}: not {what} ({problem})")
+    raise DamageError(f"{place}: not {what} ({problem})", place=place)
 
 
 def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> dict[str, Json]:
     """As `parse_json`, for a document that has to be an object; else raises DamageError."""
     document = parse_json(data, place, what)
     if not isinstance(document, dict):
-        raise DamageError(f"{place}: not {what} (it is a {_kind(document)})")
+        raise DamageError(f"{place}: not {what} (it is a {_kind(document)})", place=place)
     return document
 
 
@@ -70,9 +70,9 @@ def check_as(kind: type[SpecType], document: Mapping[str, Json], place: str, wha
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])
         text = f"{where}: {fault['msg']}" if where else fault["msg"]
-        raise DamageError(f"{place}: not {what} ({text[:200]})") from None
+        raise DamageError(f"{place}: not {what} ({text[:200]})", place=place) from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise DamageError(f"{place}: not {what} ({str(error)[:200]})") from None
+        raise DamageError(f"{place}: not {what} ({str(error)[:200]})", place=place) from None
 
 
 def number_of(value: Json, default: float = 0.0) -> float:
@@ -108,7 +108,7 @@ def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -
         return document
     body = {key: value for key, value in document.items() if key != DIGEST}
     if document.get(DIGEST) != fingerprint(body):
-        raise DamageError(f"{place}: not {what} (its content does not match its digest)")
+        raise DamageError(f"{place}: not {what} (its content does not match its digest)", place=place)
     return body
 
 
@@ -121,7 +121,7 @@ def without_digest(data: bytes, place: str) -> bytes:
     """The text that `with_digest` was given. Raises DamageError when a byte of it has changed."""
     text = b"{" + data[len(with_digest(b"{")) :]
     if with_digest(text) != data:
-        raise DamageError(f"{place}: content does not match the digest inside it")
+        raise DamageError(f"{place}: content does not match the digest inside it", place=place)
     return text
 
 

@@ -60,13 +60,15 @@ class DataError(AtelierError):
 
 
 class DamageError(AtelierError):
-    """Stored bytes do not match their digest or have the wrong form; names the file."""
+    """Stored bytes do not match their digest or have the wrong form; names the file. `place`: where they are
+    from, as far as whoever catches it asks.
+    """
 
     way_out = "`atelier gc --damaged` offers to remove it, the next run makes it again"
 
-    def __init__(self, problem: str, way_out: str = "") -> None:
+    def __init__(self, problem: str, way_out: str = "", place: str = "") -> None:
         super().__init__(problem)
-        self.way_out = way_out or DamageError.way_out
+        self.way_out, self.place = way_out or DamageError.way_out, place
 
 
 class CopiesError(AtelierError):

@@ -119,9 +119,9 @@ class Record(Spec):
         """Parse and check a record. Raises DamageError naming `place` for a flipped bit or a foreign file."""
         record = check_as(Record, parse_object(text, place, "a record"), place, "a record")
         if record.sealed().digest != record.digest:
-            raise DamageError(f"{place}: the record's digest does not match its content")
+            raise DamageError(f"{place}: the record's digest does not match its content", place=place)
         if problem := _problem(record):
-            raise DamageError(f"{place}: not a record ({problem})")
+            raise DamageError(f"{place}: not a record ({problem})", place=place)
         return record
 
 

@@ -93,7 +93,7 @@ def head_of(data: bytes | str, place: str) -> Message:
     document = parse_object(data, place, WHAT)
     kind = document.get("kind", "contribution")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise DamageError(f"{place}: kind {str(kind)[:40]!r}, not one of {', '.join(KINDS)}")
+        raise DamageError(f"{place}: kind {str(kind)[:40]!r}, not one of {', '.join(KINDS)}", place=place)
     return check_as(KINDS[kind], document, place, WHAT)
 
 

@@ -65,7 +65,9 @@ class Signed(Spec):
         except ValueError:
             raw = b""
         if not signature.is_signed(certificate, self.statement.text, raw):
-            raise DamageError(f"{place}: the signature of {self.statement.site} is not by its certificate")
+            raise DamageError(
+                f"{place}: the signature of {self.statement.site} is not by its certificate", place=place
+            )
 
 
 def sign(statement: Statement, key: bytes) -> Signed:

@@ -110,7 +110,7 @@ class MeetingCalls:
         for document in said[:MOST] if isinstance(said, list) else ():
             try:
                 if not isinstance(document, dict):
-                    raise DamageError(f"{peer}: not {WHAT}")
+                    raise DamageError(f"{peer}: not {WHAT}", place=peer)
                 self._take(document, peer)
             except AtelierError as refused:  # it holds up nothing else
                 self._refuse(document, peer, refused)

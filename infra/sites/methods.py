@@ -56,7 +56,7 @@ def fitting(found: Iterable[Json], most: int) -> list[Json]:
 
 def is_damage_here(error: AtelierError, peer: str) -> bool:
     """Whether an error is of this site's own files, not of what `peer` sends."""
-    return isinstance(error, DamageError) and not str(error).startswith(f"{peer}: ")
+    return isinstance(error, DamageError) and error.place != peer
 
 
 def refusal(error: AtelierError, peer: str, audit: Audit) -> tuple[grpc.StatusCode, str]:

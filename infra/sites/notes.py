@@ -170,7 +170,7 @@ class Notes:
         found = parse_object(data[:MOST_ASKED], peer, "a request")
         known, asks = found.get("known"), found.get("asks")
         if not isinstance(known, list) or not isinstance(asks, list):
-            raise DamageError(f"{peer}: a request without what it knows and asks for")
+            raise DamageError(f"{peer}: a request without what it knows and asks for", place=peer)
         words = {one for one in known if isinstance(one, str)}
         return self.waiting_for(peer, words, {one for one in asks if isinstance(one, str)})
 

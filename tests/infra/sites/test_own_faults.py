@@ -12,17 +12,19 @@ import grpc
 import pytest
 
 from atelier.engine.config.codec import Codec
+from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import DamageError
 from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Message, ReaderProgress
+from atelier.engine.link.messages import BODY, Message, ReaderProgress, head_of
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import NUMBERS, Calls
-from atelier.infra.sites.desk import OrderDesk
+from atelier.infra.sites.desk import OrderDesk, note_of
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import FORMER, PEERS
 from atelier.infra.sites.message_calls import MessageCalls
+from atelier.infra.sites.methods import is_damage_here
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.sites.transfer import CallChannel
@@ -61,6 +63,18 @@ def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
         sending.exchange("b")
         assert b.box.read(1, "a") is not None
     assert [line["what"] for line in b.audited()].count("damaged") == 1
+
+
+def test_whose_damage_it_is_is_known_by_its_place_whatever_its_text() -> None:
+    for read in (
+        lambda: parse_object(b"{", "b"),
+        lambda: head_of(b'{"kind": 7}', "b"),
+        lambda: note_of(b"", 7, "b"),
+    ):
+        with pytest.raises(DamageError) as sent:
+            read()
+        assert not is_damage_here(sent.value, "b") and is_damage_here(sent.value, "c")
+    assert is_damage_here(DamageError("b: this is how a file here is called"), "b")
 
 
 @pytest.mark.parametrize("of", ["a message", "a line of the log"])
