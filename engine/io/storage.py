@@ -193,9 +193,9 @@ def names(url: str) -> list[str]:
     return sorted(name for name in found if not name.startswith(TEMPORARY))
 
 
-def write_bytes(url: str, data: bytes, *, makes_folder: bool = True) -> None:
+def write_bytes(url: str, data: bytes) -> None:
     """Write `data` to `url`, replacing its content: readers see the old or the new content, never a part."""
-    with writing(url, makes_folder=makes_folder) as file:
+    with writing(url) as file:
         file.write(data)
 
 

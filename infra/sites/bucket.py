@@ -25,7 +25,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import Digest
 from atelier.engine.io import storage
 from atelier.engine.io.remote import ask
-from atelier.engine.io.storage import filesystem, is_local, join, local_path, write_bytes
+from atelier.engine.io.storage import filesystem, is_local, join, local_path, write_bytes, writing
 from atelier.infra.sites.keys import Card, Keys
 from atelier.infra.sites.sealed import NotOpened, verify
 from atelier.infra.sites.signature import sign
@@ -96,7 +96,8 @@ class Bucket:
         """Raises BucketError where the folder of a site is gone: it is its own to make."""
         with _asking(self.url):
             try:
-                write_bytes(self._at(*parts), data, makes_folder=False)
+                with writing(self._at(*parts), makes_folder=False) as file:
+                    file.write(data)
             except FileNotFoundError:
                 raise BucketError(f"{self._at(*parts[:-1])} is gone") from None
 
