@@ -250,7 +250,7 @@ class Mailbox:
         return found
 
 
-class Trainings:
+class KnownTrainings:
     """What a site says of the trainings whose messages lie below the folder `url` of this machine; a file is
     read again when it is another one.
     """

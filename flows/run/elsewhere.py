@@ -26,7 +26,6 @@ from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
-from atelier.infra.sites.agent_state import StateFile
 from atelier.infra.sites.desk import (
     Cancellation,
     OrderDesk,
@@ -37,6 +36,7 @@ from atelier.infra.sites.desk import (
     TaskState,
 )
 from atelier.infra.sites.files import drop, folder_of, sent
+from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
@@ -65,7 +65,7 @@ class Elsewhere:
             (product.kind, product.fingerprint) for node in plan.nodes for product in node.products.values()
         }
         self._here, self._desk = frozen.here, OrderDesk(frozen.here.mailbox)
-        self._state = StateFile(frozen.here.mailbox)
+        self._problems = PeerProblems(frozen.here.mailbox)
         self._orders: dict[str, SiteOrder] = {}
         self._owned: list[IO[str]] = []
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class Elsewhere:
 
     def _say_waiting(self, site: str, heard: "_Heard") -> None:
         """On a terminal or in a log, once each: that a site is waited for, and what keeps it."""
-        problem = self._state.problem(site)
+        problem = self._problems.of(site)
         if heard.number or heard.silence < (SAID_S if problem == "" else KEPT_S):
             return
         text = f"waiting for {site} to plan its part: {self._what_keeps(site)}"
@@ -130,7 +130,7 @@ class Elsewhere:
 
     def _what_keeps(self, site: str) -> str:
         """Why a site does not answer, as far as this site's agent knows."""
-        problem = self._state.problem(site)
+        problem = self._problems.of(site)
         if problem is None:
             return "no agent runs here; atelier site serve"
         return problem or f"the agent here is well; is `atelier site serve` running at {site}?"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -16,7 +17,6 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites import desk, notes
-from atelier.infra.sites.agent_state import StateFile
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import Calls
 from atelier.infra.sites.bucket_server import NOBODY, BucketServer
@@ -34,6 +34,7 @@ from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, is_damage_here
 from atelier.infra.sites.notes import Declined, Notes
+from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies
 from atelier.infra.sites.progress_calls import ProgressCalls
 from atelier.infra.sites.refusals import Refusals, Settled
@@ -72,7 +73,7 @@ class Agent:
             Channels(keys, OPTIONS, calls, self._put_in) for _ in range(3)
         )
         self._news: dict[str, threading.Lock] = {}  # by peer: whoever has it carries notes
-        self._state, self._problems = StateFile(mailbox), dict[str, str]()  # by peer
+        self._told_here, self._problems = PeerProblems(mailbox), dict[str, str]()  # by peer
         self._busy_since: dict[str, float] = {}  # by peer: carrying what it and this site have for each other
         self._passed: dict[str, float] = {}  # when notes were carried beside that, by peer
         self._server: GrpcServer | None = None
@@ -165,12 +166,14 @@ class Agent:
         if not loops.join(GRACE_S):  # a transfer that stalls is broken off, and goes on later
             self._break_off()
             loops.join(GRACE_S)
+        with suppress(OSError):  # the folder is gone
+            self._told_here.end()
 
     def _works(self, say: Callable[[str], None]) -> list[Work]:
         """What is done now: with each peer three things that do not wait for each other."""
         works = [Work("rounds here", self._meetings.decide)]  # no site is called so
         works.append(Work("cards here", self._damaged_card))
-        works.append(Work("what runs here are told", self._say_state))
+        works.append(Work("what runs here are told", self._tell_here))
         if self._bucket is not None:
             works.append(Work("the bucket", self._bucket.check, "goes on"))
         peers = self.keys.peers
@@ -182,8 +185,8 @@ class Agent:
             works.append(Work(f"notes with {peer}", partial(self.pass_notes, peer)))
         return works
 
-    def _say_state(self) -> None:
-        self._state.write({peer: self._problems.get(peer, "") for peer in self.keys.peers})
+    def _tell_here(self) -> None:
+        self._told_here.write({peer: self._problems.get(peer, "") for peer in self.keys.peers})
 
     def _damaged_card(self) -> str:
         """What is wrong with the card of a site that is trusted."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
-from atelier.engine.link.mailbox import HEAD, MOST_HEAD, Mailbox, Trainings
+from atelier.engine.link.mailbox import HEAD, MOST_HEAD, KnownTrainings, Mailbox
 from atelier.engine.link.membership import Meeting
 from atelier.engine.link.messages import (
     BODY,
@@ -76,7 +76,7 @@ class Incoming:
     def __init__(self, url: str, site: str) -> None:
         self._url, self._site = url, site
         self._one = OneTransfer()
-        self.all = Trainings(url, site)
+        self.all = KnownTrainings(url, site)
 
     def trainings(self, peer: str) -> list[AboutTraining]:
         """The trainings here that another site takes part in."""

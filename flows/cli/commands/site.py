@@ -46,9 +46,13 @@ def _check_options(options: argparse.Namespace) -> None:
     """Raises ConfigError for an option that the act does not take."""
     takes = TAKES.get(options.act, ("mailbox",))
     for name, value in vars(options).items():
-        if value and name in OWN and name not in takes:
-            way_out = ", ".join(f"--{each}" for each in takes) or "--keys alone"
-            raise ConfigError(f"--{name.replace('_', '-')}", f"is nothing for site {options.act}", way_out)
+        if value and name not in ("act", "what", "keys", *takes):
+            way_out = ", ".join(map(_flag, takes)) or "--keys alone"
+            raise ConfigError(_flag(name), f"is nothing for site {options.act}", way_out)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _create(keys: Keys, options: argparse.Namespace) -> int:
@@ -167,7 +171,8 @@ def _served(keys: Keys, mailbox: str, root: str) -> Iterator[str]:
         yield "trusts no site yet: atelier site accept <a card>"
     for card in (keys.card, *keys.peers.values()):
         if card.end - now() < SOON:
-            yield f"warning: the certificate of {card.site} ends on {card.end:%Y-%m-%d}: atelier site rotate"
+            ends = f"the certificate of {card.site} ends on {card.end:%Y-%m-%d}"
+            yield f"warning: {ends}: atelier site rotate at {card.site}"
 
 
 def _reached(agent: "Agent", card: Card, listen: str | None) -> str:
@@ -360,7 +365,6 @@ def _word(options: argparse.Namespace, about: str) -> str:
     return options.what
 
 
-OWN = ("address", "mailbox", "tasks", "read", "use", "send", "pool", "tracker", "hourly", "listen", "replace")
 TAKES = {
     "create": ("address",),
     "card": (),

@@ -8,7 +8,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.link import mailbox
-from atelier.engine.link.mailbox import Mailbox, Trainings
+from atelier.engine.link.mailbox import KnownTrainings, Mailbox
 
 
 def test_what_comes_late_into_a_round_that_is_removed_ends_nothing_and_is_removed_the_next_time(
@@ -48,7 +48,7 @@ def test_what_is_said_of_a_training_is_read_again_when_its_file_is_another_one(
         return read(kind, url, what)
 
     monkeypatch.setattr(mailbox, "read_as", counted)
-    found = Trainings(str(tmp_path), "a")
+    found = KnownTrainings(str(tmp_path), "a")
     for _ in range(3):
         assert [about.trajectory[:2] for about in found.listed()] == ["ab", "ef"]
     assert len(reads) == 3

@@ -162,6 +162,7 @@ def test_a_card_whose_certificate_has_ended_is_not_trusted(
         (("serve", "--listen", "127.0.0.1:99999"), "--listen: '127.0.0.1:99999' is no place to listen at"),
         (("create", "c", "--address", "localhost:99999"), "--address: is no address of a site"),
         (("create", "c", "--tasks", "train"), "--tasks: is nothing for site create; --address"),
+        (("card", "--with-parent"), "--with-parent: is nothing for site card; --keys alone"),
         (("peers", "--listen", "127.0.0.1:0"), "--listen: is nothing for site peers; --keys alone"),
         (("cancel", "ab"), "site cancel: 0 orders begin with 'ab'"),
         (("work", "ab" * 32), "site work: there is no order abab"),

@@ -21,8 +21,8 @@ from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
-from atelier.infra.sites.agent_state import StateFile
 from atelier.infra.sites.desk import Note, OrderDesk, SiteOrder
+from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.store.store import Store
 from tests.infra.sites.test_notes import reply
 
@@ -117,7 +117,7 @@ def test_a_plan_is_refused_where_a_site_does_not_answer(
 ) -> None:
     """And before it is, what is waited for is said, once, with what its own agent knows of it."""
     if problem is not None:
-        StateFile(home.desk.url).write({"b": problem})
+        PeerProblems(home.desk.url).write({"b": problem})
     said: list[str] = []
     for second in (said_at - 1, said_at + 1):
         home.clock.at(second, lambda: said.append(capsys.readouterr().err))

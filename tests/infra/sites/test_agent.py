@@ -1,6 +1,7 @@
 """Agents that carry messages between two sites, over mutual TLS on loopback: real processes, real kills."""
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -11,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -24,11 +24,22 @@ from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
-from atelier.infra.sites.audit import FIRST, Audit, whole_lines
+from atelier.infra.sites.audit import FIRST, TAIL, Audit, whole_lines
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
+from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.sites.transfer import CallError
-from tests.infra.sites.agents import PATIENCE_S, TRAJECTORY, Carrier, Site, check, friends, running, until
+from tests.infra.sites.agents import (
+    PATIENCE_S,
+    TRAJECTORY,
+    Carrier,
+    Site,
+    asking,
+    check,
+    friends,
+    running,
+    until,
+)
 
 
 def two(folder: Path, silent: str = "", carrier: Carrier = "grpc") -> list[Site]:
@@ -262,12 +273,27 @@ def test_what_is_damaged_here_ends_no_connection(tmp_path: Path, monkeypatch: py
     with pytest.raises(grpc.RpcError):
         asking.exchange("b")
     assert asking._channels.of(b.keys.card) is channel
-    late = CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
-    monkeypatch.setattr(asking._messages, "send", Mock(side_effect=late))
+
+    def hangs(*_: object) -> None:
+        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+
+    monkeypatch.setattr(asking._messages, "send", hangs)
     with pytest.raises(CallError, match="late"):
         asking.exchange("b")
     assert asking._channels.of(b.keys.card) is not channel
     asking.stop()
+
+
+def test_runs_here_hear_what_keeps_the_agent_from_a_peer_until_it_ends(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    problems = PeerProblems(a.mail)
+    a.send(1, DATA)
+    assert problems.of("b") is None
+    with a.served() as at_a, asking(at_a):
+        until(lambda: "unavailable" in (problems.of("b") or ""), "nobody says that b is not there")
+        with b.served():
+            until(lambda: problems.of("b") == "", "nobody says that b is there")
+    assert problems.of("b") is None
 
 
 def test_a_peer_whose_port_hangs_up_is_not_called_at_every_look(tmp_path: Path) -> None:
@@ -349,12 +375,22 @@ def test_half_a_line_of_the_audit_log_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [b"", b"{", b"x" * 200_000])
-def test_of_an_audit_log_the_end_alone_is_looked_at_for_half_a_line(tmp_path: Path, half: bytes) -> None:
-    path, whole = tmp_path / "audit.jsonl", b"y" * 300_000 + b"\n"
-    for before in (b"", whole):
-        path.write_bytes(before + half)
-        with path.open("rb") as file:
-            assert whole_lines(file) == len(before)
+def test_of_an_audit_log_the_end_alone_is_looked_at_for_half_a_line(half: bytes) -> None:
+    for before in (b"", b"y" * 300_000 + b"\n", b"y\n" * 3_000_000):
+        file = Counted(before + half)
+        assert whole_lines(file) == len(before)
+        assert file.read_bytes <= len(half) + 2 * TAIL
+
+
+class Counted(io.BytesIO):
+    """A file that knows how much of it was read."""
+
+    read_bytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        self.read_bytes += len(found)
+        return found
 
 
 def test_a_changed_audit_log_is_noticed(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """What one site does not take of another's messages is said to whoever runs the agent."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -13,6 +11,7 @@ from atelier.engine.link.mailbox import Mailbox
 from atelier.infra.sites import message_calls, refusals, transfer
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.refusals import DIFFERS, Refusals, Settled
 from atelier.infra.sites.transfer import CallError
 from tests.infra.sites.agents import Site, asking, friends, until
@@ -71,12 +70,14 @@ def test_a_peer_fills_no_memory_with_what_is_not_taken(
 ) -> None:
     monkeypatch.setattr(message_calls, "MOST_HEADS", 7)
     monkeypatch.setattr(refusals, "MOST_EARLY", 5)
-    a, _ = two(tmp_path, "a")
+    """Whatever a peer answers: this one says more than it was asked for."""
     heads = [head("b", DATA, trajectory=f"{number:064x}") for number in range(20)]
-    channel = Mock()
-    channel.unary_unary.return_value.return_value = json.dumps({"heads": heads}).encode()
+    monkeypatch.setattr(MessageCalls, "heads", lambda self, request, peer: {"heads": heads})
+    a, b = two(tmp_path, "a")
     agent = Agent(a.keys, a.mail)
-    agent._messages.fetch(channel, "b")
+    with b.served():
+        agent.exchange("b")
+    agent.stop()
     assert [training[-2:] for _, training in agent._refusals._early] == ["02", "03", "04", "05", "06"]
     settled = Settled[int](3)
     for number in (1, 2, 1, 3, 4):
