@@ -221,7 +221,10 @@ def test_a_task_that_runs_elsewhere_brings_home_what_is_needed_there(whole: TwoS
     assert code == 0 and weights_of(alone) == sites.models()[0], err  # as if it had run here
     Policies(sites.keys.folder).set(SitePolicy(site="a", tasks=("all",), sends=("scores",)))
     code, _, err = sites.home.finish(*words, "sites.at={train:b}", "train.seed=2")
-    assert code == 2 and "train: b sends no files of a model to a (it sends: scores)" in err, err
+    assert (
+        code == 2
+        and "b sends no files of a model, for a; at b: atelier site allow a --send scores,model" in err
+    ), err
 
 
 def test_what_a_policy_does_not_allow_is_refused_before_anything_runs(
@@ -231,8 +234,8 @@ def test_what_a_policy_does_not_allow_is_refused_before_anything_runs(
     code, _, err = sites.home.finish("plan", *WORDS)
     assert code == 0, err
     for policy, why in (
-        (SitePolicy(site="a", tasks=("curate", "encode")), "runs no task 'learn_tokenizer' for a"),
-        (SitePolicy(site="a"), "runs no task 'curate' for a (it runs: none)"),
+        (SitePolicy(site="a", tasks=("curate", "encode")), "b runs no task learn_tokenizer or train, for a"),
+        (SitePolicy(site="a"), "at b: atelier site allow a --tasks curate,encode,learn_tokenizer,train"),
     ):
         Policies(sites.keys.folder).set(policy)
         code, _, err = sites.home.finish(*WORDS)
