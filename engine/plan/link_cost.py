@@ -20,17 +20,17 @@ BITS, MEGA = 8, 1e6
 class LinkCost(TypedDict):
     """Of one codec: bytes of a message, of each fragment where there are several, and of all that a site
     sends to one other in the training. Mbit/s that it needs to each other at once, each way; seconds of the
-    largest message but the last, and the share of the training's time that is waited, where the link's rate
-    is known; else 0.
+    largest message but the last, and the share of the training's time that is waited. None = not known, as
+    the link's rate or the steps' time is not.
     """
 
     codec: str
     bytes: int
     fragments: list[int]
     sent: int
-    needs_mbps: float
-    seconds: float
-    stall: float
+    needs_mbps: float | None
+    seconds: float | None
+    stall: float | None
 
 
 def contribution_costs(
@@ -51,16 +51,15 @@ def contribution_costs(
             max(0.0, took[size] - step_s * min(chooser.interval, rounds.due(n) - rounds.step_of(n)))
             for n, size in enumerate(sent, start=1)
         )
-        is_known = bool(rates and step_s)
         found.append(
             {
                 "codec": codec,
                 "bytes": sizes[0],
                 "fragments": sizes[1:],
                 "sent": sum(sent),
-                "needs_mbps": BITS * largest / chooser.time_s / MEGA if chooser.time_s else 0.0,
-                "seconds": chooser.seconds(-1, largest, rates),
-                "stall": waited / (waited + steps * step_s) if is_known else 0.0,
+                "needs_mbps": BITS * largest / chooser.time_s / MEGA if chooser.time_s else None,
+                "seconds": chooser.seconds(-1, largest, rates) if rates else None,
+                "stall": waited / (waited + steps * step_s) if rates and step_s else None,
             }
         )
     return found
@@ -108,14 +107,14 @@ def drawing_cost(
 
 def _cost_of_steps(codec: str, size: int, steps: int, step_s: float, rate: float) -> LinkCost:
     """Of a message a step, of `size` bytes."""
-    took = size / rate if rate else 0.0
-    waited = max(0.0, took - step_s)
+    took = size / rate if rate else None
+    waited = max(0.0, took - step_s) if took is not None and step_s else None
     return {
         "codec": codec,
         "bytes": size,
         "fragments": [],
         "sent": size * steps,
-        "needs_mbps": BITS * size / step_s / MEGA if step_s else 0.0,
+        "needs_mbps": BITS * size / step_s / MEGA if step_s else None,
         "seconds": took,
-        "stall": waited / (waited + step_s) if step_s else 0.0,
+        "stall": None if waited is None else waited / (waited + step_s),
     }

@@ -64,8 +64,8 @@ class LinkRow(TypedDict):
     messages: int  # of a site: rounds, or steps that are answered
     every: int  # steps from one message to the next
     staleness: int  # steps from a contribution to its outer step; else, how far they may be ahead
-    step_s: float  # of the slowest site; 0 = not known
-    mbps: dict[str, float]  # what the link carries, by the site that is reached
+    step_s: float | None  # of the slowest site; None = not known
+    mbps: dict[str, float]  # what the link carries, by the site that is reached; {} = not known
     costs: list[LinkCost]  # of each codec that may be taken
     chosen: str  # by these rates; '' = there is one, or too little is known
     token_bytes: int  # of a scored, or a hidden token; 0 = these are contributions
@@ -196,7 +196,7 @@ def _contributions(name: str, node: Node, step_s: float, vocab: int, here: Here)
             "messages": steps // link.interval,
             "every": link.interval,
             "staleness": link.delay,
-            "step_s": round(step_s, 6),
+            "step_s": round(step_s, 6) or None,
             "mbps": _mbps(rates),
             "costs": costs,
             "chosen": chosen(link, costs, step_s=step_s, roles=len(roles), rates=rates).text
@@ -232,7 +232,7 @@ def _answers(name: str, node: Node, step_s: float, vocab: int, here: Here) -> It
                 "messages": steps,
                 "every": 1,
                 "staleness": link.ahead,
-                "step_s": round(step_s, 6),
+                "step_s": round(step_s, 6) or None,
                 "mbps": _mbps(rates),
                 "costs": [cost],
                 "chosen": "",

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from atelier.engine.config.error import printable
+
+LEAST_FOLDED = 20  # columns of a cell that folds
 
 
 def plain_console() -> Console:
@@ -18,19 +21,31 @@ def plain_console() -> Console:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), flexible: str = ""
 ) -> None:
-    """`right` columns hold numbers; the `flexible` one folds when the terminal is narrow."""
+    """`right` columns hold numbers; the `flexible` one folds when the terminal is narrow. Where that is not
+    enough lines are longer than the terminal, which shows them whole.
+    """
     console = plain_console()
     table = Table(
         box=None, padding=(0, 2, 0, 0), header_style="bold" if console.is_terminal else "", show_edge=False
     )
     numeric = set(right)
-    for column in columns:
+    cells = [[printable(cell, 0) for cell in row] for row in rows]
+    width = 0
+    for column, *texts in zip(columns, *cells, strict=True):
         is_flexible = column == flexible
+        widest = max(map(cell_len, (column, *texts)))
+        least = min(widest, LEAST_FOLDED) if is_flexible else widest
+        width += least + 2
         table.add_column(
-            column, justify="right" if column in numeric else "left", no_wrap=not is_flexible, overflow="fold"
+            column,
+            justify="right" if column in numeric else "left",
+            no_wrap=not is_flexible,
+            overflow="fold",
+            min_width=least,
         )
-    for row in rows:
-        table.add_row(*(Text(printable(cell, 0)) for cell in row))  # Text: a cell's brackets are no markup
+    for row in cells:
+        table.add_row(*map(Text, row))  # Text: a cell's brackets are no markup
+    console.width = max(console.width, width)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

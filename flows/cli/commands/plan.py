@@ -84,8 +84,9 @@ def _show(plan: Plan, totals: PlanTotals) -> None:
     print()
     hours = totals["device_hours"] * 3600
     cost = f", about {duration(hours)} of device time, {amount(totals['flops'])}FLOP" if hours else ""
+    where = f"at {plan.here.site}: " if plan.sites else ""
     print(
-        f"{totals['tasks']} tasks, {totals['artifacts']} artifacts: "
+        f"{where}{totals['tasks']} tasks, {totals['artifacts']} artifacts: "
         f"{totals['reuse']} to reuse, {totals['run']} to make{cost}"
     )
     if plan.wall_s:
@@ -116,8 +117,7 @@ def _show_sites(plan: Plan) -> None:
 
 
 def _link_cells(row: LinkRow) -> Iterator[tuple[str, ...]]:
-    """A row of a link for each of its costs; seconds and stall where its rate is known."""
-    is_known = bool(row["mbps"] and row["step_s"])
+    """A row of a link for each of its costs, blank where something is not known."""
     is_of_all = row["kind"] == "contributions"
     arrow = ", " if is_of_all else " -> "
     steps = f"{row['staleness']} steps"
@@ -133,8 +133,8 @@ def _link_cells(row: LinkRow) -> Iterator[tuple[str, ...]]:
             f"{amount(cost['sent'])}B",
             f"{amount(cost['needs_mbps'] * 1e6)}bit/s" if cost["needs_mbps"] else "",
             f"{amount(min(row['mbps'].values()) * 1e6)}bit/s" if row["mbps"] else "",
-            duration(cost["seconds"]) if is_known else "",
-            f"{100 * cost['stall']:.2g} %" if is_known else "",
+            "" if cost["seconds"] is None else duration(cost["seconds"]),
+            "" if cost["stall"] is None else f"{100 * cost['stall']:.2g} %",
             steps if is_of_all else f"up to {steps}",
         )
 
