@@ -2,8 +2,6 @@
 carry; their replies are followed here.
 """
 
-import fcntl
-import re
 import sys
 import threading
 import time
@@ -11,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import IO, cast
 
-from atelier.engine.config.base import JsonObject, canonical, fingerprint
+from atelier.engine.config.base import JsonObject, fingerprint
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.config.message import Message
-from atelier.engine.config.record import Provenance
-from atelier.engine.io.storage import join, local_path, put_file, verify
+from atelier.engine.io.storage import local_path
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.left_alone import left_alone
@@ -35,9 +32,9 @@ from atelier.infra.sites.desk import (
     SiteOrder,
     TaskState,
 )
-from atelier.infra.sites.files import drop, folder_of, sent
+from atelier.infra.sites.files import sent, take_in
 from atelier.infra.sites.peer_problems import PeerProblems
-from atelier.infra.store.lease import Holder
+from atelier.infra.store.file_lock import file_lock
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
 
@@ -52,7 +49,6 @@ AGAIN_S = 600.0  # until it is said again that files are waited for
 STOPPING_S = 120.0  # for the last reply to one that is cancelled
 DONE = ("done", "reused")
 OWNER = "home.lock"  # of an order: held by the run that asks for it
-PAYLOAD = re.compile(r"payload-[0-9a-f]+/")
 
 
 class Elsewhere:
@@ -190,14 +186,10 @@ class Elsewhere:
 
     def _own(self, order: SiteOrder) -> bool:
         """Have an order as long as this process lives; False where another run has it."""
-        file = (local_path(self._desk.folder(order.id)) / OWNER).open("a")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return False
-        self._owned.append(file)
-        return True
+        file = file_lock(local_path(self._desk.folder(order.id)) / OWNER)
+        if file is not None:
+            self._owned.append(file)
+        return file is not None
 
     def _is_open(self, one: SiteOrder, order: SiteOrder) -> bool:
         is_equal = one.model_copy(update={"id": order.id}) == order
@@ -328,36 +320,6 @@ def _show(node: Node, told: TaskState, context: RunContext, said: set[str]) -> N
     if told.progress:
         keys = {"progress", "total", "unit", "rate", "loss"}
         context.listener(node.name, cast(Message, told.model_dump(include=keys)))
-
-
-def take_in(
-    desk: OrderDesk, order: SiteOrder, ordered: OrderedProduct, product: Product, store: Store
-) -> bool:
-    """Publish an artifact whose files have come from another site, with that site in its record; False while
-    they have not. Raises DamageError, and AtelierError for a record of something else, or files that no
-    artifact has.
-    """
-    for artifact, record in sent(desk, order):
-        folder = folder_of(desk, order.id, ordered)
-        if artifact != ordered or not all((folder / entry.path).exists() for entry in record.files):
-            continue
-        same = (record.version, record.parents) == (product.version, product.parents)
-        if not same or canonical(record.identity) != canonical(product.identity):
-            raise AtelierError(f"{order.site} sends {record.kind} {record.name}, not what was asked for")
-        if strange := [entry.path for entry in record.files if not PAYLOAD.match(entry.path)]:
-            raise AtelierError(f"{order.site} sends {record.name}, {strange[0]!r} of it outside its payload")
-        address = store.address(ordered.kind, ordered.fingerprint)
-        for entry in record.files:
-            verify(str(folder / entry.path), entry)
-            put_file(folder / entry.path, join(address, entry.path))
-        ended = min(record.provenance.get("ended", 0.0), time.time())
-        about = cast(Provenance, {**record.provenance, "site": order.site, "ended": ended})
-        store.publish(
-            record.model_copy(update={"name": product.name, "provenance": about}), Holder.me(product.name)
-        )
-        drop(desk, order, ordered)
-        return True
-    return False
 
 
 def told(problem: Exception) -> AtelierError:

@@ -2,7 +2,6 @@
 loopback, to try a run over several sites with one command.
 """
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from atelier.engine.io.storage import is_local, local_path, write_bytes
 from atelier.flows.run.over_sites import LOOPBACK
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
+from atelier.infra.store.file_lock import file_lock
 
 LISTENS, LOG, LOCK = "listens at ", "agent.log", "lock"
 LOOK_EVERY = 0.2  # seconds
@@ -58,14 +58,9 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
 def _alone(folder: Path) -> IO[str]:
     """A file that is locked until it is closed. Raises ConfigError while another run has these sites."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK).open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ConfigError(
-            "sites.loopback", f"another run has those in {folder}", "wait for its end"
-        ) from None
+    file = file_lock(folder / LOCK)
+    if file is None:
+        raise ConfigError("sites.loopback", f"another run has those in {folder}", "wait for its end")
     return file
 
 

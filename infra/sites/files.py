@@ -4,20 +4,35 @@ record in the site's reply says with which bytes; nothing else is taken.
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.base import Json, Spec, canonical
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.record import Digest, FileEntry, Record
-from atelier.engine.io.storage import fetch, local_path, make_folder, sync_folder, verify, write_bytes
+from atelier.engine.config.record import Digest, FileEntry, Provenance, Record
+from atelier.engine.io.storage import (
+    fetch,
+    join,
+    local_path,
+    make_folder,
+    put_file,
+    sync_folder,
+    verify,
+    write_bytes,
+)
+from atelier.infra.dag import Product
 from atelier.infra.sites.desk import OrderDesk, OrderedProduct, SiteOrder
 from atelier.infra.sites.incoming import NotTaken, OneTransfer, received
+from atelier.infra.store.lease import Holder
+from atelier.infra.store.store import Store
 
 FOLDER, TAKEN, SHORT = "files", ".taken", 16
+PAYLOAD = re.compile(r"payload-[0-9a-f]+/")
 MOST_REMEMBERED = 256  # replies to orders whose files are
 Sent: TypeAlias = dict[OrderedProduct, dict[FileEntry, None]]  # the files of artifacts, in their order
 
@@ -174,6 +189,36 @@ def offer(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct, address: 
                 os.fsync(file.fileno())  # an empty file would be sent again and again
             os.replace(part_of(path), path)
             sync_folder(path.parent)
+
+
+def take_in(
+    desk: OrderDesk, order: SiteOrder, ordered: OrderedProduct, product: Product, store: Store
+) -> bool:
+    """Publish an artifact whose files have come from another site, with that site in its record; False while
+    they have not. Raises DamageError, and AtelierError for a record of something else, or files that no
+    artifact has.
+    """
+    for artifact, record in sent(desk, order):
+        folder = folder_of(desk, order.id, ordered)
+        if artifact != ordered or not all((folder / entry.path).exists() for entry in record.files):
+            continue
+        same = (record.version, record.parents) == (product.version, product.parents)
+        if not same or canonical(record.identity) != canonical(product.identity):
+            raise AtelierError(f"{order.site} sends {record.kind} {record.name}, not what was asked for")
+        if strange := [entry.path for entry in record.files if not PAYLOAD.match(entry.path)]:
+            raise AtelierError(f"{order.site} sends {record.name}, {strange[0]!r} of it outside its payload")
+        address = store.address(ordered.kind, ordered.fingerprint)
+        for entry in record.files:
+            verify(str(folder / entry.path), entry)
+            put_file(folder / entry.path, join(address, entry.path))
+        ended = min(record.provenance.get("ended", 0.0), time.time())
+        about = cast(Provenance, {**record.provenance, "site": order.site, "ended": ended})
+        store.publish(
+            record.model_copy(update={"name": product.name, "provenance": about}), Holder.me(product.name)
+        )
+        drop(desk, order, ordered)
+        return True
+    return False
 
 
 def drop(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct) -> None:

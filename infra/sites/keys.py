@@ -1,6 +1,5 @@
 """A site's key and certificate, and the sites that it trusts: files of a folder. The key never leaves it."""
 
-import fcntl
 import hashlib
 import os
 import re
@@ -23,6 +22,7 @@ from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.link import ANY, NOBODY, SITE, SiteName
 from atelier.engine.io.storage import sync_folder, write_bytes
+from atelier.infra.store.file_lock import file_lock
 
 KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
 MAILBOX_AT, LOCK, FORMER = "mailbox.txt", "agent.lock", "former"
@@ -173,12 +173,9 @@ class Keys:
         """A file that is locked until it is closed: one agent has the keys. Raises ConfigError when another
         has.
         """
-        file = (self.folder / LOCK).open("a")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise ConfigError(what, f"{self.folder}: another agent runs with these keys") from None
+        file = file_lock(self.folder / LOCK)
+        if file is None:
+            raise ConfigError(what, f"{self.folder}: another agent runs with these keys")
         return file
 
     def rotate(self, address: str | None = None) -> None:

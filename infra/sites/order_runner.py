@@ -18,6 +18,7 @@ from atelier.infra.sites.desk import OrderDesk, Reply, SiteOrder
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.note_cache import NoteSummary
 from atelier.infra.sites.policy import Policies
+from atelier.infra.store.file_lock import file_lock
 
 LOCK, LOG, WORK = "lock", "log.txt", "work"
 MOST_AT_ONCE = 4  # processes for a home, of plans and of runs
@@ -187,16 +188,12 @@ class OrderRunner:
 def holding(desk: OrderDesk, number: str) -> Iterator[None]:
     """Be the one process that works on an order while the block runs. Raises AtelierError when another is."""
     path = local_path(desk.folder(number)) / LOCK
-    with path.open("a+") as file:
-        until = time.monotonic() + LOOKING_S  # an agent that looks holds it for a moment
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise AtelierError(f"order {number[:8]}: another process works on it") from None
-                time.sleep(0.05)
+    until = time.monotonic() + LOOKING_S  # an agent that looks holds it for a moment
+    while (held := file_lock(path)) is None:
+        if time.monotonic() > until:
+            raise AtelierError(f"order {number[:8]}: another process works on it")
+        time.sleep(0.05)
+    with held as file:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -2,7 +2,6 @@
 points, in order.
 """
 
-import fcntl
 import json
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TextIO
 
 from atelier.engine.config.metric import CurveLine, effective, time_spent
 from atelier.engine.io.storage import is_local, join, local_path
+from atelier.infra.store.file_lock import file_lock
 from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.curve import SegmentReader, is_kept, points, read_segments
 from atelier.infra.tracking.process_stats import ProcessStats
@@ -159,21 +159,16 @@ class Curve:
         with self._lock:
             if self._copy is None or self._file is not None:
                 return True
-            with suppress(OSError):  # held by another process
-                file = open(self._copy, "a+")  # noqa: SIM115  `release` closes it
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    file.close()
-                    raise
-                self._file = file
-                before, self.rows, self._drawn = self.rows, [], set()
-                self._add(_rows_of(self._copy))
-                new = _without(self._drawn, before)
-                self._add(new)
-                self._keep(new)
-                self.rows.sort(key=lambda row: row.step)
-                self._order += 1
+            with suppress(OSError):
+                self._file = file_lock(self._copy)  # `release` closes it
+                if self._file is not None:
+                    before, self.rows, self._drawn = self.rows, [], set()
+                    self._add(_rows_of(self._copy))
+                    new = _without(self._drawn, before)
+                    self._add(new)
+                    self._keep(new)
+                    self.rows.sort(key=lambda row: row.step)
+                    self._order += 1
             return self._file is not None
 
     def release(self, writer: object) -> None:

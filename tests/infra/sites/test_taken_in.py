@@ -8,10 +8,9 @@ import pytest
 from atelier.engine.config.base import fingerprint
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.record import FileEntry, Record, identify
-from atelier.flows.run.elsewhere import take_in
 from atelier.infra.dag import Product
 from atelier.infra.sites.desk import Reply
-from atelier.infra.sites.files import folder_of, is_taken
+from atelier.infra.sites.files import folder_of, is_taken, take_in
 from atelier.infra.store.store import Store
 from tests.infra.sites.test_files import BODY, Sites, entry
 
