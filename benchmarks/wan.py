@@ -123,8 +123,8 @@ def sent_bytes(site: str) -> int:
 class Capped(Sites):
     """Two sites, each with its keys and its mailbox."""
 
-    def __init__(self, folder: Path, text: dict[str, str], rows: int) -> None:
-        super().__init__(folder, text, rows=dict.fromkeys(SITES, rows), **LINK)
+    def __init__(self, folder: Path, text: dict[str, str], rows: int, link: dict[str, Any]) -> None:
+        super().__init__(folder, text, rows=dict.fromkeys(SITES, rows), **link)
         self.keys = {
             site: Keys.create(folder / f"{site}-keys", site, f"{SITES[site]}:{PORT}") for site in SITES
         }
@@ -137,10 +137,12 @@ class Capped(Sites):
         return str(self.folder / f"{site}-mail")
 
 
-def run(folder: Path, size: argparse.Namespace, caps: dict[int, float]) -> dict[str, Any]:
+def run(
+    folder: Path, size: argparse.Namespace, caps: dict[int, float], link: dict[str, Any] = LINK
+) -> dict[str, Any]:
     """One training; `caps`: Mbit/s from each step on."""
     text = {"tokens": tokens(folder / "text", num_tokens=200_000)}
-    sites = Capped(folder, text, size.rows)
+    sites = Capped(folder, text, size.rows, link)
     how = {
         "micro_batch": size.rows,
         "sequence": size.sequence,
@@ -181,7 +183,7 @@ def run(folder: Path, size: argparse.Namespace, caps: dict[int, float]) -> dict[
         for line in (sites.keys[site].folder / AUDIT).read_text().splitlines()
     ]
     payload = sum(line.get("bytes", 0) for line in held if line["what"] == "sent")
-    log = read_log(str(sites.setups["a"].output("m") / FILE))
+    log = read_log(str(sites.setups["a"].output("m") / FILE)) if "choose" in link else {}
     return {
         "steps_per_s": min(speed(sites, site, size.steps) for site in SITES),
         "of_own_pace": min(of_own_pace(sites, site, size.steps) for site in SITES),
@@ -189,6 +191,7 @@ def run(folder: Path, size: argparse.Namespace, caps: dict[int, float]) -> dict[
         "waited_s": max(
             sum(line["timing"].get("link_s", 0.0) for line in lines_of(sites, site)[:-1]) for site in SITES
         ),
+        "stall": max(stall(lines_of(sites, site)[LINK["every"] : -1]) for site in SITES),
         "cpu_s": cpu,
         "wire": wire / payload,
         "bytes": payload,
@@ -204,6 +207,12 @@ def cpu_s(pid: int) -> float:
 def lines_of(sites: Sites, site: str) -> list[Any]:
     folders = sites.setups[site].folder.rglob(FOLDER)
     return merge((str(path), path.read_text()) for folder in folders for path in folder.glob("*.jsonl"))
+
+
+def stall(lines: list[Any]) -> float:
+    """The share of the time in which others' contributions were waited for."""
+    waited = sum(line["timing"].get("link_wait_s", 0.0) for line in lines)
+    return waited / (lines[-1]["timing"]["time"] - lines[0]["timing"]["time"])
 
 
 def speed(sites: Sites, site: str, steps: int) -> float:
@@ -274,6 +283,13 @@ def settled(codecs: list[str], ends: list[str], changes: list[int]) -> list[int 
     return found
 
 
+def give_sizes(size: argparse.Namespace) -> None:
+    layers, hidden = (5, 64) if size.tiny else (5, 512)
+    size.model = GPT(num_layers=layers, hidden=hidden, num_heads=4, vocab=VOCAB)
+    size.rows, size.sequence, steps = (1, 32, 100) if size.tiny else (4, 64, 200)
+    size.steps = size.steps or steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=3)
@@ -282,10 +298,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a small model and few steps: does it run?")
     size = parser.parse_args()
     use_own_code()
-    layers, hidden = (5, 64) if size.tiny else (5, 512)
-    size.model = GPT(num_layers=layers, hidden=hidden, num_heads=4, vocab=VOCAB)
-    size.rows, size.sequence, steps = (1, 32, 100) if size.tiny else (4, 64, 200)
-    size.steps = size.steps or steps
+    give_sizes(size)
     numbers = size.model.num_params()
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CAPS}
     peers: dict[str, list[float]] = {name: [] for name in ("no cap", "100", "10")} if size.torchft else {}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from atelier.engine.config.metric import CurveLine, effective, time_spent
 from atelier.engine.io.storage import is_local, join, local_path
@@ -64,7 +64,7 @@ class Curve:
         self._is_new = self._is_ended = False
         url = self.segments[-1].url
         self._copy = local_path(join(url, DRAWN)) if is_shared and is_local(url) else None
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
         self._writers: set[int] = set()  # that have not finished
         self._order = 0  # rises when the rows are put in another order
 
