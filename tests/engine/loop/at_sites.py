@@ -10,12 +10,13 @@ from threading import Thread
 
 from atelier.engine.io.fork_server import Process
 from tests.forks import start_alone
+from tests.parity.cases import start_gang
 
 PATIENCE_S = 120
 
 
 def all_at_once(sites: Iterable[str], train: Callable[[str], None]) -> None:
-    """`train` of each site, in a thread of its own; the first error is raised here."""
+    """`train` of each site, in a thread of its own; the first error is raised here, whoever still waits."""
     errors: list[BaseException] = []
 
     def at(site: str) -> None:
@@ -27,11 +28,24 @@ def all_at_once(sites: Iterable[str], train: Callable[[str], None]) -> None:
     threads = [Thread(target=at, args=(site,), daemon=True) for site in sites]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    until = time.monotonic() + PATIENCE_S
+    while not errors and time.monotonic() < until and any(thread.is_alive() for thread in threads):
+        time.sleep(0.02)
     if errors:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), f"a site still trains after {PATIENCE_S} s"
+
+
+def beside_a_gang(folder: Path, run_file: str, train: Callable[[], None]) -> None:
+    """`train` of one site while two ranks train another's run file; the first error is raised here."""
+
+    def at(site: str) -> None:
+        if site == "gang":
+            start_gang("tests.parity.gang", folder, 2, run_file)
+        else:
+            train()
+
+    all_at_once(("gang", "here"), at)
 
 
 def killed_until_they_end(

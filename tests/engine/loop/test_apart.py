@@ -3,7 +3,6 @@
 import random
 import shutil
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,10 +22,9 @@ from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.plan.site_checks import check_apart, check_places
 from tests.engine.loop.apart import ANSWERS, STEPS, Apart, taught
-from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
+from tests.engine.loop.at_sites import all_at_once, beside_a_gang, killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, student, tokens, train
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 ALL = {"top": "all", "values": "exact"}
 
@@ -177,11 +175,8 @@ def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], wher
     )
     alike.train(micro_batch=1)
     path = other.write(where, layout_of(shard=2), micro_batch=1)
-    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path), daemon=True)
-    gang.start()
     rest = "b" if where == "a" else "a"
-    other.setups[rest].train(other.training(rest, micro_batch=1))
-    gang.join(60)
+    beside_a_gang(tmp_path, path, lambda: other.setups[rest].train(other.training(rest, micro_batch=1)))
     assert apart(alike.losses("student"), other.losses("student")) < 1e-10
 
 

@@ -6,7 +6,6 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,14 +20,13 @@ from atelier.engine.link.encoded import body_bytes
 from atelier.engine.plan.link_cost import drawing_cost
 from atelier.engine.plan.site_checks import check_apart
 from tests.engine.loop.apart import ANSWERS
-from tests.engine.loop.at_sites import killed_until_they_end
+from tests.engine.loop.at_sites import beside_a_gang, killed_until_they_end
 from tests.engine.loop.detection import MASKED, SIZES, STEPS, DetectedApart, elsewhere, generator
 from tests.engine.loop.hostile import HostileMessages
 from tests.engine.plan.test_link_cost import timings
 from tests.engine.row_inputs import VOCAB, harbour
 from tests.engine.trainings import AfterSteps, train
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 ROLES = {"now": elsewhere(), "late": elsewhere(2), "both": elsewhere(1, own=MASKED)}
 
@@ -112,11 +110,8 @@ def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], wher
     alike, other = (sites(tmp_path / name, text, roles) for name in "xy")
     alike.train()
     path = other.write(where, layout_of(tensor=2))
-    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path), daemon=True)
-    gang.start()
     rest = "b" if where == "a" else "a"
-    other.setups[rest].train(other.training(rest))
-    gang.join(60)
+    beside_a_gang(tmp_path, path, lambda: other.setups[rest].train(other.training(rest)))
     mine, theirs = alike.losses("late"), other.losses("late")
     assert max(abs(one - two) for one, two in zip(mine, theirs, strict=True)) < 1e-10
 

@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from threading import enumerate as enumerate_threads
 from typing import Any
 
@@ -26,7 +26,7 @@ from atelier.engine.loop.outer_inbox import OuterInbox
 from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
-from tests.engine.loop.at_sites import all_at_once, decisions, out_until_they_end
+from tests.engine.loop.at_sites import all_at_once, beside_a_gang, decisions, out_until_they_end
 from tests.engine.loop.test_outer import Sites, text
 from tests.engine.trainings import TrainingSetup, artifact, role, train
 from tests.forks import start_alone
@@ -129,13 +129,12 @@ def test_a_gang_of_several_ranks_takes_part_and_catches_up(tmp_path: Path, text:
     for is_late in (False, True):
         sites = Sites(tmp_path / f"late-{is_late}", text, **elastic(grace=0.3 if is_late else 60.0))
         path = sites.write("b", role(lr=1e-2), layout_of(shard=2), steps=STEPS)
-        gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
-        if not is_late:
-            gang.start()
-        sites.setups["a"].train(sites.training("a", role(lr=1e-2), STEPS))
+        here = partial(sites.setups["a"].train, sites.training("a", role(lr=1e-2), STEPS))
         if is_late:
-            gang.start()
-        gang.join()
+            here()
+            start_gang("tests.parity.gang", tmp_path, 2, path)
+        else:
+            beside_a_gang(tmp_path, path, here)
         assert len(set(sites.models())) == 1
         members = {tuple(line.sha256) for line in log_of(sites, "b").values()}
         assert members == {("a",) if is_late else ("a", "b")}

@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from atelier.engine.link.encoded import parts_of
 from atelier.engine.link.messages import BODY
 from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
-from tests.engine.loop.at_sites import all_at_once, killed_until_they_end
+from tests.engine.loop.at_sites import all_at_once, beside_a_gang, killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
@@ -171,11 +170,8 @@ def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], layo
     spec = role(lr=1e-2)
     alike.train(spec, precision="fp64", micro_batch=1)
     path = other.write("b", spec, layout, precision="fp64")
-    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
-    gang.start()
-    setup = other.setups["a"]
-    setup.train(other.training("a", spec, precision="fp64"))
-    gang.join()
+    here = other.training("a", spec, precision="fp64")
+    beside_a_gang(tmp_path, path, lambda: other.setups["a"].train(here))
     assert len(set(other.models())) == len(set(alike.models())) == 1
     mine, theirs = load(other.models()[0]), load(alike.models()[0])
     assert 0 < max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-10
@@ -189,15 +185,14 @@ def test_two_sites_of_two_ranks_in_other_layouts_have_equal_bits(
     alike, other = (Sites(tmp_path / name, text, rows={"a": 2, "b": 2}, outer=how) for name in ("one", "two"))
     spec = role(lr=1e-2)
     alike.train(spec, precision="fp64", micro_batch=1)
-    gangs = []
-    for site, layout in (("a", layout_of(shard=2)), ("b", layout_of(pipeline=2))):
-        path = other.write(site, spec, layout, precision="fp64")
-        place = tmp_path / f"gang-{site}"
+
+    def train_gang(site: str) -> None:
+        layout = layout_of(shard=2) if site == "a" else layout_of(pipeline=2)
+        path, place = other.write(site, spec, layout, precision="fp64"), tmp_path / f"gang-{site}"
         place.mkdir()
-        gangs.append(Thread(target=start_gang, args=("tests.parity.gang", place, 2, path)))
-        gangs[-1].start()
-    for gang in gangs:
-        gang.join()
+        start_gang("tests.parity.gang", place, 2, path)
+
+    all_at_once("ab", train_gang)
     assert len(set(other.models())) == len(set(alike.models())) == 1
     mine, theirs = load(other.models()[0]), load(alike.models()[0])
     assert 0 < max((mine[name] - theirs[name]).abs().max() for name in mine) < 1e-10

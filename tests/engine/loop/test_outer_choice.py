@@ -18,12 +18,11 @@ from atelier.engine.link.mailbox import ROUND
 from atelier.engine.link.messages import BODY
 from atelier.engine.link.rates import rate_to, tell_rate
 from atelier.engine.link.round_log import FILE, read_log
-from tests.engine.loop.at_sites import PATIENCE_S, killed_until_they_end
+from tests.engine.loop.at_sites import PATIENCE_S, beside_a_gang, killed_until_they_end
 from tests.engine.loop.test_outer import STEPS, Sites, text
 from tests.engine.trainings import role
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 __all__ = ["text"]
 CHOOSE: list[dict[str, Any]] = [{}, {"kind": "bf16"}, {"kind": "int4", "block": 64}]
@@ -121,12 +120,9 @@ def test_killed_anywhere_the_bits_are_those_of_its_log(
 def test_the_ranks_of_a_site_take_one_codec(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Sites(tmp_path / "two", text, **HOW)
     path = sites.write("b", role(lr=1e-2), layout_of(shard=2))
-    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
+    here = sites.training("a", role(lr=1e-2))
     with a_changing_link(sites.mailbox("a"), random.Random(5)):
-        gang.start()
-        sites.setups["a"].train(sites.training("a", role(lr=1e-2)))
-        gang.join(PATIENCE_S)
-    assert not gang.is_alive()
+        beside_a_gang(tmp_path, path, lambda: sites.setups["a"].train(here))
     assert len(set(sites.models())) == 1
     kinds = {line.codecs["b"].kind for line in read_log(str(log_of(sites, "b"))).values()}
     assert len(kinds) > 1, kinds

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,11 +17,11 @@ from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.link import Link
 from atelier.engine.loop.clip import norm, square_sums
+from tests.engine.loop.at_sites import beside_a_gang
 from tests.engine.loop.test_outer import EVERY, Sites, check_kills, text
 from tests.engine.loop.test_outer_codecs import LOSSY, kind_of
 from tests.engine.trainings import role
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 __all__ = ["text"]
 CLIP = 0.05
@@ -73,10 +72,8 @@ def test_the_norm_is_of_all_weights_in_every_layout(
     alike, other = (Sites(tmp_path / name, text, clip=CLIP) for name in ("one", "two"))
     alike.train(role(lr=1e-2), precision="fp64", micro_batch=1)
     path = other.write("b", role(lr=1e-2), layout, precision="fp64")
-    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
-    gang.start()
-    other.setups["a"].train(other.training("a", role(lr=1e-2), precision="fp64"))
-    gang.join()
+    here = other.training("a", role(lr=1e-2), precision="fp64")
+    beside_a_gang(tmp_path, path, lambda: other.setups["a"].train(here))
     assert len(set(other.models())) == 1
     for mine, theirs in zip(told(alike, "b"), told(other, "b"), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-10)

@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.io.weight_files import METADATA
 from atelier.engine.link.encoded import message_bytes
 from atelier.engine.model.weights import entry_of
+from tests.engine.loop.at_sites import beside_a_gang
 from tests.engine.loop.test_outer import (
     EVERY,
     STEPS,
@@ -94,11 +94,7 @@ def test_sites_of_other_layouts_read_the_same_bits(
     sites = Sites(tmp_path, text, outer=NESTEROV, codec=codec)
     spec = role(lr=1e-2)
     path = sites.write("b", spec, layout)
-    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
-    gang.start()
-    setup = sites.setups["a"]
-    setup.train(sites.training("a", spec))
-    gang.join()
+    beside_a_gang(tmp_path, path, lambda: sites.setups["a"].train(sites.training("a", spec)))
     assert len(set(sites.models())) == 1
     found, expected = load(sites.models()[0]), replayed(sites, first_weights(), STEPS // EVERY)
     assert all(torch.equal(found[name], expected[name]) for name in expected)

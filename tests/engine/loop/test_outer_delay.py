@@ -6,7 +6,6 @@ import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,12 +20,11 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, segments_of
 from atelier.engine.io.storage import names
 from atelier.engine.link.rounds import Rounds
-from tests.engine.loop.at_sites import all_at_once
+from tests.engine.loop.at_sites import all_at_once, beside_a_gang
 from tests.engine.loop.test_outer import EVERY, STEPS, Sites, check_kills, decoded, first_weights, text
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, train
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 __all__ = ["text"]
 NESTEROV = {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
@@ -102,10 +100,8 @@ def test_sites_of_other_layouts_cut_and_read_the_same(
 ) -> None:
     sites = Sites(tmp_path, text, outer=NESTEROV, **LATE[1])
     path = sites.write("b", role(lr=1e-2), layout_of(**parallel))
-    gang = Thread(target=start_gang, args=("tests.parity.gang", tmp_path, 2, path))
-    gang.start()
-    sites.setups["a"].train(sites.training("a", role(lr=1e-2)))
-    gang.join()
+    here = sites.training("a", role(lr=1e-2))
+    beside_a_gang(tmp_path, path, lambda: sites.setups["a"].train(here))
     check_replay(sites)
 
 
