@@ -30,7 +30,9 @@ from tests.parity.products import Product, product, products
 SIZES = (2, 4, 2, 4, 8)  # ranks of one gang after the other
 AT_ONCE = {2: 6, 4: 6, 8: 3}  # products that a gang trains, by ranks
 SILENT_S = 300.0  # a gang that says nothing for so long hangs
-BOUNDS = {"fp64": (1e-10, 1e-8), "fp32": (1e-5, None), "bf16": (1e-4, None)}  # of values, of weights
+# of values, of weights. A loss of 64 tokens was 2.0e-4 apart in bf16, 1.5e-4 in bf16 from float64 in one
+# process, and 2e-15 apart in float64: what rounds is not told from what is wrong below that
+BOUNDS = {"fp64": (1e-10, 1e-8), "fp32": (1e-5, None), "bf16": (4e-4, None)}
 # a mean over a row or two, not over a hundred tokens: 1.6e-4 where bf16 was 2e-4 off float64, and the layout
 # in float64 2e-15; of two classes that nearly tie rounding may choose either
 FEW, ACCURACY = {"fp32": 1e-5, "bf16": 1e-3}, "objective/accuracy/"
