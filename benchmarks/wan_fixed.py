@@ -6,10 +6,10 @@ python benchmarks/wan_fixed.py [--tiny]    as root; 15 minutes, two quiet cores
 The trainings of benchmarks/wan.py, one of each: namespaces, caps, model, fragments. `stall`: the share of the
 time between step 50 and the last round in which contributions of the other site were waited for, of the site
 that waited longer. A codec keeps the budget when its stall is at most `link.stall` above that of no codec and
-no cap, where sites wait for each other too. `fits`: the least lossy one that
-does; `chosen`: how often the chooser took which, but for the first and the last round's. changed: the cap
-goes from 100 to 10 to 1 Mbit/s in one run; `settled`: rounds after a change until the codec is the one that
-fits at the new cap, a round being all fragments; null = never.
+no cap, where sites wait for each other too. `fits`: the least lossy one that does, null = none; `chosen`: how
+often the chooser took which, but for its first and its last message. changed: the cap goes from 100 to 10 to
+1 Mbit/s in one run; `settled`: rounds after a change until the codec is the one that fits at the new cap, a
+round being all fragments; null = never, or nothing fits.
 """
 
 import argparse
@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from machine import keep, use_own_code
-from wan import CHOOSE, LINK, give_sizes, namespaces, run, settled
+from wan import LINK, give_sizes, namespaces, run, settled
+
+from atelier.engine.config.link import Link
 
 FIXED = {  # Mbit/s -> codecs, the least lossy first; what is lossier than one that fits says nothing
     100.0: ("none", "bf16"),
     10.0: ("bf16", "int8", "int4"),
     1.0: ("int2", "topk"),
 }
-STALL = 0.05  # link.stall
+STALL: float = Link.model_fields["stall"].default
 
 
 def measured(size: argparse.Namespace, caps: dict[int, float], link: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +80,6 @@ def main() -> None:
         {
             "no cap": shown(free),
             "caps_mbit": caps,
-            "lossy last": [codec.get("kind", "none") for codec in CHOOSE],
             "changed": {
                 "codecs": changed["codecs"]["a"],
                 "settled": [n if n is None else round(n / LINK["fragments"], 1) for n in messages],

@@ -159,7 +159,7 @@ class Curve:
         with self._lock:
             if self._copy is None or self._file is not None:
                 return True
-            with suppress(OSError):
+            with suppress(OSError):  # of a copy that cannot be opened: nothing is drawn
                 self._file = file_lock(self._copy)  # `release` closes it
                 if self._file is not None:
                     before, self.rows, self._drawn = self.rows, [], set()

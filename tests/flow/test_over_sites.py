@@ -231,8 +231,8 @@ def test_what_a_policy_does_not_allow_is_refused_before_anything_runs(
     whole: TwoSites, tmp_path: Path
 ) -> None:
     sites = TwoSites(tmp_path)
-    code, _, err = sites.home.finish("plan", *WORDS)
-    assert code == 0, err
+    code, out, err = sites.home.finish("plan", *WORDS)
+    assert code == 0 and "\nat a: " in out, out + err  # the line of totals
     for policy, why in (
         (SitePolicy(site="a", tasks=("curate", "encode")), "b runs no task learn_tokenizer or train, for a"),
         (SitePolicy(site="a"), "at b: atelier site allow a --tasks curate,encode,learn_tokenizer,train"),

@@ -12,9 +12,10 @@ import pytest
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import kinds
+from tests.parity import trials
 from tests.parity.detectors import DETECTED
 from tests.parity.objectives import OWN, TAUGHT
-from tests.parity.products import MODELS, OPTIMISERS, Product, products, regathers
+from tests.parity.products import MODELS, OPTIMISERS, Product, product, products, regathers
 from tests.parity.trials import try_for, try_some
 
 SECONDS = 120.0
@@ -68,3 +69,16 @@ def test_random_products_give_what_one_process_gives(tmp_path: Path) -> None:
     print(f"seed {seed}: {found.told()}")
     assert not found.failures, f"seed {seed}: {found.told()}; {', '.join(found.failures)}"
     assert found.tried
+
+
+@pytest.mark.slow
+def test_a_product_in_bf16_may_be_apart_by_what_bf16_rounds_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = product("398187/2/716")
+    assert one is not None and one.train.precision == "bf16"
+    monkeypatch.setitem(trials.BOUNDS, "bf16", (1e-7, None))
+    found = try_some([one], tmp_path / "as it is")
+    assert not found.failures, found.told()
+    monkeypatch.setattr(trials.Workbench, "_rounding", lambda *_: 1e-7)
+    assert try_some([one], tmp_path / "with less").failures

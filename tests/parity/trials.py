@@ -30,9 +30,7 @@ from tests.parity.products import Product, product, products
 SIZES = (2, 4, 2, 4, 8)  # ranks of one gang after the other
 AT_ONCE = {2: 6, 4: 6, 8: 3}  # products that a gang trains, by ranks
 SILENT_S = 300.0  # a gang that says nothing for so long hangs
-# of values, of weights. A loss of 64 tokens was 2.0e-4 apart in bf16, 1.5e-4 in bf16 from float64 in one
-# process, and 2e-15 apart in float64: what rounds is not told from what is wrong below that
-BOUNDS = {"fp64": (1e-10, 1e-8), "fp32": (1e-5, None), "bf16": (4e-4, None)}
+BOUNDS = {"fp64": (1e-10, 1e-8), "fp32": (1e-5, None), "bf16": (1e-4, None)}  # of values, of weights
 # a mean over a row or two, not over a hundred tokens: 1.6e-4 where bf16 was 2e-4 off float64, and the layout
 # in float64 2e-15; of two classes that nearly tie rounding may choose either
 FEW, ACCURACY = {"fp32": 1e-5, "bf16": 1e-3}, "objective/accuracy/"
@@ -116,10 +114,23 @@ class Workbench:
                 for what, where, value, most in distances(alone, gang, role, spec, one.train.precision):
                     key = f"{one.train.precision} {what}"
                     found.worst[key] = max(found.worst.get(key, 0.0), value)
+                    if not value <= most and one.train.precision == "bf16":
+                        most = max(most, 2 * self._rounding(one, role, where))
                     if not value <= most:
                         raise AssertionError(f"{role}: {what} are {value:.3g} apart ({where})")
         except (AssertionError, OSError) as error:
             self._fail(one, found, str(error))
+
+    def _rounding(self, one: Product, role: str, metric: str) -> float:
+        """How far one process in bf16 is from itself in float64, in the step in which it is farthest: each of
+        two layouts may round as much, as a loss of 64 tokens did that was 2.0e-4 apart, 1.5e-4 from float64,
+        and 2e-15 apart in float64 (398187/2/716).
+        """
+        exact = self.setup(one, "float64")
+        with redirect_stdout(StringIO()):
+            exact.train(exact.training(one.roles, one.train.model_copy(update={"precision": "fp64"})))
+        curves = zip(self.setup(one, "alone").curve(role), exact.curve(role), strict=True)
+        return max(abs(mine["values"][metric] - true["values"][metric]) for mine, true in curves)
 
     def _fail(self, one: Product, found: Trials, told: str) -> None:
         found.failures[one.name] = told

@@ -235,3 +235,21 @@ def test_a_rate_says_the_seconds_the_stall_and_what_would_be_taken() -> None:
         assert at["seconds"] == pytest.approx(0.5 * (4 + 0.1 * 20))
         waits = 9 * 0.5 * 2 + 3  # nine rounds are late by two steps, the last is waited for from its begin
         assert at["stall"] == pytest.approx(waits / (waits + 100)) and slow["stall"] > at["stall"]
+
+
+def test_what_is_not_known_is_none_and_not_nothing() -> None:
+    link = Link(rows={"a": 1, "b": 1}, every=20, delay=4)
+    weights = exchanged(role(), role().model, precision="fp32", widths={}) or {}
+    for step_s, rates, known in (
+        (0.0, {}, set[str]()),
+        (0.0, {"b": 1e6}, {"seconds"}),
+        (0.5, {}, {"needs_mbps"}),
+        (0.5, {"b": 1e6}, {"needs_mbps", "seconds", "stall"}),
+    ):
+        [of_weights] = contribution_costs(link, weights, steps=40, step_s=step_s, roles=1, rates=rates)
+        sizes = {"rows": 2, "sequence": 16, "steps": 4, "precision": "fp32"}
+        of_answers = answer_cost(
+            Link(roles={"a": ["t"], "b": ["s"]}), 64, step_s=step_s, rate=rates.get("b", 0.0), **sizes
+        )
+        for cost in (of_weights, of_answers):
+            assert {key for key in ("needs_mbps", "seconds", "stall") if cost[key] is not None} == known

@@ -1,7 +1,6 @@
 """Agents that carry messages between two sites, over mutual TLS on loopback: real processes, real kills."""
 
 import hashlib
-import io
 import json
 import os
 import random
@@ -24,7 +23,7 @@ from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
-from atelier.infra.sites.audit import FIRST, TAIL, Audit, whole_lines
+from atelier.infra.sites.audit import FIRST, Audit
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies, SitePolicy
@@ -372,25 +371,6 @@ def test_half_a_line_of_the_audit_log_is_cut_off(tmp_path: Path) -> None:
     path.write_text(whole + '{"time": 17')
     Agent(a.keys, a.mail)
     assert path.read_text() == whole
-
-
-@pytest.mark.parametrize("half", [b"", b"{", b"x" * 200_000])
-def test_of_an_audit_log_the_end_alone_is_looked_at_for_half_a_line(half: bytes) -> None:
-    for before in (b"", b"y" * 300_000 + b"\n", b"y\n" * 3_000_000):
-        file = Counted(before + half)
-        assert whole_lines(file) == len(before)
-        assert file.read_bytes <= len(half) + 2 * TAIL
-
-
-class Counted(io.BytesIO):
-    """A file that knows how much of it was read."""
-
-    read_bytes = 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        found = super().read(size)
-        self.read_bytes += len(found)
-        return found
 
 
 def test_a_changed_audit_log_is_noticed(tmp_path: Path) -> None:

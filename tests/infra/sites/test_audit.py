@@ -1,6 +1,7 @@
-"""The audit log where a line cannot be written: it stays whole, and goes on."""
+"""The audit log where a line cannot be written: it stays whole, and goes on; how much of it is read."""
 
 import errno
+import io
 import os
 import resource
 import subprocess
@@ -12,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.audit import TAIL, Audit, whole_lines
 from tests.checkout import TOP
 from tests.infra.sites.agents import check
 
@@ -104,3 +105,22 @@ def test_nothing_is_appended_to_a_line_that_cannot_be_cut_off(
         assert path.read_bytes() == left
     goes_on(path, audit)
     assert audit.last_hour("b") == 1 + 16
+
+
+@pytest.mark.parametrize("half", [b"", b"{", b"x" * 200_000])
+def test_of_an_audit_log_the_end_alone_is_looked_at_for_half_a_line(half: bytes) -> None:
+    for before in (b"", b"y" * 300_000 + b"\n", b"y\n" * 3_000_000):
+        file = Counted(before + half)
+        assert whole_lines(file) == len(before)
+        assert file.read_bytes <= len(half) + 2 * TAIL
+
+
+class Counted(io.BytesIO):
+    """A file that knows how much of it was read."""
+
+    read_bytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        self.read_bytes += len(found)
+        return found

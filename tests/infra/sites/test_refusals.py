@@ -68,9 +68,9 @@ def test_what_a_peer_will_never_take_is_said_at_once(tmp_path: Path) -> None:
 def test_a_peer_fills_no_memory_with_what_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever a peer answers: this one says more than it was asked for."""
     monkeypatch.setattr(message_calls, "MOST_HEADS", 7)
     monkeypatch.setattr(refusals, "MOST_EARLY", 5)
-    """Whatever a peer answers: this one says more than it was asked for."""
     heads = [head("b", DATA, trajectory=f"{number:064x}") for number in range(20)]
     monkeypatch.setattr(MessageCalls, "heads", lambda self, request, peer: {"heads": heads})
     a, b = two(tmp_path, "a")
