@@ -3,7 +3,6 @@ fetched by one that cannot.
 """
 
 import json
-import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -21,7 +20,7 @@ from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.methods import fitting
-from atelier.infra.sites.refusals import Apart, Refusals, Settled, is_of_one
+from atelier.infra.sites.refusals import Apart, Later, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -35,7 +34,7 @@ from atelier.infra.sites.transfer import (
 
 WHAT = "the head of a file"
 MOST_HEADS, MOST_FILES = 1000, 10**6  # of one answer; of all that are asked for
-AGAIN_S = 10.0  # after a file that was not taken when it had come
+AGAIN_S = 10.0  # after a file that was not taken when it had come; twice as long after each time more
 
 
 class PlacedHead(Spec):
@@ -60,7 +59,7 @@ class FileCalls:
         self._files, self._audit, self._is_trusted, self._service = found, audit, is_trusted, service
         self._hourly = hourly
         self._refusals = refusals
-        self._not_before: dict[tuple[str, str], float] = {}  # by peer and head: when it is sent again
+        self._later = Later[tuple[str, str]](AGAIN_S)  # by peer and head: what is sent or fetched again
         self._after: dict[str, int] = {}  # by peer: heads that were looked at, where there are more
         self._settled = defaultdict[str, Settled[str]](Settled)  # by peer: heads that it has, or never takes
 
@@ -114,13 +113,13 @@ class FileCalls:
         each = Apart()
         for head in self._files.outgoing(peer):
             key = head.model_dump_json()
-            if key in settled or not self._is_due(peer, head):
+            if key in settled or not self._later.is_due((peer, key)):
                 continue
             send, refused = partial(self._send, channel, peer, head), partial(self._not_taken, peer, head)
             with each.one():
                 if is_settled(send, refused, partial(self._early, peer, head)):
                     settled.add(key)
-                    self._refusals.settled(peer, key)
+                    self._settle(peer, key)
         each.end()
 
     def _send(self, channel: CallChannel, peer: str, head: FileHead) -> None:
@@ -133,18 +132,16 @@ class FileCalls:
                     push(channel, f"/{self._service}/PutFile", begin.encode(), blocks, head.entry.bytes)
                 except (OSError, grpc.RpcError) as error:
                     if is_of_one(error):  # it may be damaged here
-                        self._wait(peer, head)
+                        self._later.failed((peer, head.model_dump_json()))
                     raise
                 self._audit.add("sent", who=peer, **files.told(head))
         else:  # it is there: the answer to the push may have been lost
             self._audit.add_once("sent", peer, **files.told(head))
 
-    def _is_due(self, peer: str, head: FileHead) -> bool:
-        now = time.monotonic()
-        return now >= self._not_before.get((peer, head.model_dump_json()), now)
-
-    def _wait(self, peer: str, head: FileHead) -> None:
-        self._not_before[peer, head.model_dump_json()] = time.monotonic() + AGAIN_S
+    def _settle(self, peer: str, key: str) -> None:
+        """A file is refused no more."""
+        self._later.succeeded((peer, key))
+        self._refusals.settled(peer, key)
 
     def _early(self, peer: str, head: FileHead, why: Exception, *, is_here: bool = False) -> None:
         what = f"{head.entry.path} of the order {head.order[:16]}"
@@ -169,7 +166,7 @@ class FileCalls:
                 offset = self._files.offset(head, peer)
             except AtelierError:  # not asked for, or not yet: the others are fetched
                 continue
-            if offset is not None and self._is_due(peer, head):
+            if offset is not None and self._later.is_due((peer, head.model_dump_json())):
                 with each.one():
                     self._fetch(channel, peer, head, offset)
         each.end()
@@ -187,7 +184,7 @@ class FileCalls:
         except (NotTaken, OSError, grpc.RpcError) as error:
             if not is_of_one(error):
                 raise
-            self._wait(peer, head)
+            self._later.failed((peer, head.model_dump_json()))
             self._early(peer, head, error, is_here=True)
             return
-        self._refusals.settled(peer, head.model_dump_json())
+        self._settle(peer, head.model_dump_json())

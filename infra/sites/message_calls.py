@@ -24,7 +24,7 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.methods import fitting
-from atelier.infra.sites.refusals import Apart, Refusals, Settled, is_of_one
+from atelier.infra.sites.refusals import Apart, Later, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
     NEVER,
     TIMEOUT_S,
@@ -74,7 +74,7 @@ class MessageCalls:
         self._offered: dict[tuple[str, str], float] = {}  # when some were offered again, by the same
         self._asked: dict[tuple[str, str], int] = {}  # the last round of those, by the same
         self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
-        self._not_before: dict[tuple[str, str], float] = {}  # when it is fetched again, by the same
+        self._later = Later[tuple[str, str]](OFFER_AGAIN_S)  # what is fetched again, by the same
         self._refused = defaultdict[str, Settled[Bytes]](Settled)  # by peer: what is neither sent nor fetched
 
     # what others ask, by name of the call
@@ -233,8 +233,8 @@ class MessageCalls:
         for found in heads[:MOST_HEADS] if isinstance(heads, list) else ():
             with each.one():
                 head = head_of(json.dumps(found), peer)
-                of, now = head.trajectory, time.monotonic()
-                if of not in ended and now >= self._not_before.get((peer, of), now):
+                of = head.trajectory
+                if of not in ended and self._later.is_due((peer, of)):
                     ended.add(of)  # unless this one is taken
                     if self._fetch(channel, peer, head):
                         ended.discard(of)
@@ -289,8 +289,9 @@ class MessageCalls:
                 self._take(head, peer, offset, counted(blocks))
             except (NotTaken, grpc.RpcError) as error:
                 if is_of_one(error):
-                    self._not_before[peer, head.trajectory] = time.monotonic() + OFFER_AGAIN_S
+                    self._later.failed((peer, head.trajectory))
                 raise
+        self._later.succeeded((peer, head.trajectory))
         if isinstance(head, Contribution):
             self._took[peer] = (left, time.monotonic() - began)
         return True

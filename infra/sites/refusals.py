@@ -19,6 +19,7 @@ from atelier.infra.sites.transfer import EARLY, NEVER, NOT_NEXT, NOT_TRAINED, OV
 OF_ONE = (*NEVER, *EARLY, grpc.StatusCode.UNKNOWN)  # a peer that answers, to what is asked
 MOST_REMEMBERED = 100_000  # of what is not done again
 MOST_EARLY = 10_000  # trainings and notes, of all peers, that are not taken yet
+MOST_LATER_S = 600.0  # between two tries of the same
 LASTS_S = 30.0  # from then on a refusal that may end by itself is said
 DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
 
@@ -48,6 +49,29 @@ class Settled(Generic[Key]):
             self._known[what] = None
             if len(self._known) > self._most:
                 del self._known[next(iter(self._known))]
+
+
+class Later(Generic[Key]):
+    """What is tried again later: after `first` seconds, and each time that it fails once more after twice as
+    many, at most `MOST_LATER_S`. The last `MOST_REMEMBERED` of it.
+    """
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._known: dict[Key, tuple[float, float]] = {}  # when, and the seconds until then
+
+    def is_due(self, what: Key) -> bool:
+        return time.monotonic() >= self._known.get(what, (0.0, 0.0))[0]
+
+    def failed(self, what: Key) -> None:
+        _, waited = self._known.pop(what, (0.0, 0.0))
+        seconds = min(2 * waited or self._first, MOST_LATER_S)
+        self._known[what] = (time.monotonic() + seconds, seconds)
+        if len(self._known) > MOST_REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    def succeeded(self, what: Key) -> None:
+        self._known.pop(what, None)
 
 
 def is_of_one(error: Exception) -> bool:

@@ -27,6 +27,7 @@ from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import is_damage_here
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
+from atelier.infra.sites.refusals import Later
 from atelier.infra.sites.transfer import CallChannel
 from tests.infra.sites.agents import TRAJECTORY, friends
 from tests.infra.sites.test_agent import DATA, call, head, two
@@ -174,7 +175,7 @@ def test_a_message_of_other_bytes_is_fetched_again_after_a_while(
         body.write_bytes(DATA)
         agent.exchange("a")
         assert b.box.read(1, "a") is None
-        agent._messages._not_before.clear()
+        agent._messages._later = Later(0.0)
         agent.exchange("a")
     assert b.box.read(1, "a") is not None
 

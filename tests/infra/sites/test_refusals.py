@@ -1,6 +1,7 @@
 """What one site does not take of another's messages is said to whoever runs the agent."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -12,7 +13,7 @@ from atelier.infra.sites import message_calls, refusals, transfer
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.message_calls import MessageCalls
-from atelier.infra.sites.refusals import DIFFERS, Refusals, Settled
+from atelier.infra.sites.refusals import DIFFERS, Later, Refusals, Settled
 from atelier.infra.sites.transfer import CallError
 from tests.infra.sites.agents import Site, asking, friends, until
 from tests.infra.sites.test_agent import DATA, head, two
@@ -103,3 +104,22 @@ def test_a_refusal_is_said_of_each_message_that_it_holds_up(monkeypatch: pytest.
         "b does not take round 2: aborted: the next one is missing",
     ]
     assert not found.lines("b")
+
+
+def test_what_fails_again_and_again_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is damaged where it was made crosses a dozen times in an hour, and not 360 times."""
+    now, tries = [0.0], list[float]()
+    monkeypatch.setattr("atelier.infra.sites.refusals.time.monotonic", lambda: now[0])
+    later = Later[str](10.0)
+    while now[0] < 3600:
+        if later.is_due("file"):
+            tries.append(now[0])
+            later.failed("file")
+        assert later.is_due("another")
+        now[0] += 1.0
+    assert tries[:5] == [0, 10, 30, 70, 150] and max(b - a for a, b in pairwise(tries)) == 600
+    later.succeeded("file")
+    assert later.is_due("file")
+    later.failed("file")
+    now[0] += 10.0
+    assert later.is_due("file")
