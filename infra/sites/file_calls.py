@@ -18,7 +18,7 @@ from atelier.infra.sites import files
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
-from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.incoming import Damaged, NotTaken
 from atelier.infra.sites.methods import fitting
 from atelier.infra.sites.refusals import Apart, Later, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
@@ -34,7 +34,7 @@ from atelier.infra.sites.transfer import (
 
 WHAT = "the head of a file"
 MOST_HEADS, MOST_FILES = 1000, 10**6  # of one answer; of all that are asked for
-AGAIN_S = 10.0  # after a file that was not taken when it had come; twice as long after each time more
+AGAIN_S = 10.0  # after a file that was not taken when it had come; twice as long if it comes damaged again
 
 
 class PlacedHead(Spec):
@@ -59,7 +59,7 @@ class FileCalls:
         self._files, self._audit, self._is_trusted, self._service = found, audit, is_trusted, service
         self._hourly = hourly
         self._refusals = refusals
-        self._later = Later[tuple[str, str]](AGAIN_S)  # by peer and head: what is sent or fetched again
+        self._later = defaultdict[str, Later[str]](lambda: Later(AGAIN_S))  # by peer: heads
         self._after: dict[str, int] = {}  # by peer: heads that were looked at, where there are more
         self._settled = defaultdict[str, Settled[str]](Settled)  # by peer: heads that it has, or never takes
 
@@ -113,7 +113,7 @@ class FileCalls:
         each = Apart()
         for head in self._files.outgoing(peer):
             key = head.model_dump_json()
-            if key in settled or not self._later.is_due((peer, key)):
+            if key in settled or not self._later[peer].is_due(key):
                 continue
             send, refused = partial(self._send, channel, peer, head), partial(self._not_taken, peer, head)
             with each.one():
@@ -132,7 +132,7 @@ class FileCalls:
                     push(channel, f"/{self._service}/PutFile", begin.encode(), blocks, head.entry.bytes)
                 except (OSError, grpc.RpcError) as error:
                     if is_of_one(error):  # it may be damaged here
-                        self._later.failed((peer, head.model_dump_json()))
+                        self._later[peer].failed(head.model_dump_json(), is_damaged=True)
                     raise
                 self._audit.add("sent", who=peer, **files.told(head))
         else:  # it is there: the answer to the push may have been lost
@@ -140,7 +140,7 @@ class FileCalls:
 
     def _settle(self, peer: str, key: str) -> None:
         """A file is refused no more."""
-        self._later.succeeded((peer, key))
+        self._later[peer].succeeded(key)
         self._refusals.settled(peer, key)
 
     def _early(self, peer: str, head: FileHead, why: Exception, *, is_here: bool = False) -> None:
@@ -166,7 +166,7 @@ class FileCalls:
                 offset = self._files.offset(head, peer)
             except AtelierError:  # not asked for, or not yet: the others are fetched
                 continue
-            if offset is not None and self._later.is_due((peer, head.model_dump_json())):
+            if offset is not None and self._later[peer].is_due(head.model_dump_json()):
                 with each.one():
                     self._fetch(channel, peer, head, offset)
         each.end()
@@ -184,7 +184,7 @@ class FileCalls:
         except (NotTaken, OSError, grpc.RpcError) as error:
             if not is_of_one(error):
                 raise
-            self._later.failed((peer, head.model_dump_json()))
+            self._later[peer].failed(head.model_dump_json(), is_damaged=isinstance(error, Damaged))
             self._early(peer, head, error, is_here=True)
             return
         self._settle(peer, head.model_dump_json())

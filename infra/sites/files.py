@@ -153,7 +153,7 @@ class Files:
             try:
                 received(part_of(path), path, entry, offset, blocks, is_trusted, note)
             except NotTaken as refused:  # other bytes come another time
-                raise NotTaken(str(refused), "early") from None
+                raise type(refused)(str(refused), "early") from None
 
 
 def wanted(order: SiteOrder) -> list[OrderedProduct]:

@@ -41,6 +41,10 @@ class NotTaken(AtelierError):
         self.when, self.lacks = when, lacks
 
 
+class Damaged(NotTaken):
+    """What has come is not what was announced: it has crossed for nothing."""
+
+
 class OneTransfer:
     """One transfer to a place at a time: what was accepted is never replaced, nor written by two."""
 
@@ -259,14 +263,14 @@ def received(
             file.write(block)
             if file.tell() > size:
                 part.unlink()
-                raise NotTaken(f"has more than the {size} bytes that it announces")
+                raise Damaged(f"has more than the {size} bytes that it announces")
         file.flush()
         os.fsync(file.fileno())
     if part.stat().st_size < size:
         raise NotTaken(f"ended after {part.stat().st_size} of {size} bytes", "early")
     if digest_of(str(part)).sha256 != sha256:
         part.unlink()
-        raise NotTaken("its content does not match its digest")
+        raise Damaged("its content does not match its digest")
     if not is_trusted():
         raise NotTaken("who sent it is not trusted any more")
     note(has_come)

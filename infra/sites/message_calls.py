@@ -22,7 +22,7 @@ from atelier.engine.link.messages import BODY, Contribution, Message, head_of
 from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
-from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.incoming import Damaged, Incoming, NotTaken
 from atelier.infra.sites.methods import fitting
 from atelier.infra.sites.refusals import Apart, Later, Refusals, Settled, is_of_one
 from atelier.infra.sites.transfer import (
@@ -74,7 +74,7 @@ class MessageCalls:
         self._offered: dict[tuple[str, str], float] = {}  # when some were offered again, by the same
         self._asked: dict[tuple[str, str], int] = {}  # the last round of those, by the same
         self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
-        self._later = Later[tuple[str, str]](OFFER_AGAIN_S)  # what is fetched again, by the same
+        self._later = defaultdict[str, Later[Bytes]](lambda: Later(OFFER_AGAIN_S))  # by peer: to fetch
         self._refused = defaultdict[str, Settled[Bytes]](Settled)  # by peer: what is neither sent nor fetched
 
     # what others ask, by name of the call
@@ -202,7 +202,7 @@ class MessageCalls:
 
     def _send(self, channel: CallChannel, peer: str, box: Mailbox, head: Message) -> None:
         path, refused = _body(box, head), self._refused[peer]
-        key = (head.trajectory, head.round, head.body.sha256, stamp_of(path))
+        key = _bytes(head, stamp_of(path))
         if key in refused:  # when it had come; its file is the same
             return
         offset = self._offset(channel, peer, head)
@@ -234,7 +234,7 @@ class MessageCalls:
             with each.one():
                 head = head_of(json.dumps(found), peer)
                 of = head.trajectory
-                if of not in ended and self._later.is_due((peer, of)):
+                if of not in ended and self._later[peer].is_due(_bytes(head)):
                     ended.add(of)  # unless this one is taken
                     if self._fetch(channel, peer, head):
                         ended.discard(of)
@@ -269,7 +269,7 @@ class MessageCalls:
         try:
             offset = self._incoming.offset(head, peer)
         except NotTaken as refused:
-            key = (head.trajectory, head.round, head.body.sha256, None)
+            key = _bytes(head)
             if refused.when == "never" and key not in self._refused[peer]:
                 self._refused[peer].add(key)
                 self._audit.add("refused", who=peer, why=str(refused))
@@ -289,9 +289,9 @@ class MessageCalls:
                 self._take(head, peer, offset, counted(blocks))
             except (NotTaken, grpc.RpcError) as error:
                 if is_of_one(error):
-                    self._later.failed((peer, head.trajectory))
+                    self._later[peer].failed(_bytes(head), is_damaged=isinstance(error, Damaged))
                 raise
-        self._later.succeeded((peer, head.trajectory))
+        self._later[peer].succeeded(_bytes(head))
         if isinstance(head, Contribution):
             self._took[peer] = (left, time.monotonic() - began)
         return True
@@ -299,6 +299,10 @@ class MessageCalls:
 
 def _named(head: Message) -> str:
     return f"round {head.round} of {head.trajectory[:16]}"
+
+
+def _bytes(head: Message, stamp: Stamp | None = None) -> Bytes:
+    return (head.trajectory, head.round, head.body.sha256, stamp)
 
 
 def _body(box: Mailbox, head: Message) -> Path:

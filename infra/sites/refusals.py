@@ -52,26 +52,29 @@ class Settled(Generic[Key]):
 
 
 class Later(Generic[Key]):
-    """What is tried again later: after `first` seconds, and each time that it fails once more after twice as
-    many, at most `MOST_LATER_S`. The last `MOST_REMEMBERED` of it.
+    """What is tried again with a peer after `first` seconds; what comes damaged each time after twice as many
+    as before, at most `MOST_LATER_S`. The last `MOST_REMEMBERED` of it.
     """
 
     def __init__(self, first: float) -> None:
         self._first = first
         self._known: dict[Key, tuple[float, float]] = {}  # when, and the seconds until then
+        self._lock = threading.Lock()
 
     def is_due(self, what: Key) -> bool:
         return time.monotonic() >= self._known.get(what, (0.0, 0.0))[0]
 
-    def failed(self, what: Key) -> None:
-        _, waited = self._known.pop(what, (0.0, 0.0))
-        seconds = min(2 * waited or self._first, MOST_LATER_S)
-        self._known[what] = (time.monotonic() + seconds, seconds)
-        if len(self._known) > MOST_REMEMBERED:
-            del self._known[next(iter(self._known))]
+    def failed(self, what: Key, *, is_damaged: bool) -> None:
+        with self._lock:
+            _, waited = self._known.pop(what, (0.0, 0.0))
+            seconds = min(2 * waited or self._first, MOST_LATER_S) if is_damaged else self._first
+            self._known[what] = (time.monotonic() + seconds, seconds)
+            if len(self._known) > MOST_REMEMBERED:
+                del self._known[next(iter(self._known))]
 
     def succeeded(self, what: Key) -> None:
-        self._known.pop(what, None)
+        with self._lock:
+            self._known.pop(what, None)
 
 
 def is_of_one(error: Exception) -> bool:

@@ -13,7 +13,6 @@ from atelier.infra.sites.file_calls import PlacedHead
 from atelier.infra.sites.files import offer
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.policy import GIGA, Policies, SitePolicy
-from atelier.infra.sites.refusals import Later
 from tests.infra.sites.agents import friends
 from tests.infra.sites.test_files import BODY, Sites
 
@@ -57,7 +56,7 @@ def test_a_file_that_would_be_too_much_waits_and_a_smaller_one_crosses(
                 agent.exchange(there)
         assert made.small.exists() and not made.large.exists()
         made.let(at, ENOUGH)
-        agent._files._later = Later(0.0)
+        agent._files._later.clear()
         agent.exchange(there)
     assert made.large.read_bytes() == BODY
 

@@ -18,7 +18,6 @@ from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.desk import OrderDesk
 from atelier.infra.sites.files import offer
-from atelier.infra.sites.refusals import Later
 from tests.infra.sites.agents import friends
 from tests.infra.sites.test_files import BODY, Sites
 
@@ -69,7 +68,7 @@ def test_a_file_that_cannot_be_fetched_is_asked_for_again_later_and_holds_up_no_
                 agent.exchange("b")
         assert here[1].read_bytes() == b"{}" and given == there
         there[0].write_bytes(BODY)
-        agent._files._later = Later(0.0)
+        agent._files._later.clear()
         agent.exchange("b")
     assert here[0].read_bytes() == BODY
     said = agent._refusals.lines("b")
@@ -106,7 +105,7 @@ def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(
             agent.exchange("a")
         assert len(pushes) == 1 and agent._refusals._early
         path.write_bytes(BODY)
-        agent._files._later = Later(0.0)
+        agent._files._later.clear()
         agent.exchange("a")
     assert Path(str(Agent(a.keys, a.mail)._files._files.path(made.head()))).read_bytes() == BODY
 
@@ -127,7 +126,7 @@ def test_a_file_that_cannot_be_read_where_it_is_sent_holds_up_no_other(tmp_path:
         agent.exchange("a")  # not asked for again at once
         there[0].rmdir()
         there[0].write_bytes(BODY)
-        agent._files._later = Later(0.0)
+        agent._files._later.clear()
         agent.exchange("a")
     assert here[0].read_bytes() == BODY
 

@@ -4,7 +4,9 @@ else stands still, and somebody is told.
 
 import errno
 import json
+import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import is_damage_here
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
-from atelier.infra.sites.refusals import Later
 from atelier.infra.sites.transfer import CallChannel
 from tests.infra.sites.agents import TRAJECTORY, friends
 from tests.infra.sites.test_agent import DATA, call, head, two
@@ -175,9 +176,43 @@ def test_a_message_of_other_bytes_is_fetched_again_after_a_while(
         body.write_bytes(DATA)
         agent.exchange("a")
         assert b.box.read(1, "a") is None
-        agent._messages._later = Later(0.0)
+        agent._messages._later.clear()
         agent.exchange("a")
-    assert b.box.read(1, "a") is not None
+        assert b.box.read(1, "a") is not None
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_what_waits_for_a_while_is_that_message_and_none_that_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """It waits twice as long after each time that it came damaged, not where its sender cannot read it."""
+    a, b = two(tmp_path, "b")
+    monkeypatch.setattr(message_calls, "OFFER_AGAIN_S", 0.01)
+    a.send(1, DATA)
+    body = Path(a.box.folder(1, "a")) / BODY
+    if is_damaged:
+        body.write_bytes(DATA[:-1] + b"!")
+    else:
+        body.unlink()
+    agent = Agent(b.keys, b.mail)
+    later = agent._messages._later["a"]
+    with a.served():
+        waited = list[float]()
+        while len(waited) < 3:
+            time.sleep(max(waited, default=0.0))
+            with suppress(NotTaken, grpc.RpcError):
+                agent.exchange("a")
+            [(_, seconds)] = later._known.values()
+            waited += [seconds] if not waited or seconds != waited[-1] or not is_damaged else []
+        assert waited == ([0.01, 0.02, 0.04] if is_damaged else [0.01] * 3)
+        later._first = 60.0
+        time.sleep(0.05)
+        with suppress(NotTaken, grpc.RpcError):
+            agent.exchange("a")
+        shutil.rmtree(body.parent)
+        a.send(1, DATA[:-1] + b"?")
+        agent.exchange("a")
+        assert b.box.read(1, "a") is not None and len(later._known) == 1
 
 
 def test_a_message_in_the_middle_that_a_peer_has_lost_is_sent_again(

@@ -106,7 +106,7 @@ def test_a_refusal_is_said_of_each_message_that_it_holds_up(monkeypatch: pytest.
     assert not found.lines("b")
 
 
-def test_what_fails_again_and_again_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_damaged_again_and_again_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is damaged where it was made crosses a dozen times in an hour, and not 360 times."""
     now, tries = [0.0], list[float]()
     monkeypatch.setattr("atelier.infra.sites.refusals.time.monotonic", lambda: now[0])
@@ -114,12 +114,14 @@ def test_what_fails_again_and_again_is_tried_ever_less_often(monkeypatch: pytest
     while now[0] < 3600:
         if later.is_due("file"):
             tries.append(now[0])
-            later.failed("file")
+            later.failed("file", is_damaged=True)
         assert later.is_due("another")
         now[0] += 1.0
     assert tries[:5] == [0, 10, 30, 70, 150] and max(b - a for a, b in pairwise(tries)) == 600
     later.succeeded("file")
     assert later.is_due("file")
-    later.failed("file")
-    now[0] += 10.0
-    assert later.is_due("file")
+    for _ in range(3):  # waits for something
+        later.failed("file", is_damaged=False)
+        assert not later.is_due("file")
+        now[0] += 10.0
+        assert later.is_due("file")
