@@ -14,8 +14,9 @@ without a cap, by medians; of_own_pace, pace_share: the same where the machine's
 run, by how much longer a run took than all its steps at the pace of its quickest tenth; the last round, which
 has all weights and is waited for, is left out and told as `last_s`. cpu_s: of both agents. wire: bytes that
 the veth counted, of those in the contributions. codecs: of each round. changed: the cap goes from 100 to 10
-to 1 Mbit/s in one run; `settled`: messages after a change until the codec was the one that the new cap's own
-run ends with, but for the last round; null = never. data_parallel: seconds of a step's all-reduce of the
+to 1 Mbit/s in one run; `settled`: messages that were sent with another codec than the one that the new
+cap's own run ends with, from the step of the change on (the cap may change ten seconds later), but for the
+last round; null = always. data_parallel: seconds of a step's all-reduce of the
 gradients (torch.distributed, gloo) beside it. torchft: its streaming DiLoCo (wan_torchft.py), as a share of
 its own speed without a cap, 100 steps each; at 1 Mbit/s it is left out: an exchange would take 100 s. Not
 here: delay and lost packets.
@@ -140,7 +141,7 @@ class Capped(Sites):
 def run(
     folder: Path, size: argparse.Namespace, caps: dict[int, float], link: dict[str, Any] = LINK
 ) -> dict[str, Any]:
-    """One training; `caps`: Mbit/s from each step on."""
+    """One training; `caps`: Mbit/s from each step on, or up to ten seconds later, when its line is there."""
     text = {"tokens": tokens(folder / "text", num_tokens=200_000)}
     sites = Capped(folder, text, size.rows, link)
     how = {
@@ -273,8 +274,9 @@ def reduced(folder: Path, numbers: int, mbit: float) -> float:
 
 
 def settled(codecs: list[str], ends: list[str], changes: list[int]) -> list[int | None]:
-    """Messages after each change until the codec is the one that the new cap's own run ends with; None = it
-    never was. The last round, which has all weights, is left out.
+    """Messages from each change on until the codec is the one that the new cap's own run ends with; None = it
+    never was. `changes`: how many messages were sent before. The last round, which has all weights, is left
+    out.
     """
     found: list[int | None] = []
     ends_of = [*changes[1:], len(codecs) - 1]
@@ -340,7 +342,7 @@ def main() -> None:
             "codecs": each[-1]["codecs"]["a"],
         }
     interval = LINK["every"] // LINK["fragments"]
-    changes = [-(-third // interval), -(-2 * third // interval)]
+    changes = [third // interval, 2 * third // interval]
     ends = [found[name]["codecs"][-2] for name in ("10", "1")]
     numbers_of = {
         "params": numbers,

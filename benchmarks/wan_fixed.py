@@ -7,14 +7,14 @@ The trainings of benchmarks/wan.py, one of each: namespaces, caps, model, fragme
 time between step 50 and the last round in which contributions of the other site were waited for, of the site
 that waited longer. A codec keeps the budget when its stall is at most `link.stall` above that of no codec and
 no cap, where sites wait for each other too. `fits`: the least lossy one that does, null = none; `chosen`: how
-often the chooser took which, but for its first and its last message. changed: the cap goes from 100 to 10 to
-1 Mbit/s in one run; `settled`: rounds after a change until the codec is the one that fits at the new cap, a
-round being all fragments; null = never, or nothing fits.
+often the chooser of site a took which, but for its first and its last message. changed: the cap goes from
+100 to 10 to 1 Mbit/s in one run; `settled`: rounds from the step of a change on until the codec is the one
+that fits at the new cap, a round being all fragments (the cap may change ten seconds later); null = never, or
+nothing fits.
 """
 
 import argparse
 import collections
-import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def main() -> None:
         third = size.steps // 3
         changed = measured(size, {0: 100.0, third: 10.0, 2 * third: 1.0}, LINK)
     interval = LINK["every"] // LINK["fragments"]
-    changes = [math.ceil(third / interval), math.ceil(2 * third / interval)]
+    changes = [third // interval, 2 * third // interval]
     messages = settled(changed["codecs"]["a"], [caps[cap]["fits"] for cap in ("10", "1")], changes)
     keep(
         "wan_fixed",

@@ -21,7 +21,7 @@ class LinkCost(TypedDict):
     """Of one codec: bytes of a message, of each fragment where there are several, and of all that a site
     sends to one other in the training. Mbit/s that it needs to each other at once, each way; seconds of the
     largest message but the last, and the share of the training's time that is waited. None = not known, as
-    the link's rate or the steps' time is not.
+    the link's rate or the steps' time is not; of `needs_mbps` also that no rate would do.
     """
 
     codec: str

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 from rich.text import Text
 
@@ -45,7 +45,7 @@ def print_table(
         )
     for row in cells:
         table.add_row(*map(Text, row))  # Text: a cell's brackets are no markup
-    console.width = max(console.width, width)
+    console.size = ConsoleDimensions(max(console.width, width), console.height)  # both, or a dumb one is cut
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

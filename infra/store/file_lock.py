@@ -1,4 +1,4 @@
-"""A lock between processes of one user on one machine; a dead process's locks are released at once. What
+"""A lock between processes of one user on one machine; those of a dead one, and of its forks, are open. What
 other users may touch: infra/launch/locks.py; what other machines share: infra/store/lease.py.
 """
 
@@ -9,7 +9,7 @@ from typing import IO
 
 def file_lock(path: Path) -> IO[str] | None:
     """The file, created when missing, open to read and to append, locked until it is closed; None while
-    another process has it locked. Raises OSError.
+    it is locked, by another process or here. Raises OSError.
     """
     file = path.open("a+")
     try:

@@ -5,7 +5,7 @@ the layouts of one size in one gang.
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -357,15 +357,24 @@ def layout(**axes: Any) -> Parallel:
     return Parallel(**({"shard": 1, "threads": 1, "compile": "none", "device": "cpu"} | axes))
 
 
-def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
+def start_gang(
+    module: str, folder: Path, world: int, *given: str, is_over: Callable[[], bool] = bool
+) -> None:
     """Run `module` as a gang; its errors fail the test."""
-    told = gang_errors(module, folder, world, *given)
+    told = gang_errors(module, folder, world, *given, is_over=is_over)
     assert not told, told
 
 
-def gang_errors(module: str, folder: Path, world: int, *given: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Run `module` as a gang; what its ranks wrote when one has failed, or none has said anything for
-    `timeout_s`, else ''.
+def gang_errors(
+    module: str,
+    folder: Path,
+    world: int,
+    *given: str,
+    timeout_s: float = TIMEOUT_S,
+    is_over: Callable[[], bool] = bool,
+) -> str:
+    """Run `module` as a gang; what its ranks wrote when one has failed, none has said anything for
+    `timeout_s` or it `is_over`, else ''.
     """
     gang = {
         "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{uuid.uuid4().hex}",
@@ -381,7 +390,8 @@ def gang_errors(module: str, folder: Path, world: int, *given: str, timeout_s: f
     while any(process.poll() is None for process in processes):
         now = sum(log.stat().st_size for log in logs)
         said, since = now, since if now == said else time.monotonic()
-        if time.monotonic() > since + timeout_s or any(process.poll() for process in processes):
+        is_silent = time.monotonic() > since + timeout_s
+        if is_silent or is_over() or any(process.poll() for process in processes):
             break  # one has failed: the others would wait for it
         time.sleep(0.05)
     codes = [process.poll() for process in processes]

@@ -6,8 +6,11 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
+import pytest
+
+from atelier.engine.config.error import DataError
 from atelier.engine.io.fork_server import Process
 from tests.forks import start_alone
 from tests.parity.cases import start_gang
@@ -28,24 +31,44 @@ def all_at_once(sites: Iterable[str], train: Callable[[str], None]) -> None:
     threads = [Thread(target=at, args=(site,), daemon=True) for site in sites]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + 2 * PATIENCE_S
     while not errors and time.monotonic() < until and any(thread.is_alive() for thread in threads):
         time.sleep(0.02)
     if errors:
         raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), f"a site still trains after {PATIENCE_S} s"
+    assert not any(thread.is_alive() for thread in threads), f"a site still trains after {2 * PATIENCE_S} s"
+
+
+def all_refuse(sites: Iterable[str], train: Callable[[str], None], problem: str) -> None:
+    """`train` of each site, which raises DataError that matches `problem` at all of them."""
+
+    def at(site: str) -> None:
+        with pytest.raises(DataError, match=problem):
+            train(site)
+
+    all_at_once(sites, at)
 
 
 def beside_a_gang(folder: Path, run_file: str, train: Callable[[], None]) -> None:
-    """`train` of one site while two ranks train another's run file; the first error is raised here."""
+    """`train` of one site while two ranks train another's run file; the first error is raised here, with what
+    the ranks wrote, and ends them.
+    """
+    is_over = Event()
 
     def at(site: str) -> None:
         if site == "gang":
-            start_gang("tests.parity.gang", folder, 2, run_file)
+            start_gang("tests.parity.gang", folder, 2, run_file, is_over=is_over.is_set)
         else:
             train()
 
-    all_at_once(("gang", "here"), at)
+    try:
+        all_at_once(("gang", "here"), at)
+    except BaseException as error:
+        for log in sorted(folder.glob("gang-2-*.log")):
+            error.add_note(f"{log.name}: {log.read_text()[-3000:]}")
+        raise
+    finally:
+        is_over.set()
 
 
 def killed_until_they_end(

@@ -25,7 +25,7 @@ from atelier.engine.link.encoded import parts_of
 from atelier.engine.link.messages import BODY
 from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
-from tests.engine.loop.at_sites import all_at_once, beside_a_gang, killed_until_they_end
+from tests.engine.loop.at_sites import all_at_once, all_refuse, beside_a_gang, killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
@@ -298,10 +298,7 @@ def test_what_other_code_has_computed_is_added_only_where_that_is_accepted(
         all_at_once(sites.setups, at)
         assert len(set(sites.models())) == 1
         return
-    with pytest.raises(
-        DataError, match=r"at \w by code of digest [12]{16}, and here it is [12]{16}; install"
-    ):
-        all_at_once(sites.setups, at)
+    all_refuse(sites.setups, at, r"at \w by code of digest [12]{16}, and here it is [12]{16}; install")
     assert not any(setup.output("m").exists() for setup in sites.setups.values())
 
 

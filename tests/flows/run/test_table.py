@@ -9,14 +9,16 @@ def test_what_is_piped_keeps_its_brackets_and_whole_lines(capsys: pytest.Capture
     assert capsys.readouterr().out == line + "\n"
 
 
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_a_table_that_is_wider_than_the_terminal_is_whole(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, term: str
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", term)
     columns, row = (
         ("of", "why", "bytes of a part", "seconds"),
-        ("the model", "word " * 30, "12345678 kB", "1.5 s"),
+        ("the model " * 8, "word " * 30, "12345678 kB", "1.5 s"),
     )
     print_table(columns, [row], right=columns[2:], flexible="why")
     lines = capsys.readouterr().out.splitlines()
