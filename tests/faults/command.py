@@ -26,7 +26,8 @@ TRAIN = (
 )  # fmt: skip
 DATA = ("corpus", "tokenizer", "tokens")
 OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}  # one in its store, as at a terminal
-PATIENCE_S = 180.0  # a loaded machine; nothing waits that long when it is quiet
+PATIENCE_S = 180.0  # with a command that prints nothing more, on a loaded machine
+MOST_S = 5 * PATIENCE_S  # with one that does
 ORPHAN_S = 15.0
 
 
@@ -141,13 +142,26 @@ class Command:
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Return as soon as `condition` holds; the command must be running until then."""
-        deadline = time.monotonic() + PATIENCE_S
+        is_late = self._lateness()
         while not condition():
             assert self.process.poll() is None, (
                 f"ended ({self.process.returncode}) before {what}:\n{self.text}"
             )
-            assert time.monotonic() < deadline, f"no {what} in {PATIENCE_S} s:\n{self.text}"
+            assert not is_late(), f"no {what}, and nothing said for {PATIENCE_S} s:\n{self.text}"
             time.sleep(0.01)
+
+    def _lateness(self) -> Callable[[], bool]:
+        """Whether it has said nothing for `PATIENCE_S`, or goes on for `MOST_S`."""
+        begun = since = time.monotonic()
+        said = -1
+
+        def is_late() -> bool:
+            nonlocal since, said
+            now, size = time.monotonic(), self.said.stat().st_size
+            since, said = (since if size == said else now), size
+            return now - since > PATIENCE_S or now - begun > MOST_S
+
+        return is_late
 
     def until_training(self, step: int = 2 * EVERY) -> None:
         """Return when a checkpoint of `step` or later is there; training goes on."""
@@ -162,12 +176,14 @@ class Command:
         [pid] = self.command_store.processes(word)
         os.kill(pid, signal.SIGKILL)
 
-    def wait(self, seconds: float = PATIENCE_S) -> int:
-        """The exit code."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"did not end in {seconds} s:\n{self.text}") from None
+    def wait(self, seconds: float = 0.0) -> int:
+        """The exit code; `seconds`: within which it ends; 0 = it may go on while it says something."""
+        begun, is_late = time.monotonic(), self._lateness()
+        while (code := self.process.poll()) is None:
+            is_over = time.monotonic() - begun > seconds if seconds else is_late()
+            assert not is_over, f"did not end in {seconds or PATIENCE_S} s:\n{self.text}"
+            time.sleep(0.01)
+        return code
 
     def end(self) -> None:
         """End all processes, whatever the result of the test."""
