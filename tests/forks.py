@@ -1,4 +1,4 @@
-"""Ranks from a fork server of this test process: what they import is imported once."""
+"""Ranks and gangs from a fork server of this test process: what they import is imported once."""
 
 import atexit
 import os
@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +15,7 @@ from atelier.engine.io.fork_server import Connection, ForkServer, Process, is_po
 from tests.checkout import TOP
 
 MODULES = ("atelier.engine.train", "tests.parity.gang", "tests.parity.reshard", "tests.parity.rows")
+TIMEOUT_S = 900  # of a gang that says nothing
 
 _connections: list[Connection] = []
 
@@ -93,3 +95,56 @@ def start_alone(module: str, path: str, log: Path) -> Process:
     env = os.environ | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     with log.open("a") as file:
         return start_into(module, [path], env, file.fileno(), file.fileno())
+
+
+def start_gang(
+    module: str, folder: Path, world: int, *given: str, is_over: Callable[[], bool] = bool
+) -> None:
+    """Run `module` as a gang; its errors fail the test."""
+    told = gang_errors(module, folder, world, *given, is_over=is_over)
+    assert not told, told
+
+
+def gang_errors(
+    module: str,
+    folder: Path,
+    world: int,
+    *given: str,
+    timeout_s: float = TIMEOUT_S,
+    is_over: Callable[[], bool] = bool,
+) -> str:
+    """Run `module` as a gang; what its ranks wrote when one has failed, none has said anything for
+    `timeout_s` or it `is_over`, else ''.
+    """
+    gang = {
+        "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{uuid.uuid4().hex}",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    logs = [folder / f"gang-{world}-{rank}.log" for rank in range(world)]
+    processes = []
+    for rank, log in enumerate(logs):
+        env = os.environ | gang | {"RANK": str(rank), "PYTHONWARNINGS": "ignore"}
+        with log.open("w") as errors:
+            processes.append(start_into(module, list(given), env, errors.fileno(), errors.fileno()))
+    said, since = 0, time.monotonic()
+    while any(process.poll() is None for process in processes):
+        now = sum(log.stat().st_size for log in logs)
+        said, since = now, since if now == said else time.monotonic()
+        is_silent = time.monotonic() > since + timeout_s
+        if is_silent or is_over() or any(process.poll() for process in processes):
+            break  # one has failed: the others would wait for it
+        time.sleep(0.05)
+    codes = [process.poll() for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+    if not any(codes) and None not in codes:
+        return ""
+    told = [(log.name, code, _ends(log.read_text())) for log, code in zip(logs, codes, strict=True)]
+    return "\n".join(f"{name}: {code} {text}" for name, code, text in told)
+
+
+def _ends(text: str) -> str:
+    """The end of a log, and where a crash begins: in which thread, and, before, what glibc or C++ says."""
+    crash = text.find("Fatal Python error")
+    return text[-3000:] if crash < 0 else f"{text[max(0, crash - 500) : crash + 3000]}\n...\n{text[-1500:]}"

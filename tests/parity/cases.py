@@ -2,10 +2,7 @@
 the layouts of one size in one gang.
 """
 
-import os
-import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,13 +24,12 @@ from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Member, Training
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
 from tests.engine.trainings import TrainingSetup, artifact, model_files, role, student, tokens, train
-from tests.forks import start_into
+from tests.forks import start_gang
 from tests.parity.detectors import detecting
 
 STEPS = 10
 FEW_STEPS = 4  # of six roles in gangs of four
 CHAIN_STEPS = 6  # of three to five roles after every objective, in gangs of four; of those that detect
-TIMEOUT_S = 900
 
 
 def net(num_layers: int = 4, hidden: int = 32, **more: Any) -> GPT:
@@ -355,56 +351,3 @@ def apart(alone: TrainingSetup, other: TrainingSetup, role_name: str) -> tuple[f
 def layout(**axes: Any) -> Parallel:
     """One thread a rank, nothing compiled, and these axes."""
     return Parallel(**({"shard": 1, "threads": 1, "compile": "none", "device": "cpu"} | axes))
-
-
-def start_gang(
-    module: str, folder: Path, world: int, *given: str, is_over: Callable[[], bool] = bool
-) -> None:
-    """Run `module` as a gang; its errors fail the test."""
-    told = gang_errors(module, folder, world, *given, is_over=is_over)
-    assert not told, told
-
-
-def gang_errors(
-    module: str,
-    folder: Path,
-    world: int,
-    *given: str,
-    timeout_s: float = TIMEOUT_S,
-    is_over: Callable[[], bool] = bool,
-) -> str:
-    """Run `module` as a gang; what its ranks wrote when one has failed, none has said anything for
-    `timeout_s` or it `is_over`, else ''.
-    """
-    gang = {
-        "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{uuid.uuid4().hex}",
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    logs = [folder / f"gang-{world}-{rank}.log" for rank in range(world)]
-    processes = []
-    for rank, log in enumerate(logs):
-        env = os.environ | gang | {"RANK": str(rank), "PYTHONWARNINGS": "ignore"}
-        with log.open("w") as errors:
-            processes.append(start_into(module, list(given), env, errors.fileno(), errors.fileno()))
-    said, since = 0, time.monotonic()
-    while any(process.poll() is None for process in processes):
-        now = sum(log.stat().st_size for log in logs)
-        said, since = now, since if now == said else time.monotonic()
-        is_silent = time.monotonic() > since + timeout_s
-        if is_silent or is_over() or any(process.poll() for process in processes):
-            break  # one has failed: the others would wait for it
-        time.sleep(0.05)
-    codes = [process.poll() for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
-    if not any(codes) and None not in codes:
-        return ""
-    told = [(log.name, code, _ends(log.read_text())) for log, code in zip(logs, codes, strict=True)]
-    return "\n".join(f"{name}: {code} {text}" for name, code, text in told)
-
-
-def _ends(text: str) -> str:
-    """The end of a log, and where a crash begins: in which thread, and, before, what glibc or C++ says."""
-    crash = text.find("Fatal Python error")
-    return text[-3000:] if crash < 0 else f"{text[max(0, crash - 500) : crash + 3000]}\n...\n{text[-1500:]}"

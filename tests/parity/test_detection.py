@@ -7,7 +7,8 @@ import pytest
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.parallel import Parallel
 from tests.engine.trainings import AfterSteps, TrainingSetup
-from tests.parity.cases import TRAININGS, Parity, apart, layout, quick_first, start_gang
+from tests.forks import start_gang
+from tests.parity.cases import TRAININGS, Parity, apart, layout, quick_first
 
 ROLES = ("generator", "now", "late", "both")
 LAYOUTS: dict[str, Parallel] = {

@@ -11,7 +11,8 @@ from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.reader import load_full
 from atelier.engine.config.run_file import RunFile
 from tests.engine.trainings import TrainingSetup
-from tests.parity.cases import layout, start_gang, taught
+from tests.forks import start_gang
+from tests.parity.cases import layout, taught
 
 STEP = 4
 LAYOUTS = {

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.parity.cases import start_gang
+from tests.forks import start_gang
 
 
 def test_rows_of_both_kinds_give_the_same_sums_and_gradients_in_every_layout(tmp_path: Path) -> None:

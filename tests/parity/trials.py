@@ -24,7 +24,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.row_classes import RowClasses
 from tests.engine.row_inputs import harbour
 from tests.engine.trainings import TrainingSetup, tokens
-from tests.parity.cases import gang_errors
+from tests.forks import gang_errors
 from tests.parity.products import Product, product, products
 
 SIZES = (2, 4, 2, 4, 8)  # ranks of one gang after the other

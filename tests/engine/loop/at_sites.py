@@ -12,8 +12,7 @@ import pytest
 
 from atelier.engine.config.error import DataError
 from atelier.engine.io.fork_server import Process
-from tests.forks import start_alone
-from tests.parity.cases import start_gang
+from tests.forks import start_alone, start_gang
 
 PATIENCE_S = 120
 

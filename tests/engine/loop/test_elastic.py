@@ -29,10 +29,9 @@ from atelier.engine.loop.stop import StopRequest
 from tests.engine.loop.at_sites import all_at_once, beside_a_gang, decisions, out_until_they_end
 from tests.engine.loop.test_outer import Sites, text
 from tests.engine.trainings import TrainingSetup, artifact, role, train
-from tests.forks import start_alone
+from tests.forks import start_alone, start_gang
 from tests.infra.sites.agents import until
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 __all__ = ["text"]
 EVERY, STEPS = 2, 24

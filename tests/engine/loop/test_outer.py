@@ -27,9 +27,9 @@ from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
 from tests.engine.loop.at_sites import all_at_once, all_refuse, beside_a_gang, killed_until_they_end
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
+from tests.forks import start_gang
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 STEPS, EVERY = 12, 4
 

@@ -37,8 +37,8 @@ from tests.engine.loop.test_outer import (
     text,
 )
 from tests.engine.trainings import AfterSteps, role, student, train
+from tests.forks import start_gang
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang
 
 __all__ = ["text"]
 LOSSY: list[dict[str, Any]] = [

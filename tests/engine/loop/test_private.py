@@ -33,8 +33,8 @@ from atelier.engine.parallel.gang import start_gang
 from atelier.engine.parallel.grid import Grid
 from tests.engine.loop.test_outer import Sites
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, role, tokens, train
+from tests.forks import start_gang as start_ranks
 from tests.parity.cases import layout as layout_of
-from tests.parity.cases import start_gang as start_ranks
 
 LORA = Trainable(kind="lora", rank=2, targets=("query", "value"))
 BETA = 0.9
