@@ -18,7 +18,7 @@ from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.desk import OrderDesk
 from atelier.infra.sites.files import offer
-from tests.infra.sites.agents import friends
+from tests.infra.sites.agents import friends, make_due
 from tests.infra.sites.test_files import BODY, Sites
 
 
@@ -68,9 +68,10 @@ def test_a_file_that_cannot_be_fetched_is_asked_for_again_later_and_holds_up_no_
                 agent.exchange("b")
         assert here[1].read_bytes() == b"{}" and given == there
         there[0].write_bytes(BODY)
-        agent._files._later.clear()
+        later = agent._files._later["b"]
+        make_due(later)
         agent.exchange("b")
-    assert here[0].read_bytes() == BODY
+    assert here[0].read_bytes() == BODY and not later._known
     said = agent._refusals.lines("b")
     assert len(said) == 2 and "is not taken here: " in said[0] and said[1].endswith(" goes on")
 
@@ -105,8 +106,10 @@ def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(
             agent.exchange("a")
         assert len(pushes) == 1 and agent._refusals._early
         path.write_bytes(BODY)
-        agent._files._later.clear()
+        later = agent._files._later["a"]
+        make_due(later)
         agent.exchange("a")
+    assert not later._known
     assert Path(str(Agent(a.keys, a.mail)._files._files.path(made.head()))).read_bytes() == BODY
 
 

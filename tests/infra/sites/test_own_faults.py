@@ -30,7 +30,7 @@ from atelier.infra.sites.methods import is_damage_here
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.sites.transfer import CallChannel
-from tests.infra.sites.agents import TRAJECTORY, friends
+from tests.infra.sites.agents import TRAJECTORY, friends, make_due
 from tests.infra.sites.test_agent import DATA, call, head, two
 from tests.infra.sites.test_notes import order
 
@@ -176,9 +176,10 @@ def test_a_message_of_other_bytes_is_fetched_again_after_a_while(
         body.write_bytes(DATA)
         agent.exchange("a")
         assert b.box.read(1, "a") is None
-        agent._messages._later.clear()
+        later = agent._messages._later["a"]
+        make_due(later)
         agent.exchange("a")
-        assert b.box.read(1, "a") is not None
+        assert b.box.read(1, "a") is not None and not later._known
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
