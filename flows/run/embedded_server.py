@@ -25,6 +25,8 @@ from pathlib import Path
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import is_local, local_path
+from atelier.infra.stack.database_check import PREFECT, check_database, tighten
+from atelier.infra.stack.settings import prefect_database
 from atelier.infra.stack.stack import join_stack
 
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
@@ -70,7 +72,7 @@ class EmbeddedServer:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=os.environ | EPHEMERAL | {"PREFECT_HOME": str(self.home)},
+                env=_own_database(self.home) | os.environ | EPHEMERAL | {"PREFECT_HOME": str(self.home)},
                 pass_fds=(descriptor,),
                 start_new_session=True,
                 cwd=IMPORT_ROOT,
@@ -171,6 +173,12 @@ class EmbeddedServer:
         return (self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no word"])[0]
 
 
+def _own_database(home: Path) -> dict[str, str]:
+    """The address of the database in `home`, unless the user has given one by either of its names."""
+    names = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
+    return {} if any(name in os.environ for name in names) else {names[0]: prefect_database(home)}
+
+
 def is_stopped(pid: int) -> bool:
     """True for a process of this machine that SIGSTOP holds."""
     try:
@@ -246,13 +254,17 @@ EMBEDDED = {
 
 
 def embed(root: str) -> EmbeddedServer | None:
-    """Settings and server of this process, before Prefect is imported; None when the user configured one."""
+    """Settings and server of this process, before Prefect is imported; None when the user configured one.
+    Raises ConfigError for a database that Prefect cannot use.
+    """
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
     os.environ["PREFECT_HOME"] = str(home := _home(root))
     join_stack(root)
     if is_configured(root):
         return None
+    check_database(home / "prefect.db", PREFECT)
+    tighten(home / "prefect.db")
     server = embedded_server(home)
     os.environ["PREFECT_API_URL"] = server.url
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s: it is up, or was given up

@@ -1,32 +1,43 @@
 """Checks that the store's root can be used, before anything is planned."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.io.local_url import check_text
 from atelier.engine.io.storage import is_local, local_path, reach
 from atelier.infra.store.conditional_create import check_exclusive
 from atelier.infra.store.store import Store, default_root
+from atelier.infra.tracking.own_database import follow
 
 WAY_OUT = "set ATELIER_ROOT to a folder that you may write to"
 
 
 def check_root(*, will_write: bool = False) -> None:
     """Raises ConfigError for a root that is no folder and, when something will be written, for one that
-    cannot be written to or has no exclusive create.
+    cannot be written to or has no exclusive create. In one that was moved MLflow's addresses are corrected.
     """
     root = default_root()
+    check_text(root, "ATELIER_ROOT")
     if not is_local(root):
         if will_write:
             reach(root)
             check_exclusive(root)
         return
-    path = local_path(root)
-    ancestor = next(folder for folder in (path, *path.parents) if folder.exists())
+    try:
+        path = local_path(root)
+        ancestor = next(folder for folder in (path, *path.parents) if folder.exists())
+    except OSError as error:  # a name that is too long, a loop of links, a working directory that is gone
+        raise ConfigError(
+            "ATELIER_ROOT", f"{root}: {(error.strerror or str(error)).lower()}", WAY_OUT
+        ) from None
     if not ancestor.is_dir():
         raise ConfigError("ATELIER_ROOT", f"{ancestor} is a file, not a folder", WAY_OUT)
     if will_write:
         _try_to_write(path)
+        with suppress(ConfigError):  # of a database that only a tracker needs, which says so
+            follow(Store(root))
 
 
 def _try_to_write(path: Path) -> None:

@@ -14,11 +14,13 @@ from typing import cast
 
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io.local_url import sqlite_url
 from atelier.engine.io.storage import is_local, local_path, read_object
 from atelier.infra.stack.service import ServiceEntry
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST = "127.0.0.1"
+DATABASE, FILES = "mlflow.db", "mlartifacts"  # of MLflow, in a store's root
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "true",
@@ -105,6 +107,7 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
     own = f"http://{HOST}:{port}"
     return QUIET | {
         "PREFECT_HOME": str(prefect_home(root)),
+        "PREFECT_API_DATABASE_CONNECTION_URL": prefect_database(prefect_home(root)),
         "PREFECT_SERVER_API_AUTH_STRING": credentials.prefect,
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
@@ -117,7 +120,7 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
 
 def mlflow_server(folder: Path, credentials: Credentials) -> dict[str, str]:
     """Environment of the MLflow server, with its users in a separate database."""
-    return mlflow_users(folder, f"sqlite:///{folder / 'mlflow-users.db'}", credentials)
+    return mlflow_users(folder, sqlite_url(folder / "mlflow-users.db"), credentials)
 
 
 def mlflow_users(folder: Path, database: str, credentials: Credentials) -> dict[str, str]:
@@ -126,7 +129,7 @@ def mlflow_users(folder: Path, database: str, credentials: Credentials) -> dict[
     lines = [
         "[mlflow]",
         "default_permission = NO_PERMISSIONS",
-        f"database_uri = {database}",
+        f"database_uri = {database.replace('%', '%%')}",  # MLflow reads the file with interpolation
         f"admin_username = {credentials.user}",
         f"admin_password = {credentials.password}",
         "auth_cache_ttl_seconds = 300",  # without a cache every request hashes a password: 0.1 s of CPU time
@@ -158,9 +161,19 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
     )
 
 
+def mlflow_folder(root: str) -> Path:
+    """Folder of MLflow's database, and of its artifacts where the server keeps them, for this store."""
+    return local_path(root).absolute() if is_local(root) else stack_folder(root)
+
+
 def prefect_home(root: str) -> Path:
     """Prefect's home with its database for this store."""
     return local_path(root).absolute() / "prefect" if is_local(root) else stack_folder(root) / "prefect"
+
+
+def prefect_database(home: Path) -> str:
+    """URL of Prefect's database in its home: Prefect itself puts the path into it as it is."""
+    return sqlite_url(home / "prefect.db", "sqlite+aiosqlite")
 
 
 def clean_environment() -> dict[str, str]:

@@ -10,8 +10,9 @@ from typing import TypedDict
 
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import ConfigError
-from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.local_url import file_url, sqlite_url
 from atelier.infra.stack import service, settings
+from atelier.infra.stack.database_check import MLFLOW, PREFECT, check_database, tighten
 from atelier.infra.stack.service import Service, ServiceEntry
 from atelier.infra.stack.settings import HOST, Addresses, Credentials
 
@@ -68,7 +69,7 @@ class Stack:
 
     def up(self, prefect_port: int, mlflow_port: int, say: Callable[[str], None]) -> list[str]:
         """Start the servers that are not running, both at once; returns the names of those started. Raises
-        ConfigError when one runs at another port.
+        ConfigError when one runs at another port, and for a database that none can use.
         """
         wanted = [self._prefect(prefect_port), self._mlflow(mlflow_port)]
         missing = [one for one in wanted if not service.is_running(self.state.get(one.name, ServiceEntry()))]
@@ -77,6 +78,7 @@ class Stack:
                 raise ConfigError(
                     f"--{one.name}-port", f"{one.name} runs at {self._url(one.name)}", "atelier down"
                 )
+        self._check_databases()
         for one in missing:
             service.check_port(one.name, int(one.url.rsplit(":", 1)[1]))
         for one in missing:
@@ -85,6 +87,15 @@ class Stack:
         for one in missing:
             service.wait_ready(one, self.state[one.name])
         return [one.name for one in missing]
+
+    def _check_databases(self) -> None:
+        mlflow, home = settings.mlflow_folder(self.root), settings.prefect_home(self.root)
+        for path, tables in (
+            (mlflow / settings.DATABASE, MLFLOW),
+            (home / "prefect.db", PREFECT),
+        ):
+            tighten(path)
+            check_database(path, tables)
 
     def start_worker(self, pool: str, limit: int) -> bool:
         """Start a worker for `pool` on this machine; False when it runs already."""
@@ -161,10 +172,10 @@ class Stack:
 
     def _mlflow(self, port: int) -> Service:
         url = f"http://{HOST}:{port}"
-        base = local_path(self.root).absolute() if is_local(self.root) else self.folder
+        base = settings.mlflow_folder(self.root)
         arguments = ("mlflow", "server", "--app-name", "basic-auth", "--host", HOST, "--port", str(port))
-        arguments += ("--backend-store-uri", f"sqlite:///{base / 'mlflow.db'}", "--workers", "1")
-        arguments += ("--artifacts-destination", str(base / "mlartifacts"))
+        arguments += ("--backend-store-uri", sqlite_url(base / settings.DATABASE), "--workers", "1")
+        arguments += ("--artifacts-destination", file_url(base / settings.FILES))
         arguments += ("--allowed-hosts", ",".join(settings.own_hosts(port)))
         arguments += ("--cors-allowed-origins", ",".join(settings.own_origins(port)))
         environment = settings.clean_environment() | settings.mlflow_server(self.folder, self.credentials)

@@ -8,10 +8,10 @@ import os
 import re
 from urllib.parse import urlsplit
 
-from atelier.engine.io.storage import join
 from atelier.infra.stack.settings import LOOPBACK
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store
+from atelier.infra.tracking.own_database import check_uri, settle
 
 URI = "MLFLOW_TRACKING_URI"
 CREDENTIALS = (
@@ -29,11 +29,16 @@ def tracking_address(given: str, store: Store) -> str:
     that runs, else a database in its folder.
 
     Also sets the credential of that address in the environment: the stack's for the stack's server, the
-    user's for $MLFLOW_TRACKING_URI, none for any other.
+    user's for $MLFLOW_TRACKING_URI, none for any other. Raises ConfigError for a sqlite database that cannot
+    be used, however long one waits.
     """
     _restore()
     stack, users = Stack(store.root).tracking(), os.environ.get(URI, "")
-    uri = given or users or stack.get(URI, "") or f"sqlite:///{join(store.root, 'mlflow.db')}"
+    uri = given or users or stack.get(URI, "")
+    if uri:
+        check_uri(uri)
+    else:
+        uri = settle(store)
     if is_same_server(uri, users) and any(key in os.environ for key in CREDENTIALS):
         return uri
     for key in CREDENTIALS:

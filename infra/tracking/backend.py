@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from atelier.engine.config.base import Json
 from atelier.infra.tracking.address import without_secret
+from atelier.infra.tracking.retry_worker import is_lasting
 
 Item = TypeVar("Item")
 
@@ -52,7 +53,6 @@ FEW = 100  # and for params and tags
 DIGEST = 36  # characters of a data set's digest that MLflow keeps
 PARAM = 500
 TAG = 8000
-PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,7 @@ class Backend:
 
     def is_lasting(self, error: BaseException) -> bool:
         """True for a permanent error; False when a retry may succeed."""
-        if isinstance(error, MlflowException):
-            return error.error_code not in PASSING
-        return not isinstance(error, OSError)
+        return is_lasting(error) or not isinstance(error, MlflowException | OSError)
 
     @property
     def page(self) -> str:

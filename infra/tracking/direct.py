@@ -7,6 +7,7 @@ from pathlib import Path
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.address import tracking_address
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint
+from atelier.infra.tracking.own_database import own_files
 from atelier.infra.tracking.page import Links, linked
 
 
@@ -16,7 +17,7 @@ def show_alias(store: Store, fingerprint: str, alias: str) -> list[str]:
     """
     from atelier.infra.tracking.backend import Backend  # imports MLflow: two seconds
 
-    backend = Backend(tracking_address("", store), f"{store.root}/mlartifacts")
+    backend = Backend(tracking_address("", store), own_files(store))
     found = []
     for version in backend.client.search_model_versions(f"tags.`atelier.fingerprint` = '{fingerprint}'"):
         backend.alias(version.name, alias, str(version.version))
@@ -40,7 +41,7 @@ def show_sweep(
     of all `trajectories`. Returns its address, '' without an MLflow page or such a sweep. Raises what
     MLflow's client raises.
     """
-    backend = Backend(tracking_address(uri, store), f"{store.root}/mlartifacts")
+    backend = Backend(tracking_address(uri, store), own_files(store))
     experiment = backend.experiment(flow)
     run = backend.find_run([experiment], {"atelier.sweep": sweep, "atelier.kind": "sweep"})
     if run is None:

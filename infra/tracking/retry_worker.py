@@ -14,7 +14,20 @@ from atelier.infra.tracking.address import without_secret
 
 POLL_S = 2.0
 WAIT_S = (0.25, 8.0)
+AGAIN_S = 2.0  # until the backend is opened again
 TRIES = 4  # of a call that fails while the server answers pings
+REFUSALS = 3  # of opening, in a row: another process may be making the tables just now
+PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+LASTING = (  # MLflow gives some of these the code of errors that pass
+    "out-of-date database schema",
+    "can't locate revision",
+    "readonly database",
+    "file is not a database",
+    "image is malformed",
+    "unable to open database file",
+    "no such table",
+    "no such column",
+)
 
 
 class Connected(Protocol):
@@ -26,6 +39,14 @@ class Connected(Protocol):
     def is_lasting(self, error: Exception) -> bool:
         """Whether another try would fail in the same way."""
         ...
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Whether waiting cannot mend an error of MLflow, or of the database below it."""
+    if any(words in str(error).lower() for words in LASTING) or isinstance(error, ImportError):
+        return True
+    code = getattr(error, "error_code", None)  # of MLflow's own errors
+    return code is not None and code not in PASSING
 
 
 Action = Callable[[Connected], str | None]  # a call; the text is its answer, if anybody waits for one
@@ -44,11 +65,15 @@ class Job:
 
 
 class Worker:
-    """Runs jobs in order on one thread, which also opens the backend; jobs wait while it is unreachable."""
+    """Runs jobs in order on one thread, which also opens the backend; jobs wait while it is unreachable, and
+    are given up when no waiting opens it.
+    """
 
-    def __init__(self, open_backend: Callable[[], Connected]) -> None:
-        """`open_backend` is called on the thread."""
-        self._open = open_backend
+    def __init__(self, open_backend: Callable[[], Connected], again_s: float = AGAIN_S) -> None:
+        """`open_backend` is called on the thread, again after `again_s` seconds."""
+        self._open, self._again_s = open_backend, again_s
+        self._refusals, self.is_lost = 0, False
+        self._dropped: list[str] = []  # labels of jobs that were given up with the backend
         self._jobs: deque[Job] = deque()
         self._regular: dict[str, Action] = {}
         self._wake = threading.Condition()
@@ -67,6 +92,9 @@ class Worker:
             if self._closing.is_set():
                 job.error = "the tracker is closed"
                 job.done.set()
+                return job
+            if self.is_lost:
+                self._drop(job)
                 return job
             self._jobs.append(job)
             self._wake.notify()
@@ -89,7 +117,7 @@ class Worker:
             self._wake.notify()
         self._thread.join(max(0.0, end - time.monotonic()))
         with self._wake:
-            left = [job.label for job in self._jobs]
+            left = self._dropped + [job.label for job in self._jobs]
             self._jobs.clear()
         return self.problems + (
             [f"not written: {', '.join(left)} ({self.trouble or 'no answer in time'})"] if left else []
@@ -105,7 +133,9 @@ class Worker:
                 if job is None and self._closing.is_set():
                     return
             if self._backend is None and not self._connect():
-                self._pause(WAIT_S[1] / 4)
+                if self.is_lost:
+                    return
+                self._pause(self._again_s)
                 continue
             backend = self._backend
             assert backend is not None  # connected above
@@ -122,8 +152,22 @@ class Worker:
             self.trouble = ""
         except Exception as error:  # whatever MLflow raises: it must not reach the training
             self.trouble = first_line(error)
+            self._refusals = self._refusals + 1 if is_lasting(error) else 0
+            if self._refusals >= REFUSALS:
+                self._give_up()
         self.busy_s += time.monotonic() - began
         return self._backend is not None
+
+    def _give_up(self) -> None:
+        with self._wake:
+            self.is_lost = True
+            while self._jobs:
+                self._drop(self._jobs.popleft())
+
+    def _drop(self, job: Job) -> None:
+        job.error = self.trouble
+        self._dropped.append(job.label)
+        job.done.set()
 
     def _try(self, job: Job, backend: Connected) -> None:
         began = time.monotonic()

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Record
-from atelier.engine.io.storage import join
 from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.about import Followed, RunInfo
 from atelier.infra.tracking.address import without_secret
 from atelier.infra.tracking.follower import Curve, curves_of, ending
+from atelier.infra.tracking.own_database import own_files
 from atelier.infra.tracking.page import Links
 from atelier.infra.tracking.retry_worker import Action, Connected, Job, Worker
 
@@ -77,7 +77,7 @@ class Tracker:
         from atelier.infra.tracking.models import Models  # as above
         from atelier.infra.tracking.run_writer import RunWriter  # as above
 
-        backend = Backend(self.uri, join(self._store.root, "mlartifacts"))
+        backend = Backend(self.uri, own_files(self._store))
         self._writer = RunWriter(backend, self._store, self._about)
         self._models = Models(self._writer, self._store)
         return backend
@@ -181,7 +181,8 @@ class Tracker:
         if job.error or not job.done.is_set():
             why = job.error or self.trouble or f"no answer within {REGISTER_S:.0f} s"
             where = without_secret(self.uri)
-            raise AtelierError(f"{what}: {why} ({where}); run the same command again when MLflow is back")
+            way_out = "with that mended" if self._worker.is_lost else "when MLflow is back"
+            raise AtelierError(f"{what}: {why} ({where}); run the same command again {way_out}")
         return job.result
 
     def report(self, record: Record | None, markdown: str, paths: Sequence[Path | str]) -> None:

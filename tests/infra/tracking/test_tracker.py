@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
@@ -268,3 +269,38 @@ def test_importing_loads_neither_mlflow_nor_torch_nor_matplotlib(module: str) ->
     script = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=TOP)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_backend_that_no_waiting_opens_is_given_up_and_told_at_once() -> None:
+    tries: list[int] = []
+
+    def refuse() -> Any:
+        tries.append(1)
+        raise MlflowException("Detected out-of-date database schema (found version x)")
+
+    worker = Worker(refuse, again_s=0.0)
+    job = worker.put("registering a", lambda backend: "never")
+    assert job.done.wait(10) and "out-of-date" in job.error and len(tries) == 3
+    later = worker.put("registering b", lambda backend: "never")
+    assert later.done.is_set() and later.error == job.error
+    [told] = worker.close(10)
+    assert told == f"not written: registering a, registering b ({job.error})"
+
+
+def test_a_backend_that_is_only_away_is_waited_for() -> None:
+    faults: list[Exception] = [ConnectionError("refused"), MlflowException("database is locked")] * 4
+
+    class Open:
+        def ping(self) -> None: ...
+
+        def is_lasting(self, error: Exception) -> bool:
+            return False
+
+    def open_late() -> Open:
+        if faults:
+            raise faults.pop()
+        return Open()
+
+    worker = Worker(open_late, again_s=0.0)
+    job = worker.put("registering a", lambda backend: "done")
+    assert job.done.wait(10) and job.result == "done" and worker.close(10) == []

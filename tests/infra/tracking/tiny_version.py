@@ -45,9 +45,9 @@ def tiny_files(num_shards: int = 1, **settings: Any) -> dict[str, bytes]:
     }
 
 
-def registered(folder: Path, files: dict[str, bytes]) -> str:
+def registered(folder: Path, files: dict[str, bytes], uri: str = "", store: str = "store") -> str:
     """Register a model of these files as `tiny@latest`; returns MLflow's address."""
-    shelf = Shelf(Store(str(folder / "store")))
+    shelf = Shelf(Store(str(folder / store)))
     segment = shelf.trajectory("tiny", {})
     record = shelf.publish(
         "model",
@@ -57,7 +57,7 @@ def registered(folder: Path, files: dict[str, bytes]) -> str:
         summary={"step": 1, "role": "tiny"},
         step=1,
     )
-    uri = f"sqlite:///{folder}/mlflow.db"
+    uri = uri or f"sqlite:///{folder}/mlflow.db"
     tracked = Tracker(uri, shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
     tracked.register(record, aliases=["latest"])
     assert tracked.close() == []

@@ -1,0 +1,137 @@
+"""Check a sqlite database before its library waits for it: no database, not writable, tables of
+another version. Imports neither MLflow nor Prefect.
+"""
+
+import os
+import re
+import shlex
+import sqlite3
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.local_url import sqlite_url
+
+WAIT_S = 30.0  # for another process's transaction
+LOOK_S, STILL_S = 0.1, 3.0
+PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+REVISION = re.compile(r"""^(down_)?revision\b[^=]*= *["'](\w+)["']""", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """A library's tables. `place` begins an error; `begun` says what follows when the database is moved away;
+    `upgrade` is the command that brings older tables up to date, '' for a library that does so itself.
+    """
+
+    owner: str
+    package: str
+    migrations: str  # folder in the package
+    place: str
+    begun: str
+    upgrade: str = ""
+
+
+MLFLOW = Tables(
+    owner="MLflow",
+    package="mlflow",
+    migrations="store/db_migrations/versions",
+    place="tracker",
+    begun="a new one is begun, and tracker=none runs without",
+    upgrade="mlflow db upgrade",
+)
+PREFECT = Tables(
+    owner="Prefect",
+    package="prefect",
+    migrations="server/database/_migrations/versions/sqlite",
+    place="PREFECT_HOME",
+    begun="a new one is begun, without the pages of earlier runs",
+)
+
+
+def connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+
+
+def check_database(path: Path, tables: Tables, still_s: float = STILL_S) -> None:
+    """Raise ConfigError, with what helps, for a database that its library could not use however long it
+    waited. Older tables are looked at until they stay the same for `still_s` seconds: another process may be
+    making them.
+    """
+    if not path.exists():
+        return
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK):
+        raise unusable(path, tables, "it cannot be written")
+    known, before, since = known_revisions(tables), [""], time.monotonic()
+    while (found := _revisions(path, tables)) and known:
+        is_older = all(name in known for name in found)
+        if is_older and (not tables.upgrade or known[found[0]]):
+            return
+        if found != before:
+            before, since = found, time.monotonic()
+        elif not is_older or time.monotonic() - since >= still_s:
+            raise _other_version(path, tables, found[0], is_older)
+        time.sleep(LOOK_S)
+
+
+def _other_version(path: Path, tables: Tables, found: str, is_older: bool) -> ConfigError:
+    problem = f"has tables of {'an older' if is_older else 'another'} version of {tables.owner} ({found})"
+    command = f"{tables.upgrade} {shlex.quote(sqlite_url(path))}"
+    way_out = (
+        f"back it up and bring it up to date: cp {_word(path)} {_word(path, '.backup')} && {command}"
+        if is_older
+        else f"install the {tables.owner} that made it, or {_moved(path, tables)}"
+    )
+    return ConfigError(tables.place, f"{tables.owner}'s database {path} {problem}", way_out)
+
+
+def unusable(path: Path, tables: Tables, why: str) -> ConfigError:
+    problem = f"{tables.owner}'s database {path} cannot be used: {why}"
+    return ConfigError(tables.place, problem, f"mend it, or {_moved(path, tables)}")
+
+
+def known_revisions(tables: Tables) -> dict[str, bool]:
+    """The versions of the tables that the installed library knows, each with whether it is the newest. Read
+    from its migrations: asking it would import it, which takes two seconds.
+    """
+    spec = find_spec(tables.package)
+    if spec is None or spec.origin is None:
+        return {}
+    files = (Path(spec.origin).parent / tables.migrations).glob("*.py")
+    found = [pair for file in files for pair in REVISION.findall(file.read_text())]
+    older = {name for is_down, name in found if is_down}
+    return {name: name not in older for is_down, name in found if not is_down}
+
+
+def tighten(path: Path) -> None:
+    """Take a database, and the files that sqlite keeps beside it, from all but their owner."""
+    for end in ("", "-wal", "-shm", "-journal"):
+        with suppress(OSError):  # not there, or another user's
+            file = path.with_name(path.name + end)
+            if file.stat().st_mode & 0o077:
+                file.chmod(0o600)
+
+
+def _revisions(path: Path, tables: Tables) -> list[str]:
+    """The versions that the tables have; [] without tables, or while another process holds them."""
+    try:
+        with closing(connected(path)) as database:
+            there = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+            is_made = "alembic_version" in there
+            rows = database.execute("SELECT version_num FROM alembic_version") if is_made else ()
+            return [name for (name,) in rows]
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode in PASSING:
+            return []
+        raise unusable(path, tables, str(error)) from None
+
+
+def _moved(path: Path, tables: Tables) -> str:
+    return f"move it away (mv {_word(path)} {_word(path, '.other')}): {tables.begun}"
+
+
+def _word(path: Path, end: str = "") -> str:
+    return shlex.quote(f"{path}{end}")

@@ -1,0 +1,146 @@
+"""MLflow's sqlite database in a store: private, checked, and with addresses that follow the store. Imports
+nothing of MLflow.
+
+MLflow keeps the absolute address of every file. When a store was moved, renamed or copied, `follow` corrects
+those that lay below its former root, and no others, in one transaction.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.local_url import file_url, path_of, sqlite_file, sqlite_url
+from atelier.engine.io.storage import is_local, join
+from atelier.infra.stack.database_check import MLFLOW, check_database, connected, tighten, unusable
+from atelier.infra.stack.settings import DATABASE, FILES, mlflow_folder
+from atelier.infra.store.store import Store
+
+ADDRESSES = (  # of files that MLflow reads and writes
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+TEXTS = (  # what people read: tags with an address, pages with one in `...`
+    ("tags", "value"),
+    ("experiment_tags", "value"),
+    ("logged_model_tags", "tag_value"),
+    ("model_version_tags", "value"),
+    ("registered_model_tags", "value"),
+    ("datasets", "dataset_source"),
+    ("registered_models", "description"),
+    ("model_versions", "description"),
+)
+
+
+def own_database(store: Store) -> Path:
+    """The file of the store's database; of a store that is no folder, in the folder of its stack."""
+    return mlflow_folder(store.root) / DATABASE
+
+
+def own_files(store: Store) -> str:
+    """URL of the folder for the files of its runs."""
+    return file_url(join(store.root, FILES)) if is_local(store.root) else join(store.root, FILES)
+
+
+def settle(store: Store) -> str:
+    """Create the store's database, or make it private and correct its addresses; returns its URI. Raises
+    ConfigError when it cannot be used.
+    """
+    path = own_database(store)
+    if unquote(str(path)) != str(path):  # of a plain path, too: pyfunc.load_model asks by one
+        problem = f"MLflow reads {store.root} as {unquote(store.root)}: it would load no model from there"
+        raise ConfigError("tracker", problem, "set ATELIER_ROOT to a folder without %, or tracker=none")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))  # MLflow fills an empty one
+    except OSError as error:
+        raise unusable(path, MLFLOW, error.strerror or str(error)) from None
+    tighten(path)
+    check_database(path, MLFLOW)
+    follow(store)
+    return sqlite_url(path)
+
+
+def check_uri(uri: str) -> None:
+    """Raise ConfigError for the URI of a sqlite database that MLflow could not use however long it waited."""
+    path = sqlite_file(uri)
+    if path is not None:
+        check_database(path, MLFLOW)
+
+
+def follow(store: Store) -> None:
+    """Correct the addresses in the database of a store that was moved. Raises ConfigError when it cannot be
+    used.
+    """
+    path = own_database(store)
+    if not is_local(store.root) or not path.exists():
+        return
+    root = Path(store.root)
+    try:
+        with closing(connected(path)) as database:
+            if not any(_former_roots(database, root)):
+                return
+            with database:
+                database.execute("BEGIN IMMEDIATE")
+                for former in list(_former_roots(database, root)):
+                    _correct(database, former, str(root))
+    except sqlite3.Error as error:
+        raise unusable(path, MLFLOW, str(error)) from None
+
+
+def _columns(database: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+
+
+def _former_roots(database: sqlite3.Connection, root: Path) -> Iterator[str]:
+    """Where the store lay before: roots of the experiments' folders `<root>/mlartifacts/<name>` that are gone
+    (it was moved), or whose folder of an experiment is here too (it was copied).
+    """
+    if "artifact_location" not in _columns(database, "experiments"):
+        return
+    seen = set()
+    for (location,) in database.execute("SELECT artifact_location FROM experiments").fetchall():
+        base, folder, name = (path_of(location or "") or "").rpartition(f"/{FILES}/")
+        if not folder or base in seen or _is_same(base, root):
+            continue
+        if not Path(base).is_dir() or (root / FILES / name).is_dir():
+            seen.add(base)
+            yield base
+
+
+def _is_same(one: str, other: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samefile(one, other)
+    return one == str(other)
+
+
+def _correct(database: sqlite3.Connection, former: str, root: str) -> None:
+    for table, column in ADDRESSES:
+        if column not in _columns(database, table):
+            continue
+        for (address,) in database.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall():
+            old = path_of(address or "")
+            if old is None or not old.startswith(f"{former}/"):
+                continue
+            new = root + old[len(former) :]
+            if os.path.exists(new) or not os.path.exists(old):
+                database.execute(
+                    f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (file_url(new), address)
+                )
+    for table, column in TEXTS:
+        if column not in _columns(database, table):
+            continue
+        database.execute(
+            f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+            (f"{root}/", len(former) + 2, len(former) + 1, f"{former}/"),
+        )
+        database.execute(
+            f"UPDATE {table} SET {column} = replace({column}, ?, ?) WHERE instr({column}, ?)",
+            (f"`{former}/", f"`{root}/", f"`{former}/"),
+        )
