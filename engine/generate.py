@@ -7,7 +7,6 @@ or {"error": why not}, in the order of the requests, or with an `id` as soon as 
 together; each is drawn from its own seed, and no answer depends on another.
 """
 
-import re
 import sys
 import time
 from collections.abc import Iterable
@@ -18,9 +17,8 @@ from typing import TextIO
 import torch
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.document import parse_json
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.generation import Generation, Sampling
+from atelier.engine.config.generation import MESSAGES, Generation, Sampling, messages_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.chat_template import ChatMessage
@@ -31,7 +29,6 @@ from atelier.engine.inference.serving import serve
 from atelier.engine.io.process import input_of, leave, run_verb, say
 from atelier.engine.parallel.gang import start_gang
 
-LIST = re.compile(r"\s*\[\s*\{")
 # parameters below which one thread is as fast as several, and no token waits for a thread that has no core
 SMALL = 30_000_000
 
@@ -63,14 +60,15 @@ def conversation(text: str) -> list[ChatMessage]:
     """A user's message, or the messages of a JSON list of objects. Raises ConfigError for such a list that
     cannot be answered.
     """
-    if not LIST.match(text):
+    messages = messages_of(text)
+    if messages is None:
         found = checked([{"role": "user", "content": text}], "it", "it")
     else:
-        found = checked(parse_json(text, "chat"), "it", "message {}")
+        found = checked(messages, "it", "message {}")
         if isinstance(found, list) and found[-1]["role"] == ASSISTANT:
             found = "the last message is the assistant's"
     if isinstance(found, str):
-        raise ConfigError("chat", found, 'a text, or [{"role": "user", "content": "..."}]')
+        raise ConfigError("chat", found, MESSAGES)
     return found
 
 

@@ -90,7 +90,7 @@ def of_system(error: OSError) -> AtelierError:
     return AtelierError(f"{place}: {error.strerror or error}{way_out}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known name most like `word`, or '' when none is near."""
-    found = difflib.get_close_matches(word[:NAME], list(known), n=1, cutoff=0.5)
+def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str:
+    """The known name most like `word`, or '' when none has this share of it."""
+    found = difflib.get_close_matches(word[:NAME], list(known), n=1, cutoff=least)
     return found[0] if found else ""

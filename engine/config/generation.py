@@ -2,11 +2,14 @@
 3.0 Titan, 2112.12731, section 3.2). Torch-free.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.document import parse_json
+from atelier.engine.config.error import ConfigError, DamageError
 
 Sentiment = Literal["positive", "negative", "neutral"]
 GENRES = ("code", "test", "documentation", "line", "prose")  # each with soft prompts of its own
@@ -84,6 +87,20 @@ class Request(Sampling):
     """One request to a serving model."""
 
     prompt: str = Field(default="", description="the text to continue; empty = the beginning of a document")
+
+
+LIST = re.compile(r"\s*\[\s*\{")
+MESSAGES = 'a text, or [{"role": "user", "content": "..."}], in which the text may be anything'
+
+
+def messages_of(chat: str) -> Json:
+    """The messages that a chat is the JSON list of; None for a user's message. Raises ConfigError for what
+    begins as such a list and is none.
+    """
+    try:
+        return parse_json(chat, "chat") if LIST.match(chat) else None
+    except DamageError as damage:
+        raise ConfigError("chat", f"begins as a list of messages: {damage}", MESSAGES) from None
 
 
 class Generation(Sampling):

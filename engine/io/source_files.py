@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import Labels, Source, is_stdlib
-from atelier.engine.config.error import AtelierError, ConfigError, DataError, nearest, printable
+from atelier.engine.config.error import AtelierError, ConfigError, DamageError, DataError, nearest, printable
 from atelier.engine.io import remote, storage
 from atelier.engine.io.hub import commit_of, pinned
 
@@ -226,9 +226,13 @@ def _unmarked(path: str) -> ConfigError:
 
 @contextmanager
 def reading(given: str, place: str) -> Iterator[None]:
-    """Convert a store's errors to one ConfigError with the address: each kind of store has its own errors."""
+    """Convert a store's errors to one ConfigError with the address: each kind of store has its own errors.
+    Damage is of the user's own file, which nothing makes again: a DataError.
+    """
     try:
         yield
+    except DamageError as damage:
+        raise DataError(f"{place}: {damage}; mend this file, or get it again") from None
     except AtelierError:
         raise
     except Exception as error:

@@ -54,8 +54,7 @@ def _dispatch(arguments: list[str]) -> int:
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if first == "help":
         first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
-    asks_help = any(word in ("-h", "--help") for word in rest)
-    if first in ("-h", "--help"):
+    if first in syntax.HELP:
         print(help.overview())
     elif first == "--version":
         print(help.version())
@@ -67,13 +66,13 @@ def _dispatch(arguments: list[str]) -> int:
         return hydra_flags.answer(catalog.flow_names()[0], arguments)
     elif first in syntax.COMMANDS:
         command = syntax.COMMANDS[first]
-        if asks_help:
+        if syntax.asks_help(rest, command.options):
             print(help.of_command(command))
             return 0
         options = syntax.parse_words(command, rest)
         return importlib.import_module(f"atelier.flows.cli.commands.{first}").run(options)
     elif first in catalog.flow_names():
-        if asks_help:
+        if syntax.asks_help(rest):
             from atelier.flows.cli.help import of_flow  # pydantic: 0.1 s that the other helps do without
 
             print(of_flow(first, tuple(rest)))
@@ -93,7 +92,13 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
         word for word in words if word.startswith("-") and word.partition("=")[0] not in (*SWEEP, *RESUME)
     ]
     if strange:
-        raise syntax.unknown_option(f"atelier {flow}", strange[0], [*SWEEP, *RESUME, *hydra_flags.ASKING])
+        known = [*SWEEP, *RESUME, *hydra_flags.ASKING]
+        word = strange[0].partition("=")[0]
+        is_flag = nearest(word, [*known, *syntax.HELP], least=0.8)
+        if not is_flag and (keys := catalog.keys_called(flow, word.lstrip("-").replace("-", "_"))):
+            way_out = f"a key is written without dashes: {keys[0]}=<value>"
+            raise ConfigError(f"atelier {flow}", f"no option {strange[0]!r}", way_out)
+        raise syntax.unknown_option(f"atelier {flow}", strange[0], known)
     from atelier.flows.cli.flow_command import run_command
     from atelier.flows.run.overrides import resuming
     from atelier.flows.run.store_check import check_root  # pydantic and fsspec: 0.2 s that no help waits for

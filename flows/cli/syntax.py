@@ -1,6 +1,9 @@
 """The commands other than flows, and what each takes. flows/cli/commands/<name>.py has its `run(options)`."""
 
 import argparse
+import re
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -261,6 +264,8 @@ TABLE = (
         ),
     ),
 )
+HELP = ("-h", "--help")
+DASHED = re.compile(r"-(?!\.?\d)[^\s]+$")  # no number, and no text of several words
 NARGS = {(True, True): "+", (True, False): None, (False, True): "*", (False, False): "?"}
 COMMANDS = {command.name: command for command in TABLE}
 
@@ -270,22 +275,62 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(self.prog, message, f"`{self.prog} --help` shows what it takes")
 
 
+def asks_help(words: list[str], options: Iterable[Option] = ()) -> bool:
+    """Whether -h or --help is among the words; what stands where an option has its value does not ask."""
+    valued = {option.flag for option in options if option.value}
+    before = ["", *words]
+    return any(word in HELP and before[n] not in valued for n, word in enumerate(words))
+
+
+def _values_of(command: Command, words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The values of options by flag, as they were given, and the other words: argparse guesses which word is
+    a value. Raises ConfigError for a value that may be an option.
+    """
+    names = {option.flag: option.value for option in command.options if option.value}
+    values: dict[str, list[str]] = {flag: [] for flag in names}
+    rest, left = list[str](), iter(words)
+    for word in left:
+        flag, is_given, value = word.partition("=")
+        if word == "--":
+            rest += [word, *left]
+        elif flag not in names:
+            rest.append(word)
+        else:
+            values[flag].append(
+                value if is_given else _next(left, f"atelier {command.name} {flag}", names[flag])
+            )
+    return values, rest
+
+
+def _next(words: Iterator[str], place: str, name: str) -> str:
+    flag, value = place.rpartition(" ")[2], next(words, None)
+    if value is None:
+        raise ConfigError(place, "needs a value", f"{flag}={name}")
+    if DASHED.match(value):
+        way_out = f"as a value it is written {flag}={shlex.quote(value)}"
+        raise ConfigError(place, f"needs a value, and {value} may be an option", way_out)
+    return value
+
+
 def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
     """The command's words and options. Raises ConfigError, with the nearest option, for an unknown one."""
+    values, rest = _values_of(command, words)
     parser = _Parser(prog=f"atelier {command.name}", add_help=False, allow_abbrev=False)
     for option in command.options:
-        if option.value:
-            action = "append" if option.many else "store"
-            parser.add_argument(option.flag, action=action, metavar=option.value)
-        else:
+        if not option.value:
             parser.add_argument(option.flag, action="store_true")
     for word in command.words:
         nargs = NARGS[word.required, word.many]
         default = [] if nargs == "*" else None  # else argparse calls it required
         parser.add_argument(word.name, nargs=nargs, default=default)
-    found, strange = parser.parse_known_intermixed_args(words)
+    found, strange = parser.parse_known_intermixed_args(rest)
     if strange:
         raise unknown_option(parser.prog, strange[0], [option.flag for option in command.options])
+    for option in command.options:
+        if option.value:
+            given = values[option.flag]
+            last = given[-1] if given else None
+            setattr(found, option.flag[2:].replace("-", "_"), (given or None) if option.many else last)
     return found
 
 

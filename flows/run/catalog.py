@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atelier.engine.config.base import Json  # pydantic: 0.1 s that help does without
 
 CONF = PROJECT / "conf"
+DEEPEST = 4  # parts of a key below the first one
 # libyaml where PyYAML has it: reading a flow's 84 files took half of the time of --help
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SETTINGS = {"pool": ("atelier.engine.config.pool", "Pool")}
@@ -184,6 +185,18 @@ def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]")
             merge(target, key, value)
         else:
             target[key] = dict(value) if isinstance(value, dict) else value
+
+
+def keys_called(flow: str, name: str) -> list[str]:
+    """The flow's keys whose last part is `name`, as a dotted path each."""
+    from atelier.engine.config.registry import FieldPlace  # pydantic: only a wrong key needs it
+
+    shape, found = FlowShape(flow), []
+    places = [FieldPlace(key, form, shape.document.get(key)) for key, form in parameters(flow).items()]
+    for _ in range(DEEPEST):
+        places = [below for place in places for below in place.below()]
+        found += [place.name for place in places if place.name.rpartition(".")[2] == name]
+    return found
 
 
 @cache

@@ -18,7 +18,7 @@ from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
 from atelier.flows.run.auto import check_memory, check_specials, check_warmups, fastest_layout, with_interval
-from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, options
+from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, keys_called, options
 from atelier.flows.run.finished_models import check_beginnings, filled
 from atelier.flows.run.over_sites import (
     SiteHere,
@@ -42,6 +42,7 @@ CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
 SETTINGS = ("pool", "tracker", "resume", "sites")
 WHERE = ("pool", "site", "sites", "tracker")  # choices that say nothing of what is computed
 LENGTHS = ("train.steps", "train.tokens")
+FEW = 3  # keys that are named in place of one that there is not
 BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
@@ -242,10 +243,11 @@ def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
     near = nearest(key, known)
     if (CONF / key).is_dir():
         return ConfigError(key, f"the flow {flow} has no {key}", f"it has: {', '.join(sorted(known))}")
+    meant = " or ".join(keys_called(flow, key)[:FEW]) or near
     return ConfigError(
         key,
         "no such key",
-        (f"did you mean {near}? " if near else "") + f"known here: {', '.join(sorted(known))}",
+        (f"did you mean {meant}? " if meant else "") + f"known here: {', '.join(sorted(known))}",
     )
 
 

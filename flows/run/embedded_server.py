@@ -27,7 +27,7 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.stack.database_check import PREFECT, check_database, tighten
 from atelier.infra.stack.settings import prefect_database
-from atelier.infra.stack.stack import join_stack
+from atelier.infra.stack.stack import PRIVATE, join_stack
 
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 FAREWELL_S = 5.0  # for what is still to be written when the flow's process has ended
@@ -74,6 +74,7 @@ class EmbeddedServer:
                 stderr=log,
                 env=_own_database(self.home) | os.environ | EPHEMERAL | {"PREFECT_HOME": str(self.home)},
                 pass_fds=(descriptor,),
+                umask=PRIVATE,
                 start_new_session=True,
                 cwd=IMPORT_ROOT,
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from atelier import IMPORT_ROOT
 from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import AtelierError, ConfigError, DataError
-from atelier.engine.config.generation import Generation
+from atelier.engine.config.generation import Generation, messages_of
 from atelier.engine.config.message import Continuation
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
@@ -35,6 +35,8 @@ def generation_of(prompts: list[str], given: Mapping[str, Json]) -> Generation:
     config["prompts"] = prompts
     if chats := there.get("chat"):
         config |= {"prompts": [], "chats": chats}
+        for chat in chats if isinstance(chats, list) else ():
+            messages_of(str(chat))
         taken = [name for name in (*WISHES, "best_of") if there.get(name)] + ["prompt"] * any(prompts)
         if taken:
             raise ConfigError(taken[0], "does nothing beside a chat", "leave it out")

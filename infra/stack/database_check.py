@@ -107,7 +107,7 @@ def known_revisions(tables: Tables) -> dict[str, bool]:
 
 
 def tighten(path: Path) -> None:
-    """Take a database, and the files that sqlite keeps beside it, from all but their owner."""
+    """Let only its owner read a file, and what sqlite keeps beside a database."""
     for end in ("", "-wal", "-shm", "-journal"):
         with suppress(OSError):  # not there, or another user's
             file = path.with_name(path.name + end)

@@ -123,9 +123,24 @@ def check_port(name: str, port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(
-                f"--{name}-port", f"{port} cannot be used: {reason}", f"choose another: --{name}-port N"
-            ) from None
+            way_out = f"choose another: --{name}-port N"
+            if pid := _server_at(port):
+                reason = f"process {pid}, a server that `atelier up` started for another store, listens there"
+                way_out += (
+                    f"; or end it: `atelier down` with that store's ATELIER_ROOT, kill {pid} if it is gone"
+                )
+            raise ConfigError(f"--{name}-port", f"{port} cannot be used: {reason}", way_out) from None
+
+
+def _server_at(port: int) -> int:
+    """The process of a stack's server that was started for `port`; 0 for none that can be seen."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            is_ours = "atelier.infra.stack.prefect_server" in words or "--backend-store-uri" in words
+            if is_ours and str(port) in words:
+                return int(path.parent.name)
+    return 0
 
 
 def stop(entry: ServiceEntry) -> None:

@@ -16,6 +16,7 @@ from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io.local_url import sqlite_url
 from atelier.engine.io.storage import is_local, local_path, read_object
+from atelier.infra.stack.database_check import tighten
 from atelier.infra.stack.service import ServiceEntry
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -56,6 +57,7 @@ class Credentials:
         path = folder / "credentials.json"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(folder, 0o700)
+        tighten(path)
         try:
             found = read_object(str(path), "credentials")
             keys = ("user", "password", "flask_key")

@@ -21,7 +21,7 @@ from atelier.infra.store.run_manifest import FOLDER, is_alive, read_manifests
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.store.trajectory import BIRTH, checkpoint_damage, checkpoint_steps, read_trajectory
 
-PAYLOAD = "payload-"
+PAYLOAD, RUNNING = "payload-", "running"
 UNKNOWN_S = (
     24 * 3600.0
 )  # a run without a manifest may still be going on: it is left alone until its files are this old
@@ -274,7 +274,8 @@ class Collector:
     def _scratch(self) -> Iterator[Waste]:
         for run in names(join(self.store.root, "scratch")):
             if run not in self.living and (run not in self.unread or run in self.forget):
-                status = self.manifests[run].status if run in self.manifests else "was cut off"
+                status = self.manifests[run].status if run in self.manifests else RUNNING
+                status = "killed" if status == RUNNING else status  # its process is gone
                 yield self._waste(
                     join(self.store.root, "scratch", run),
                     f"scratch of run {run}",

@@ -159,11 +159,9 @@ class Store:
             return other
         near = nearest(name, {r.name for r in found})
         what = kind or "artifact"
-        raise AtelierError(
-            f"no {what} called {word!r} in {self.root}"
-            + (f"; did you mean {near}?" if near else "; `atelier models` lists them")
-            + self.unread()
-        )
+        way_out = f"did you mean {near}?" if near else "`atelier models` lists them"
+        way_out = way_out if found else f"there is no {what} at all: is ATELIER_ROOT the right store?"
+        raise AtelierError(f"no {what} called {word!r} in {self.root}; {way_out}{self.unread()}")
 
     def _called_by_a_run(self, name: str, kind: str | None) -> Record | None:
         """What the newest run that called something so has reused under this name."""

@@ -51,6 +51,15 @@ MISTAKES = [
     ("distill roles.teacher.model.hiden=3", "roles.teacher.model.hiden: no such key", "did you mean hidden?"),
     ("distill roles.student_a.objective.logits.temprature=2", "no such key", "mean temperature?"),
     ("pretrain experimnt=tiny", "experimnt: no such key", "did you mean experiment?"),
+    ("pretrain lr=1", "lr: no such key", "did you mean optim.lr or"),
+    ("pretrain steps=4", "steps: no such key", "did you mean train.steps or"),
+    ("pretrain --steps 4", "no option '--steps'; a key is written without dashes", "train.steps=<value>"),
+    ("distill --global-batch=4", "no option '--global-batch=4'", "train.global_batch=<value>"),
+    ("generate nobody --prompt --help", "--help may be an option", "written --prompt=--help"),
+    ("generate nobody --prompt -x", "--prompt: needs a value, and -x may be", "written --prompt=-x"),
+    ("generate nobody --prompt", "--prompt: needs a value", "--prompt=TEXT"),
+    ("plan pretrain --fresh --search", "--fresh: needs a value", "written --fresh=--search"),
+    ("generate nobody --chat [{not", "--chat: begins as a list of messages", "may be anything"),
     ("pretrain sites=a,b", "sites: several of them are a list", "sites=[a,b]"),
     ("pretrain -m hydra/sweeper=bayes", "no option 'bayes' in group hydra/sweeper", "halving, optuna"),
     ("pretrain -m hydra.sweeper.trails=3", "hydra.sweeper.trails: no such key", "--hydra-help"),
@@ -100,12 +109,12 @@ MISTAKES = [
     ("pretrain data.source=stdlib:asincio", "has no package 'asincio'", "did you mean asyncio?"),
     ("pretrain data.source=s4://bucket/x", "no such kind of storage", "fsspec URL"),
     ("pretrain data=files", "data.source: a value is required", "give data.source=<value>"),
-    ("finetune init=nobody", "init: no model called 'nobody'", "`atelier models`"),
+    ("finetune init=nobody", "init: no model called 'nobody'", "there is no model at all: is ATELIER_ROOT"),
     ("finetune", "init: a value is required; give the finished model to begin with", "; e.g. init=mine"),
     ("adopt", "source: a value is required; give a folder that transformers", "; e.g. source=checkpoints/"),
     ("score", "models: a value is required; give finished models", "; e.g. models=[teacher,student_a]"),
-    ("score models=[nobody]", "models: no model called 'nobody'", "`atelier models`"),
-    ("generate nobody", "no model called 'nobody'", "`atelier models`"),
+    ("score models=[nobody]", "models: no model called 'nobody'", "is ATELIER_ROOT the right store?"),
+    ("generate nobody", "no model called 'nobody'", "is ATELIER_ROOT the right store?"),
     ("generate", "the following arguments are required: model", "`atelier generate --help`"),
     ("generate nobody --temperature -1", "--temperature: input should be greater", "divides the logits"),
     ("gc --forget never", "no run 'never'", "`atelier runs`"),
@@ -136,6 +145,7 @@ def test_lineage_of_nothing_says_where_it_looked(
 def test_a_name_nearly_right_gets_the_right_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shelf = Shelf(Store(str(root)))
     shelf.publish("model", "student_a", step=1)
+    assert "`atelier models` lists them" in refused(capsys, "generate", "xyzzy")
     assert "did you mean student_a?" in refused(capsys, "generate", "studnet_a")
     assert "did you mean student_a?" in refused(capsys, "lineage", "studnet_a", code=1)
     assert "did you mean student_a?" in refused(capsys, "finetune", *TINY.split(), "init=studnet_a")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.io.artifact import open_input
+from atelier.flows.cli.syntax import COMMANDS, DASHED, parse_words
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
 from tests.engine.scored_models import Study
@@ -41,6 +42,15 @@ def generating(root: Path, *words: str) -> subprocess.Popen[str]:
         env=os.environ | {"ATELIER_ROOT": str(root), "AWS_SECRET_ACCESS_KEY": "hush"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # `&` ignores it
     )
+
+
+@pytest.mark.parametrize("prompt", ["--help", "-h", "--max-tokens=2", "-x y", "-5", "--", "", "a=b", "it's"])
+def test_a_prompt_of_any_letters_arrives_as_it_was_given(prompt: str) -> None:
+    given = [f"--prompt={prompt}", "--max-tokens", "3"]
+    found = parse_words(COMMANDS["generate"], ["parrot", *given])
+    assert (found.prompt, found.max_tokens, found.model) == ([prompt], "3", "parrot")
+    if not DASHED.match(prompt):
+        assert parse_words(COMMANDS["generate"], ["--prompt", prompt, "parrot"]).prompt == [prompt]
 
 
 def test_generate_prints_the_prompt_its_continuation_and_the_speed(speaking: Path) -> None:

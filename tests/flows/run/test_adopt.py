@@ -153,7 +153,7 @@ def test_what_changes_while_it_is_read_is_refused(study: Study, folder: Path, tm
         ("family", r"config.json: model_type: 'qwen9' is not known; did you mean qwen"),
         ("code", r"config.json: auto_map: names code of its own, which is never run"),
         ("quantised", r"config.json: quantization_config: holds quantised weights"),
-        ("json", "config.json"),
+        ("json", r"^source: .*config.json: .*; mend this file, or get it again$"),
     ],
 )
 def test_what_is_not_understood_is_refused_before_anything_is_made(

@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,29 @@ def test_only_their_owner_reads_them_whatever_the_umask(tmp_path: Path, open_uma
         "credentials.json": 0o600,
         "mlflow-auth.ini": 0o600,
     }
+
+
+def test_credentials_that_others_can_read_are_closed(tmp_path: Path) -> None:
+    made = Credentials.of(tmp_path / "stack")
+    (tmp_path / "stack" / "credentials.json").chmod(0o644)
+    assert Credentials.of(tmp_path / "stack") == made
+    assert mode(tmp_path / "stack" / "credentials.json") == 0o600
+
+
+def test_a_port_that_a_server_of_a_deleted_store_holds_is_named_with_its_process() -> None:
+    serve = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[2]))); print(flush=True);"
+        " sys.stdin.read()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-c", serve, "atelier.infra.stack.prefect_server", str(port)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        server.stdout.readline()
+        with pytest.raises(ConfigError, match=rf"process {server.pid}, a server that .*kill {server.pid}"):
+            service.check_port("prefect", port)
+        server.stdin.close()
 
 
 def test_a_private_file_is_never_readable_by_others_not_even_for_a_moment(

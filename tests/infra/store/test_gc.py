@@ -104,6 +104,13 @@ def test_what_a_run_names_and_all_it_came_from_stays(store: Store) -> None:
     assert found(store) == {}
 
 
+def test_scratch_of_a_killed_run_is_not_said_to_be_running(store: Store) -> None:
+    manifest(store, "run-1", status="running", holder=gone_holder())
+    write_bytes(join(store.root, "scratch", "run-1", "out"), b"")
+    write_bytes(join(store.root, "scratch", "run-0", "out"), b"")  # without a manifest
+    assert set(found(store).values()) == {"the run has ended (killed)"}
+
+
 def test_what_no_run_names_goes_with_its_files_and_leaves_nothing_behind(store: Store) -> None:
     kept = publish(store, "corpus", "kept", "run-1")
     lost = publish(store, "corpus", "lost", "run-0", {}, other=1)
