@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from atelier.engine.config.base import Json
-from atelier.engine.io.local_url import absolute, is_path
+from atelier.engine.io.local_url import FILE, absolute, is_path
 
 
 class FileSystem(Protocol):
@@ -236,10 +236,10 @@ def remove(system: FileSystem, path: str) -> None:
 
 
 def open_system(url: str) -> tuple[FileSystem, str]:
-    """fsspec's filesystem of `url` and the path in it. A local path does not pass through fsspec's reading of
-    URLs: it would cut `c::d`.
+    """fsspec's filesystem of `url` and the path in it. A local path, also behind file://, does not pass
+    through fsspec's reading of URLs: it would cut `c::d`.
     """
-    if is_path(url):
-        return cast(FileSystem, LocalFileSystem()), absolute(url)
+    if is_path(url.removeprefix(FILE)):
+        return cast(FileSystem, LocalFileSystem()), absolute(url.removeprefix(FILE))
     system, path = fsspec.core.url_to_fs(url, **options(url))
     return cast(FileSystem, system), path

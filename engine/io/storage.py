@@ -24,7 +24,7 @@ from atelier.engine.config.document import MOST_BYTES, parse_as, parse_json, par
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.io import remote
-from atelier.engine.io.local_url import is_path
+from atelier.engine.io.local_url import FILE, is_path
 from atelier.engine.io.remote import ask, open_system
 
 BLOCK = 1 << 20
@@ -59,7 +59,7 @@ def filesystem(url: str) -> tuple[remote.FileSystem, str]:
 
 
 def is_local(url: str) -> bool:
-    return is_path(url) or isinstance(filesystem(url)[0], LocalFileSystem)
+    return is_path(url.removeprefix(FILE)) or isinstance(filesystem(url)[0], LocalFileSystem)
 
 
 def local_path(url: str) -> Path:
