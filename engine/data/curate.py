@@ -13,7 +13,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source, is_stdlib
 from atelier.engine.config.error import DataError
 from atelier.engine.data.copies import text_group
-from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, far_from, split_of
+from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, CorpusLine, far_from, split_of
 from atelier.engine.data.parts import LONGEST, SMALLEST, part_size, parts
 from atelier.engine.data.source import Document, Files, documents
 from atelier.engine.data.source_reader import SourceReader
@@ -130,7 +130,7 @@ def _cut(unsplit: Path, found: _Found, *, whole: float, size: int) -> dict[int, 
     return cut
 
 
-def _lines_of(path: Path, numbers: set[int]) -> Iterator[tuple[int, dict[str, str]]]:
+def _lines_of(path: Path, numbers: set[int]) -> Iterator[tuple[int, CorpusLine]]:
     if not numbers:
         return
     with open(path, encoding="utf-8", newline="\n") as lines:
@@ -148,7 +148,7 @@ def _split(
     sizes: dict[str, list[int]] = {TRAIN: [], HELD_OUT: []}
     with open(unsplit, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8") as file:
         for number, text in enumerate(lines):
-            line = json.loads(text)
+            line: CorpusLine = json.loads(text)
             for each in _runs(line, cut[number], splits) if number in cut else [line]:
                 each["split"] = splits[each["group"]]
                 sizes[each["split"]].append(len(each["text"].encode()))
@@ -156,9 +156,9 @@ def _split(
     return sizes
 
 
-def _runs(line: dict[str, Json], pieces: Parts, splits: dict[str, str]) -> Iterator[dict[str, Json]]:
+def _runs(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator[CorpusLine]:
     """The document as lines: neighbouring parts of one side are one, up to LONGEST characters."""
-    text, begin, count = str(line["text"]), 0, 0
+    text, begin, count = line["text"], 0, 0
     while pieces:
         group, end, taken = pieces[0][0], begin, 0
         for other, length in pieces:
@@ -166,6 +166,11 @@ def _runs(line: dict[str, Json], pieces: Parts, splits: dict[str, str]) -> Itera
                 break
             end, taken = end + length, taken + 1
         pieces, count = pieces[taken:], count + 1
-        more = {"cut": True} if pieces else {}
-        yield {"group": group, "id": f"{line['id']}#{count}", "text": text[begin:end], **more}
+        found: CorpusLine = {
+            "group": group,
+            "id": f"{line['id']}#{count}",
+            "text": text[begin:end],
+            "split": splits[group],
+        }
+        yield {**found, "cut": True} if pieces else found
         begin = end

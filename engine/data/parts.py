@@ -18,7 +18,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 def part_size(share: float) -> int:
     """Characters of a part, about, where `share` characters are to be held out."""
-    return int(min(max(share / OF_A_SHARE, SMALLEST), LONGEST // 2))
+    return int(min(max(share / OF_A_SHARE, SMALLEST), LONGEST // 3))
 
 
 def parts(text: str, size: int) -> list[str]:
