@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -20,6 +19,7 @@ from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.vocabulary import TEXT_ENDS, TOKENIZER, Vocabulary, named_end, tokenizer_of
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
+from atelier.engine.io.remote import ask, open_system
 from atelier.engine.io.source_files import total_bytes
 
 MEASURED = 1 << 20  # bytes of held-out text by which bytes_per_token is measured
@@ -155,8 +155,8 @@ def _given(url: str, files: Files, progress: Progress) -> bytes:
         progress.start(total_bytes(files), "bytes")
         return SourceReader(on_error="stop", place="tokenizer", progress=progress).whole(*files[0])
     try:
-        system, path = fsspec.core.url_to_fs(url)
-        return system.cat_file(path)
+        system, path = open_system(url)
+        return ask(system, "cat_file", path)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             "tokenizer.load", f"{url} cannot be read ({error})", "give the path or URL of a tokenizer.json"

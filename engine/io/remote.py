@@ -22,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from atelier.engine.config.base import Json
+from atelier.engine.io.local_url import absolute, is_path
 
 
 class FileSystem(Protocol):
@@ -235,6 +236,10 @@ def remove(system: FileSystem, path: str) -> None:
 
 
 def open_system(url: str) -> tuple[FileSystem, str]:
-    """fsspec's filesystem of `url` and the path in it."""
+    """fsspec's filesystem of `url` and the path in it. A local path does not pass through fsspec's reading of
+    URLs: it would cut `c::d`.
+    """
+    if is_path(url):
+        return cast(FileSystem, LocalFileSystem()), absolute(url)
     system, path = fsspec.core.url_to_fs(url, **options(url))
     return cast(FileSystem, system), path

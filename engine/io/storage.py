@@ -1,8 +1,8 @@
 """Files at any fsspec URL, with the guarantees that artifacts need: atomic writes, exclusive creates, digests
 on read. Torch-free.
 
-A URL without a protocol is a local path. A local commit is: write a temporary file, fsync, rename or link,
-fsync the folder.
+What is no URL is a local path (engine/io/local_url.py). A local commit is: write a temporary file, fsync,
+rename or link, fsync the folder.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ from atelier.engine.config.document import MOST_BYTES, parse_as, parse_json, par
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.io import remote
+from atelier.engine.io.local_url import is_path
 from atelier.engine.io.remote import ask, open_system
 
 BLOCK = 1 << 20
@@ -58,8 +59,7 @@ def filesystem(url: str) -> tuple[remote.FileSystem, str]:
 
 
 def is_local(url: str) -> bool:
-    absolute = url.startswith("/") and "::" not in url  # thousands are asked for: fsspec takes 40 us each
-    return absolute or isinstance(filesystem(url)[0], LocalFileSystem)
+    return is_path(url) or isinstance(filesystem(url)[0], LocalFileSystem)
 
 
 def local_path(url: str) -> Path:

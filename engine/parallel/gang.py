@@ -19,6 +19,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
+from atelier.engine.io.local_url import FILE, path_of
 from atelier.engine.parallel.regions import Regions
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
@@ -98,11 +99,17 @@ def start_gang(layout: Parallel) -> Gang:
     if world == 1:
         return Gang(device=device, heartbeat=heartbeat)
     rendezvous = os.environ.get(RENDEZVOUS, "env://")
-    if rendezvous.startswith("file://"):
+    store = None
+    if rendezvous.startswith(FILE):
         # one host: nothing of the gang is reachable from outside, whatever its site has between hosts
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        store = dist.FileStore(str(path_of(rendezvous)), world)  # torch would cut the URL at # and ?
+        store.set_timeout(PATIENCE)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
+    method = None if store is not None else rendezvous
+    dist.init_process_group(
+        backend, init_method=method, store=store, rank=rank, world_size=world, timeout=PATIENCE
+    )
     here = torch.tensor([ranks_here(world), -ranks_here(world)])
     dist.all_reduce(here, dist.ReduceOp.MAX)
     most, least = here.tolist()

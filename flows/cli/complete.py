@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.io.local_url import absolute, is_path
 from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
 
@@ -168,7 +169,7 @@ def _at(shape: catalog.FlowShape, key: str) -> "FieldPlace | None":
 
 def _root() -> Path | None:
     root = os.environ.get("ATELIER_ROOT") or ".atelier"
-    return None if "://" in root else Path(root)
+    return Path(absolute(root)) if is_path(root) else None
 
 
 def _models() -> set[str]:

@@ -1,6 +1,6 @@
 """`atelier <flow> -m ...`: Hydra's multirun over Atelier's points."""
 
-import json
+import re
 import shlex
 import sys
 import tempfile
@@ -132,7 +132,7 @@ def _multirun(flow: str, words: list[str], session: Session) -> None:
     GlobalHydra.instance().clear()
     with tempfile.TemporaryDirectory(prefix="atelier-") as spare:
         folder = spare if session.is_dry else _folder(session.ledger)
-        ready += [f"hydra.sweep.dir={json.dumps(folder)}"]  # Hydra's own files about the sweep
+        ready += [f"hydra.sweep.dir={_literal(folder)}"]  # Hydra's own files about the sweep
         try:
             driver = Hydra.create_main_hydra2(flow, create_config_search_path(str(CONF)))
             driver.multirun(flow, session, ready, with_log_configuration=False)
@@ -144,7 +144,13 @@ def _multirun(flow: str, words: list[str], session: Session) -> None:
 
 def _folder(ledger: Ledger) -> str:
     folder = ledger.folder if is_local(ledger.folder) else join("~/.cache/atelier/sweeps", ledger.id)
-    return str(local_path(folder).expanduser())
+    return str(local_path(folder))
+
+
+def _literal(text: str) -> str:
+    """`text` as a value of an override that Hydra and OmegaConf read back unchanged."""
+    uncalled = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
+    return "'" + re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", uncalled) + "'"
 
 
 def _here(point: SweepPoint, store: Store, sweep: str, stop: threading.Event, run_id: str) -> RunOutcome:

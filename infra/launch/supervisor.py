@@ -28,6 +28,7 @@ from atelier.engine.config.message import Message, to_line
 from atelier.engine.config.run_file import RESERVE, RESERVED
 from atelier.engine.io.fork_server import Connection, Process, Refused
 from atelier.engine.io.heartbeat import PULSE
+from atelier.engine.io.local_url import file_url
 from atelier.engine.io.storage import is_local
 from atelier.infra.launch.hang_detector import HangDetector, last_error
 from atelier.infra.launch.orders import Guard
@@ -193,7 +194,7 @@ class Supervisor:
         for local in range(count):
             rank = first + local
             env = rank_env(self.store.root, self.orders.threads, self.orders.reads) | {
-                "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous",
+                "ATELIER_RENDEZVOUS": file_url(self.scratch / "rendezvous"),
                 **self.orders.env,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local),

@@ -18,7 +18,7 @@ from atelier.infra.sites.desk import SiteOrder
 
 FOLDER, EVERYTHING = "policy", "all"
 GIGA = 1e9  # bytes
-# a path, or an address of any kind (fsspec takes file:~/x); stdlib:json,email is none
+# a path, or an address of any kind (also file:~/x); stdlib:json,email is none
 PLACE = re.compile(
     r"^[~/.\\]|^(?!stdlib(-prose|-code)?:)[A-Za-z][\w+.-]*:\S|[:/\\]{2}|(^|[/\\:,])\.\.([/\\,]|$)|:[/\\]"
 )

@@ -17,6 +17,7 @@ from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
+from atelier.engine.io.local_url import file_url
 from atelier.engine.io.storage import create_exclusive, write_bytes
 from atelier.infra.store.local_folders import cache_folder
 
@@ -68,7 +69,7 @@ def is_whole(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as kept:
+        with closing(sqlite3.connect(f"{file_url(path)}?mode=ro&immutable=1", uri=True)) as kept:
             [said] = kept.execute("PRAGMA quick_check").fetchone()
             [count] = kept.execute("SELECT count(*) FROM alembic_version").fetchone()
     except sqlite3.Error:

@@ -23,6 +23,7 @@ with warnings.catch_warnings():
 from atelier import IMPORT_ROOT, PROJECT
 from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.io.local_url import file_url
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.code.provenance import versions
 from atelier.infra.store.store import RECORD, Store
@@ -92,7 +93,7 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
         save_model(
             str(saved),
             python_model=str(Path(__file__).with_name("predictor.py")),
-            artifacts={"model": str(stage / "model"), "code": str(stage / "code")},
+            artifacts={"model": file_url(stage / "model"), "code": file_url(stage / "code")},
             signature=ModelSignature(params=parameters),
             pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED],
             mlflow_model=Model(model_id=model_id),

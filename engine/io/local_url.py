@@ -1,0 +1,65 @@
+"""Local paths and the URLs that name them. Anything without `://` is a local path, taken as it is written; a
+leading `~` is the home folder. Torch-free.
+"""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote, unquote_to_bytes
+
+from atelier.engine.config.error import ConfigError
+
+FILE = "file://"
+ASIDE = re.compile(r"[?%\x00-\x1f\x7f]")  # what the URL of a database cannot hold as it is
+
+
+def is_path(text: str) -> bool:
+    """Whether `text` is a local path and no URL, chained or not."""
+    return "://" not in text
+
+
+def absolute(path: str) -> str:
+    """An absolute path; a relative one begins at the working directory."""
+    if not path.startswith("/"):
+        path = str(Path.cwd() / os.path.expanduser(path))
+    return path.rstrip("/") or "/"
+
+
+def check_text(path: str, place: str) -> None:
+    """Raise ConfigError for a path that is no UTF-8: records, web servers and databases hold text."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            place, f"the path {path} is not UTF-8", "rename the folder, or give another"
+        ) from None
+
+
+def file_url(path: str | Path) -> str:
+    """The file:// URL of an absolute path, any character of which may stand in it."""
+    return FILE + quote(os.fsencode(path))
+
+
+def path_of(url: str) -> str | None:
+    """The path of a local path or a file:// URL; None for any other URL."""
+    if is_path(url):
+        return url
+    return os.fsdecode(unquote_to_bytes(url[len(FILE) :])) if url.startswith(f"{FILE}/") else None
+
+
+def sqlite_url(path: str | Path, driver: str = "sqlite") -> str:
+    """SQLAlchemy's URL of a database at an absolute path. With characters that have to be quoted its slashes
+    are quoted too: MLflow creates the folder of the URL as it is written, which then is the root.
+    """
+    text = str(path)
+    if ASIDE.search(text) is None:
+        return f"{driver}:///{text}"
+    return f"{driver}:////{quote(text[1:], safe='')}"
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The absolute path of a sqlite database's URL; None for any other database, or one in memory."""
+    scheme, _, rest = url.partition(":///")
+    if scheme.partition("+")[0] != "sqlite" or rest.startswith((":memory:", "file:")) or not rest:
+        return None
+    return Path(os.path.abspath(os.fsdecode(unquote_to_bytes(rest.partition("?")[0]))))
