@@ -23,7 +23,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.data.catalogue import ORIGINAL
 from atelier.engine.data.copies import joined, normalised, text_group, without_bom
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
-from atelier.engine.data.row import Column, kind_of, text_problem
+from atelier.engine.data.row import Column, fields_of, text_problem
 from atelier.engine.data.source import (
     Files,
     decode_source,
@@ -271,8 +271,7 @@ def _from_line(
     if asked not in line or answered not in line:
         missing = labels.prompt if asked not in line else labels.completion
         other = "text" if asked not in line else "label"
-        there = ", ".join(sorted(line)) or "none"
-        reader.broken(where, f"field '{missing}' (or '{other}') is missing; fields there: {there}")
+        reader.broken(where, f"field '{missing}' (or '{other}') is missing; fields there: {fields_of(line)}")
         return None
     if isinstance(line[answered], bool | int):
         line = line | {answered: json.dumps(line[answered])}
@@ -280,8 +279,8 @@ def _from_line(
     if not problem:
         empty = next((name for name in (asked, answered) if not normalised(str(line[name]))), "")
         problem = f"field '{empty}' is empty" if empty else ""
-    if not problem and not isinstance(line.get("group", ""), str):
-        problem = f"field 'group' is {kind_of(line['group'])}, not text"
+    if not problem and "group" in line:
+        problem = text_problem(line, "group")
     if problem:
         reader.broken(where, problem)
         return None
@@ -304,8 +303,7 @@ def _from_message(
     """
     for field in (labels.prompt, labels.completion):
         if field not in message:
-            there = ", ".join(sorted(message))
-            reader.broken(where, f"field '{field}' is missing; fields there: {there}")
+            reader.broken(where, f"field '{field}' is missing; fields there: {fields_of(message)}")
             return None
     text, answer = str(message[labels.prompt]), str(message[labels.completion])
     if not text.strip() or not answer.strip():

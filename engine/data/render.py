@@ -22,7 +22,7 @@ from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatRow, ChatTokens
 from atelier.engine.data.copies import normalised, without_bom
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, split_of
-from atelier.engine.data.row import Column, kind_of, text_problem
+from atelier.engine.data.row import Column, fields_of, kind_of, text_problem
 from atelier.engine.data.source import Files, docstrings
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.tokens import token_dtype
@@ -174,7 +174,7 @@ def _pair(prompt: str, answer: str) -> list[ChatMessage]:
 def messages_of(row: dict[str, Json], field: str) -> list[ChatMessage] | str:
     """The messages of a row, or why it has none to learn from."""
     if field not in row:
-        return f"field '{field}' is missing; fields there: {', '.join(sorted(row)) or 'none'}"
+        return f"field '{field}' is missing; fields there: {fields_of(row)}"
     found = checked(row[field], f"field '{field}'", f"message {{}} of '{field}'")
     if isinstance(found, list) and all(message["role"] != ASSISTANT for message in found):
         return f"'{field}' has no message of the assistant"
