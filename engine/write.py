@@ -88,6 +88,7 @@ def _assemble(
     with open(path, "w", encoding="utf-8") as target:
         for number, line in enumerate(corpus_lines(corpus, scratch)):
             if number == chosen:
+                line.pop("cut", None)  # that of the text that is replaced
                 line, chosen = {**line, **next(texts)}, next(numbers, -1)
                 is_cut += line.get("cut", False)
             elif line["split"] == TRAIN:

@@ -10,7 +10,7 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.source_contents import contents_of, identity_of
 
-VERSION = 1
+VERSION = 2  # no prompts of task=package differ in blanks alone: 1 there
 
 
 def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> Reference:
@@ -26,7 +26,7 @@ def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> 
     product = Product(
         kind="labels",
         name=name or (labels.task if is_stdlib(labels.source) else "labels"),
-        version=VERSION,
+        version=1 if is_stdlib(labels.source) and labels.task == "package" else VERSION,
         identity=identity,
         parents={"tuned": tuned.fingerprint} if tuned else {},
         origin={

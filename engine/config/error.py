@@ -31,6 +31,17 @@ def _shortened(text: str, most: int) -> str:
     return f"{text[: left - left // 3]}{CUT}{text[-(left // 3) :] if left // 3 else ''}"
 
 
+def check_utf8(text: str, place: str, what: str) -> None:
+    """Raise ConfigError for text that is not UTF-8: of a file name or a command line, Python has halves of
+    surrogate pairs in place of such bytes, and no record could keep them.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        way_out = "give it as UTF-8, or rename the file or folder: records keep names as text"
+        raise ConfigError(place, f"{what} {printable(text)} is not UTF-8", way_out) from None
+
+
 class AtelierError(Exception):
     """An error that a user can act on, printed as one line without traceback. `exit_code` is the
     process's.

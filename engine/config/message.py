@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypedDict, cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.error import AtelierError, DamageError, DataError
+from atelier.engine.config.error import AtelierError, DamageError, DataError, printable
 
 
 class Message(TypedDict, total=False):
@@ -84,7 +84,8 @@ def message_of(document: Json) -> Message | None:
 
 def to_line(error: AtelierError) -> Message:
     """The JSON line by which a process reports the error that ended it; `from_line` is the inverse."""
-    return {"error": str(error), "exit_code": error.exit_code, "is_damage": isinstance(error, DamageError)}
+    text = printable(error, 0, keep="\n")  # what a file holds may be no text that can be sent on
+    return {"error": text, "exit_code": error.exit_code, "is_damage": isinstance(error, DamageError)}
 
 
 def from_line(line: Message) -> AtelierError:

@@ -16,7 +16,8 @@ DOCUMENTS = "documents.jsonl"
 
 class CorpusLine(TypedDict):
     """A line of documents.jsonl. Documents of one `group` are in one split, "train" or "held_out". A
-    `cut` one goes on where its text stops: it has no end.
+    `cut` one goes on where its text stops: it has no end. A long document may be several lines, `<id>#1` and
+    so on, all but the last `cut`.
     """
 
     id: str
@@ -61,11 +62,17 @@ def split_of(groups: Iterable[str], held_out: float, place: str) -> dict[str, st
     if len(order) < 2:
         raise DataError(
             f"{place}: {len(order)} distinct text(s), at least two are needed, one to train on and one held"
-            " out; add files, or give one document a line as .jsonl"
+            " out (blanks and line ends make no difference); add files or longer ones, or give one document a"
+            " line as .jsonl"
         )
     splits = {group: HELD_OUT if fraction(group) < held_out else TRAIN for group in order}
     splits[order[0]], splits[order[-1]] = HELD_OUT, TRAIN
     return splits
+
+
+def far_from(share: float, asked: float) -> bool:
+    """Whether a share is less than half, or more than one and a half, of what was asked for."""
+    return abs(share - asked) > asked / 2
 
 
 TRIPLES = "triples.jsonl"

@@ -2,15 +2,19 @@
 held-out split.
 """
 
-import hashlib
 import json
+import math
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import Source
+from atelier.engine.config.data import Source, is_stdlib
 from atelier.engine.config.error import DataError
-from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, split_of
+from atelier.engine.data.copies import text_group
+from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, CorpusLine, far_from, split_of
+from atelier.engine.data.parts import LONGEST, SMALLEST, part_size, parts
 from atelier.engine.data.source import Document, Files, documents
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.artifact import ArtifactOutput
@@ -18,48 +22,89 @@ from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import total_bytes
 
 
+@dataclass
+class _Found:
+    """What is known of the documents that were read: never their texts."""
+
+    groups: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # characters
+    kinds: Counter[str] = field(default_factory=Counter)
+    keys: set[bytes] = field(default_factory=set)
+    duplicates: int = 0
+
+    def adds(self, document: Document) -> bool:
+        """Whether the document is no copy of an earlier one."""
+        key = bytes.fromhex(document.key)[:16]
+        if key in self.keys:
+            self.duplicates += 1
+            return False
+        self.keys.add(key)
+        self.groups.append(document.group)
+        self.sizes.append(len(document.text))
+        self.kinds[document.kind] += 1
+        return True
+
+
 def curate(
     source: Source, held_out: float, files: Files, output: ArtifactOutput, scratch: Path, progress: Progress
 ) -> dict[str, Json]:
     """Write documents.jsonl, a CorpusLine a line. Returns the summary.
 
-    Of exact copies of a text the first by order of files is kept. Memory: one digest and one group per
-    document, never the texts. Raises DataError when the source has no text.
+    Of copies of a text the first by order of files is kept. A document that is longer than all that is to be
+    held out is split by its parts, except source files of the standard library. Raises DataError when the
+    source has no text.
     """
     progress.start(total_bytes(files), "bytes")
     scratch.mkdir(parents=True, exist_ok=True)
     unsplit, split = scratch / "unsplit.jsonl", scratch / DOCUMENTS
-    kinds: Counter[str] = Counter()
-    groups, seen, duplicates = [], set[bytes](), 0
+    found = _Found()
     with (
         SourceReader(on_error=source.on_error, place="data", progress=progress) as reader,
         open(unsplit, "w", encoding="utf-8") as target,
     ):
         for document in documents(source, files, reader):
-            digest = hashlib.sha256(document.text.encode()).digest()[:16]
-            if digest in seen:
-                duplicates += 1
-                continue
-            seen.add(digest)
-            groups.append(document.group)
-            kinds[document.kind] += 1
-            target.write(_line(document))
-    if not groups:
-        found = f"{len(files)} files, {reader.skipped} broken lines left out"
-        raise DataError(f"data.source: {source.source} holds no text ({found}); give another data.source")
-    sizes = _split(unsplit, split, split_of(groups, held_out, "data.source"))
+            if found.adds(document):
+                target.write(_line(document))
+    if not found.groups:
+        files_read = f"{len(files)} files, {reader.skipped} broken lines left out"
+        raise DataError(
+            f"data.source: {source.source} holds no text ({files_read}); give another data.source"
+        )
+    share = held_out * sum(found.sizes)
+    whole = math.inf if is_stdlib(source.source) else max(2 * SMALLEST, share)
+    cut = _cut(unsplit, found, whole=whole, size=part_size(share))
+    groups = [group for n, group in enumerate(found.groups) if n not in cut]
+    groups += [group for each in cut.values() for group, _ in each]
+    sizes = _split(unsplit, split, split_of(groups, held_out, "data.source"), cut)
     output.add(DOCUMENTS, split)
     unsplit.unlink()
     split.unlink()
+    apart = sum(found.sizes[n] > whole for n in cut)
+    _tell(progress, {name: sum(each) for name, each in sizes.items()}, held_out, len(set(groups)), apart)
     return {
-        "documents": len(groups),
-        "bytes": sum(sum(size) for size in sizes.values()),
+        "documents": sum(map(len, sizes.values())),
+        "bytes": sum(map(sum, sizes.values())),
         "held_out_documents": len(sizes[HELD_OUT]),
         "held_out_bytes": sum(sizes[HELD_OUT]),
+        "in_parts": apart,
         "skipped": reader.skipped,
-        "duplicates": duplicates,
-        "kinds": dict(sorted(kinds.items())),
+        "duplicates": found.duplicates,
+        "kinds": dict(sorted(found.kinds.items())),
     }
+
+
+def _tell(progress: Progress, sizes: dict[str, int], held_out: float, groups: int, apart: int) -> None:
+    share = sizes[HELD_OUT] / max(1, sum(sizes.values()))
+    if apart:
+        progress.warn(
+            f"{apart} document(s), longer than all that is to be held out, are split by their parts: training"
+            " reads what stands around the held-out ones"
+        )
+    if far_from(share, held_out):
+        progress.warn(
+            f"{100 * share:.1f} % of the text is held out where data.held_out asks for {100 * held_out:g} %:"
+            f" it is split by the hash of {groups} different texts; more of them come nearer"
+        )
 
 
 def _line(document: Document) -> str:
@@ -69,13 +114,63 @@ def _line(document: Document) -> str:
     )
 
 
-def _split(unsplit: Path, target: Path, splits: dict[str, str]) -> dict[str, list[int]]:
-    """Copy the lines, adding each one's split; returns the UTF-8 bytes of the documents of each split."""
+Parts = list[tuple[str, int]]  # of a document: the group and the characters of each
+
+
+def _cut(unsplit: Path, found: _Found, *, whole: float, size: int) -> dict[int, Parts]:
+    """By number the parts of each document that is longer than `whole`, with groups of their own, or than a
+    line can be.
+    """
+    cut: dict[int, Parts] = {}
+    long = {n for n, length in enumerate(found.sizes) if length > min(whole, LONGEST)}
+    for number, line in _lines_of(unsplit, long):
+        groups_apart = found.sizes[number] > whole
+        texts = parts(line["text"], size)
+        cut[number] = [(text_group(each) if groups_apart else line["group"], len(each)) for each in texts]
+    return cut
+
+
+def _lines_of(path: Path, numbers: set[int]) -> Iterator[tuple[int, CorpusLine]]:
+    if not numbers:
+        return
+    with open(path, encoding="utf-8", newline="\n") as lines:
+        for number, text in enumerate(lines):
+            if number in numbers:
+                yield number, json.loads(text)
+
+
+def _split(
+    unsplit: Path, target: Path, splits: dict[str, str], cut: dict[int, Parts]
+) -> dict[str, list[int]]:
+    """Copy the lines, adding each one's split, those that are `cut` as several; returns the UTF-8 bytes of
+    the lines of each split.
+    """
     sizes: dict[str, list[int]] = {TRAIN: [], HELD_OUT: []}
     with open(unsplit, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8") as file:
-        for text in lines:
-            line = json.loads(text)
-            line["split"] = splits[line["group"]]
-            sizes[line["split"]].append(len(line["text"].encode()))
-            file.write(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n")
+        for number, text in enumerate(lines):
+            line: CorpusLine = json.loads(text)
+            for each in _runs(line, cut[number], splits) if number in cut else [line]:
+                each["split"] = splits[each["group"]]
+                sizes[each["split"]].append(len(each["text"].encode()))
+                file.write(json.dumps(each, ensure_ascii=False, sort_keys=True) + "\n")
     return sizes
+
+
+def _runs(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator[CorpusLine]:
+    """The document as lines: neighbouring parts of one side are one, up to LONGEST characters."""
+    text, begin, count = line["text"], 0, 0
+    while pieces:
+        group, end, taken = pieces[0][0], begin, 0
+        for other, length in pieces:
+            if splits[other] != splits[group] or (taken and end + length - begin > LONGEST):
+                break
+            end, taken = end + length, taken + 1
+        pieces, count = pieces[taken:], count + 1
+        found: CorpusLine = {
+            "group": group,
+            "id": f"{line['id']}#{count}",
+            "text": text[begin:end],
+            "split": splits[group],
+        }
+        yield {**found, "cut": True} if pieces else found
+        begin = end

@@ -3,7 +3,7 @@
 From the standard library: docstrings, and the package or the kind of thing they document. So that no prompt
 contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
 prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
-once, so nothing of the test is in the training examples.
+once, so nothing of the test is in the training examples; blanks and line ends make no other text.
 
 From translation catalogues: messages, and the catalogue that they are from; those of several catalogues are
 left out. A translation is on the side of its original.
@@ -21,14 +21,14 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.error import DataError
 from atelier.engine.data.catalogue import ORIGINAL
+from atelier.engine.data.copies import joined, normalised, text_group, without_bom
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
-from atelier.engine.data.row import Column, kind_of, text_problem
+from atelier.engine.data.row import Column, fields_of, text_problem
 from atelier.engine.data.source import (
     Files,
     decode_source,
     docstrings,
     stdlib_name,
-    text_group,
 )
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -82,7 +82,9 @@ def label(
             examples, splits = _from_docstrings(labels, files, reader, f"{place}.source")
         else:
             examples = _from_lines(labels, files, reader)
-            splits = split_of((e["group"] for e in examples), labels.held_out, f"{place}.source")
+            groups = joined((normalised(e["prompt"]), e["group"]) for e in examples)
+            sides = split_of(groups.values(), labels.held_out, f"{place}.source")
+            splits = {group: sides[name] for group, name in groups.items()}
     options = sorted({e["completion"] for e in examples})
     if tuned is None:
         _check_options(options, labels.source, place)
@@ -91,7 +93,7 @@ def label(
         options, splits = [*tuned.options], splits | tuned.splits
     test = [e for e in examples if splits[e["group"]] == HELD_OUT]
     if tuned is not None:
-        test = [e for e in test if e["prompt"] not in tuned.prompts]
+        test = [e for e in test if normalised(e["prompt"]) not in tuned.prompts]
         if not test:
             raise DataError(
                 f"{place}.source: all {len(examples)} examples of {labels.source}, or their originals, are"
@@ -120,7 +122,7 @@ def tuned_on(labels: ArtifactInput, scratch: Path) -> TunedOn:
     return TunedOn(
         options=tuple(labels.record.summary["options"]),
         splits={line["group"]: split for split, each in lines.items() for line in each},
-        prompts=frozenset(line["prompt"] for line in lines[TRAIN]),
+        prompts=frozenset(normalised(line["prompt"]) for line in lines[TRAIN]),
     )
 
 
@@ -191,8 +193,8 @@ def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[
             prompt = before[-max_chars:]
             if len(before) > max_chars:
                 prompt = prompt.partition("\n")[2]  # whole lines
-            if prompt.strip() and prompt not in seen:
-                seen.add(prompt)
+            if (key := normalised(prompt)) and key not in seen:
+                seen.add(key)
                 yield {"prompt": prompt, "completion": f" {place[2]}", "group": name}
 
 
@@ -228,7 +230,8 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
     result: dict[str, PlainExample] = {}
     for text, name, answer in answers:
         prompt = f"{text[:max_chars].strip()}\n\n{question}:"
-        result.setdefault(prompt, {"prompt": prompt, "completion": f" {answer}", "group": name})
+        one: PlainExample = {"prompt": prompt, "completion": f" {answer}", "group": name}
+        result.setdefault(normalised(prompt), one)
     return sorted(result.values(), key=lambda e: (e["group"], e["prompt"]))
 
 
@@ -248,10 +251,10 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> list[Plai
         read = _from_message if is_catalogue else _from_line
         for _, where, row in reader.rows(path, expected, columns):
             example = read(row, labels, reader, where)
-            if example and (key := (example["prompt"], example["completion"])) not in found:
+            if example and (key := (normalised(example["prompt"]), example["completion"])) not in found:
                 found[key] = example
-                catalogues[example["prompt"]] += is_catalogue
-    return [example for example in found.values() if catalogues[example["prompt"]] < 2]
+                catalogues[key[0]] += is_catalogue
+    return [example for (text, _), example in found.items() if catalogues[text] < 2]
 
 
 def _from_line(
@@ -268,21 +271,21 @@ def _from_line(
     if asked not in line or answered not in line:
         missing = labels.prompt if asked not in line else labels.completion
         other = "text" if asked not in line else "label"
-        there = ", ".join(sorted(line)) or "none"
-        reader.broken(where, f"field '{missing}' (or '{other}') is missing; fields there: {there}")
+        reader.broken(where, f"field '{missing}' (or '{other}') is missing; fields there: {fields_of(line)}")
         return None
     if isinstance(line[answered], bool | int):
         line = line | {answered: json.dumps(line[answered])}
     problem = text_problem(line, asked) or text_problem(line, answered)
     if not problem:
-        empty = next((name for name in (asked, answered) if not str(line[name]).strip()), "")
+        empty = next((name for name in (asked, answered) if not normalised(str(line[name]))), "")
         problem = f"field '{empty}' is empty" if empty else ""
-    if not problem and not isinstance(line.get("group", ""), str):
-        problem = f"field 'group' is {kind_of(line['group'])}, not text"
+    if not problem and "group" in line:
+        problem = text_problem(line, "group")
     if problem:
         reader.broken(where, problem)
         return None
-    prompt, completion, group = str(line[asked]), str(line[answered]), str(line.get("group", ""))
+    prompt, completion = (without_bom(str(line[each])) for each in (asked, answered))
+    group = str(line.get("group", ""))
     if asked == labels.prompt:
         prompt = prompt[-labels.max_chars :]
     else:
@@ -300,11 +303,10 @@ def _from_message(
     """
     for field in (labels.prompt, labels.completion):
         if field not in message:
-            there = ", ".join(sorted(message))
-            reader.broken(where, f"field '{field}' is missing; fields there: {there}")
+            reader.broken(where, f"field '{field}' is missing; fields there: {fields_of(message)}")
             return None
     text, answer = str(message[labels.prompt]), str(message[labels.completion])
     if not text.strip() or not answer.strip():
         return None
     prompt = f"{text[: labels.max_chars].strip()}\n\nLabel:"
-    return {"prompt": prompt, "completion": f" {answer}", "group": str(message[ORIGINAL])}
+    return {"prompt": prompt, "completion": f" {answer}", "group": normalised(str(message[ORIGINAL]))}

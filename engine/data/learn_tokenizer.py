@@ -2,6 +2,7 @@
 given tokenizer.json.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,49 @@ from atelier.engine.io.remote import ask, open_system
 from atelier.engine.io.source_files import total_bytes
 
 MEASURED = 1 << 20  # bytes of held-out text by which bytes_per_token is measured
+LONGEST_PIECE = 1024  # bytes: learning takes time by the square of a piece; source code and prose have 100
+_LONG = re.compile(
+    rf"\S{{{LONGEST_PIECE // 4},}}|\s{{{LONGEST_PIECE // 4},}}"
+)  # a character has 4 bytes at most
+
+
+class TrainingTexts:
+    """The training documents of corpora, for a tokenizer to learn from. Pieces (words, runs of blanks) longer
+    than LONGEST_PIECE are learned from in parts; `cut_pieces` counts them.
+    """
+
+    def __init__(self, corpora: list[ArtifactInput], scratch: Path, progress: Progress) -> None:
+        self.corpora, self._scratch, self._progress = corpora, scratch, progress
+        self.cut_pieces = 0
+
+    def teach(self, tokenizer: Encoder, trainer: trainers.BpeTrainer) -> None:
+        """Train a tokenizer, whose own pre-tokenizer stays as it is."""
+        own = tokenizer.pre_tokenizer
+        short = pre_tokenizers.FixedLength(length=LONGEST_PIECE)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([own, short])
+        tokenizer.train_from_iterator(self._texts(own), trainer)
+        tokenizer.pre_tokenizer = own
+        if self.cut_pieces:
+            self._progress.warn(
+                f"{self.cut_pieces} word(s) or runs of blanks have more than {LONGEST_PIECE} bytes: the"
+                " tokenizer learns from them in parts of that length"
+            )
+
+    def _texts(self, own: pre_tokenizers.PreTokenizer) -> Iterator[str]:
+        self._progress.start(
+            sum(int(c.record.summary.get("documents", 0)) for c in self.corpora), "documents"
+        )
+        keeps_blanks = len(own.pre_tokenize_str("a b")) < 2  # its pieces may be whole texts
+        for corpus in self.corpora:
+            for line in corpus_lines(corpus, self._scratch):
+                self._progress.advance(1)
+                if line["split"] == TRAIN:
+                    long = (
+                        [line["text"]] if keeps_blanks else [each[0] for each in _LONG.finditer(line["text"])]
+                    )
+                    pieces = (piece for each in long for piece, _ in own.pre_tokenize_str(each))
+                    self.cut_pieces += sum(len(piece) > LONGEST_PIECE for piece in pieces)
+                    yield line["text"]
 
 
 def learn_tokenizer(
@@ -44,12 +88,13 @@ def learn_tokenizer(
     cut by both. Raises ConfigError when that file cannot be read or there is no corpus.
     """
     old = None if extends is None else Vocabulary.of(extends, scratch)
+    texts_read = TrainingTexts(corpora, scratch, progress)
     if spec.load:
         data = _given(spec.load, files, progress)
     elif extends is not None:
-        data = _extended(spec, extends, corpora, scratch, progress)
+        data = _extended(spec, extends, texts_read, scratch)
     else:
-        data = _learned(spec, corpora, scratch, progress)
+        data = _learned(spec, texts_read)
     around = None if texts is None else text_ends(texts, tokenizer_of(data, spec.load), spec.load)
     vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER, around)
     if extends is not None and TEXT_ENDS in extends.names():  # its texts begin and end as they did
@@ -60,6 +105,8 @@ def learn_tokenizer(
         output.add_json(TEXT_ENDS, around.model_dump(mode="json"))
     measured = _bytes_per_token(vocabulary, corpora, scratch)
     summary: dict[str, Json] = {"vocab": vocabulary.size, "end": vocabulary.end_id}
+    if texts_read.cut_pieces:
+        summary["cut_pieces"] = texts_read.cut_pieces
     if old is not None:
         summary["tokens_added"] = vocabulary.size - old.size
         change = change_of(old, vocabulary, _held_out_texts(before or [], scratch))
@@ -116,8 +163,8 @@ def _given(url: str, files: Files, progress: Progress) -> bytes:
         ) from None
 
 
-def _learned(spec: Tokenizer, corpora: list[ArtifactInput], scratch: Path, progress: Progress) -> bytes:
-    if not corpora:
+def _learned(spec: Tokenizer, texts: TrainingTexts) -> bytes:
+    if not texts.corpora:
         raise ConfigError(
             "tokenizer",
             "has neither a corpus to learn from nor a file to load",
@@ -132,18 +179,16 @@ def _learned(spec: Tokenizer, corpora: list[ArtifactInput], scratch: Path, progr
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_training_texts(corpora, scratch, progress), trainer)
+    texts.teach(tokenizer, trainer)
     return (tokenizer.to_str(pretty=True) + "\n").encode()
 
 
-def _extended(
-    spec: Tokenizer, extends: ArtifactInput, corpora: list[ArtifactInput], scratch: Path, progress: Progress
-) -> bytes:
+def _extended(spec: Tokenizer, extends: ArtifactInput, texts: TrainingTexts, scratch: Path) -> bytes:
     place = "tokenizer.extend"
     old = extends.file(TOKENIZER, scratch).read_bytes()
     fresh = untaught(old, place)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fresh.train_from_iterator(_training_texts(corpora, scratch, progress), trainer(spec.vocab, alphabet))
+    texts.teach(fresh, trainer(spec.vocab, alphabet))
     return extended(old, fresh.to_str().encode(), spec.specials, spec.vocab, place)
 
 
@@ -156,15 +201,6 @@ def _held_out_texts(corpora: list[ArtifactInput], scratch: Path) -> list[str]:
                 size += len(line["text"].encode())
                 found.append(line["text"])
     return found
-
-
-def _training_texts(corpora: list[ArtifactInput], scratch: Path, progress: Progress) -> Iterator[str]:
-    progress.start(sum(int(c.record.summary.get("documents", 0)) for c in corpora), "documents")
-    for corpus in corpora:
-        for line in corpus_lines(corpus, scratch):
-            progress.advance(1)
-            if line["split"] == TRAIN:
-                yield line["text"]
 
 
 def _bytes_per_token(vocabulary: Vocabulary, corpora: list[ArtifactInput], scratch: Path) -> float:

@@ -20,8 +20,9 @@ from atelier.engine.config.data import is_stdlib
 from atelier.engine.config.error import DataError
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatRow, ChatTokens
+from atelier.engine.data.copies import normalised, without_bom
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, split_of
-from atelier.engine.data.row import Column, kind_of, text_problem
+from atelier.engine.data.row import Column, fields_of, kind_of, text_problem
 from atelier.engine.data.source import Files, docstrings
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.tokens import token_dtype
@@ -49,7 +50,7 @@ def render(
     `place`, `length`: the configuration's keys of `chats` and of `sequence`, for errors.
 
     A longer row ends with the last answer that fits, one in which none fits is left out; both are counted. So
-    are exact copies. Raises DataError where nothing is left.
+    are copies, which may differ in blanks and line ends. Raises DataError where nothing is left.
     """
     progress.start(total_bytes(files), "bytes")
     scratch.mkdir(parents=True, exist_ok=True)
@@ -134,7 +135,8 @@ def _conversations(
 
 
 def _digest(messages: list[ChatMessage]) -> str:
-    return hashlib.sha256(canonical([[one["role"], one["content"]] for one in messages])).hexdigest()
+    texts = [[one["role"], normalised(one["content"])] for one in messages]
+    return hashlib.sha256(canonical(texts)).hexdigest()
 
 
 def _messages(
@@ -157,19 +159,22 @@ def _messages(
                 yield where, messages_of(row, chats.field)
                 continue
             problems = [text_problem(row, each) for each in pair]
-            problems += [f"field '{each}' is empty" for each in pair if not str(row.get(each, "")).strip()]
+            problems += [
+                f"field '{each}' is empty" for each in pair if not normalised(str(row.get(each, "")))
+            ]
             problem = next((each for each in problems if each), "")
             yield where, problem or _pair(str(row[chats.prompt]), str(row[chats.answer]))
 
 
 def _pair(prompt: str, answer: str) -> list[ChatMessage]:
-    return [{"role": "user", "content": prompt}, {"role": ASSISTANT, "content": answer}]
+    pair = (("user", prompt), (ASSISTANT, answer))
+    return [{"role": role, "content": without_bom(text)} for role, text in pair]
 
 
 def messages_of(row: dict[str, Json], field: str) -> list[ChatMessage] | str:
     """The messages of a row, or why it has none to learn from."""
     if field not in row:
-        return f"field '{field}' is missing; fields there: {', '.join(sorted(row)) or 'none'}"
+        return f"field '{field}' is missing; fields there: {fields_of(row)}"
     found = checked(row[field], f"field '{field}'", f"message {{}} of '{field}'")
     if isinstance(found, list) and all(message["role"] != ASSISTANT for message in found):
         return f"'{field}' has no message of the assistant"
@@ -195,9 +200,9 @@ def checked(given: Json, whole: str, each: str) -> list[ChatMessage] | str:
             return f"{place} has the role {role!r}; known: {', '.join(ROLES)}"
         if problem := text_problem(there, "content"):
             return f"{place}: {problem}"
-        if not str(there["content"]).strip():
+        if not (content := without_bom(str(there["content"]))).strip():
             return f"{place} is empty"
-        found.append({"role": str(role), "content": str(there["content"])})
+        found.append({"role": str(role), "content": content})
     return found
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.error import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +18,11 @@ class Column:
 
 def text_problem(line: dict[str, Json], wanted: str) -> str:
     """Why the field `wanted` of a line is not text; '' when it is."""
-    there = ", ".join(sorted(line)) or "none"
     if wanted not in line:
-        return f"field '{wanted}' is missing; fields there: {there}"
+        return f"field '{wanted}' is missing; fields there: {fields_of(line)}"
     text = line[wanted]
     if not isinstance(text, str):
-        return f"field '{wanted}' is {kind_of(text)}, not text; fields there: {there}"
+        return f"field '{wanted}' is {kind_of(text)}, not text; fields there: {fields_of(line)}"
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -30,6 +30,11 @@ def text_problem(line: dict[str, Json], wanted: str) -> str:
             f"field '{wanted}' holds half of a surrogate pair at character {error.start}, which is not text"
         )
     return ""
+
+
+def fields_of(line: dict[str, Json]) -> str:
+    """The names of a line's fields, for an error; of many the first and the last."""
+    return printable(", ".join(sorted(line))) or "none"
 
 
 def kind_of(value: Json) -> str:

@@ -1,6 +1,5 @@
 """The documents of a text source, file by file."""
 
-import hashlib
 import io
 import tokenize
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from atelier.engine.config.data import Source, is_stdlib, stdlib_part
 from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
+from atelier.engine.data.copies import text_group, without_bom
 from atelier.engine.data.row import Column, text_problem
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.source_files import (
@@ -27,11 +27,14 @@ Files = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One text of a source. Documents of one `group` go into the same split; `kind` is for the summary."""
+    """One text of a source. Documents of one `group` go into the same split, of one `key` are copies; `kind`
+    is for the summary.
+    """
 
     id: str
     text: str
     group: str
+    key: str
     kind: str
 
 
@@ -58,8 +61,7 @@ def _text(path: str, name: str, expected: str, reader: SourceReader) -> Iterator
     except UnicodeDecodeError as error:
         reader.broken(path, f"byte {error.start} is not UTF-8")
         return
-    if text.strip():
-        yield Document(id=name, text=text, group=text_group(text), kind="text")
+    yield from _document(name, text, "text")
 
 
 def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReader) -> Iterator[Document]:
@@ -67,8 +69,16 @@ def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReade
         problem = text_problem(row, wanted)
         if problem:
             reader.broken(where, problem)
-        elif (text := str(row[wanted])).strip():
-            yield Document(id=f"{name}:{number}", text=text, group=text_group(text), kind="line")
+        else:
+            yield from _document(f"{name}:{number}", str(row[wanted]), "line")
+
+
+def _document(name: str, text: str, kind: str, group: str = "") -> Iterator[Document]:
+    """The document with this text; none if it is empty. Without a `group` its copies are one."""
+    text = without_bom(text)
+    if text.strip():
+        key = text_group(text)
+        yield Document(id=name, text=text, group=group or key, key=key, kind=kind)
 
 
 def _as_lines(name: str) -> str:
@@ -92,14 +102,14 @@ def _stdlib_documents(files: Files, reader: SourceReader, part: str) -> Iterator
         if name == TOPICS:  # the file itself would hold every topic, also the held-out ones
             for topic, body in standard_library.topics(text):
                 group = f"{name}:{topic}"
-                yield Document(id=group, text=body, group=group, kind="topic")
-        elif text.strip():
-            yield Document(id=name, text=text, group=name, kind="source")
+                yield from _document(group, body, "topic", group)
+        else:
+            yield from _document(name, text, "source", name)
 
 
 def _builtin_documents() -> Iterator[Document]:
     for module, body in standard_library.builtin_docs():
-        yield Document(id=f"builtin:{module}", text=body, group=f"builtin:{module}", kind="builtin")
+        yield from _document(f"builtin:{module}", body, "builtin", f"builtin:{module}")
 
 
 def docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, standard_library.Docstring]]:
@@ -129,8 +139,3 @@ def decode_source(raw: bytes, path: str) -> str:
         return raw.decode(encoding).replace("\r\n", "\n")
     except (SyntaxError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not readable Python source ({error})") from None
-
-
-def text_group(text: str) -> str:
-    """The split group of a document without a file of its own: the hash of its text."""
-    return hashlib.sha256(text.encode()).hexdigest()

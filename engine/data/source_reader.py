@@ -26,8 +26,7 @@ from atelier.engine.io.remote import open_system
 from atelier.engine.io.source_files import BLOCK, CATALOGUE, PARQUET, TAR, check_package, content_id, reading
 from atelier.engine.io.storage import is_local, local_path
 
-MOST_TEXT = 1 << 30  # bytes of a line, and of what a packed file of one text holds
-PACKED = (".gz", ".zst")
+MOST_TEXT = 1 << 30  # bytes of one text, however it is stored: a line, a file, what is packed in it
 # stores whose files are read by ranges, exactly those that are asked for
 BY_RANGES = ("hf://", "s3://", "s3a://", "http://", "https://", "gs://", "gcs://", "abfs://", "az://")
 Row = tuple[int, str, dict[str, Json]]  # number from 1, place for errors, values
@@ -119,12 +118,8 @@ class SourceReader:
                 raise _changed(path)
 
     def whole(self, path: str, expected: str) -> bytes:
-        """All bytes of `path`. Raises DataError as `opened`, and for more than `MOST_TEXT` out of a packed
-        file.
-        """
+        """All bytes of `path`. Raises DataError as `opened`, and for more than `MOST_TEXT`."""
         with self.opened(path, expected) as file:
-            if not path.endswith(PACKED):
-                return file.read()
             found = file.read(MOST_TEXT + 1)
             if len(found) > MOST_TEXT:
                 raise _too_long(path)

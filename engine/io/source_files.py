@@ -16,7 +16,15 @@ from fsspec.implementations.local import LocalFileSystem
 
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import Labels, Source, is_stdlib
-from atelier.engine.config.error import AtelierError, ConfigError, DamageError, DataError, nearest, printable
+from atelier.engine.config.error import (
+    AtelierError,
+    ConfigError,
+    DamageError,
+    DataError,
+    check_utf8,
+    nearest,
+    printable,
+)
 from atelier.engine.io import remote, storage
 from atelier.engine.io.hub import commit_of, pinned
 
@@ -85,6 +93,8 @@ def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
     system, path = _filesystem(pinned(source.source, place), place)
     with reading(source.source, place):
         found = _text_files(system, path, source.source, place, endings)
+    for name in found:
+        check_utf8(name, place, "the file name")
     for ending in NEEDED:
         check_package(next((name for name in found if name.endswith(ending)), ""), place)
     return found

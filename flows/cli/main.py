@@ -8,7 +8,15 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 
-from atelier.engine.config.error import AtelierError, ConfigError, DamageError, nearest, of_system, printable
+from atelier.engine.config.error import (
+    AtelierError,
+    ConfigError,
+    DamageError,
+    check_utf8,
+    nearest,
+    of_system,
+    printable,
+)
 from atelier.flows.cli import help, hydra_flags, syntax
 from atelier.flows.run import catalog
 
@@ -51,6 +59,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     """Help, completion and typo answers import nothing heavy; the other branches import what they need."""
+    for word in arguments:
+        check_utf8(word, "atelier", "the word")
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if first == "help":
         first, rest = (rest[0], ["--help"]) if rest else ("--help", [])

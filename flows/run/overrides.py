@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from reprlib import Repr
 from typing import TYPE_CHECKING
 
-from atelier.engine.config.error import UNSEEN, ConfigError, nearest
+from atelier.engine.config.error import UNSEEN, ConfigError, check_utf8, nearest
 from atelier.flows.run.catalog import CONF, options
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def check_overrides(overrides: Iterable[str], *, is_sweep: bool = False, from_fo
     if from_form:
         _check_size(texts)
     for text in texts:
+        check_utf8(text, "overrides", "the word")
         place = _check_letters(text) if from_form else text if len(text) <= 2 * SHOWN else shown(text)
         _check_meaning(text, place)
         if HYDRA.match(text) and (from_form or not is_sweep):

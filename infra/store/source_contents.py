@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from atelier.engine.config.base import Json, fingerprint
-from atelier.engine.config.error import DataError, printable
+from atelier.engine.config.error import DataError, check_utf8, printable
 from atelier.engine.io.hub import without_commit
 from atelier.engine.io.source_files import BLOCK, content_id, reading
 from atelier.engine.io.storage import is_local, local_path, write_bytes
@@ -32,6 +32,8 @@ def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tupl
     with suppress(OSError, ValueError):
         cache = json.loads(kept.read_text())
     before = dict(cache)
+    for url in urls:
+        check_utf8(url, place or "source", "the file name")
     result = [(url, _content(url, cache, place, most)) for url in sorted(urls)]
     if cache != before:
         with suppress(OSError):

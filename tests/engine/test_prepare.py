@@ -119,6 +119,28 @@ def test_a_users_error_is_one_line_of_json_and_its_exit_code_without_a_traceback
 
 
 @pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"\ud800": "b"}, r"field 'text' is missing; fields there: \ud800"),
+        ({"text": "a\udce9"}, "field 'text' holds half of a surrogate pair at character 1"),
+        ({f"field {n}": n for n in range(10**5)}, "field 'text' is missing; fields there: field 0, "),
+    ],
+    ids=range(3),
+)
+def test_a_key_or_text_that_is_not_utf8_is_one_line_with_its_place(desk, tmp_path, row, problem):
+    import hashlib
+
+    path = tmp_path / "keys.jsonl"
+    path.write_text('{"text": "a"}\n' + json.dumps(row) + "\n")
+    files = [[str(path), hashlib.sha256(path.read_bytes()).hexdigest()]]
+    config = {"source": {"source": str(path)}, "held_out": 0.2, "files": files}
+    done, lines = desk.start("x", task="curate", config=config, outputs={"corpus": str(tmp_path / "out")})
+    assert (done.returncode, done.stderr) == (2, "")
+    error = lines[-1]["error"]
+    assert error.startswith(f"{path}:2: {problem}") and len(error) < 400 and error.encode()
+
+
+@pytest.mark.parametrize(
     ("run", "error"),
     [
         ({"task": "encod", "outputs": {}}, "run.task: encod is no task of preparation"),

@@ -13,11 +13,12 @@ from atelier.engine.prepare import prepare
 
 
 class Workshop:
-    """Runs the verbs of engine.prepare in a folder and publishes what they make."""
+    """Runs the verbs of engine.prepare in a folder and publishes what they make. `said`: by the last one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.count = 0
+        self.said = ""
 
     def run(self, task, config, inputs, output):
         self.count += 1
@@ -31,7 +32,9 @@ class Workshop:
             outputs={output: str(target)},
             scratch=str(self.folder / "scratch"),
         )
-        prepare(run, io.StringIO())
+        said = io.StringIO()
+        prepare(run, said)
+        self.said = said.getvalue()
         return self.publish(target, output)
 
     def publish(self, target: Path, kind: str) -> ArtifactInput:

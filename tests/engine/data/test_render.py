@@ -217,6 +217,18 @@ def row(*said: str) -> dict[str, Any]:
 MANY = [row(f"How deep is {n}?", f"{n} fathoms.", "And there?", f"{n + 1}.") for n in range(30)]
 
 
+def test_conversations_that_differ_in_blanks_are_kept_once_and_a_bom_is_not_learned(
+    workshop: Workshop,
+) -> None:
+    talks = [row(f"say {n}{end}", f"ok {n}") for n in range(20) for end in ("", " ", "\r\n", "\ufeff")]
+    talks += [row(f"\ufeffsay {n}", f"\ufeffok {n}") for n in range(20)]
+    summary = shop_of(workshop, talks).record.summary
+    assert (summary["conversations"], summary["duplicates"]) == (20, 80)
+    first, again = (shop_of(workshop, some).record.summary for some in (talks[:80:4], talks[80:]))
+    assert first["held_out_tokens"] == again["held_out_tokens"]
+    assert first["train_learned"] == again["train_learned"]
+
+
 def test_rows_are_split_by_their_hash_and_their_labels_are_the_answers(workshop: Workshop) -> None:
     chats = shop_of(workshop, [*MANY, *MANY[:3]])
     summary = chats.record.summary

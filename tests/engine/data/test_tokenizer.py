@@ -1,12 +1,15 @@
 import json
 import os
+import random
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Encoder
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, trainers
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.data import Tokenizer
@@ -163,3 +166,37 @@ def test_a_tokenizer_without_an_end_token_or_that_is_none_is_refused(workshop, t
         _given(workshop, tmp_path / "nothing.json")
     with pytest.raises(ConfigError, match="neither a corpus to learn from nor a file to load"):
         workshop.tokenizer()
+
+
+def test_an_endless_word_is_learned_in_parts_in_time_as_its_length(workshop, poems):
+    draw = random.Random(2)
+    word = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=300_000))
+    corpus = workshop.corpus([*poems, word, f"{word}!", " " * 300_000 + "x"])
+    begin = time.process_time()
+    tokenizer = workshop.tokenizer(corpus, vocab=2000)
+    assert time.process_time() - begin < 8  # without parts 30 s
+    lines = workshop.lines(corpus, "documents.jsonl")
+    learned = [line["text"] for line in lines if line["split"] == "train"]
+    cut = sum(len(re.findall(r"\w{1025,}|\s{1025,}", text)) for text in learned)
+    assert tokenizer.record.summary["cut_pieces"] == cut > 0
+    assert "have more than 1024 bytes" in workshop.said
+    vocabulary = Vocabulary.of(tokenizer, workshop.folder / "scratch")
+    assert max(len(vocabulary.bytes_of([n])) for n in range(vocabulary.size)) <= 1024
+    assert vocabulary.decode(vocabulary.encode(word)) == word
+
+
+def test_short_pieces_give_the_tokenizer_that_the_library_alone_learns(workshop, poems):
+    corpus = workshop.corpus([*poems, "z" * 1000 + " é" * 400, "\n" * 1000])
+    found = json.loads((Path(workshop.tokenizer(corpus, vocab=400).url) / "tokenizer.json").read_text())
+    plain = Encoder(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>", "<|pad|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    lines = workshop.lines(corpus, "documents.jsonl")
+    plain.train_from_iterator([line["text"] for line in lines if line["split"] == "train"], trainer)
+    known = json.loads(plain.to_str())
+    assert found["model"] == known["model"] and found["pre_tokenizer"] == known["pre_tokenizer"]

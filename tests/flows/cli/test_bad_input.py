@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from atelier.engine.config.error import ConfigError
 from atelier.flows.cli.main import run
+from atelier.flows.run.compose import compose
 from atelier.flows.run.overrides import calls_resolver, check_overrides
 from atelier.infra.store.store import Store
 from tests.checkout import TOP, copied, python_path
@@ -363,3 +365,24 @@ def test_an_error_inside_such_a_kind_is_named_by_file_and_line(tmp_path: Path) -
     assert done.returncode == 1 and done.stdout == ""
     assert "engine/config/model/bag.py:" in line and "ZeroDivisionError" in line
     assert "a fault in the program, or in a kind that was added" in line
+
+
+@pytest.mark.parametrize("folder", ["plain", "d\udce9r"])
+def test_a_file_or_word_that_is_not_utf8_is_named_escaped(
+    root: Path, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    (root.parent / folder).mkdir()
+    os.chdir(root.parent / folder)
+    Path("caf\udce9.txt" if folder == "plain" else "plain.txt").write_text("a text")
+    name = "caf" if folder == "plain" else "d"
+    for source in (".", "*.txt"):
+        said = refused(capsys, "plan", "corpus", f"data.source={source}")
+        assert f"/{name}\\udce9" in said and "is not UTF-8; give it as UTF-8, or rename the file" in said
+    for words in (
+        ["plan", "corpus", "data.source=caf\udce9.txt"],
+        ["generate", "x", "--prompt", "caf\udce9"],
+    ):
+        said = refused(capsys, *words)
+        assert said.startswith("atelier: the word ") and "caf\\udce9" in said
+    with pytest.raises(ConfigError, match="overrides: the word"):
+        compose("corpus", ["data.source=caf\udce9.txt"])

@@ -35,7 +35,8 @@ def library(harbour: Harbour) -> Harbour:
     """Documents of 1 to 200 words, of any characters; what looks like a sentinel is text."""
     draw = random.Random(5)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 40))) + f" {n}" for n in range(DOCUMENTS)]
-    texts[7] = " ".join(draw.choices(WORDS, k=4000))
+    for n in range(7, 12):  # on both sides of the split
+        texts[n] = " ".join(draw.choices(WORDS, k=4000))
     corpus = harbour.shop.corpus(texts, 0.2)
     return Harbour(harbour.shop, corpus, harbour.tokens, harbour.vocabulary).with_sentinels(40)
 
