@@ -50,7 +50,7 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
     product = Product(
         kind="model",
         name=name,
-        version=VERSION,
+        version=max(VERSION, family.version(config)),
         identity={"family": family.name, **identity_of(files)},
         parents={"tokenizer": tokenizer.fingerprint},
         origin={"family": "source", "files": "source", "content": "source"},

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.config_keys import Config
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Config, Family
+from atelier.engine.config.families import Family
 from atelier.engine.config.model.gpt import GPT
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
