@@ -26,11 +26,12 @@ Said = GPT | EncDec  # the kinds of model that families say
 
 
 class Reading(NamedTuple):
-    """What a config says: the model, None where something is refused; the keys that change nothing of it,
-    with the reason; all that is refused.
+    """What a config says: the model, None where something is refused; the keys that say it; those that change
+    nothing of it, with the reason; all that is refused.
     """
 
     spec: "Said | None"
+    read: list[str]
     idle: dict[str, str]
     refused: list[ConfigError]
 
@@ -96,12 +97,11 @@ class Family:
             except ConfigError as error:
                 refused.append(ConfigError(f"{place}: {error.place}", error.problem, error.way_out))
         idle = self._beside(config, asked.asked, place, refused)
-        if refused:
-            return Reading(None, idle, refused)
+        read = [name for name in config if name in asked.asked]
         try:
-            return Reading(parse(self.model, found, place), idle, refused)
+            return Reading(None if refused else parse(self.model, found, place), read, idle, refused)
         except ConfigError as error:
-            return Reading(None, idle, [self._in_its_words(error, place)])
+            return Reading(None, read, idle, [self._in_its_words(error, place)])
 
     def _beside(
         self, config: Config, known: set[str], place: str, refused: list[ConfigError]
@@ -278,6 +278,15 @@ def family_of(config: Config, place: str) -> Family:
             f"{place}: {TYPE}", f"{name!r} is not known", f"{hint}known are {', '.join(families())}"
         )
     return cast(Family, importlib.import_module(f"atelier.engine.config.family.{name}").FAMILY)
+
+
+def reading_of(config: Config, place: str) -> Reading:
+    """All that a config says. Of a family that is not known all that is never read is refused too."""
+    try:
+        return family_of(config, place).reading(config, place)
+    except ConfigError as error:
+        never = [ConfigError(f"{place}: {name}", *NEVER[name]) for name in NEVER if config.get(name)]
+        return Reading(None, [], {}, [error, *never])
 
 
 def fitting(spec: Said) -> Iterator[Family]:

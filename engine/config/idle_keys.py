@@ -30,7 +30,7 @@ class Idle(NamedTuple):
 
 
 ORIGIN = "says where the file is from"
-TOKENS = "ids and words of tokens: the tokenizer and generation have them"
+TOKENS = "special tokens are no part of the network: the row `texts` says which come in"
 GENERATION = "how text is drawn, of which `atelier generate` has its own settings"
 OUTPUTS = "what is returned besides the logits"
 TRAINING = "only training reads it"
@@ -63,7 +63,7 @@ IDLE = (
             "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length",
             "min_new_tokens", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
             "remove_invalid_values", "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p",
-            "typical_p", "use_cache",
+            "typical_p",
         ),
     ),
     Idle(
@@ -86,7 +86,7 @@ IDLE = (
             "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
             "_experts_implementation", "_flash_attn_2_enabled", "attn_implementation", "dtype",
             "chunk_size_feed_forward", "experts_implementation", "torch_dtype", "use_flash_attention",
-            "use_flash_attention_2", "use_flash_attn",
+            "use_cache", "use_flash_attention_2", "use_flash_attn",
         ),
     ),
     Idle(

@@ -245,7 +245,7 @@ def test_no_weight_is_left_out_in_silence(case: str, tmp_path: Path) -> None:
         "shape": ({name: torch.zeros(3, 5)}, f"{name} is .*3, 5.*, and by config.json"),
         "type": (
             {name: torch.zeros(made.stored[name].shape, dtype=torch.int8)},
-            f"{name} is of type torch.int8",
+            f"{name} is of type I8",
         ),
     }
     if spec.tied:
