@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.config_keys import Config
+from atelier.engine.config.config_keys import TYPE, Config
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Family
+from atelier.engine.config.families import Family, family_of
 from atelier.engine.config.model.gpt import GPT
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -114,3 +114,18 @@ def split(name: str) -> tuple[str, str]:
     if not leaf or not name.startswith(PREFIX):
         return "", ""
     return name.removeprefix(PREFIX).removesuffix(leaf), leaf
+
+
+def check_peft(family: str, weights: Iterable[str], place: str) -> None:
+    """Raise ConfigError for additions that peft would put elsewhere: modules with the names of experts'
+    matrices, which it keeps in one stack. It only warns of additions that find no place there.
+    """
+    modules = sorted({split(name)[0] for name in weights})
+    stacked = family_of({TYPE: family}, place).stacked
+    if wrong := [module for module in modules if module.rpartition(".")[2] in stacked]:
+        raise ConfigError(
+            place,
+            f"{wrong[0]} has an addition ({len(wrong)} such), and peft takes {', '.join(stacked)} of "
+            f"{family} for parts of experts, also where a block has none: it would read another model",
+            "export the tuned model, or tune attention alone: trainable.targets=[query,key,value,out]",
+        )

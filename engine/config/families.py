@@ -66,6 +66,7 @@ class Family:
     version: Callable[[Config], int] = lambda config: (
         1
     )  # of what a config means here; raised for those that change
+    stacked: tuple[str, ...] = ()  # modules that peft takes for experts' in every block, also in one without
     copies: tuple[str, ...] = ()  # foreign weights that may be there and are the embedding once more
 
     def spec(self, config: Config, place: str) -> Said:
