@@ -23,7 +23,6 @@ FAMILY = Family(
         for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     },
     also=(like.heads(None), like.window(None), lambda config: like.rope(config, 1e6)),
-    stacked=("gate", "w1", "w2", "w3"),
     back=lambda spec: {
         "sliding_window": spec.window or None,
         **like.written_heads(spec),

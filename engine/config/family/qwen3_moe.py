@@ -60,7 +60,7 @@ FAMILY = Family(
     also=(like.heads(None), like.biases(), _experts, like.window(4096, is_asked=True), like.rope),
     back=_written,
     fixed={"qk_norm": True},
-    stacked=("gate", "gate_proj", "up_proj", "down_proj"),
+    stacked=("gate_proj", "up_proj", "down_proj"),
     beside=(
         Idle("no block is named", ("mlp_only_layers",), ([], None)),
         Idle(TRAINING, ("output_router_logits", "router_aux_loss_coef")),
