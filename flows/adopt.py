@@ -6,6 +6,7 @@ atelier adopt source=checkpoints/Qwen3-0.6B name=qwen
 
 from atelier.engine.config.base import ModelName, Name
 from atelier.engine.config.error import ConfigError
+from atelier.engine.io import survey as surveys
 from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.adopt import adopt as adopt_model
 from atelier.tasks.adopt_adapter import adopt_adapter
@@ -22,3 +23,8 @@ def adopt(source: str, name: Name = "adopted", base: ModelName = "") -> None:
     else:
         model, _ = adopt_model(source, name)
     register({name: model}, {})
+
+
+def survey(source: str, name: Name = "adopted", base: ModelName = "") -> surveys.Survey:
+    """What `atelier plan adopt` says of the source before it plans."""
+    return surveys.survey_adapter(source) if base else surveys.survey(source)

@@ -2,6 +2,7 @@
 
 from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.io.foreign_folder import ABOUT, opened
 from atelier.engine.io.source_files import reading, total_bytes
 from atelier.engine.io.storage import is_local, join, read_object
 from atelier.infra.code.code_map import model_kinds
@@ -10,7 +11,6 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.existing_model import Existing
 from atelier.infra.store.source_contents import contents_of, identity_of
-from atelier.tasks.adopt import ABOUT, opened
 
 VERSION = 1
 PICKLE = "adapter_model.bin"

@@ -4,11 +4,12 @@ of the exported base (engine/config/families.py). Torch-free.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.config_keys import TYPE, Config
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Config, Family
+from atelier.engine.config.families import Family, family_of
 from atelier.engine.config.model.gpt import GPT
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -22,6 +23,7 @@ IDLE = (
     "peft_type", "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
 )  # fmt: skip
 READ = ("r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
+OFF: tuple[Json, ...] = (None, False, "", [], {})
 BESIDE_BASE = (True, False, None, "gaussian")  # ways to begin that leave the base as it is
 
 
@@ -36,25 +38,34 @@ def scaled(config: Config, place: str) -> Scaled:
     """Raises ConfigError for anything but plain LoRA. A key that is not known may be switched off: null,
     false or empty.
     """
+    if refused := refusals(config, place):
+        raise refused[0]
+    rank, alpha = cast(int, config["r"]), cast(float, config["lora_alpha"])
+    return Scaled(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def refusals(config: Config, place: str) -> list[ConfigError]:
+    """All that is refused of an adapter's config."""
+    merged, found = "merge it with peft", dict[str, tuple[str, str]]()
     if config.get("peft_type") != "LORA":
-        raise ConfigError(f"{place}: peft_type", f"{config.get('peft_type')!r} is not read", "LORA")
+        found["peft_type"] = (f"{config.get('peft_type')!r} is not read", "LORA")
     for name, value in config.items():
-        if name not in (*IDLE, *READ) and value not in (None, False, "", [], {}):
-            raise ConfigError(f"{place}: {name}", f"{value!r}: only plain LoRA is read", "merge it with peft")
-    if config.get("init_lora_weights") not in BESIDE_BASE:
-        raise ConfigError(
-            f"{place}: init_lora_weights",
-            f"{config['init_lora_weights']!r} changes the base, to which the adapter belongs then",
-            "merge it with peft",
-        )
+        if name not in (*IDLE, *READ) and value not in OFF:
+            found[name] = (f"{value!r}: only plain LoRA is read", merged)
+    begun = config.get("init_lora_weights")
+    if begun not in BESIDE_BASE:
+        problem = f"{begun!r} changes the base, to which the adapter belongs then"
+        found["init_lora_weights"] = (problem, merged)
     if config.get("bias", "none") != "none":
-        raise ConfigError(f"{place}: bias", f"{config['bias']!r}: biases are not read", "merge it with peft")
+        found["bias"] = (f"{config['bias']!r}: biases are not read", merged)
+    if not isinstance(config.get("use_rslora", False), bool | None):
+        found["use_rslora"] = (f"{config['use_rslora']!r} is neither true nor false", "true or false")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ConfigError(f"{place}: r", f"{rank!r} is no rank", "a whole number from 1 on")
+        found["r"] = (f"{rank!r} is no rank", "a whole number from 1 on")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise ConfigError(f"{place}: lora_alpha", f"{alpha!r} is no factor", "a number")
-    return Scaled(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+        found["lora_alpha"] = (f"{alpha!r} is no factor", "a number")
+    return [ConfigError(f"{place}: {name}", *each) for name, each in found.items()]
 
 
 def written(
@@ -103,3 +114,18 @@ def split(name: str) -> tuple[str, str]:
     if not leaf or not name.startswith(PREFIX):
         return "", ""
     return name.removeprefix(PREFIX).removesuffix(leaf), leaf
+
+
+def check_peft(family: str, weights: Iterable[str], place: str) -> None:
+    """Raise ConfigError for additions that peft would put elsewhere: modules with the names of experts'
+    matrices, which it keeps in one stack. It only warns of additions that find no place there.
+    """
+    modules = sorted({split(name)[0] for name in weights})
+    stacked = family_of({TYPE: family}, place).stacked
+    if wrong := [module for module in modules if module.rpartition(".")[2] in stacked]:
+        raise ConfigError(
+            place,
+            f"{wrong[0]} has an addition ({len(wrong)} such), and peft takes {', '.join(stacked)} of "
+            f"{family} for parts of experts, also where a block has none: it would read another model",
+            "export the tuned model, or tune attention alone: trainable.targets=[query,key,value,out]",
+        )

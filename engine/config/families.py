@@ -5,57 +5,35 @@ What a family does not understand is refused by its name, never dropped.
 """
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json, parse
+from atelier.engine.config.config_keys import ARCHITECTURES, TYPE, Asked, Config, Fields, Key, Reader, short
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.idle_keys import IDLE, NEVER, Idle, row_of
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 
 FOLDER = Path(__file__).parent / "family"
-ARCHITECTURES, TYPE = "architectures", "model_type"
-# keys of every config.json that say nothing of what the model computes
-IDLE = (
-    "_attn_implementation_autoset", "_name_or_path", "_num_labels", "attn_implementation", "bos_token_id",
-    "dtype", "eos_token_id", "finetuning_task", "id2label", "initializer_range", "label2id", "num_labels",
-    "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "problem_type", "return_dict",
-    "sep_token_id", "task_specific_params", "torch_dtype", "torchscript", "transformers_version",
-    "unk_token_id", "use_cache",
-)  # fmt: skip
-# keys that may be there with one value only, for every family
-NEUTRAL: dict[str, tuple[Json, ...]] = {
-    "add_cross_attention": (False,), "attention_dropout": (0, 0.0), "chunk_size_feed_forward": (0,),
-    "is_decoder": (False, True), "is_encoder_decoder": (False,), "pruned_heads": ({}, None),
-    "tie_encoder_decoder": (False,), "use_bfloat16": (False, True), "use_mrope": (False,),
-    "attention_bias": (False,), "mlp_bias": (False,),
-}  # fmt: skip
-REFUSED = {
-    "auto_map": ("names code of its own, which is never run", "a family of engine/config/family"),
-    "quantization_config": ("holds quantised weights", "the checkpoint before it was quantised"),
-}
-
 UNUSED = ".router.load"  # weights that only training reads
 
-Config = Mapping[str, Json]
-Fields = dict[str, Json]  # of the model
 Said = GPT | EncDec  # the kinds of model that families say
-Reader = Callable[[Config], tuple[Fields, set[str]]]  # the fields that some keys say, and these keys
 
 
-class Key(NamedTuple):
-    """A key of a config that one field says; `default`: what its absence means. `read` and `write` turn a
-    value into that of the field and back.
+class Reading(NamedTuple):
+    """What a config says: the model, None where something is refused; the keys that say it; those that change
+    nothing of it, with the reason; all that is refused.
     """
 
-    name: str
-    field: str
-    default: Json = None
-    read: Callable[[Json], Json] = lambda value: value
-    write: Callable[[Json], Json] = lambda value: value
+    spec: "Said | None"
+    read: list[str]
+    idle: dict[str, str]
+    refused: list[ConfigError]
 
 
 class Part(NamedTuple):
@@ -80,61 +58,85 @@ class Family:
     also: tuple[Reader, ...]
     back: Callable[..., dict[str, Json]]  # of a model of the family's kind
     fixed: Fields = field(default_factory=dict)  # what all its models have
-    neutral: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
-    idle: tuple[str, ...] = ()
+    beside: tuple[Idle, ...] = ()  # keys that change nothing here; they come before those of every family
     extra: tuple[str, ...] = ()  # patterns of weights that say nothing: buffers
     optional: str = ""  # what names of weights may begin with or not
     model: type[Said] = GPT
     renamed: Callable[[str, ModelSpec], str] = lambda ours, spec: ours  # before it is looked up in `weights`
+    version: Callable[[Config], int] = lambda config: (
+        1
+    )  # of what a config means here; raised for those that change
+    stacked: tuple[str, ...] = ()  # modules that peft takes for experts' in every block, also in one without
     copies: tuple[str, ...] = ()  # foreign weights that may be there and are the embedding once more
 
     def spec(self, config: Config, place: str) -> Said:
         """The model that a config describes. Raises ConfigError for the first key that is not understood,
         with its name and value.
         """
-        found, known = dict(self.fixed), {TYPE, ARCHITECTURES, *IDLE, *self.idle}
+        found = self.reading(config, place)
+        if found.spec is None:
+            raise found.refused[0]
+        return found.spec
+
+    def reading(self, config: Config, place: str) -> Reading:
+        """All that a config says, and all that is refused of it."""
+        asked, found, refused = Asked(config), dict(self.fixed), list[ConfigError]()
         for key in self.keys:
-            known.add(key.name)
-            value = config.get(key.name, key.default)
+            value = asked.get(key.name, key.default)
             if value is None and key.default is None:
-                raise ConfigError(f"{place}: {key.name}", "is missing", "the config as it was saved")
+                way_out = "the config as it was saved"
+                refused.append(ConfigError(f"{place}: {key.name}", "is missing", way_out))
+                continue
             try:
                 _put(found, key.field, key.read(value))
             except (KeyError, TypeError, ValueError):
-                raise ConfigError(f"{place}: {key.name}", f"{value!r} is not understood") from None
+                refused.append(ConfigError(f"{place}: {key.name}", f"{short(value)} is not understood"))
         for reader in self.also:
             try:
-                more, read = reader(config)
+                for name, value in reader(asked).items():
+                    _put(found, name, value)
             except ConfigError as error:
-                raise ConfigError(f"{place}: {error.place}", error.problem, error.way_out) from None
-            except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-                raise ConfigError(place, f"is not understood ({type(error).__name__}: {error})") from None
-            for name, value in more.items():
-                _put(found, name, value)
-            known |= read
-        self._check(config, known, place)
-        return parse(self.model, found, place)
+                refused.append(ConfigError(f"{place}: {error.place}", error.problem, error.way_out))
+        idle = self._beside(config, asked.asked, place, refused)
+        read = [name for name in config if name in asked.asked]
+        try:
+            return Reading(None if refused else parse(self.model, found, place), read, idle, refused)
+        except ConfigError as error:
+            return Reading(None, read, idle, [self._in_its_words(error, place)])
 
-    def _check(self, config: Config, known: set[str], place: str) -> None:
-        named = config.get(ARCHITECTURES)
+    def _beside(
+        self, config: Config, known: set[str], place: str, refused: list[ConfigError]
+    ) -> dict[str, str]:
+        """The keys that no field says: those that change nothing, with the reason; adds the others to
+        `refused`.
+        """
+        named, idle = config.get(ARCHITECTURES), dict[str, str]()
         if named not in (None, [], [self.architecture]):
-            raise ConfigError(
-                f"{place}: {ARCHITECTURES}", f"{named}, but only {self.architecture} is understood"
-            )
-        neutral = {**NEUTRAL, **self.neutral}
+            problem = f"{short(named)}, but only {self.architecture} is understood"
+            refused.append(ConfigError(f"{place}: {ARCHITECTURES}", problem))
         for name, value in config.items():
-            if name in REFUSED:
-                problem, way_out = REFUSED[name]
-                raise ConfigError(f"{place}: {name}", problem, way_out)
-            if name in neutral and name not in known and value not in neutral[name]:
-                raise ConfigError(
-                    f"{place}: {name}", f"{value!r} is not understood; it may be {neutral[name][0]!r}"
-                )
-            if name not in known and name not in neutral:
-                raise ConfigError(
-                    f"{place}: {name}",
-                    f"{_short(value)}: what {self.name} would compute with it is not known",
-                )
+            if name in known:
+                continue
+            row = row_of(name, (*self.beside, *IDLE))
+            if row is not None and row.takes(value):
+                idle[name] = row.why
+            elif name in NEVER:
+                refused.append(ConfigError(f"{place}: {name}", *NEVER[name]))
+            elif row is not None:
+                problem = f"{short(value)} is not understood; it may be {row.values[0]!r}"
+                refused.append(ConfigError(f"{place}: {name}", problem))
+            else:
+                problem = f"{short(value)}: what {self.name} would compute with it is not known"
+                refused.append(ConfigError(f"{place}: {name}", problem))
+        return idle
+
+    def _in_its_words(self, error: ConfigError, place: str) -> ConfigError:
+        """An error of the model's spec with the keys of the config in the place of its fields."""
+        names = SAID | {key.field: key.name for key in self.keys}
+        field = error.place.removeprefix(place).lstrip(".")
+        where = f"{place}: {names.get(field, field)}" if field else place
+        words = re.compile("|".join(rf"\b{re.escape(name)}\b(?=[ =]\d)" for name in names))
+        return ConfigError(where, words.sub(lambda one: names[one[0]], error.problem), error.way_out)
 
     def config(self, spec: Said) -> dict[str, Json]:
         """The config of a model. Raises ConfigError for one that the family cannot say."""
@@ -221,11 +223,11 @@ EXPERTS = {"experts", "experts_per_token", "num_experts"}
 PARTS = EXPERTS | {"base_width", "ffn", "max_positions", "mlp", "multipliers", "rope", "window_blocks"}
 
 
-def flag(value: Json) -> Json:
-    """A value that is true or false. Raises ValueError for others."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return value
+SAID = {  # fields that readers say: the key that a person looks for
+    "head_dim": "head_dim", "num_kv_heads": "num_key_value_heads", "rope": "rope_parameters",
+    "rope_theta": "rope_theta", "window": "sliding_window", "window_blocks": "layer_types",
+    "num_experts": "num_experts", "num_layers": "num_layers", "ffn": "n_inner",
+}  # fmt: skip
 
 
 def _put(fields: Fields, name: str, value: Json) -> None:
@@ -263,10 +265,6 @@ def _pattern(name: str) -> tuple[str, str]:
     return ".".join([parts[0], "{i}", *parts[2:]]), parts[1]
 
 
-def _short(value: Json) -> str:
-    return text if len(text := repr(value)) <= 40 else f"{text[:37]}..."
-
-
 def families() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")))
 
@@ -281,6 +279,15 @@ def family_of(config: Config, place: str) -> Family:
             f"{place}: {TYPE}", f"{name!r} is not known", f"{hint}known are {', '.join(families())}"
         )
     return cast(Family, importlib.import_module(f"atelier.engine.config.family.{name}").FAMILY)
+
+
+def reading_of(config: Config, place: str) -> Reading:
+    """All that a config says. Of a family that is not known all that is never read is refused too."""
+    try:
+        return family_of(config, place).reading(config, place)
+    except ConfigError as error:
+        never = [ConfigError(f"{place}: {name}", *NEVER[name]) for name in NEVER if config.get(name)]
+        return Reading(None, [], {}, [error, *never])
 
 
 def fitting(spec: Said) -> Iterator[Family]:

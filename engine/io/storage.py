@@ -140,6 +140,16 @@ def read_bytes(url: str, most: int = 0) -> bytes:
     return data
 
 
+def read_range(url: str, begin: int, end: int) -> bytes:
+    """These bytes of a file, fewer where it ends before. Raises DamageError as `read_bytes`."""
+    system, path = filesystem(url)
+    if isinstance(system, LocalFileSystem):
+        with open_regular(path) as file:
+            file.seek(begin)
+            return file.read(end - begin)
+    return remote.read_range(system, path, begin, end)
+
+
 def open_regular(path: str | Path) -> IO[bytes]:
     """Open a local file for reading. Raises DamageError for a non-regular file, which could block forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

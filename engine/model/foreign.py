@@ -3,17 +3,15 @@ turned, cut and joined as engine/config/families.py says. No number changes.
 """
 
 from collections.abc import Mapping
-from fnmatch import fnmatch
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from atelier.engine.config.error import DataError, nearest
+from atelier.engine.config.error import DataError
 from atelier.engine.config.families import UNUSED, Family, Part, Said
+from atelier.engine.config.foreign_weights import Stored, is_stack, matching
 from atelier.engine.model.weights import StoredWeights, Weight
-
-HEAD, EMBEDDING = "head.weight", "embed.weight"
 
 
 def adopted(stored: StoredWeights, family: Family, spec: Said, place: str) -> dict[str, Weight]:
@@ -22,57 +20,19 @@ def adopted(stored: StoredWeights, family: Family, spec: Said, place: str) -> di
     Raises DataError for a weight that is missing, is not understood, has another shape or type, is tied but
     stored twice with other numbers; and when it is gathered, for numbers that are none.
     """
-    shapes = stored.shapes()
-    bare = family.optional if not any(name.startswith(family.optional) for name in shapes) else ""
+    there = {name: Stored(entry.shape, entry.dtype) for name, entry in stored.entries().items()}
+    matched = matching(there, family, spec)
+    if matched.refused:
+        raise DataError(f"{place}: {matched.refused[0]}")
+    for name, other in matched.copies.items():
+        if not torch.equal(stored[name], stored[other]):
+            raise DataError(f"{place}: {name} is tied to {other} by config.json, and has other numbers")
     found: dict[str, Weight] = {}
-    used: set[str] = set()
     for ours, shape in spec.shapes().items():
-        part = family.foreign(ours, spec)
-        if part is None:
-            raise DataError(f"{place}: models of the family {family.name} have no {ours}")
-        part = part._replace(name=part.name.removeprefix(bare))
-        names = (
-            [part.name.replace("{e}", str(e)) for e in range(shape[0])] if _is_stack(part) else [part.name]
-        )
-        inner = shape[1:] if _is_stack(part) else shape
-        wanted = (inner[0] * part.count, *inner[1:])
-        wanted = wanted[::-1] if part.turned else wanted
-        for name in names:
-            if name not in shapes:
-                near = nearest(name, shapes)
-                raise DataError(f"{place}: {name} is missing" + (f"; there is {near}" if near else ""))
-            if shapes[name] != wanted:
-                raise DataError(f"{place}: {name} is {shapes[name]}, and by config.json {wanted}")
-            if not (dtype := stored.place(name).dtype).is_floating_point or dtype.itemsize < 2:
-                raise DataError(f"{place}: {name} is of type {dtype}; weights are float16, bfloat16 or wider")
-        used |= {*names}
-        dtype = stored.place(names[0]).dtype
-        found[ours] = Weight(shape, dtype, partial(_read, stored, names, part, place))
-    _check_rest(stored, family, spec, bare, used, place)
+        part, names = matched.found[ours]
+        read = partial(_read, stored, names, part, place)
+        found[ours] = Weight(shape, stored.place(names[0]).dtype, read)
     return found
-
-
-def _check_rest(
-    stored: StoredWeights, family: Family, spec: Said, bare: str, used: set[str], place: str
-) -> None:
-    """Refuse weights that nothing reads."""
-    tied = family.foreign(HEAD, spec) if spec.tied else None
-    copies = {*family.copies, *([tied.name] if tied is not None else [])}
-    for name in stored:
-        if name in used or any(fnmatch(name, one.removeprefix(bare)) for one in family.extra):
-            continue
-        embedding = family.foreign(EMBEDDING, spec)
-        if embedding is not None and name in {one.removeprefix(bare) for one in copies}:
-            if torch.equal(stored[name], stored[embedding.name.removeprefix(bare)]):
-                continue
-            raise DataError(
-                f"{place}: {name} is tied to {embedding.name} by config.json, and has other numbers"
-            )
-        raise DataError(f"{place}: {name}: what {family.name} would compute with it is not known")
-
-
-def _is_stack(part: Part) -> bool:
-    return "{e}" in part.name
 
 
 def _read(stored: StoredWeights, names: list[str], part: Part, place: str) -> Tensor:
@@ -84,7 +44,7 @@ def _read(stored: StoredWeights, names: list[str], part: Part, place: str) -> Te
             raise DataError(f"{place}: {name} has numbers that are none")
         whole = whole.T if part.turned and whole.dim() == 2 else whole
         pieces.append(whole.chunk(part.count)[part.part])
-    return torch.stack(pieces) if _is_stack(part) else pieces[0].contiguous()
+    return torch.stack(pieces) if is_stack(part) else pieces[0].contiguous()
 
 
 def exported(weights: Mapping[str, Weight], family: Family, spec: Said) -> dict[str, Weight]:
@@ -96,7 +56,7 @@ def exported(weights: Mapping[str, Weight], family: Family, spec: Said) -> dict[
         part = family.foreign(ours, spec)
         if part is None:
             raise DataError(f"models of the family {family.name} have no {ours}")
-        for e in range(shape[0]) if _is_stack(part) else (-1,):
+        for e in range(shape[0]) if is_stack(part) else (-1,):
             parts.setdefault(part.name.replace("{e}", str(e)), {})[part.part] = (part, ours, e)
     found: dict[str, Weight] = {}
     for name, mine in parts.items():

@@ -142,8 +142,11 @@ class StoredWeights(Mapping[str, Tensor]):
     def names_in(self, path: Path) -> list[str]:
         return list(self._files[path])
 
+    def entries(self) -> dict[str, TensorEntry]:
+        return {name: place.entry for name, (_, place) in self._places.items()}
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: place.entry.shape for name, (_, place) in self._places.items()}
+        return {name: entry.shape for name, entry in self.entries().items()}
 
     def place(self, name: str) -> StoredPlace:
         """Where a weight lies."""

@@ -19,6 +19,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.storage import is_local, join, local_path, names, put_file, put_parts, remove
+from atelier.engine.io.weight_headers import header
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.launch.supervisor import rank_env
 from atelier.infra.report.lineage import Index
@@ -129,6 +130,10 @@ def _copy_adapter(record: Record, store: Store, url: str) -> Exported:
     source, done = open_input(store.address("adapter", record.fingerprint)), list[str]()
     text = card(record, store, "peft").encode()
     with tempfile.TemporaryDirectory(prefix="atelier-export-") as scratch:
+        if "rank" in record.summary:  # no soft prompt
+            weights = header(str(source.file(adapters.WEIGHTS, Path(scratch))))
+            family = str(record.summary["family"])
+            adapters.check_peft(family, (each.name for each in weights), "export")
         try:
             done.append(CARD)
             put_parts(join(url, CARD), [text])

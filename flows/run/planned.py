@@ -3,8 +3,9 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
+from atelier.engine.io.survey import SurveyRow
 from atelier.engine.plan.estimate import EstimateRow
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.catalog import check_flow
@@ -13,6 +14,7 @@ from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.measured import MeasuredRow, measured
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
 from atelier.flows.run.plan import Plan, PlanDocument, PlanRow, PlanTotals, make_plan
+from atelier.flows.run.registry import survey
 from atelier.infra.store.store import Store
 
 
@@ -41,9 +43,12 @@ class TaskLayouts(TypedDict):
 
 
 class PlannedDocument(PlanDocument):
-    """A plan and what was measured, as `atelier plan --json` prints them."""
+    """A plan and what was measured, as `atelier plan --json` prints them; `source`: of a flow that takes a
+    model from outside, what of it comes in.
+    """
 
     measured: list[MeasuredRow]
+    source: NotRequired[list[SurveyRow]]
 
 
 class SearchedDocument(PlannedDocument):
@@ -62,6 +67,7 @@ class PlanResult:
     plan: Plan
     measured: list[MeasuredRow]
     search: list[TaskLayouts] | None = None
+    source: list[SurveyRow] | None = None
 
     @property
     def flow(self) -> str:
@@ -88,6 +94,8 @@ class PlanResult:
     def document(self) -> PlannedDocument | SearchedDocument:
         """What `atelier plan --json` prints."""
         found: PlannedDocument = {**self.plan.document(), "measured": self.measured}
+        if self.source is not None:
+            found["source"] = self.source
         if self.search is None:
             return found
         searched: SearchedDocument = {**found, "search": self.search}
@@ -100,9 +108,12 @@ def planned(flow: str, overrides: Sequence[str], store: Store, *, search: bool =
     """
     check_flow(flow, "atelier plan")
     frozen = compose(flow, list(overrides))
+    surveyed = of_source(**frozen.call()) if (of_source := survey(flow)) else None
+    if surveyed is not None and surveyed.refused:
+        return PlanResult(Plan(flow, [], [], surveyed.refused), [], source=surveyed.rows)
     plan = _over_sites(frozen, store) if frozen.sites.names else make_plan(frozen, store)
     found = search_layouts(plan, frozen) if search else None
-    return PlanResult(plan, measured(plan, store), found)
+    return PlanResult(plan, measured(plan, store), found, surveyed and surveyed.rows)
 
 
 def _over_sites(frozen: Frozen, store: Store) -> Plan:

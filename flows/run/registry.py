@@ -11,6 +11,7 @@ from pydantic import create_model
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.link import OF_ROLES, OF_ROWS
+from atelier.engine.io.survey import Survey
 
 # keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
 _OF_LABELS = ("score.max_examples", "score.shots")
@@ -52,6 +53,12 @@ def is_idle(flow: str, key: str) -> bool:
 def body(name: str) -> Callable[..., None]:
     """The plain function that is the DAG of flow `name`."""
     return getattr(importlib.import_module(f"atelier.flows.{name}"), name)
+
+
+@cache
+def survey(name: str) -> Callable[..., Survey] | None:
+    """The function `survey` of a flow's file, if it has one: what of a source from outside comes in."""
+    return getattr(importlib.import_module(f"atelier.flows.{name}"), "survey", None)
 
 
 @cache

@@ -1,11 +1,13 @@
 """What families after Llama have in common: keys, rotary positions, windows, names of weights."""
 
 import math
+from collections.abc import Mapping
 from typing import cast
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.config_keys import Config, Fields, Key, Reader, flag, given, number
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Config, Fields, Key, Part, Reader, flag
+from atelier.engine.config.families import Part
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.rope import USES
 
@@ -43,24 +45,22 @@ def keys(eps: float, positions: int) -> tuple[Key, ...]:
     )
 
 
-def some(number: Json) -> Json:
-    """Of experts: a family that has them has one or more. Raises ConfigError for none."""
-    if not number:
-        raise ConfigError("experts", f"{number!r}, but the family has them", "the family without experts")
-    return number
+def some(value: Json) -> Json:
+    """Of experts: a family that has them has one or more. Raises ValueError for none."""
+    if not number(value):
+        raise ValueError("the family has experts")
+    return value
 
 
 def heads(default: int | None) -> Reader:
     """`default`: the width of heads where it is not given; None = the model's shared out among them."""
 
-    def read(config: Config) -> tuple[Fields, set[str]]:
-        kv = config.get("num_key_value_heads")
-        width = config.get("head_dim", default)
-        found: Fields = {
+    def read(config: Config) -> Fields:
+        kv, width = given(config, "num_key_value_heads"), given(config, "head_dim", default)
+        return {
             "num_kv_heads": "auto" if kv is None else kv,
             "head_dim": "auto" if width is None else width,
         }
-        return found, {"num_key_value_heads", "head_dim"}
 
     return read
 
@@ -69,27 +69,32 @@ def written_heads(spec: GPT) -> dict[str, Json]:
     return {"num_key_value_heads": spec.kv_heads, "head_dim": spec.head_width}
 
 
-def rope(config: Config, theta: float = 10000.0) -> tuple[Fields, set[str]]:
+def rope(config: Config, theta: float = 10000.0) -> Fields:
     """Rotary positions in transformers' newer spelling (rope_parameters) or the older one (rope_theta and
     rope_scaling); where there are both they have to say the same.
     """
-    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+    base = given(config, "rope_theta", theta)
+    if given(config, "partial_rotary_factor") not in (None, 1):
+        raise ConfigError("partial_rotary_factor", "is not 1: only some of a head's dims would turn")
+    newer, older = (given(config, name, None, _section) for name in ("rope_parameters", "rope_scaling"))
     found: list[Fields] = []
     if newer is not None:
-        given = {"rope_theta": config.get("rope_theta", theta), **cast(Config, newer)}
-        found.append(_rope(config, given, theta))
+        found.append(_rope(config, {"rope_theta": base, **cast(Config, newer)}, "rope_parameters"))
     if older is not None or newer is None:
-        found.append(
-            _rope(config, {"rope_theta": config.get("rope_theta", theta), **cast(Config, older or {})}, theta)
-        )
+        found.append(_rope(config, {"rope_theta": base, **cast(Config, older or {})}, "rope_scaling"))
     if found[0] != found[-1]:
         raise ConfigError("rope_scaling", f"{older!r} is not what rope_parameters say: {newer!r}")
-    return found[0], {"rope_parameters", "rope_scaling", "rope_theta"}
+    return found[0]
 
 
-def _rope(config: Config, given: Fields, theta: float) -> Fields:
-    place = "rope_parameters"
-    base = given.pop("rope_theta", theta)
+def _section(value: Json) -> Json:
+    if not isinstance(value, Mapping):
+        raise ValueError("is no section")
+    return value
+
+
+def _rope(config: Config, given: Fields, place: str) -> Fields:
+    base = given.pop("rope_theta")
     kind = str(given.pop("rope_type", given.pop("type", "default")))
     given.pop("type", None)
     kind = "plain" if kind == "default" else kind
@@ -98,30 +103,45 @@ def _rope(config: Config, given: Fields, theta: float) -> Fields:
     if given.get("partial_rotary_factor", 1.0) in (1, 1.0):
         given.pop("partial_rotary_factor", None)
     if kind == "yarn":
-        given.setdefault(ROPE["original"], config.get("max_position_embeddings"))
-        if given.get("truncate", True) is True:
-            given.pop("truncate", None)
-        mine, all_dim = given.pop("mscale", None), given.pop("mscale_all_dim", None)
-        if given.get(ROPE["attention"]) is None and mine and all_dim:
-            factor = float(cast(float, given["factor"]))
-            given[ROPE["attention"]] = _scale(factor, float(cast(float, mine))) / _scale(
-                factor, float(cast(float, all_dim))
-            )
+        _yarn(config, given, place)
     for ours in USES[kind]:
         if ours not in OPTIONAL and given.get(ROPE[ours]) is None:
             raise ConfigError(f"{place}.{ROPE[ours]}", f"is missing, and {kind} needs it")
-    if given.get(ROPE["attention"], 1) == 0:
-        raise ConfigError(f"{place}.{ROPE['attention']}", "0 is not understood", "leave it out")
     made: Fields = {"kind": kind}
     for ours, theirs in ROPE.items():
         value = given.pop(theirs, None)
         if ours in USES[kind] and value is not None:
-            made[ours] = value
+            made[ours] = _positive(value, f"{place}.{theirs}")
         elif value is not None and not (kind == "plain" or ours == "original"):
             given[theirs] = value
     for name, value in given.items():
         raise ConfigError(f"{place}.{name}", f"{value!r}: what {kind} would do with it is not known")
-    return {"rope_theta": base, "rope": made}
+    return {"rope_theta": _positive(base, f"{place}.rope_theta"), "rope": made}
+
+
+def _positive(value: Json, place: str) -> Json:
+    """Raises ConfigError for what is no number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(place, f"{value!r} is not understood", "a number above 0, or leave it out")
+    return value
+
+
+def _yarn(config: Config, given: Fields, place: str) -> None:
+    """Fill in what yarn takes from elsewhere."""
+    given.setdefault(ROPE["original"], config.get("max_position_embeddings"))
+    if given.get("truncate", True) is True:
+        given.pop("truncate", None)
+    mine, all_dim = given.pop("mscale", None), given.pop("mscale_all_dim", None)
+    if given.get(ROPE["attention"]) is None and mine and all_dim:
+        factor, mine, all_dim = (
+            float(cast(float, _positive(value, f"{place}.{name}")))
+            for name, value in (
+                ("factor", given.get("factor")),
+                ("mscale", mine),
+                ("mscale_all_dim", all_dim),
+            )
+        )
+        given[ROPE["attention"]] = _scale(factor, mine) / _scale(factor, all_dim)
 
 
 def _scale(factor: float, mscale: float) -> float:
@@ -147,41 +167,57 @@ def written_rope(spec: GPT) -> dict[str, Json]:
 def biases(*, default: bool = False, mlp: bool = False) -> Reader:
     """`attention_bias` of queries, keys, values and outputs; `mlp_bias` where a family has it."""
 
-    def read(config: Config) -> tuple[Fields, set[str]]:
-        found = ["qkv", "out"] if config.get("attention_bias", default) else []
-        found += ["mlp"] if mlp and config.get("mlp_bias", False) else []
-        return {"bias": cast(Json, found)}, {"attention_bias", *(["mlp_bias"] if mlp else [])}
+    def read(config: Config) -> Fields:
+        found = ["qkv", "out"] if given(config, "attention_bias", default, flag) else []
+        found += ["mlp"] if mlp and given(config, "mlp_bias", False, flag) else []
+        return {"bias": cast(Json, found)}
 
     return read
 
 
-def window(default: int | None) -> Reader:
-    """`sliding_window` of all blocks."""
+def window(default: int | None, *, is_asked: bool = False) -> Reader:
+    """`sliding_window` of all blocks; `is_asked`: where use_sliding_window says so. `layer_types` may say the
+    same.
+    """
 
-    def read(config: Config) -> tuple[Fields, set[str]]:
-        return {"window": config.get("sliding_window", default) or 0}, {"sliding_window"}
+    def read(config: Config) -> Fields:
+        is_used = given(config, "use_sliding_window", False, flag) if is_asked else True
+        width = config.get("sliding_window", default)
+        width = number(width) if width is not None and is_used else None
+        kinds, wanted = config.get("layer_types"), FULL if width is None else SLIDING
+        if kinds is not None and (not isinstance(kinds, list) or {*map(str, kinds)} != {wanted}):
+            raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{wanted} of all blocks")
+        return {"window": width or 0}
 
     return read
 
 
-def some_windows(config: Config) -> tuple[Fields, set[str]]:
+def no_window(config: Config) -> Fields:
+    """A family without windows, whose config may say that there is none."""
+    if config.get("sliding_window") is not None:
+        raise ConfigError("sliding_window", "is given, and the family has no windows", "the family mistral")
+    given(config, "use_sliding_window", False, flag)
+    return window(None)(config)
+
+
+def some_windows(config: Config) -> Fields:
     """`sliding_window` of the blocks that layer_types or max_window_layers say, as Qwen has it."""
-    names = {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
-    number = int(cast(int, config.get("num_hidden_layers", 0)))
-    width = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
-    first = int(cast(int, config.get("max_window_layers", 28)))
-    usual = [SLIDING if width is not None and n >= first else FULL for n in range(number)]
+    count = int(cast(int, given(config, "num_hidden_layers", 0)))
+    first, width = given(config, "max_window_layers", 28), config.get("sliding_window", 4096)
+    if not given(config, "use_sliding_window", False, flag):
+        width = None
+    usual = [SLIDING if width is not None and n >= cast(int, first) else FULL for n in range(count)]
     kinds = cast(list[str], config.get("layer_types") or usual)
-    if len(kinds) != number or not set(kinds) <= {FULL, SLIDING}:
-        raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{number} of {FULL} and {SLIDING}")
+    if not isinstance(kinds, list) or len(kinds) != count or not {*map(str, kinds)} <= {FULL, SLIDING}:
+        raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{count} of {FULL} and {SLIDING}")
     blocks = [n for n, kind in enumerate(kinds) if kind == SLIDING]
-    if not blocks or width is None:
-        if blocks:
-            raise ConfigError(
-                "layer_types", f"names {SLIDING}, but use_sliding_window is not true or sliding_window empty"
-            )
-        return {}, names
-    return {"window": width, "window_blocks": "all" if len(blocks) == number else cast(Json, blocks)}, names
+    if blocks and width is None:
+        raise ConfigError(
+            "layer_types", f"names {SLIDING}, but use_sliding_window is not true or sliding_window empty"
+        )
+    if not blocks:
+        return {}
+    return {"window": width, "window_blocks": "all" if len(blocks) == count else cast(Json, blocks)}
 
 
 def written_windows(spec: GPT) -> dict[str, Json]:

@@ -5,7 +5,9 @@ values in one.
 from typing import cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.families import Config, Family, Fields, Key, Part, flag
+from atelier.engine.config.config_keys import Config, Fields, Key, flag, given
+from atelier.engine.config.families import Family, Part
+from atelier.engine.config.idle_keys import LENGTH, OFF, SPEED, TRAINING, Idle
 from atelier.engine.config.model.gpt import GPT
 
 ACTIVATIONS = {
@@ -16,9 +18,9 @@ WRITTEN = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu", "silu": "si
 BLOCK = "transformer.h.{i}."
 
 
-def _width(config: Config) -> tuple[Fields, set[str]]:
-    inner = config.get("n_inner")
-    return {"ffn": 4 * int(cast(int, config.get("n_embd", 768))) if inner is None else inner}, {"n_inner"}
+def _width(config: Config) -> Fields:
+    inner = given(config, "n_inner")
+    return {"ffn": 4 * int(cast(int, given(config, "n_embd", 768))) if inner is None else inner}
 
 
 def _written(spec: GPT) -> dict[str, Json]:
@@ -77,17 +79,13 @@ FAMILY = Family(
     also=(_width,),
     back=_written,
     fixed={"bias": ["qkv", "out", "mlp"], "norm": "layer", "positions": "learned"},
-    neutral={
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False, True),
-        "attn_pdrop": (0.1, 0.0, 0),
-        "embd_pdrop": (0.1, 0.0, 0),
-    },
-    idle=(
-        "n_ctx", "resid_pdrop", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
-        "summary_type", "summary_use_proj", "gradient_checkpointing", "n_special",
-        "predict_special_tokens",
+    beside=(
+        Idle("it is as usual", ("scale_attn_weights",), (True,)),
+        Idle(OFF, ("scale_attn_by_inverse_layer_idx",), (False,)),
+        Idle(SPEED, ("reorder_and_upcast_attn",)),
+        Idle(TRAINING, ("attn_pdrop", "embd_pdrop", "resid_pdrop")),
+        Idle(LENGTH, ("n_ctx",)),
+        Idle("of heads for classes and choices", ("summary_*", "n_special", "predict_special_tokens")),
     ),
     optional="transformer.",
     extra=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),

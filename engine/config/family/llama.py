@@ -2,13 +2,14 @@
 
 from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
+from atelier.engine.config.idle_keys import SPEED, Idle
 
 FAMILY = Family(
     name="llama",
     architecture="LlamaForCausalLM",
     keys=like.keys(1e-6, 2048),
     weights=like.weights(),
-    also=(like.heads(None), like.biases(mlp=True), like.rope),
+    also=(like.heads(None), like.biases(mlp=True), like.no_window, like.rope),
     back=lambda spec: {
         "attention_bias": "qkv" in spec.bias,
         "mlp_bias": "mlp" in spec.bias,
@@ -16,6 +17,6 @@ FAMILY = Family(
         **like.written_heads(spec),
         **like.written_rope(spec),
     },
-    neutral={"pretraining_tp": (1,)},
+    beside=(Idle(SPEED, ("pretraining_tp",)),),
     extra=like.EXTRA,
 )

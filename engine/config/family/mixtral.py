@@ -1,7 +1,9 @@
 """Mixtral (2401.04088): Mistral with experts."""
 
-from atelier.engine.config.families import Family, Key, Part
+from atelier.engine.config.config_keys import Key
+from atelier.engine.config.families import Family, Part
 from atelier.engine.config.family import _llama as like
+from atelier.engine.config.idle_keys import TRAINING, Idle
 
 MIXTURE = "model.layers.{i}.block_sparse_moe"
 
@@ -26,7 +28,6 @@ FAMILY = Family(
         **like.written_heads(spec),
         **like.written_rope(spec),
     },
-    neutral={"router_jitter_noise": (0.0, 0)},
-    idle=("output_router_logits", "router_aux_loss_coef"),
+    beside=(Idle(TRAINING, ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")),),
     extra=like.EXTRA,
 )

@@ -1,26 +1,25 @@
 """Qwen 3 (2505.09388) with experts."""
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.config_keys import Config, Fields, Key, flag, given
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Config, Family, Fields, Key, Part
+from atelier.engine.config.families import Family, Part
 from atelier.engine.config.family import _llama as like
+from atelier.engine.config.idle_keys import TRAINING, Idle
 from atelier.engine.config.model.gpt import GPT
 
 EXPERTS = "model.layers.{i}.mlp.experts.{e}"
 
 
-def _experts(config: Config) -> tuple[Fields, set[str]]:
+def _experts(config: Config) -> Fields:
     """The number of experts has two names."""
-    newer, older = (config.get(name) for name in ("num_local_experts", "num_experts"))
+    newer, older = (given(config, name) for name in ("num_local_experts", "num_experts"))
     if newer is not None and older is not None and newer != older:
         raise ConfigError("num_local_experts", f"{newer!r}, but num_experts is {older!r}")
-    number = newer if newer is not None else 128 if older is None else older
-    return {"num_experts": like.some(number)}, {"num_experts", "num_local_experts"}
-
-
-def _window(config: Config) -> tuple[Fields, set[str]]:
-    width = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
-    return {"window": width or 0}, {"use_sliding_window", "sliding_window"}
+    found = newer if newer is not None else 128 if older is None else older
+    if not found:
+        raise ConfigError("num_experts", "0, but the family has experts", "the family qwen3")
+    return {"num_experts": found}
 
 
 def _written(spec: GPT) -> dict[str, Json]:
@@ -48,7 +47,7 @@ FAMILY = Family(
             "norm_topk_prob",
             "experts.combine",
             False,
-            lambda is_normed: "softmax_chosen" if is_normed else "softmax_all",
+            lambda is_normed: "softmax_chosen" if flag(is_normed) else "softmax_all",
             lambda combine: combine == "softmax_chosen",
         ),
     ),
@@ -58,10 +57,14 @@ FAMILY = Family(
         f"blocks.{{i}}.mlp.experts.{name}": Part(f"{EXPERTS}.{name}_proj.weight")
         for name in ("gate", "up", "down")
     },
-    also=(like.heads(None), like.biases(), _experts, _window, like.rope),
+    also=(like.heads(None), like.biases(), _experts, like.window(4096, is_asked=True), like.rope),
     back=_written,
     fixed={"qk_norm": True},
-    neutral={"mlp_only_layers": ([], None)},
-    idle=("output_router_logits", "router_aux_loss_coef", "max_window_layers"),
+    stacked=("gate_proj", "up_proj", "down_proj"),
+    beside=(
+        Idle("no block is named", ("mlp_only_layers",), ([], None)),
+        Idle(TRAINING, ("output_router_logits", "router_aux_loss_coef")),
+        Idle("all blocks have the window, or none", ("max_window_layers",)),
+    ),
     extra=like.EXTRA,
 )

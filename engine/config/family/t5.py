@@ -5,42 +5,77 @@ reads; transformers 5 says so by `scale_decoder_outputs` and leaves tie_word_emb
 from typing import cast
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.config_keys import Config, Fields, Key, flag, given
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Config, Family, Fields, Key, Part, flag
+from atelier.engine.config.families import Family, Part
+from atelier.engine.config.idle_keys import OFF, TRAINING, Idle
 from atelier.engine.config.model.encdec import SIDES, EncDec
 from atelier.engine.config.registry import ModelSpec
 
-MLPS = {
-    "gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-relu": "reglu", "gated-silu": "swiglu",
-    "relu": "relu", "gelu": "gelu_exact", "gelu_new": "gelu", "silu": "silu",
+GATED = {
+    "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu", "gelu": "geglu_exact", "relu": "reglu",
+    "silu": "swiglu", "swish": "swiglu",
 }  # fmt: skip
-WRITTEN = {kind: name for name, kind in reversed(MLPS.items())}
+PLAIN = {
+    "relu": "relu", "gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "silu": "silu",
+    "swish": "silu",
+}  # fmt: skip
+PROJECTION = "feed_forward_proj"
 
 
-def _said(config: Config) -> tuple[Fields, set[str]]:
-    layers = config.get("num_decoder_layers")
+def _mlp(config: Config) -> Fields:
+    """`feed_forward_proj`: an activation, or gated- and one. What dense_act_fn and is_gated_act say beside it
+    comes first.
+    """
+    word = str(given(config, PROJECTION, "relu", str))
+    gate, _, name = word.rpartition("-")
+    if gate not in ("", "gated") or name not in PLAIN:
+        raise ConfigError(PROJECTION, f"{word!r} is not understood")
+    act = str(given(config, "dense_act_fn", "gelu_new" if word == "gated-gelu" else name, str))
+    if act not in PLAIN:
+        raise ConfigError("dense_act_fn", f"{act!r} is not understood")
+    return {"mlp": (GATED if given(config, "is_gated_act", bool(gate), flag) else PLAIN)[act]}
+
+
+def _version(config: Config) -> int:
+    """2 where something else than feed_forward_proj says the activation: in version 1 it was not read."""
+    alone = {name: value for name, value in config.items() if name not in ("dense_act_fn", "is_gated_act")}
+    return 1 if _mlp(config) == _mlp(alone) else 2
+
+
+def _written_mlp(spec: EncDec) -> dict[str, Json]:
+    known = GATED if spec.has_gate else PLAIN
+    act = next((name for name, kind in known.items() if kind == spec.mlp), "")
+    if not act:
+        raise ConfigError("--family", f"t5 cannot say mlp {spec.mlp}", "another family, or another model")
+    name = "gelu" if act == "gelu_new" and spec.has_gate else act
+    return {
+        PROJECTION: f"gated-{name}" if spec.has_gate else act,
+        "is_gated_act": spec.has_gate,
+        "dense_act_fn": act,
+    }
+
+
+def _said(config: Config) -> Fields:
+    layers, both = given(config, "num_decoder_layers"), given(config, "num_layers", 6)
     start, pad = config.get("decoder_start_token_id"), config.get("pad_token_id", 0)
     if start is not None and start != pad:
         raise ConfigError("decoder_start_token_id", f"is {start}, and the decoder begins with padding, {pad}")
-    tied = flag(config.get("tie_word_embeddings", True))
-    scaled = flag(config.get("scale_decoder_outputs", tied))
+    tied = given(config, "tie_word_embeddings", True, flag)
+    scaled = given(config, "scale_decoder_outputs", tied, flag)
     if scaled and not tied:
         raise ConfigError("scale_decoder_outputs", "is true, but the head is one of its own")
-    fields: Fields = {"tied": scaled, "num_layers": config.get("num_layers", 6) if layers is None else layers}
-    names = {"num_decoder_layers", "decoder_start_token_id", "tie_word_embeddings", "scale_decoder_outputs"}
-    return fields, names
+    return {"tied": scaled, "num_layers": both if layers is None else layers}
 
 
 def _written(spec: ModelSpec) -> dict[str, Json]:
     assert isinstance(spec, EncDec)
-    name = WRITTEN.get(spec.mlp, "")
     return {
         "num_decoder_layers": spec.num_layers,
         "tie_word_embeddings": spec.tied,
         "scale_decoder_outputs": spec.tied,
         "is_encoder_decoder": True,
-        "is_gated_act": spec.has_gate,
-        "dense_act_fn": "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-"),
+        **_written_mlp(spec),
         "dropout_rate": spec.dropout,
         "initializer_factor": spec.init_std,
     }
@@ -97,21 +132,16 @@ FAMILY = Family(
         Key("relative_attention_num_buckets", "buckets", 32),
         Key("relative_attention_max_distance", "max_distance", 128),
         Key("layer_norm_epsilon", "norm_eps", 1e-6),
-        Key(
-            "feed_forward_proj",
-            "mlp",
-            "relu",
-            lambda name: MLPS[str(name)],
-            lambda kind: WRITTEN.get(str(kind), ""),
-        ),
     ),
     weights=_weights(),
-    also=(_said,),
+    also=(_said, _mlp),
+    version=_version,
     back=_written,
-    neutral={"is_encoder_decoder": (True,), "is_decoder": (False,)},
-    idle=(
-        "classifier_dropout", "dense_act_fn", "dropout_rate", "gradient_checkpointing", "initializer_factor",
-        "is_gated_act", "n_positions",
+    beside=(
+        Idle("the encoder and the decoder are there", ("is_encoder_decoder",), (True,)),
+        Idle(OFF, ("is_decoder",), (False,)),
+        Idle(TRAINING, ("classifier_dropout", "dropout_rate", "initializer_factor")),
+        Idle("positions are distances, of any length", ("n_positions",)),
     ),
     renamed=_renamed,
     copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),

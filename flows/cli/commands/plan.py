@@ -40,7 +40,12 @@ def run(options: Namespace) -> int:
     if options.json:
         print(json.dumps(found.document(), indent=1))
     else:
-        _show(found.plan, found.totals)
+        if found.source is not None:
+            rows = [(row["what"], row["state"], row["why"]) for row in found.source]
+            print_table(("of the source", "", "what, or why"), rows, flexible="what, or why")
+            print()
+        if found.plan.nodes or found.source is None:
+            _show(found.plan, found.totals)
         _show_measured(found.measured)
         for task in found.search or ():
             _show_layouts(task)

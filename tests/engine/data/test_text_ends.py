@@ -12,7 +12,7 @@ from atelier.engine.config.data import Tokenizer as Tokens
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.learn_tokenizer import text_ends
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.tasks.adopt import texts_of
+from atelier.engine.io.foreign_folder import texts_of
 
 transformers = pytest.importorskip("transformers")
 

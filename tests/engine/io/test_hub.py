@@ -15,8 +15,11 @@ from atelier.engine.config.data import Labels, Source
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.io import hub as addresses
 from atelier.engine.io.source_files import content_id, files_of
+from atelier.engine.io.survey import survey
+from atelier.engine.io.tensorfile import head
 from atelier.infra.store.source_contents import identity_of
 from tests.engine.data.conftest import Workshop
+from tests.engine.io.test_survey import entries
 from tests.hub import LARGE, Hub, serving
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is missing: it is of the extra hf")
@@ -183,3 +186,19 @@ def test_without_the_package_the_way_out_names_the_extra(monkeypatch: pytest.Mon
 def test_other_addresses_stay_as_they_are() -> None:
     for url in ("s3://bucket/x@y", "/a/b@c", "zip://x.txt::hf://datasets/a/b/c.zip", "texts/*.txt"):
         assert addresses.pinned(url, "data.source") == addresses.without_commit(url) == url
+
+
+def test_of_weights_on_the_hub_the_headers_alone_are_sent(hub: Hub) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "vocab_size": 4000, "tie_word_embeddings": True, "mlp_gate": 1,
+    }  # fmt: skip
+    weights = entries({name: value for name, value in config.items() if name != "mlp_gate"})
+    data = head(weights) + bytes(sum(each.num_bytes for each in weights))
+    files = {"config.json": json.dumps(config).encode(), "tokenizer.json": b"{}", "model.safetensors": data}
+    hub.commit("models/port/guest", files)
+    hub.sent = 0
+    assert survey("hf://port/guest").refused == [
+        "config.json: mlp_gate: 1: what llama would compute with it is not known"
+    ]
+    assert hub.sent < len(head(weights)) + 2000 < len(data) / 100

@@ -20,6 +20,7 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.inference.generator import read_generator
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
+from atelier.flows.cli.main import run
 from atelier.flows.run import disk_fit
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
@@ -334,3 +335,22 @@ def test_an_export_asks_for_room_and_leaves_nothing(
     with pytest.raises(ConfigError, match="and its disk has 1e-09 free"):
         exporting.export(run)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_lists_all_that_is_refused_of_a_source_and_makes_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path / "store"))
+    assert run(["plan", "adopt", f"source={folder}"]) == 0
+    out, err = capsys.readouterr()
+    assert "config.json: use_sliding_window" in out and "3 to make" in out and not err
+    say(folder, gate_scale=2, rope_interleaved=True, neftune_noise_alpha=5, quantization_config={"bits": 4})
+    assert run(["plan", "adopt", f"source={folder}"]) == 2
+    out, err = capsys.readouterr()
+    assert [line.removeprefix("plan: config.json: ") for line in err.splitlines()] == [
+        "gate_scale: 2: what qwen2 would compute with it is not known",
+        "rope_interleaved: True is not understood; it may be False",
+        "quantization_config: holds quantised weights; the checkpoint before it was quantised",
+    ]
+    assert "5: only training reads it" in out and "to make" not in out
+    assert not (tmp_path / "store").exists()
