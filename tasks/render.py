@@ -11,7 +11,7 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.source_contents import contents_of, identity_of
 
-VERSION = 1
+VERSION = 2  # where an answer ends is not searched for in its header
 
 
 def render(

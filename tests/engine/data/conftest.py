@@ -18,6 +18,7 @@ class Workshop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.count = 0
+        self.stream = io.StringIO()
 
     def run(self, task, config, inputs, output):
         self.count += 1
@@ -31,8 +32,14 @@ class Workshop:
             outputs={output: str(target)},
             scratch=str(self.folder / "scratch"),
         )
-        prepare(run, io.StringIO())
+        self.stream = io.StringIO()
+        prepare(run, self.stream)
         return self.publish(target, output)
+
+    def printed(self) -> str:
+        """The warnings of the last run."""
+        told = map(json.loads, self.stream.getvalue().splitlines())
+        return "\n".join(line["warning"] for line in told if "warning" in line)
 
     def publish(self, target: Path, kind: str) -> ArtifactInput:
         body = json.loads((target / "body.json").read_text())
