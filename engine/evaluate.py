@@ -45,7 +45,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.soft_prompt import SoftPrompt
-from atelier.engine.data.examples import Examples
+from atelier.engine.data.examples import UNCUT, Examples
 from atelier.engine.data.ngram import Trigram, gzip_bits, shuffled, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import TOKENIZER, Vocabulary
@@ -69,7 +69,6 @@ from atelier.engine.tier.ring import read_model_within, ring_of
 SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
 EXAMPLES_SEED = 0  # every model of every run gets the same test examples
-UNCUT = 1 << 30
 TRIGRAM_FROM = 16  # 2^16 tokens of training text are the fewest that it learns from
 TRIGRAM_TOKENS = 20_000_000  # of training text that the trigram learns from: its tables are in memory
 
@@ -87,11 +86,13 @@ class Exam:
     heads: HeadExam | None
 
     def asked(self, target: Target, spec: ModelSpec | None = None) -> Examples | None:
-        """The examples of a target, with the soft prompt of its model."""
+        """The examples of a target, as its model reads them."""
         if not target.labels:
             return None
-        soft = getattr(spec, "soft_prompt", SoftPrompt())
-        return self.examples[target.shots].prompted(soft, 0 if spec is None else spec.tokens)
+        examples, soft = self.examples[target.shots], getattr(spec, "soft_prompt", SoftPrompt())
+        if spec is None:
+            return examples
+        return examples.prompted(soft, spec.tokens, is_paired=spec.reads_encoder)
 
     def num_tokens(self, target: Target) -> int:
         """Tokens that scoring one model computes, for the progress report."""

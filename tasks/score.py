@@ -16,7 +16,9 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
-ANSWERS = 2  # version of a fine-tuned model's answers: no end token where none is needed
+# versions of answers, whose tokens are those behind the prompt in the joint text since 3 and 2
+ANSWERS = 3  # of a fine-tuned model; since 2 without end tokens where none is needed
+SHOTS = 2  # of a model that is prompted with solved examples, or with none
 BASELINES = 2  # version of the baselines: with the trigram of few tokens
 
 
@@ -116,7 +118,7 @@ def _product(
     labels: Reference | None,
 ) -> Product:
     identity: dict[str, Json] = {}
-    parents = {"model": model.fingerprint}
+    parents, version = {"model": model.fingerprint}, VERSION
     if target.text and tokens:
         identity |= {
             "max_tokens": settings.max_tokens,
@@ -128,12 +130,13 @@ def _product(
         identity |= {"max_examples": settings.max_examples, "sequence": settings.sequence}
         if target.shots is not None:
             identity["shots"] = target.shots
+        version = ANSWERS if target.shots is None else SHOTS
         parents["labels"] = labels.fingerprint
     origin = {field: f"score.{field}" for field in identity}
     return Product(
         kind="scores",
         name=f"{key} scores",
-        version=ANSWERS if target.labels and target.shots is None else VERSION,
+        version=version,
         identity=identity,
         parents=parents,
         origin=origin,

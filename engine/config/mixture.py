@@ -126,7 +126,8 @@ def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
 WINDOWS, EXAMPLES, CHAT = "windows", "examples", "chat"
 MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw
 # kind of rows -> version of its rows, if not 1
-ROWS: dict[str, int] = {EXAMPLES: 2}  # without end tokens where none is needed
+# without end tokens where none is needed (2), encoded together with their prompt (3)
+ROWS: dict[str, int] = {EXAMPLES: 3}
 
 
 def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:

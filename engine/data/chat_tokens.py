@@ -38,7 +38,8 @@ BUILT_IN = {
 }
 ENDS_OF_CHATML = ("<|im_start|>", "<|im_end|>")
 WORDS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-MARK = "\ufdd0"  # breaks the text of a special token in a message; no character (Unicode, 23.7)
+# no characters (Unicode, 23.7): MARK breaks the text of a special token in a message, EDGE is where one ends
+MARK, EDGE = "\ufdd0", "\ufdd1"
 PROBE: tuple[ChatMessage, ...] = (
     {"role": "user", "content": "question"},
     {"role": ASSISTANT, "content": "answer"},
@@ -121,6 +122,8 @@ class ChatTokens:
         will see before it. Raises DataError where the template fails, or the answers cannot be found in what
         it writes, or not as tokens of their own.
         """
+        if any(EDGE in one["content"] for one in messages):
+            raise DataError(f"a message holds U+{ord(EDGE):04X}, which is no character")
         return [self._row(passage) for passage in self._passages(messages)]
 
     def _row(self, passage: Passage) -> ChatRow:
@@ -139,33 +142,72 @@ class ChatTokens:
             if not spans:
                 raise DataError("the template's generation blocks hold nothing of this conversation")
             return [Passage(whole, spans)]
-        marked, found = self._marked(messages), list[Passage]()
-        for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
-                continue
-            before = self._rendered(messages[:number], is_prompt=True).text
-            after = self._rendered(messages[: number + 1]).text
-            if not after.startswith(before):
-                raise DataError(
-                    f"the template writes message {number + 1} otherwise than behind its prompt for an answer"
-                )
-            end = self._end(after, len(before), marked[number]["content"])
-            if end == len(before):
-                raise DataError(f"the template writes nothing of message {number + 1}")
-            found.append(Passage(after, ((len(before), end),)))
+        found = list[Passage]()
+        for number, message in enumerate(messages, start=1):
+            if message["role"] == ASSISTANT:
+                after = self._rendered(messages[:number]).text
+                begin, end = self._begin(messages[:number], after), self._end(messages[:number], after)
+                if end <= begin:
+                    raise DataError(f"the template writes nothing of message {number}")
+                found.append(Passage(after, ((begin, end),)))
         if all(whole.startswith(one.text[: one.learned[0][1]]) for one in found):
             return [Passage(whole, tuple(one.learned[0] for one in found))]
         return found
 
-    def _end(self, text: str, begin: int, content: str) -> int:
-        """Where an answer ends: behind the first special token after its content, where that is found as it
-        is, else behind the last one.
+    def _begin(self, messages: Sequence[ChatMessage], after: str) -> int:
+        """Where what the model writes of the last message begins in `after`, the text of all: behind the
+        prompt for an answer.
         """
-        place = text.find(content.strip(), begin)
-        is_found = place >= 0
-        ends = [match.end() for match in self._tokens.pattern.finditer(text, begin)]
-        behind = [end for end in ends if not is_found or end > place + len(content.strip())]
-        return (behind[0] if is_found else behind[-1]) if behind else len(text)
+        number, is_first = len(messages), all(one["role"] != "user" for one in messages[:-1])
+        if is_first:
+            with suppress(DataError):
+                return self._opening(messages, after)
+        try:
+            before = self._rendered(messages[:-1], is_prompt=True).text
+            if is_first and before == self._rendered(messages[:-1]).text:
+                raise DataError("no user speaks before it")
+        except DataError as error:
+            raise DataError(f"the template writes no prompt for message {number}: {error}") from None
+        if not after.startswith(before):
+            raise DataError(
+                f"the template writes message {number} otherwise than behind its prompt for an answer"
+            )
+        return len(before)
+
+    def _opening(self, messages: Sequence[ChatMessage], after: str) -> int:
+        """As `_begin` where no user speaks first: as much before the content as in PROBE, because many
+        templates write another prompt behind no message, or none.
+        """
+        asked, prompt = (self._rendered(PROBE[:1], is_prompt=each).text for each in (False, True))
+        answered, content = self._rendered(PROBE).text, messages[-1]["content"]
+        place = self._place(PROBE, answered, is_end=False)
+        blanks = content[: len(content) - len(content.lstrip())]
+        written = after[: self._place(messages, after, is_end=False)]
+        for kept in (blanks, ""):  # a template may trim
+            if answered.startswith(prompt) and written.endswith(answered[len(asked) : place] + kept):
+                return len(written) - len(kept) - (place - len(prompt))
+        raise DataError("the template writes other things before a first message of the assistant")
+
+    def _end(self, messages: Sequence[ChatMessage], after: str) -> int:
+        """Where the last message ends in `after`: behind the first special token that follows its content."""
+        place = self._place(messages, after, is_end=True)
+        behind = self._tokens.pattern.search(after, place)
+        return behind.end() if behind else len(after)
+
+    def _place(self, messages: Sequence[ChatMessage], after: str, *, is_end: bool) -> int:
+        """Where the content of the last message begins or ends in `after`, but for blanks: where the template
+        writes an EDGE that stands there.
+        """
+        content = messages[-1]["content"]
+        at = len(content.rstrip()) if is_end else len(content) - len(content.lstrip())
+        edged: ChatMessage = {**messages[-1], "content": content[:at] + EDGE + content[at:]}
+        text = self._rendered([*messages[:-1], edged]).text
+        if text.count(EDGE) != 1 or text.replace(EDGE, "") != after:
+            raise DataError(
+                f"the template does not write message {len(messages)} as it stands, so where it"
+                f" {'ends' if is_end else 'begins'} is unknown"
+            )
+        return text.index(EDGE)
 
     def _rendered(self, messages: Sequence[ChatMessage], *, is_prompt: bool = False) -> Rendered:
         """The text with MARKs. Raises DataError where the template does not write a special token's text in

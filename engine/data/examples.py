@@ -18,18 +18,27 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.corpus import LabelledLine
 from atelier.engine.data.counter_rng import Permutation
+from atelier.engine.data.options import Continued, any_begins_another, check_apart, continued
 from atelier.engine.data.pairs import paired, side
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
+UNCUT = 1 << 30  # tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One example as ids. `answer` is the index of its completion among the options."""
+    """One example as ids: the prompt, and of each option what follows it. `answer` is the index of its
+    completion among the options.
+    """
 
     prompt: tuple[int, ...]
-    completion: tuple[int, ...]
+    options: tuple[tuple[int, ...], ...]
     answer: int
+
+    @property
+    def completion(self) -> tuple[int, ...]:
+        return self.options[self.answer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +65,16 @@ class Examples:
     """`num_examples` of a split ("train" or "test"; 0 = all), drawn by (seed, draw) alone: a larger draw
     contains the smaller one.
 
-    A row is prompt and completion; only the completion is scored. Where one option is the beginning of
-    another, an end token follows each; elsewhere it would only have to be learned. A prompt that does not fit
-    loses its beginning, in training and in scoring alike. All batches have the same T, the longest row of
-    this draw, so no batch depends on its rows. With `shots` every prompt follows that many solved training
-    examples, the same for all, and options have no end token: text that continues (few-shot, 2005.14165,
-    section 2). `is_paired`: its batches have prompts for an encoder and completions for a decoder. Raises
-    DataError when there are fewer examples than requested, or with an empty side where they are paired;
-    ConfigError when `sequence` has no room for an option.
+    A row is prompt and completion, encoded as one text; scored are the tokens from the first one on in which
+    the texts with the options differ from the prompt alone or from each other. Where one option is the
+    beginning of another, an end token follows each; elsewhere it would only have to be learned. A prompt that
+    does not fit loses its beginning, in training and in scoring alike. All batches have the same T, the
+    longest row of this draw, so no batch depends on its rows. With `shots` every prompt follows that many
+    solved training examples, the same for all, and options have no end token: text that continues (few-shot,
+    2005.14165, section 2). `is_paired`: its batches have prompts for an encoder and completions for a
+    decoder, each encoded by itself. Raises DataError when there are fewer examples than requested, options
+    that the tokenizer does not tell apart, or an empty side where they are paired; ConfigError when
+    `sequence` has no room for an option.
     """
 
     def __init__(
@@ -80,7 +91,7 @@ class Examples:
         shots: int | None = None,
         is_paired: bool = False,
     ) -> None:
-        self._vocabulary = Vocabulary.of(tokenizer, scratch)
+        self._vocabulary, self._place = Vocabulary.of(tokenizer, scratch), labels.url
         lines = _lines(labels, split, scratch)
         if num_examples > len(lines) or not lines:
             raise DataError(
@@ -89,36 +100,25 @@ class Examples:
             )
         order = Permutation(len(lines), seed, "draw", split, draw)(np.arange(num_examples or len(lines)))
         self.options: tuple[str, ...] = tuple(lines[0]["options"])
-        plain = tuple(tuple(self._vocabulary.encode(option)) for option in self.options)
-        has_end = shots is None and any_begins_another(plain)
-        end = (self._vocabulary.end_id,) if has_end else ()
-        self._option_ids = tuple((*ids, *end) for ids in plain)
-        room = sequence + 1 - len(self._vocabulary.before) - max(map(len, self._option_ids))
-        if room < 1:
-            raise ConfigError(
-                "sequence",
-                f"{sequence} tokens leave no room for a prompt",
-                f"options have up to {max(map(len, self._option_ids))} tokens",
-            )
-        prompts = self._vocabulary.encode_all([lines[i]["prompt"] for i in order])
-        solved = self._solved(_lines(labels, "train", scratch), room, shots, seed) if shots else []
-        self._before, self._room = [*self._vocabulary.before, *solved], room
-        self._asked = [(lines[i]["completion"], ids) for i, ids in zip(order, prompts, strict=True)]
-        self.is_paired, self._place = is_paired, labels.url
-        self.extras: tuple[str, ...] = ENCODER if is_paired else ()
-        self._lay_out(SoftPrompt(), 0)
+        self._alone = tuple(tuple(self._vocabulary.encode(option)) for option in self.options)
+        self._has_ends, self._room = shots is None, sequence + 1 - len(self._vocabulary.before)
+        prompts = [lines[i]["prompt"] for i in order]
+        if shots:
+            room = self._room_before(self._alone)
+            solved = self._solved(_lines(labels, "train", scratch), room, shots, seed)
+            prompts = [solved + prompt for prompt in self._cut(prompts, room)]
+            self._room = UNCUT
+        self._asked = list(continued(self._vocabulary, prompts, self.options, labels.url))
+        self._answers = [self.options.index(lines[i]["completion"]) for i in order]
+        self._lay_out(SoftPrompt(), 0, is_paired=is_paired)
 
-    def _lay_out(self, soft: SoftPrompt, first: int) -> None:
-        room = self._room - soft.length
-        if room < 1:
-            raise ConfigError(
-                "trainable.length",
-                f"{soft.length} vectors leave no room for a prompt: rows have room for {self._room} tokens",
-                "fewer, or a longer sequence",
-            )
+    def _lay_out(self, soft: SoftPrompt, first: int, *, is_paired: bool) -> None:
+        self.is_paired, self.extras = is_paired, ENCODER if is_paired else ()
+        if is_paired:
+            check_apart(self._alone, self.options, f"{self._place}: the tokenizer")
         self.examples = tuple(
-            self._example(completion, soft.put(self._before, ids[-room:], first))
-            for completion, ids in self._asked
+            self._example(asked, answer, soft, first)
+            for asked, answer in zip(self._asked, self._answers, strict=True)
         )
         self.length, self.encoder_length = (
             max(len(e.prompt) + len(e.completion) for e in self.examples) - 1,
@@ -128,6 +128,41 @@ class Examples:
             self.check_sides(self._place)
             self.length = max(len(e.completion) for e in self.examples)
             self.encoder_length = 1 + max(len(e.prompt) for e in self.examples)
+
+    def _example(self, asked: Continued, answer: int, soft: SoftPrompt, first: int) -> Example:
+        """Its prompt has room for the longest option."""
+        prompt, options = (asked.whole, self._alone) if self.is_paired else (asked.prompt, asked.options)
+        if self._has_ends and any_begins_another(options):
+            options = tuple((*ids, self._vocabulary.end_id) for ids in options)
+        if () in options:
+            option = self.options[options.index(())]
+            raise DataError(f"{self._place}: the tokenizer has no token for {option!r}; name it otherwise")
+        room = self._room_before(options) - soft.length
+        if room < 1:
+            raise ConfigError(
+                "trainable.length",
+                f"{soft.length} vectors leave no room for a prompt: rows have room for"
+                f" {room + soft.length} tokens",
+                "fewer, or a longer sequence",
+            )
+        found = tuple(soft.put(self._vocabulary.before, prompt[-room:], first))
+        if not found and not self.is_paired:
+            raise DataError(
+                f"{self._place}: the tokenizer joins all of the prompt"
+                f" {self._vocabulary.decode(asked.whole)!r} with an option; give it a longer prompt"
+            )
+        return Example(prompt=found, options=options, answer=answer)
+
+    def _room_before(self, options: Sequence[Sequence[int]]) -> int:
+        """Tokens of a prompt that have room before the longest option."""
+        longest = max(map(len, options))
+        if self._room - longest < 1:
+            raise ConfigError(
+                "sequence",
+                f"{self._room - 1 + len(self._vocabulary.before)} tokens leave no room for a prompt",
+                f"options have up to {longest} tokens",
+            )
+        return self._room - longest
 
     def check_sides(self, place: str) -> None:
         """Raise DataError for an example of which an encoder, or a decoder, would have nothing."""
@@ -139,29 +174,31 @@ class Examples:
                         "both sides; leave the example out"
                     )
 
-    def prompted(self, soft: SoftPrompt, first: int) -> "Examples":
-        """The same examples with a soft prompt, whose first id is `first`; text makes room for it."""
-        if not soft.length:
+    def prompted(self, soft: SoftPrompt, first: int, *, is_paired: bool) -> "Examples":
+        """The same examples for a model with a soft prompt, whose first id is `first`, for which text makes
+        room; or for one with an encoder.
+        """
+        if not soft.length and is_paired == self.is_paired:
             return self
         found = copy.copy(self)
-        found._lay_out(soft, first)
+        found._lay_out(soft, first, is_paired=is_paired)
         return found
 
-    def _solved(self, lines: list[LabelledLine], room: int, shots: int, seed: int) -> list[int]:
+    def _solved(self, lines: list[LabelledLine], room: int, shots: int, seed: int) -> str:
         """`shots` training examples with their completions, each followed by an empty line."""
         if shots > len(lines):
             raise DataError(
                 f"{shots} solved examples were asked for, there are {len(lines)}; ask for fewer or give more"
             )
-        found: list[int] = []
-        for i in Permutation(len(lines), seed, "shots")(np.arange(shots)):
-            prompt = self._vocabulary.encode(lines[i]["prompt"])[-room:]
-            found += [*prompt, *self._vocabulary.encode(lines[i]["completion"] + "\n\n")]
-        return found
+        chosen = [lines[i] for i in Permutation(len(lines), seed, "shots")(np.arange(shots))]
+        prompts = self._cut([line["prompt"] for line in chosen], room)
+        return "".join(
+            f"{prompt}{line['completion']}\n\n" for prompt, line in zip(prompts, chosen, strict=True)
+        )
 
-    def _example(self, completion: str, prompt: list[int]) -> Example:
-        answer = self.options.index(completion)
-        return Example(prompt=tuple(prompt), completion=self._option_ids[answer], answer=answer)
+    def _cut(self, prompts: Sequence[str], room: int) -> list[str]:
+        """The text of the last `room` tokens of each prompt."""
+        return [self._vocabulary.ended(prompt, room) for prompt in prompts]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -201,19 +238,20 @@ class Examples:
 
     def row_tokens(self, index: int) -> int:
         """Tokens of an example's row: its prompt and all options."""
-        return len(self.examples[index].prompt) + sum(map(len, self._option_ids)) - 1
+        example = self.examples[index]
+        return len(example.prompt) + sum(map(len, example.options)) - 1
 
-    def option_row(self, index: int, *, is_paired: bool = False) -> OptionRow:
+    def option_row(self, index: int) -> OptionRow:
         """The example at `index` with all options after its prompt, or of a decoder behind an encoder that
         reads the prompt.
         """
         example = self.examples[index]
         shared, last = example.prompt[:-1], example.prompt[-1:]
-        if is_paired:
+        if self.is_paired:
             shared, last = (), (self._vocabulary.start_id,)
         tokens, labels, positions = [*shared], [NOT_SCORED] * len(shared), [*range(len(shared))]
         branches, spans = [0] * len(shared), []
-        for branch, option in enumerate(self._option_ids, start=1):
+        for branch, option in enumerate(example.options, start=1):
             spans.append((len(tokens), len(tokens) + len(option)))
             tokens += [*last, *option[:-1]]
             labels += option
@@ -227,16 +265,16 @@ class Examples:
             branches_T=np.array(branches),
             spans=tuple(spans),
             answer=example.answer,
-            encoder_U=np.array(self._read(example)) if is_paired else None,
+            encoder_U=np.array(self._read(example)) if self.is_paired else None,
         )
 
     def option_batch(
-        self, indices: Sequence[int] | np.ndarray, *, is_paired: bool = False
+        self, indices: Sequence[int] | np.ndarray
     ) -> tuple[dict[str, np.ndarray], list[OptionRow]]:
         """Several option rows as one batch [B, T] with `branches_BT`, padded to the longest, and the rows
         with their spans and answers.
         """
-        rows = [self.option_row(int(i), is_paired=is_paired) for i in indices]
+        rows = [self.option_row(int(i)) for i in indices]
         parts = [
             {
                 "tokens": r.tokens_T,
@@ -251,16 +289,6 @@ class Examples:
         batch = _stacked(parts, max(len(r.tokens_T) for r in rows), pad)
         read = [r.encoder_U for r in rows if r.encoder_U is not None]
         return batch | (side("encoder_", "U", read, max(map(len, read)), pad) if read else {}), rows
-
-
-def any_begins_another(options: Sequence[Sequence[int]]) -> bool:
-    """Whether one of the options is the beginning of another, so that only its end tells them apart."""
-    return any(
-        list(long[: len(short)]) == list(short)
-        for place, short in enumerate(options)
-        for other, long in enumerate(options)
-        if other != place
-    )
 
 
 def _lines(labels: ArtifactInput, split: str, scratch: Path) -> list[LabelledLine]:

@@ -59,21 +59,23 @@ class SourceReader:
     def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
         self._stop, self._place, self._progress = on_error == "stop", place, progress
         self._parquet = ParquetReader()
-        self.skipped = 0
+        self.skipped, self._first = 0, ""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._parquet.close()
+        if self._first:
+            self._progress.warn(f"{self.skipped} broken rows are left out, the first of them {self._first}")
 
     def broken(self, where: str, problem: str) -> None:
-        """Raise DataError for a broken line, or count it."""
+        """Raise DataError for a broken line, or count it; a warning says at the end how many there were."""
         if self._stop:
             raise DataError(
                 f"{where}: {problem}; mend it, or leave such lines out with {self._place}.on_error=skip"
             )
-        self.skipped += 1
+        self.skipped, self._first = self.skipped + 1, self._first or f"{where}: {problem}"
 
     @contextmanager
     def opened(self, path: str, expected: str) -> Iterator[IO[bytes]]:

@@ -110,6 +110,11 @@ class Vocabulary:
             return None
         return found.ids[:number], text[: found.offsets[number - 1][1]]
 
+    def ended(self, text: str, number: int) -> str:
+        """What the last `number` ids of a text stand for; all of it where it has no more."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return text if len(found.ids) <= number else text[found.offsets[-number][0] :]
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on all threads that RAYON_NUM_THREADS allows."""
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]

@@ -176,8 +176,7 @@ def row_lengths(examples: Examples) -> list[int]:
 
 def num_places(examples: Examples) -> int:
     """Positions that the longest prompt with the longest option needs."""
-    behind = int(examples.option_row(0).positions_T.max()) + 1 - len(examples.examples[0].prompt)
-    return max(len(example.prompt) for example in examples.examples) + behind
+    return max(len(each.prompt) + max(map(len, each.options)) for each in examples.examples) - 1
 
 
 def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices:
@@ -189,10 +188,7 @@ def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices
     at_once = max(1, TOKENS_AT_ONCE // max(lengths))
     correct, normalised = [0] * len(examples), [0] * len(examples)
     each, read = tee(order[first : first + at_once] for first in range(0, len(examples), at_once))
-    is_paired = model.spec.reads_encoder
-    if is_paired:
-        examples.check_sides("labels")
-    batches, asked = tee(_option_batch(examples, places, is_paired=is_paired) for places in read)
+    batches, asked = tee(_option_batch(examples, places) for places in read)
     nats = label_nats(model, (batch for batch, _ in asked))
     for places, (batch, rows), nats_N in zip(each, batches, nats, strict=True):
         nats_BT = torch.zeros(batch["labels_BT"].shape, dtype=torch.float64)
@@ -205,10 +201,8 @@ def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices
     return Choices(correct=correct, correct_normalised=normalised)
 
 
-def _option_batch(
-    examples: Examples, places: np.ndarray, *, is_paired: bool
-) -> tuple[Batch, list[OptionRow]]:
-    batch, rows = examples.option_batch(places, is_paired=is_paired)
+def _option_batch(examples: Examples, places: np.ndarray) -> tuple[Batch, list[OptionRow]]:
+    batch, rows = examples.option_batch(places)
     return {name: torch.from_numpy(values) for name, values in batch.items()}, rows
 
 

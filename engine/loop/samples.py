@@ -85,6 +85,7 @@ class Samples:
             return self._numbered(Windows(source, scratch, split, sequence), stream)
         tokenizer = self._input("tokenizer")
         if stream.kind == "examples":
+            is_paired = any(member.role.model.reads_encoder for member in self._training.members.values())
             examples = Examples(
                 source,
                 tokenizer,
@@ -94,9 +95,9 @@ class Samples:
                 split=split,
                 sequence=sequence,
                 seed=self._seed,
-                is_paired=any(member.role.model.reads_encoder for member in self._training.members.values()),
+                is_paired=is_paired,
             )
-            return examples.prompted(*self._soft_prompt())
+            return examples.prompted(*self._soft_prompt(), is_paired=is_paired)
         rows: Dataset = rows_of(stream.kind).open_rows(
             stream.rows,
             source,

@@ -97,7 +97,9 @@ def test_every_token_of_held_out_text_but_the_first_is_scored_once_behind_the_to
 
 
 def test_the_option_chosen_is_the_likeliest_behind_the_prompt(study: Study, speaker: Generator) -> None:
-    examples = Examples(study.labels(), study.tokenizer, study.scratch, sequence=200, split="test")
+    examples = Examples(
+        study.labels(), study.tokenizer, study.scratch, sequence=200, split="test", is_paired=True
+    )
     choices = choose(speaker.model, examples, advance=lambda _: None)
     ids = [study.vocabulary.encode(option) for option in OPTIONS]
     said = 0
@@ -108,7 +110,7 @@ def test_the_option_chosen_is_the_likeliest_behind_the_prompt(study: Study, spea
         said += right
     assert 0 < said < len(examples)
     places = [3, 17, 8]
-    batch, rows = examples.option_batch(places, is_paired=True)
+    batch, rows = examples.option_batch(places)
     given = {name: torch.from_numpy(values) for name, values in batch.items()}
     nats_BT = torch.zeros(given["labels_BT"].shape, dtype=torch.float64)
     nats_BT[given["labels_BT"] >= 0] = next(label_nats(speaker.model, [given]))

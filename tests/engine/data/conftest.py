@@ -37,6 +37,11 @@ class Workshop:
         self.said = said.getvalue()
         return self.publish(target, output)
 
+    def printed(self) -> str:
+        """The warnings of the last run."""
+        told = map(json.loads, self.said.splitlines())
+        return "\n".join(line["warning"] for line in told if "warning" in line)
+
     def publish(self, target: Path, kind: str) -> ArtifactInput:
         body = json.loads((target / "body.json").read_text())
         identity = {"n": self.count}

@@ -2,12 +2,17 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from atelier.engine.config.data import Labels
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import open_input
+from tests.engine.trainings import artifact
+from tests.foreign.kinds.options import read
+from tests.foreign.kinds.options import tokenizer as tokenizer_of_kind
 
 
 @pytest.fixture
@@ -44,6 +49,47 @@ def test_only_the_completion_is_scored(made, tmp_path, workshop):
         assert (tokens[real][1:] == labels[real][:-1])[labels[real][:-1] != -100].all()
         assert batch["positions_BT"][row][real].tolist() == list(range(real.sum()))
         assert set(batch["documents_BT"][row][~real]) <= {-1} and set(labels[~real]) <= {-100}
+
+
+@pytest.mark.parametrize("shots", [None, 0, 2])
+def test_options_are_scored_by_the_tokens_that_they_have_behind_their_prompt(made, workshop, tmp_path, shots):
+    """With a tokenizer that begins every text with a space, as Llama 2's: of ` red` alone it makes two."""
+    llama = tokenizer_of_kind("prepend")
+    files = {"tokenizer.json": llama.to_str().encode()}
+    source = open_input(artifact(tmp_path / "tokenizer", "tokenizer", files))
+    found = Examples(made[0], source, tmp_path, sequence=200, split="test", shots=shots)
+
+    def ids(text: str) -> list[int]:
+        return llama.encode(text, add_special_tokens=False).ids
+
+    assert ids(" red") != ids(": red")[-1:]
+    vocabulary = Vocabulary.of(source, tmp_path)
+    for number, example in enumerate(found.examples):
+        prompt, options = read(found, number)
+        text = vocabulary.bytes_of(prompt).decode().removeprefix(" ")
+        for option, own in zip(found.options, options, strict=True):
+            assert [*prompt, *own] == ids(text + option)
+        labels_T = found.batch([number])["labels_BT"][0]
+        assert tuple(labels_T[labels_T != -100]) == options[example.answer]
+
+
+def test_options_that_a_tokenizer_writes_alike_are_refused(made, workshop, tmp_path):
+    tokenizer = Tokenizer(models.WordPiece({"</s>": 0, "a": 1, "red": 2, ":": 3}, unk_token="</s>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    files = {"tokenizer.json": tokenizer.to_str().encode()}
+    source = open_input(artifact(tmp_path / "tokenizer", "tokenizer", files))
+    path = tmp_path / "two.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"{n}:", "completion": " red" if n % 2 else " Red"}) + "\n"
+            for n in range(8)
+        )
+    )
+    labels = workshop.labels(Labels(source=str(path)))
+    with pytest.raises(
+        DataError, match=r"behind '\d:' the tokenizer writes the options ' Red' and ' red' alike"
+    ):
+        Examples(labels, source, tmp_path, sequence=64)
 
 
 def test_a_draw_depends_on_seed_and_draw_alone_and_a_larger_draw_holds_the_smaller(made, tmp_path):

@@ -1,6 +1,7 @@
 """Conversations as tokens: what is learned of them, and what is refused."""
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,52 @@ def test_answers_and_what_ends_them_are_learned_and_no_header(tmp_path: Path, na
     assert [one.removeprefix("\n") for one in learned] == LEARNED[name]
     assert text.endswith(learned[-1])  # what follows the last answer is not read
     assert tokens.name == "own" and tokens.is_own
+
+
+HEADER = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+)
+CHANNEL = (  # harmony's: special tokens between prompt and content
+    "{% for m in messages %}{{ '<|start_header_id|>' + m.role }}{% if m.role == 'assistant' %}"
+    "{{ '<|end_header_id|>final<s>' }}{% else %}{{ '<s>' }}{% endif %}{{ m.content + '<|eot_id|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant' }}{% endif %}"
+)
+BETWEEN = {
+    HEADER: "<|im_start|>assistant\n{}<|im_end|>",
+    CHANNEL: "<|end_header_id|>final<s>{}<|eot_id|>",
+    TEMPLATES["lines"]: "{}</s>",
+    TEMPLATES["headers"]: "{}<|eot_id|>",
+}
+
+
+@pytest.mark.parametrize("answer", ["a", "is", "final", "assistant", "s", "eot_id", "<", "Seven fathoms."])
+def test_an_answer_that_is_a_word_of_its_header_is_learned_whole(tmp_path: Path, answer: str) -> None:
+    for number, (template, between) in enumerate(BETWEEN.items()):
+        tokens = ChatTokens(model_with(tmp_path / str(number), template), tmp_path)
+        [(text, learned)] = said(tokens, talk("a or b?", answer, "Is it final?", answer))
+        assert learned == [between.format(answer)] * 2 and text.endswith(learned[1])
+
+
+@pytest.mark.parametrize("name", ["chatml", "lines", "headers"])
+def test_an_answer_before_any_question_is_learned_as_others_are(tmp_path: Path, name: str) -> None:
+    """Under templates that read messages[0], begin with a system message, or write their prompt in a loop."""
+    first = "{% if messages[0]['role'] == 'system' %}{% endif %}"
+    tokens = ChatTokens(model_with(tmp_path / "model", first + TEMPLATES[name]), tmp_path)
+    greeting: ChatMessage = {"role": "assistant", "content": "\n Welcome."}
+    [(_, learned)] = said(tokens, [greeting, *ASCII])
+    assert [one.strip() for one in learned] == [f"Welcome.{LEARNED[name][0][6:]}", *LEARNED[name]]
+    assert "system" not in learned[0] and "assistant" not in learned[0]
+
+
+def test_where_no_prompt_can_be_told_the_message_is_named(tmp_path: Path) -> None:
+    odd = "{% if messages[0].role == 'user' %}{{ raise_exception('no user') }}{% endif %}" + HEADER
+    tokens = ChatTokens(model_with(tmp_path / "model", odd), tmp_path)
+    with pytest.raises(DataError, match=r"no prompt for message 1: chat_template: .* has no element 0"):
+        tokens.rows([{"role": "assistant", "content": "Welcome."}])
+    cut = "{% for m in messages %}{{ m.role + ':' + m.content[:5] + '</s>' }}{% endfor %}"
+    tokens = ChatTokens(model_with(tmp_path / "cut", cut), tmp_path)
+    with pytest.raises(DataError, match="does not write message 2 as it stands, so where it ends is unknown"):
+        tokens.rows(talk("How?", "Seven fathoms."))
 
 
 def test_where_earlier_thoughts_are_left_out_each_answer_has_a_row_behind_what_the_model_will_see(
@@ -316,6 +363,7 @@ def test_a_broken_row_stops_with_its_place_or_is_counted(workshop: Workshop, lin
         shop_of(workshop, rows)
     assert "\n" not in str(caught.value)
     summary = shop_of(workshop, rows, on_error="skip").record.summary
+    assert re.search(rf"1 broken rows are left out, the first of them .*:10: .*{says}", workshop.printed())
     assert (summary["skipped"], summary["conversations"]) == (1, 30)
 
 
