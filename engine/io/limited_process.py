@@ -30,6 +30,7 @@ HEAD = struct.Struct("<cQ")
 ASK, ANSWER, REFUSED = b"A", b"B", b"E"
 MOST_MESSAGE = 1 << 30  # bytes of a request or an answer
 SILENCE_S = 300.0  # without any answer
+NO_MEMORY = 88  # exit code
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 SETTINGS = dict.fromkeys(ONE_THREAD, "1") | {"RUST_BACKTRACE": "0"}
 
@@ -118,6 +119,8 @@ class LimitedProcess:
         self.close()
         if -code == signal.SIGPROF:
             return f"takes more than {self._limits.cpu_s:g} seconds of processor time"
+        if code == NO_MEMORY:
+            return self._limits.memory_told()
         return f"ended with signal {-code}" if code < 0 else "gave no answer"
 
     def close(self) -> None:
@@ -200,7 +203,10 @@ def main(module: str, memory: str, cpu_s: str) -> None:
             resource.setrlimit(kind, (most, most))
     channel = socket.socket(fileno=sys.stdin.fileno())
     with suppress(EOFError, ConnectionError):
-        importlib.import_module(module).serve(channel, limits)
+        try:
+            importlib.import_module(module).serve(channel, limits)
+        except MemoryError:  # for a request or an answer as such
+            os._exit(NO_MEMORY)
     os._exit(0)
 
 

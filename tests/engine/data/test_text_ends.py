@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from atelier.engine.config.data import AdoptedEnds, TextEnds
 from atelier.engine.config.data import Tokenizer as Tokens
 from atelier.engine.config.error import ConfigError
-from atelier.engine.data.learn_tokenizer import text_ends
+from atelier.engine.data.text_ends import text_ends
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.tasks.adopt import texts_of
 
