@@ -58,7 +58,7 @@ def learn_tokenizer(
         vocabulary = Vocabulary.parse(data, TOKENIZER, around)
     output.add_bytes(TOKENIZER, data)
     if around is not None:
-        output.add_json(TEXT_ENDS, around.model_dump(mode="json"))
+        output.add_json(TEXT_ENDS, around.told())
     measured = _bytes_per_token(vocabulary, corpora, scratch)
     summary: dict[str, Json] = {"vocab": vocabulary.size, "end": vocabulary.end_id}
     if old is not None:

@@ -29,12 +29,17 @@ def text_ends(texts: AdoptedEnds, tokenizer: Tokenizer, place: str) -> TextEnds:
         raise ConfigError(
             f"{place}: eos_token_id", "no token ends texts: a text would have no end", f"add {END} as one"
         )
+    start = texts.start
+    if start is not None and tokenizer.id_to_token(start) is None:
+        raise ConfigError(
+            f"{place}: decoder_start_token_id", f"{start}, but the tokenizer has no such id", "its own"
+        )
     if texts.begin is None:
-        return TextEnds(begin=_added_before(tokenizer, place), ends=ends)
+        return TextEnds(begin=_added_before(tokenizer, place), ends=ends, start=start)
     begin = tokenizer.token_to_id(texts.begin) if texts.begin else None
     if texts.begin and begin is None:
         raise ConfigError(f"{place}: bos_token", f"{texts.begin!r}, which the tokenizer lacks", "its own")
-    return TextEnds(begin=begin, ends=ends)
+    return TextEnds(begin=begin, ends=ends, start=start)
 
 
 def _added_before(tokenizer: Tokenizer, place: str) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.data import END, PAD, TextEnds
+from atelier.engine.config.data import END, PAD, STARTS, TextEnds
 from atelier.engine.config.error import ConfigError, DataError, printable
 from atelier.engine.data.decoding import TokenDecoder
 from atelier.engine.data.text_ends import ENDS, named_end
@@ -23,7 +23,6 @@ TOKENIZER, TEXT_ENDS = "tokenizer.json", "text_ends.json"
 # files of others beside their tokenizer, which say what only they read
 CHAT_TEMPLATE = "chat_template.jinja"
 CARRIED = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
-STARTS = (PAD, "<pad>")
 
 
 class Vocabulary:
@@ -42,7 +41,8 @@ class Vocabulary:
         pad = tokenizer.token_to_id(PAD)
         self.pad_id: int = self.end_id if pad is None else pad
         # what a decoder behind an encoder reads first: as T5's, its padding
-        self.start_id: int = next((id for name in STARTS if (id := self.find(name)) is not None), self.end_id)
+        named = next((found for name in STARTS if (found := self.find(name)) is not None), self.end_id)
+        self.start_id: int = named if texts.start is None else texts.start
         ids = tokenizer.get_vocab(with_added_tokens=True)
         # ids may have gaps: the model's embedding must cover the highest
         self.size = max(ids.values()) + 1
