@@ -306,7 +306,7 @@ def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Pat
     learns from 2^16, 2^17 ... tokens of shuffled documents, beside models that have read as many.
     """
     vocabulary = exam.vocabulary
-    raw = vocabulary.bytes_of(text.tokens_N)
+    raw = vocabulary.bytes_of(text.tokens_N) if text.original is None else text.original
     dtype = token_dtype(vocabulary.size)
     train_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
     how = {"vocab": vocabulary.size, "end": vocabulary.end_id, "num_bytes": text.num_bytes}

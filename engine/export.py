@@ -1,7 +1,8 @@
 """Write a finished model in transformers' format: python -m atelier.engine.export run.json
 
 run.json: config is an Exporting, inputs {"model": a model artifact}, no outputs. What was written is read
-back and its logits compared with the model's before `done` is said; what could not be finished is removed.
+back and its logits, and where transformers is installed the ids of its tokenizer, compared with the model's
+before `done` is said; what could not be finished is removed.
 """
 
 import json
@@ -21,6 +22,7 @@ from atelier.engine.config.families import Family, Said, families, family_of, fi
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.data.auto_tokenizer import compare_ids
 from atelier.engine.data.vocabulary import CARRIED, TOKENIZER, Vocabulary
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io import storage
@@ -75,13 +77,31 @@ def export(run: RunFile) -> dict[str, Json]:
         for name, document in documents.items():
             if name not in carried:
                 writer.json(name, document)
+        ids = compare_ids(_beside(asked.url, writer, config, scratch), vocabulary, family.name)
         writer.parts(CARD, [asked.card.encode()])
         apart = _compared(asked.url, config, scratch, list(files), stored, spec, gang.device)
         writer.json(CONFIG, config)  # last: without it the folder is no model
     except BaseException:
         writer.undo()
         raise
-    return {"family": family.name, "files": len(writer.written), "bytes": writer.total, "apart": apart}
+    return {
+        "family": family.name,
+        "files": len(writer.written),
+        "bytes": writer.total,
+        "apart": apart,
+        "ids": ids,
+    }
+
+
+def _beside(url: str, writer: "_Writer", config: Mapping[str, Json], scratch: Path) -> Path:
+    """A folder with the files that were written but weights, and config.json."""
+    folder = scratch / "tokenizer"
+    folder.mkdir(parents=True)
+    for name in writer.written:
+        if name in (TOKENIZER, "generation_config.json", *CARRIED):
+            (folder / name).write_bytes(storage.read_bytes(storage.join(url, name)))
+    (folder / CONFIG).write_text(json.dumps(config))
+    return folder
 
 
 def chosen(spec: ModelSpec, name: str) -> Family:

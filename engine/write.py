@@ -6,7 +6,6 @@ model, `cut` where it has no end; held-out documents as they are. Model and read
 tokenizers. What is finished is kept beside the output, ROWS documents a file.
 """
 
-import codecs
 import hashlib
 import json
 import sys
@@ -25,6 +24,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, corpus_lines
 from atelier.engine.data.counter_rng import Chance, Permutation, uniform
+from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.sampling import continuations, room_behind
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -180,14 +180,14 @@ def _continued(
         encoders=encoders,
     )
     return [
-        _text(text, generator.vocabulary.bytes_of(ids), has_end=bool(ids) and ids[-1] in ends)
-        for (_, text), ids in zip(begun, found, strict=True)
+        _text(generator.vocabulary, beginning, ids, has_end=bool(ids) and ids[-1] in ends)
+        for beginning, ids in zip(begun, found, strict=True)
     ]
 
 
-def _text(beginning: str, more: bytes, has_end: bool) -> WrittenText:
+def _text(vocabulary: Vocabulary, begun: tuple[list[int], str], ids: list[int], has_end: bool) -> WrittenText:
     """What was written, without the part of a character at which it was cut."""
-    text = beginning + codecs.getincrementaldecoder("utf-8")("replace").decode(more, final=has_end)
+    text = begun[1] + vocabulary.behind(begun[0], ids, has_end=has_end)
     return {"text": text} if has_end else {"text": text, "cut": True}
 
 

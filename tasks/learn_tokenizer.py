@@ -42,7 +42,7 @@ def learn_tokenizer(
         files = contents_of([tokenizer.load], place="tokenizer.load", most=MOST_BYTES)
         identity: dict[str, Json] = {"sha256": files[0][1]}
         if texts is not None:
-            identity["texts"] = texts.model_dump(mode="json")
+            identity["texts"] = texts.told()
         parents, inputs = {}, {}
     else:
         identity = {"vocab": tokenizer.vocab}
@@ -70,7 +70,7 @@ def learn_tokenizer(
         config={
             "tokenizer": tokenizer.model_dump(mode="json"),
             "files": [list(each) for each in files],
-            **({"texts": texts.model_dump(mode="json")} if texts else {}),
+            **({"texts": texts.told()} if texts else {}),
         },
     )
     after = [] if tokenizer.load else [*corpora.values(), *(before or {}).values()]

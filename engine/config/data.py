@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.base import Count, Json, Spec
 from atelier.engine.config.error import nearest, printable
 from atelier.engine.config.generation import Written
 from atelier.engine.config.mixture import Phase
@@ -13,6 +13,7 @@ from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 
 END, PAD = "<|end|>", "<|pad|>"  # every learned tokenizer has these two
+STARTS = (PAD, "<pad>")  # padding with which a decoder behind an encoder begins
 MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than windows
 BYTES = 256
 
@@ -142,7 +143,19 @@ class Tokenizer(Spec):
         return self
 
 
-class TextEnds(Spec):
+class _Started(Spec):
+    start: int | None = Field(
+        default=None,
+        description="id that a decoder behind an encoder reads first; empty = that of the padding token among"
+        f" {', '.join(STARTS)}, or else the id that ends documents",
+    )
+
+    def told(self) -> dict[str, Json]:
+        """As JSON, with `start` where it is given."""
+        return self.model_dump(mode="json", exclude={"start"} if self.start is None else None)
+
+
+class TextEnds(_Started):
     """How the texts of a model begin and end: ids of its tokenizer."""
 
     begin: int | None = Field(default=None, description="id before every text; empty = none")
@@ -151,7 +164,7 @@ class TextEnds(Spec):
     )
 
 
-class AdoptedEnds(Spec):
+class AdoptedEnds(_Started):
     """What the configurations of a checkpoint say of them. `begin`: the name of the token before texts, none
     for '', or what tokenizer.json puts there by itself.
     """

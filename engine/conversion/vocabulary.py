@@ -54,13 +54,13 @@ def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
     known = {name: number for number, name in enumerate(old.names()) if name}
     ids = {old.token(number): number for number in range(old.size)}
     found: list[tuple[list[int], bool]] = []
-    for number, name in enumerate(new.names()):
+    for number, (name, spelled) in enumerate(zip(new.names(), new.spellings(), strict=True)):
         token = new.token(number)
         if name in known:
             found.append(([known[name]], True))
             continue
         try:
-            text = new.bytes_of([number]).decode()
+            text = spelled.decode()
         except UnicodeDecodeError:  # a part of a character: by the bytes that it has
             found.append(([ids[each] for each in token if each in ids], False))
             continue

@@ -3,7 +3,8 @@ was cut.
 
 Files for each split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy`
 (int64, the number of tokens up to and including each document's last); and `held_out.bytes.npy` (int64,
-UTF-8 bytes of each held-out document).
+UTF-8 bytes of each held-out document). Where the tokenizer changes held-out text (lower case, lost spaces)
+also `held_out.txt`, the documents as they were, one behind another.
 """
 
 import io
@@ -22,6 +23,7 @@ from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 BATCH_BYTES = 1 << 21
+ORIGINAL = f"{HELD_OUT}.txt"
 
 
 class _Split:
@@ -43,13 +45,20 @@ def encode(
     """Write the token files of both splits. Returns the summary."""
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     scratch.mkdir(parents=True, exist_ok=True)
-    dtype, began = token_dtype(vocabulary.size), time.monotonic()
+    dtype, began, num_changed = token_dtype(vocabulary.size), time.monotonic(), 0
     paths = {name: scratch / f"{name}.bin" for name in (TRAIN, HELD_OUT)}
-    with open(paths[TRAIN], "wb") as train, open(paths[HELD_OUT], "wb") as held_out:
+    with (
+        open(paths[TRAIN], "wb") as train,
+        open(paths[HELD_OUT], "wb") as held_out,
+        open(scratch / ORIGINAL, "wb") as original,
+    ):
         splits = {TRAIN: _Split(train), HELD_OUT: _Split(held_out)}
         for batch in _batches(corpus, scratch):
             rows = vocabulary.encode_all([line["text"] for line in batch])
             for line, ids in zip(batch, rows, strict=True):
+                if line["split"] == HELD_OUT:
+                    original.write(line["text"].encode())
+                    num_changed += not vocabulary.is_exact(line["text"], ids)
                 end = () if line.get("cut") else (vocabulary.end_id,)
                 _append(
                     splits[line["split"]],
@@ -59,22 +68,30 @@ def encode(
                 )
             progress.advance(len(batch))
     seconds = time.monotonic() - began
+    if num_changed:
+        output.add(ORIGINAL, scratch / ORIGINAL)
+    (scratch / ORIGINAL).unlink()
     for name, path in paths.items():
         output.add(path.name, path)
         path.unlink()
         output.add_bytes(f"{name}.ends.npy", _npy(np.cumsum(splits[name].lengths, dtype=np.int64)))
     output.add_bytes(f"{HELD_OUT}.bytes.npy", _npy(np.array(splits[HELD_OUT].bytes, dtype=np.int64)))
     counts = {f"{name}_tokens": split.tokens for name, split in splits.items()}
-    return counts | {
-        "train_documents": len(splits[TRAIN].lengths),
-        "held_out_documents": len(splits[HELD_OUT].lengths),
-        "train_bytes": sum(splits[TRAIN].bytes),
-        "held_out_bytes": sum(splits[HELD_OUT].bytes),
-        "dtype": "uint16" if dtype == "<u2" else "uint32",
-        "vocab": vocabulary.size,
-        "end": vocabulary.end_id,
-        "tokens_per_s": round(sum(counts.values()) / max(seconds, 1e-9)),
-    }
+    changed = {"held_out_changed": num_changed} if num_changed else {}
+    return (
+        counts
+        | changed
+        | {
+            "train_documents": len(splits[TRAIN].lengths),
+            "held_out_documents": len(splits[HELD_OUT].lengths),
+            "train_bytes": sum(splits[TRAIN].bytes),
+            "held_out_bytes": sum(splits[HELD_OUT].bytes),
+            "dtype": "uint16" if dtype == "<u2" else "uint32",
+            "vocab": vocabulary.size,
+            "end": vocabulary.end_id,
+            "tokens_per_s": round(sum(counts.values()) / max(seconds, 1e-9)),
+        }
+    )
 
 
 def _batches(corpus: ArtifactInput, scratch: Path) -> Iterator[list[CorpusLine]]:

@@ -16,7 +16,8 @@ from atelier.engine.data.corpus import TRAIN, corpus_lines
 from atelier.engine.data.extend_tokenizer import change_of, extended, trainer, untaught
 from atelier.engine.data.source import Files
 from atelier.engine.data.source_reader import SourceReader
-from atelier.engine.data.vocabulary import TEXT_ENDS, TOKENIZER, Vocabulary, named_end, tokenizer_of
+from atelier.engine.data.tokenizer_check import check_tokenizer
+from atelier.engine.data.vocabulary import TEXT_ENDS, TOKENIZER, Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.remote import ask, open_system
@@ -95,14 +96,14 @@ def learn_tokenizer(
         data = _extended(spec, extends, texts_read, scratch)
     else:
         data = _learned(spec, texts_read)
-    around = None if texts is None else text_ends(texts, tokenizer_of(data, spec.load), spec.load)
+    around = check_tokenizer(data, spec.load, texts) if spec.load else None
     vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER, around)
     if extends is not None and TEXT_ENDS in extends.names():  # its texts begin and end as they did
         around = parse(TextEnds, extends.json(TEXT_ENDS, scratch), TEXT_ENDS)
         vocabulary = Vocabulary.parse(data, TOKENIZER, around)
     output.add_bytes(TOKENIZER, data)
     if around is not None:
-        output.add_json(TEXT_ENDS, around.model_dump(mode="json"))
+        output.add_json(TEXT_ENDS, around.told())
     measured = _bytes_per_token(vocabulary, corpora, scratch)
     summary: dict[str, Json] = {"vocab": vocabulary.size, "end": vocabulary.end_id}
     if texts_read.cut_pieces:
@@ -112,42 +113,6 @@ def learn_tokenizer(
         change = change_of(old, vocabulary, _held_out_texts(before or [], scratch))
         summary["cut_before"] = {name: value for name, value in change._asdict().items() if change.documents}
     return summary | ({"bytes_per_token": measured} if measured else {})
-
-
-def text_ends(texts: AdoptedEnds, tokenizer: Encoder, place: str) -> TextEnds:
-    """How texts begin and end with an adopted tokenizer: documents end with the token that is named so, where
-    it is one of the ends. Raises ConfigError for ids and names that the tokenizer lacks.
-    """
-    named = named_end(tokenizer)
-    for end in texts.ends:
-        if not 0 <= end < 1 << 32 or tokenizer.id_to_token(end) is None:
-            raise ConfigError(
-                f"{place}: eos_token_id", f"{end}, but the tokenizer has no such id", "the model's tokenizer"
-            )
-    first = [named] if named is not None and (named in texts.ends or not texts.ends) else []
-    ends = tuple(dict.fromkeys([*first, *texts.ends]))
-    if not ends:
-        raise ConfigError(
-            f"{place}: eos_token_id", "no token ends texts: a text would have no end", f"add {END} as one"
-        )
-    if texts.begin is None:
-        return TextEnds(begin=_added_before(tokenizer, place), ends=ends)
-    begin = tokenizer.token_to_id(texts.begin) if texts.begin else None
-    if texts.begin and begin is None:
-        raise ConfigError(f"{place}: bos_token", f"{texts.begin!r}, which the tokenizer lacks", "its own")
-    return TextEnds(begin=begin, ends=ends)
-
-
-def _added_before(tokenizer: Encoder, place: str) -> int | None:
-    """The token that the tokenizer itself puts before a text."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
-    places = (n for n in range(len(whole) - len(plain) + 1) if whole[n : n + len(plain)] == plain)
-    before = whole[: next(places, 0)] if plain else []
-    if len(before) > 1:
-        raise ConfigError(place, f"puts {len(before)} tokens before every text", "one, or none")
-    return before[0] if before else None
 
 
 def _given(url: str, files: Files, progress: Progress) -> bytes:

@@ -6,9 +6,6 @@ one flipped bit ends the process that reads it. See parquet_process.
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING
@@ -17,25 +14,23 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
 from atelier.engine.data.parquet_process import (
     BATCH_BYTES,
+    MEMORY,
     MOST_PART,
     MOST_TEXT,
     OPEN,
     PART,
     RANGE,
     READ,
-    REFUSED,
     ROWS,
-    receive,
-    send,
 )
 from atelier.engine.data.row import Column
+from atelier.engine.io.limited_process import REFUSED, LimitedProcess, Limits, receive, send
 
 if TYPE_CHECKING:  # takes 0.2 s to load
     import pyarrow as pa
 
 SILENCE_S = 300.0  # for one batch, the time for reading the file aside
 MOST_MESSAGE = MOST_TEXT + (1 << 20)
-SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 Broken = Callable[[str, str], None]
 
 
@@ -43,8 +38,9 @@ class ParquetReader:
     """The process that reads parquet files, started with the first one; a file that ends it ends no other."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
+        self._process = LimitedProcess(
+            "atelier.engine.data.parquet_process", Limits(MEMORY), silence_s=SILENCE_S
+        )
         self._is_free = True
 
     def rows(
@@ -62,8 +58,9 @@ class ParquetReader:
                 yield from _of_batch(batch, number + 1, path, broken)
                 number += batch.num_rows
         except (EOFError, ConnectionError, ValueError):
+            how = self._process.end()
             raise DataError(
-                f"{path}: not whole parquet (its reader {self._end()} after row {number}); copy it again"
+                f"{path}: not whole parquet (its reader {how} after row {number}); copy it again"
             ) from None
         except TimeoutError:
             raise DataError(
@@ -75,39 +72,11 @@ class ParquetReader:
 
     def close(self) -> None:
         """End the process."""
-        if self._channel is not None:
-            self._end()
-
-    def _end(self) -> str:
-        """End the process, which may have ended; returns how, in words."""
-        assert self._process is not None and self._channel is not None
-        self._channel.close()
-        try:
-            code = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        self._process = self._channel = None
-        return f"ended with signal {-code}" if code < 0 else "gave no answer"
-
-    def _started(self) -> socket.socket:
-        if self._channel is None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "atelier.engine.data.parquet_process"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=os.environ | SETTINGS,
-                )
-            ours.settimeout(SILENCE_S)
-            self._channel, self._is_free = ours, True
-        return self._channel
+        self._process.close()
 
     def _batches(self, file: IO[bytes], path: str, columns: Sequence[Column]) -> Iterator["pa.RecordBatch"]:
         """The rows, while the process is served with parts of the file. Raises DataError for a refusal."""
-        channel, size = self._started(), file.seek(0, os.SEEK_END)
+        channel, size = self._process.channel(), file.seek(0, os.SEEK_END)
         about = {"path": path, "size": size, "columns": [asdict(column) for column in columns]}
         self._is_free = False
         send(channel, OPEN, json.dumps(about).encode())

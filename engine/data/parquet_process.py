@@ -1,30 +1,24 @@
-"""Read parquet files for `parquet.rows`, as a process: python -m atelier.engine.data.parquet_process, with a
-socket as its stdin.
+"""Read parquet files for `parquet.rows`, in a process of its own (engine/io/limited_process.py).
 
 What a damaged or hostile file does to the library that reads it ends this process alone: at most `MEMORY`
 bytes are mapped, and what goes to the parent are arrow streams, which it checks. The process opens no file:
 it asks the parent for every part of one.
 
-Messages are a kind (one byte), a number of bytes, and the bytes. To the process: OPEN, PART. From it: READ
-(offset, length), ROWS, DONE, REFUSED.
+Messages to the process: OPEN, PART. From it: READ (offset, length), ROWS, DONE, REFUSED.
 """
 
 import io
 import json
-import os
-import resource
-import signal
 import socket
 import struct
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from typing_extensions import Buffer
 
 from atelier.engine.config.error import AtelierError, DataError, printable
 from atelier.engine.data.row import Column
+from atelier.engine.io.limited_process import REFUSED, Limits, receive, send
 
 if TYPE_CHECKING:  # loaded when the memory is limited
     import pyarrow as pa
@@ -39,36 +33,8 @@ BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096  # of rows in memory, about
 FEWER = 64  # times fewer rows at a time where they do not fit
 ROWS_PER_BYTE = 1024  # of a file; more have no text of their own
 SHOWN = 20  # columns named in an error
-HEAD = struct.Struct("<cQ")
 RANGE = struct.Struct("<QQ")
-OPEN, PART, READ, ROWS, DONE, REFUSED = (bytes([letter]) for letter in b"OPRBDE")
-
-
-def send(channel: socket.socket, kind: bytes, *parts: Buffer) -> None:
-    channel.sendall(HEAD.pack(kind, sum(memoryview(part).nbytes for part in parts)))
-    for part in parts:
-        channel.sendall(part)
-
-
-def receive(channel: socket.socket, most: int, room: Buffer = b"") -> tuple[bytes, memoryview]:
-    """A message of at most `most` bytes, in `room` where it fits. Raises EOFError when the other end is
-    closed or says more.
-    """
-    kind, length = HEAD.unpack(_exactly(channel, memoryview(bytearray(HEAD.size))))
-    if length > most:
-        raise EOFError
-    view = memoryview(room)
-    return kind, _exactly(channel, (view if length <= len(view) else memoryview(bytearray(length)))[:length])
-
-
-def _exactly(channel: socket.socket, target: memoryview) -> memoryview:
-    done = 0
-    while done < len(target):
-        count = channel.recv_into(target[done:])
-        if not count:
-            raise EOFError
-        done += count
-    return target
+OPEN, PART, READ, ROWS, DONE = (bytes([letter]) for letter in b"OPRBD")
 
 
 class _Asked(io.RawIOBase):
@@ -251,27 +217,15 @@ def _send_batch(channel: socket.socket, batch: "pa.RecordBatch", path: str) -> N
     send(channel, ROWS, sink.getvalue())
 
 
-def main() -> None:
+def serve(channel: socket.socket, limits: Limits) -> None:
     """Serve files until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end of the socket closes
-    with suppress(ValueError, OSError):  # not on every system
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    channel = socket.socket(fileno=sys.stdin.fileno())
-    with suppress(EOFError, ConnectionError):
-        while True:
-            _, asked = receive(channel, MOST_PART)
-            given = json.loads(bytes(asked))
-            columns = [Column(**{**each, "names": tuple(each["names"])}) for each in given["columns"]]
-            try:
-                _send_rows(channel, given["path"], given["size"], columns)
-            except DataError as error:
-                send(channel, REFUSED, str(error).encode(errors="surrogatepass"))
-            else:
-                send(channel, DONE)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    while True:
+        _, asked = receive(channel, MOST_PART)
+        given = json.loads(bytes(asked))
+        columns = [Column(**{**each, "names": tuple(each["names"])}) for each in given["columns"]]
+        try:
+            _send_rows(channel, given["path"], given["size"], columns)
+        except DataError as error:
+            send(channel, REFUSED, str(error).encode(errors="surrogatepass"))
+        else:
+            send(channel, DONE)

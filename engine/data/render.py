@@ -33,6 +33,7 @@ from atelier.engine.io.source_files import total_bytes
 
 ROLES = ("system", "user", ASSISTANT)
 LEARNED = "learned.bin"
+TOGETHER, TOGETHER_CHARACTERS = 64, 1 << 18  # conversations that are rendered at once, at most
 
 
 def render(
@@ -112,6 +113,25 @@ def _conversations(
     chats: Chats, files: Files, reader: SourceReader, tokens: ChatTokens, counts: Counter[str]
 ) -> Iterator[tuple[str, list[ChatRow]]]:
     """The digest of each conversation, and its rows."""
+    for some in _together(_distinct(chats, files, reader, counts)):
+        tokens.prepare([messages for _, _, messages in some])
+        for where, digest, messages in some:
+            try:
+                rows = tokens.rows(messages)
+            except DataError as error:
+                reader.broken(where, str(error))
+                continue
+            counts["conversations"] += 1
+            counts["each_answer"] += len(rows) > 1
+            counts["special_text"] += tokens.holds_special(messages)
+            # of one prompt all answers are in one split
+            yield _digest(messages[:1]) if chats.has_pairs else digest, rows
+
+
+def _distinct(
+    chats: Chats, files: Files, reader: SourceReader, counts: Counter[str]
+) -> Iterator[tuple[str, str, list[ChatMessage]]]:
+    """The place, digest and messages of each conversation, exact copies left out."""
     seen: set[str] = set()
     for where, messages in _messages(chats, files, reader):
         if isinstance(messages, str):
@@ -122,16 +142,22 @@ def _conversations(
             counts["duplicates"] += 1
             continue
         seen.add(digest)
-        try:
-            rows = tokens.rows(messages)
-        except DataError as error:
-            reader.broken(where, str(error))
-            continue
-        counts["conversations"] += 1
-        counts["each_answer"] += len(rows) > 1
-        counts["special_text"] += tokens.holds_special(messages)
-        # of one prompt all answers are in one split
-        yield _digest(messages[:1]) if chats.has_pairs else digest, rows
+        yield where, digest, messages
+
+
+def _together(
+    found: Iterator[tuple[str, str, list[ChatMessage]]],
+) -> Iterator[list[tuple[str, str, list[ChatMessage]]]]:
+    """As many at a time as are rendered at once."""
+    some, size = [], 0
+    for each in found:
+        some.append(each)
+        size += sum(len(message["content"]) for message in each[2])
+        if len(some) == TOGETHER or size > TOGETHER_CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _digest(messages: list[ChatMessage]) -> str:

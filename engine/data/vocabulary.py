@@ -4,24 +4,25 @@ an artifact has of it.
 Shape letters: N tokens, V vocabulary.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.data import END, PAD, TextEnds
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.data import END, PAD, STARTS, TextEnds
+from atelier.engine.config.error import ConfigError, DataError, printable
+from atelier.engine.data.decoding import TokenDecoder
+from atelier.engine.data.text_ends import ENDS, named_end
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
+from atelier.engine.io.limited_process import fault
 
 TOKENIZER, TEXT_ENDS = "tokenizer.json", "text_ends.json"
 # files of others beside their tokenizer, which say what only they read
 CHAT_TEMPLATE = "chat_template.jinja"
 CARRIED = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
-STARTS = (PAD, "<pad>")
-ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Vocabulary:
@@ -40,11 +41,12 @@ class Vocabulary:
         pad = tokenizer.token_to_id(PAD)
         self.pad_id: int = self.end_id if pad is None else pad
         # what a decoder behind an encoder reads first: as T5's, its padding
-        self.start_id: int = next((id for name in STARTS if (id := self.find(name)) is not None), self.end_id)
+        named = next((found for name in STARTS if (found := self.find(name)) is not None), self.end_id)
+        self.start_id: int = named if texts.start is None else texts.start
         ids = tokenizer.get_vocab(with_added_tokens=True)
         # ids may have gaps: the model's embedding must cover the highest
         self.size = max(ids.values()) + 1
-        self._bytes = _token_bytes(tokenizer, ids)
+        self._decoder = TokenDecoder(tokenizer, self.size)
 
     @staticmethod
     def parse(data: bytes, place: str, texts: TextEnds | None = None) -> "Vocabulary":
@@ -96,16 +98,18 @@ class Vocabulary:
         """
         return [
             b"\0" + text if text else (self._tokenizer.id_to_token(number) or "").encode()
-            for number, text in enumerate(self._bytes)
+            for number, text in enumerate(self.spellings())
         ]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text, nothing added."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """The ids of one text, nothing added. Raises DataError where the tokenizer fails at it."""
+        with _library("a text"):
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def begun(self, text: str, number: int) -> tuple[list[int], str] | None:
         """The first `number` ids of a text, and the text that they stand for; None where it has no more."""
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        with _library("a text"):
+            found = self._tokenizer.encode(text, add_special_tokens=False)
         if len(found.ids) <= number:
             return None
         return found.ids[:number], text[: found.offsets[number - 1][1]]
@@ -116,35 +120,65 @@ class Vocabulary:
         return text if len(found.ids) <= number else text[found.offsets[-number][0] :]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts, on all threads that RAYON_NUM_THREADS allows."""
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """The ids of many texts, on all threads that RAYON_NUM_THREADS allows. Raises DataError where the
+        tokenizer fails at one of them.
+        """
+        with _library("one of the texts"):
+            return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def bytes_of(self, ids: Sequence[int] | np.ndarray) -> bytes:
-        """The UTF-8 bytes of `ids`; special tokens have none. Exact for byte-level vocabularies."""
-        return b"".join(self._bytes[i] for i in ids)
+        """The UTF-8 bytes of a text's `ids`; special tokens have none. Those of the text that was encoded,
+        unless the tokenizer leaves out or changes something of it (`is_exact`).
+        """
+        return self._decoder.bytes_of([int(number) for number in ids])
 
-    def byte_lengths(self) -> np.ndarray:
-        """bytes_V int64: the number of bytes of text of each id."""
-        return np.array([len(b) for b in self._bytes], dtype=np.int64)
+    def is_exact(self, text: str, ids: Sequence[int]) -> bool:
+        """Whether the ids of a text hold all of it."""
+        return self.bytes_of(ids) == text.encode()
+
+    def behind(self, before: Sequence[int], ids: Sequence[int], *, has_end: bool = True) -> str:
+        """The text of `ids` behind the ids `before`. Where it has no end, without the part of a character at
+        which it was cut.
+        """
+        return self._decoder.behind(before, ids, has_end=has_end)
+
+    def stream(self, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
+        """`behind` in pieces, whole characters each, as the ids come."""
+        return self._decoder.stream(before, ids)
+
+    def spellings(self) -> list[bytes]:
+        """The bytes of text for which each id stands within a text; none for special tokens."""
+        return self._decoder.spellings_V
+
+
+@contextmanager
+def _library(what: str) -> Iterator[None]:
+    """Errors of the library as DataErrors. What its regular expressions and models come upon in a text ends
+    in a panic of Rust, which is no Exception.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise DataError(f"the tokenizer cannot encode {what} ({fault(error)})") from None
 
 
 def tokenizer_of(data: bytes, place: str) -> Tokenizer:
     """Raises ConfigError for what is no tokenizer.json."""
     try:
         return Tokenizer.from_buffer(data)
-    except Exception as error:  # tokenizers raises bare Exception
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and panics of Rust
+        said = printable(" ".join(str(error).split()))
         raise ConfigError(
-            place, f"not a tokenizer.json ({error})", "give the file that the tokenizers library writes"
+            place, f"not a tokenizer.json ({said})", "give the file that the tokenizers library writes"
         ) from None
-
-
-def named_end(tokenizer: Tokenizer) -> int | None:
-    """The id of the first of ENDS that the tokenizer has."""
-    return next((end for name in ENDS if (end := tokenizer.token_to_id(name)) is not None), None)
 
 
 def copy_tokenizer(source: ArtifactInput, output: ArtifactOutput, scratch: Path) -> None:
@@ -161,40 +195,3 @@ def _copy(source: ArtifactInput, output: ArtifactOutput, scratch: Path, names: t
     for name in source.names():
         if name in names:
             output.add(name, source.file(name, scratch))
-
-
-def _token_bytes(tokenizer: Tokenizer, ids: dict[str, int]) -> list[bytes]:
-    """The bytes of each id, for byte-level vocabularies, and for those that write a space as U+2581 and odd
-    bytes as <0xAB>.
-    """
-    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    pre = json.loads(tokenizer.to_str()).get("pre_tokenizer") or {}
-    is_byte_level = "ByteLevel" in json.dumps(pre)
-    alphabet = _byte_alphabet() if is_byte_level else {}
-    result = [b""] * (max(ids.values()) + 1)
-    for token, i in ids.items():
-        if i not in special:
-            result[i] = _byte_level(token, alphabet) if is_byte_level else _piece(token)
-    return result
-
-
-def _byte_level(token: str, alphabet: dict[str, int]) -> bytes:
-    return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token.encode()
-
-
-def _piece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("▁", " ").encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character by which byte-level BPE writes each byte -> the byte: printable Latin-1 is
-    itself, the rest follow from U+0100.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    table = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
-    if set(table) != set(pre_tokenizers.ByteLevel.alphabet()):
-        raise RuntimeError("the tokenizers library spells bytes in another way than this file knows")
-    return table

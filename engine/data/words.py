@@ -25,7 +25,7 @@ class Spelling:
     """Properties of the spelling of each token of a vocabulary, [V] bool each."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        tokens = [vocabulary.bytes_of([n]) for n in range(vocabulary.size)]
+        tokens = vocabulary.spellings()
         bare = [token.lstrip(_SPACE) for token in tokens]
 
         def table(holds: Callable[[int], bool]) -> np.ndarray:
@@ -141,7 +141,7 @@ class Sentences:
     """Sentence ends by the spelling of a vocabulary's tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        tokens = [vocabulary.bytes_of([n]) for n in range(vocabulary.size)]
+        tokens = vocabulary.spellings()
         self._is_stop_V = np.array([t.rstrip(_CLOSING).endswith((b".", b"!", b"?")) for t in tokens])
         self._is_wide_V = np.array([t.endswith(_WIDE) for t in tokens])
         self._is_line_V = np.array([b"\n" in t for t in tokens])

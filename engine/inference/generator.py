@@ -22,7 +22,6 @@ from atelier.engine.inference.sampling import (
     continuation,
     continuations,
     room_behind,
-    whole_characters,
 )
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.tier.ring import read_model_within
@@ -53,7 +52,7 @@ class Generator:
         """
         if sampling.best_of > 1:
             return iter([self.ranked(prompt, sampling)[0].text])
-        return whole_characters(self._pieces(self.before(prompt, sampling), sampling))
+        return self._streamed(self.before(prompt, sampling), sampling, self.vocabulary.ends)
 
     def ranked(self, prompt: str, sampling: Sampling) -> list[RankedText]:
         """`best_of` continuations, by descending probability of being natural under the model's adversarial
@@ -69,7 +68,7 @@ class Generator:
         most = room_behind(self.model, before.ids, sampling.max_tokens)
         for first in range(0, len(seeds), TOGETHER):
             for ids in self._drawn(before, sampling, seeds[first : first + TOGETHER]):
-                text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
+                text = self.vocabulary.behind(before.ids, ids)
                 is_cut = len(before.ids) + len(ids) == most  # the head learned from whole sentences
                 read = [*before.ids, *ids]
                 whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
@@ -163,13 +162,10 @@ class Generator:
 
     def answer(self, ids: list[int], sampling: Sampling, ends: tuple[int, ...]) -> Iterator[str]:
         """What follows `ids` up to one of `ends`, streamed in whole characters."""
-        return whole_characters(self._pieces(Prefix(self.prompted(ids), []), sampling, ends))
+        return self._streamed(Prefix(self.prompted(ids), []), sampling, ends)
 
-    def _pieces(
-        self, before: Prefix, sampling: Sampling, ends: tuple[int, ...] | None = None
-    ) -> Iterator[bytes]:
-        for token in self._counted(before, sampling, ends or self.vocabulary.ends):
-            yield self.vocabulary.bytes_of([token])
+    def _streamed(self, before: Prefix, sampling: Sampling, ends: tuple[int, ...]) -> Iterator[str]:
+        return self.vocabulary.stream(before.ids, self._counted(before, sampling, ends))
 
     def _counted(self, before: Prefix, sampling: Sampling, ends: tuple[int, ...]) -> Iterator[int]:
         for token in continuation(self.model, before.ids, sampling, ends, before.soft, before.encoder):

@@ -1,10 +1,9 @@
-"""Autoregressive sampling: pick a token, cache keys and values, emit whole characters.
+"""Autoregressive sampling: pick a token, cache keys and values.
 
 B rows, P tokens of a prompt, T tokens, D hidden, V vocab
 """
 
-import codecs
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -215,17 +214,3 @@ def _last_logits(
         batch["prompts_BT"] = prompts_BT
     hidden_BTD = model(batch | (read or {}), cache=cache).hidden
     return (hidden_BTD[:, -1] @ model.head_weight[: model.spec.ids].t()).float()
-
-
-def whole_characters(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Decode a stream of bytes, emitting characters as soon as they are complete; invalid UTF-8 becomes
-    U+FFFD.
-
-    Joined, the pieces are the text of all bytes decoded at once.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for piece in pieces:
-        if text := decoder.decode(piece):
-            yield text
-    if text := decoder.decode(b"", final=True):
-        yield text

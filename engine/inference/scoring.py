@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
+from atelier.engine.data.encode import ORIGINAL
 from atelier.engine.data.examples import Examples, OptionRow
 from atelier.engine.data.pairs import Pair, paired
 from atelier.engine.data.tokens import token_dtype
@@ -38,13 +39,15 @@ class HeldOutText:
     """The beginning of the held-out split: whole documents, or the first one cut when it alone is too long.
 
     ends_D: tokens up to and including each document's end token. num_bytes: UTF-8 bytes of the documents'
-    text. is_begun: documents begin with a token of their own, which is no text. start, end: what a decoder
-    behind an encoder reads first, and the encoder last.
+    text. original: these bytes, None where the tokens hold them. is_begun: documents begin with a token of
+    their own, which is no text. start, end: what a decoder behind an encoder reads first, and the encoder
+    last.
     """
 
     tokens_N: np.ndarray
     ends_D: np.ndarray
     num_bytes: int
+    original: bytes | None = None
     is_begun: bool = False
     start: int = 0
     end: int = 0
@@ -107,10 +110,19 @@ def read_held_out(
         size, ends = int(sizes[:num_whole].sum()), ends[:num_whole]
     else:
         size, ends = len(vocabulary.bytes_of(taken)), np.array([len(taken)])
+    original = None
+    if ORIGINAL in tokens.names():
+        with open(tokens.file(ORIGINAL, scratch), "rb") as whole:
+            original = whole.read(size if num_whole else int(sizes[0]))
+        if not num_whole:
+            begun = vocabulary.begun(original.decode(), len(taken) - len(vocabulary.before))
+            original = begun[1].encode() if begun else original
+            size = len(original)
     return HeldOutText(
         tokens_N=taken,
         ends_D=ends,
         num_bytes=size,
+        original=original,
         is_begun=bool(vocabulary.before),
         start=vocabulary.start_id,
         end=vocabulary.end_id,

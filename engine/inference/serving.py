@@ -20,7 +20,6 @@ from atelier.engine.config.message import Continuation
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.inference.generator import TOGETHER, Generator
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
-from atelier.engine.inference.sampling import whole_characters
 from atelier.engine.io.process import say
 
 WAY_OUT = 'send {"prompt": "..."} on one line'
@@ -192,8 +191,8 @@ class Desk:
         if row.fault is not None:
             self._answer(asked.ticket, {"error": str(row.fault)})
             return
-        pieces = (self._generator.vocabulary.bytes_of([token]) for token in row.ids)
-        self._answer(asked.ticket, {"text": "".join(whole_characters(pieces))})
+        text = self._generator.vocabulary.behind(asked.before.ids, row.ids)
+        self._answer(asked.ticket, {"text": text})
 
     def _answer(self, ticket: Ticket, answer: Continuation) -> None:
         if ticket.number is not None:

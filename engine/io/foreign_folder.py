@@ -5,7 +5,7 @@ in. Torch-free.
 from collections.abc import Mapping, Sequence
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import AdoptedEnds
+from atelier.engine.config.data import STARTS, AdoptedEnds
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.io.hub import pinned
@@ -49,7 +49,20 @@ def texts_of(documents: Sequence[Mapping[str, Json]]) -> AdoptedEnds:
     named = section_of(begin).get("content", begin)
     is_added = how.get("add_bos_token")
     added = (str(named or "") if is_added else "") if isinstance(is_added, bool) else None
-    return AdoptedEnds(begin=added, ends=tuple(dict.fromkeys(ends)))
+    return AdoptedEnds(begin=added, ends=tuple(dict.fromkeys(ends)), start=_start_of(documents[0], how))
+
+
+def _start_of(config: Mapping[str, Json], tokenizer: Mapping[str, Json]) -> int | None:
+    """The id that a decoder behind an encoder reads first; None where there is no encoder, or it is a padding
+    token that is found by its name.
+    """
+    pad = config.get("pad_token_id", 0)
+    start = config.get("decoder_start_token_id", pad)
+    if not config.get("is_encoder_decoder") or type(start) is not int:
+        return None
+    named = tokenizer.get("pad_token")
+    is_named = section_of(named).get("content", named) in STARTS
+    return None if is_named and start == pad else start
 
 
 def weights_of(folder: str, there: list[str]) -> list[str]:

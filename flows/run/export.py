@@ -37,8 +37,8 @@ OnShare = Callable[[float], None]
 @dataclass(frozen=True)
 class Exported:
     """What was written to `url`. `apart`: how far the logits of what was read back are from the model's, as
-    a share of their scale. Of an adapter, which is copied: its `rank`, or its `vectors`, and the name
-    of its `base`.
+    a share of their scale; `ids`: whether its tokenizer cuts text as the model's. Of an adapter, which is
+    copied: its `rank`, or its `vectors`, and the name of its `base`.
     """
 
     url: str
@@ -46,6 +46,7 @@ class Exported:
     files: int
     bytes: int
     apart: float = 0.0
+    ids: str = ""
     rank: int = 0
     vectors: int = 0
     base: str = ""
@@ -98,6 +99,7 @@ def export(
         files=int(done["files"]),
         bytes=int(done["bytes"]),
         apart=float(done["apart"]),
+        ids=str(done["ids"]),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +17,16 @@ from atelier.engine.config.model.ernie import Ernie
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
+from atelier.engine.data.auto_tokenizer import NOT_COMPARED
 from atelier.engine.data.examples import NOT_SCORED
+from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.sampling import TextModel
 from atelier.engine.inference.scoring import label_nats
-from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
 from tests.engine.scored_models import Study
+from tests.engine.trainings import artifact
 
 transformers = pytest.importorskip("transformers")
 
@@ -45,6 +49,19 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return Study(tmp_path_factory.mktemp("study"))
 
 
+@pytest.fixture(scope="module")
+def studies(study: Study, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
+    """By family; transformers has the text of Qwen 2 cut by rules of Qwen 2."""
+    made = Study(tmp_path_factory.mktemp("qwen"))
+    document = json.loads(made.file(made.tokenizer, "tokenizer.json").read_text())
+    rules = transformers.Qwen2Tokenizer().backend_tokenizer
+    document |= {name: json.loads(rules.to_str())[name] for name in ("normalizer", "pre_tokenizer")}
+    files = {"tokenizer.json": json.dumps(document).encode()}
+    made.tokenizer = open_input(artifact(made.folder / "of-qwen", "tokenizer", files))
+    made.vocabulary = Vocabulary.read(made.file(made.tokenizer, "tokenizer.json"))
+    return dict.fromkeys(MODELS, study) | {"qwen2": made}
+
+
 def run_file(source: ArtifactInput, folder: Path, **config: Any) -> RunFile:
     return RunFile(
         schema=1, task="export", version=1, config={"url": str(folder / "exported"), **config},
@@ -58,10 +75,12 @@ def model_of(study: Study, name: str, fields: dict[str, Any]) -> ArtifactInput:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_transformers_reads_what_was_written_and_writes_the_same_text(
-    study: Study, family: str, tmp_path: Path
+    studies: dict[str, Study], family: str, tmp_path: Path
 ) -> None:
+    study = studies[family]
     source = model_of(study, family, MODELS[family])
     done = exporting.export(run_file(source, tmp_path, card="# a card\n", most=20_000))
+    assert str(done["ids"]).startswith("ids of 200 texts are those of AutoTokenizer")
     assert done["family"] == family.strip() and done["apart"] == 0.0
     folder = tmp_path / "exported"
     assert (folder / "README.md").read_text() == "# a card\n"
@@ -79,6 +98,25 @@ def test_transformers_reads_what_was_written_and_writes_the_same_text(
         assert tokenizer.decode(more, skip_special_tokens=True).startswith(text.rstrip("\ufffd"))
         written += text
     assert written
+
+
+def test_a_family_whose_tokenizer_transformers_builds_itself_is_refused_where_it_cuts_otherwise(
+    study: Study, tmp_path: Path
+) -> None:
+    source = model_of(study, "qwen2-otherwise", MODELS["qwen2"])
+    with pytest.raises(
+        ConfigError, match=r"AutoTokenizer of transformers .* for family qwen2 it takes Qwen2"
+    ):
+        exporting.export(run_file(source, tmp_path))
+    assert not (tmp_path / "exported").exists()
+
+
+def test_where_transformers_is_not_installed_the_export_says_that_ids_are_not_compared(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    done = exporting.export(run_file(model_of(study, "llama-alone", MODELS["llama"]), tmp_path))
+    assert done["ids"] == NOT_COMPARED
 
 
 def test_another_precision_says_how_far_its_logits_are(study: Study, tmp_path: Path) -> None:
@@ -171,8 +209,9 @@ def test_the_model_itself_is_as_it_was(study: Study, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_200_strings_are_as_likely_to_transformers_as_they_are_here(
-    study: Study, family: str, tmp_path: Path
+    studies: dict[str, Study], family: str, tmp_path: Path
 ) -> None:
+    study = studies[family]
     source = model_of(study, f"{family}-scored", MODELS[family])
     exporting.export(run_file(source, tmp_path))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")

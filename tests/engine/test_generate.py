@@ -9,9 +9,10 @@ import torch
 
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.generation import Sampling
+from atelier.engine.data.decoding import whole_characters
 from atelier.engine.generate import generate
 from atelier.engine.inference.generator import read_generator
-from atelier.engine.inference.sampling import sample, whole_characters
+from atelier.engine.inference.sampling import sample
 from tests.checkout import python_path
 from tests.engine.scored_models import Study
 
@@ -156,13 +157,16 @@ def test_text_stops_before_any_of_the_tokens_that_end_it(study, speaker):
     how = sampling(temperature=0.0, max_tokens=30)
     tokens = []
     plain, bytes_of = speaker.text("Poem", how), speaker.vocabulary.bytes_of
-    speaker.vocabulary.bytes_of = lambda ids: tokens.extend(ids) or bytes_of(ids)
+    stream, ends = speaker.vocabulary.stream, speaker.vocabulary.ends
+    speaker.vocabulary.stream = lambda before, ids: stream(
+        before, (tokens.append(each) or each for each in ids)
+    )
     try:
         speaker.text("Poem", how)
-        ends, speaker.vocabulary.ends = speaker.vocabulary.ends, (*speaker.vocabulary.ends, tokens[7])
+        speaker.vocabulary.stream, speaker.vocabulary.ends = stream, (*ends, tokens[7])
         stopped = speaker.text("Poem", how)
     finally:
-        speaker.vocabulary.bytes_of, speaker.vocabulary.ends = bytes_of, ends
+        speaker.vocabulary.stream, speaker.vocabulary.ends = stream, ends
     first = tokens.index(tokens[7])
     assert stopped == bytes_of(tokens[:first]).decode("utf-8", "replace")
     assert plain.startswith(stopped.rstrip("�")) and len(stopped) < len(plain)

@@ -138,7 +138,8 @@ def test_a_text_that_was_cut_has_no_end_token_and_one_that_ended_has_one(desk: D
         assert desk.study.vocabulary.decode(tokens) == line["text"]
 
 
-def test_half_of_a_character_is_left_out_where_the_text_was_cut() -> None:
-    more = "déjà".encode()[:-1]
-    assert _text("so: ", more, has_end=False) == {"text": "so: déj", "cut": True}
-    assert _text("so: ", more, has_end=True) == {"text": "so: déj\ufffd"}
+def test_half_of_a_character_is_left_out_where_the_text_was_cut(desk: Desk) -> None:
+    vocabulary = desk.study.vocabulary
+    begun, ids = (vocabulary.encode("so: "), "so: "), vocabulary.encode("d\u00e9j\u00e0")[:-1]
+    assert _text(vocabulary, begun, ids, has_end=False) == {"text": "so: déj", "cut": True}
+    assert _text(vocabulary, begun, ids, has_end=True) == {"text": "so: déj\ufffd"}

@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
         then = f"PeftModel.from_pretrained(<{done.base}, exported>, {options.url!r})"
     else:
         words = f"family {done.family}, {done.files} files, {done.bytes / 1e6:.4g} MB"
-        then = f"read back, its logits are {done.apart:.2g} of their scale apart"
+        then = f"read back, its logits are {done.apart:.2g} of their scale apart; {done.ids}"
     print(printable(f"{options.url}: {words}; {then}", 0))
     return 0
 

@@ -1,5 +1,7 @@
 """Chat templates render as in transformers, and what they do to the machine is bounded."""
 
+import functools
+import signal
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +23,11 @@ def theirs(source: str) -> Any:
 
 
 def template(source: str, now: datetime | None = None) -> ChatTemplate:
+    """With a process of its own."""
     return ChatTemplate(source, "chat_template", WORDS, now)
+
+
+known = functools.cache(template)
 
 
 @pytest.mark.parametrize("talk", TALKS)
@@ -34,10 +40,10 @@ def test_a_template_renders_as_in_transformers(name: str, talk: str) -> None:
             expected = other.apply_chat_template([dict(one) for one in messages], **how)
         except Exception as error:
             with pytest.raises(DataError, match="chat_template: "):
-                template(TEMPLATES[name]).render(messages, is_prompt=is_prompt)
+                known(TEMPLATES[name]).render(messages, is_prompt=is_prompt)
             assert "Conversation roles" in str(error)
         else:
-            assert template(TEMPLATES[name]).render(messages, is_prompt=is_prompt).text == expected
+            assert known(TEMPLATES[name]).render(messages, is_prompt=is_prompt).text == expected
 
 
 PIECES = (
@@ -100,12 +106,58 @@ def test_a_hostile_template_ends_in_one_line(source: str) -> None:
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
-def test_endless_work_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "CPU_S", 0.3)
-    loops = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
-    with pytest.raises(DataError, match="takes more than 0 seconds"):
-        template(loops).render(TALKS["one turn"])
-    assert template("{{ messages[0].role }}").render(TALKS["one turn"]).text == "user"
+ENDLESS = {
+    "loops": "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+    "one operation of C": "{{ ([[1]] * (messages | length * 4999999)) | sum(start=[]) }}",
+    "long texts": "{% for i in range(99999) %}{% set n = ('x' * (9999999 + i)).count('xy') %}{% endfor %}",
+}
+
+
+def test_endless_work_while_a_template_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "CPU_S", 0.4)
+    with pytest.raises(ConfigError, match=r"is no chat template \(takes more than 0.4 seconds of processor"):
+        template("{{ ([[1]]*9999999)|sum(start=[]) }}")  # Jinja computes what is constant at once
+
+
+@pytest.mark.parametrize("work", ENDLESS)
+def test_endless_work_is_ended(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    monkeypatch.setattr(chat_template, "CPU_S", 0.2)
+    endless = template("{% if messages | length > 1 %}" + ENDLESS[work] + "{% endif %}{{ messages[0].role }}")
+    talks = (TALKS["open"], TALKS["one turn"])
+    endless.prepare([(talk, False) for talk in talks])
+    for _ in range(chat_template.MOST_ENDS - 1):
+        with pytest.raises(DataError, match=r"chat_template: takes more than 0\.2 seconds of processor time"):
+            endless.render(TALKS["one turn"])
+        assert endless.render(TALKS["open"]).text == "user"
+    with pytest.raises(ConfigError, match="of processor time, 3 times; mend it"):
+        endless.render(TALKS["one turn"])
+
+
+def test_ctrl_c_ends_a_rendering_at_once() -> None:
+    endless = template(ENDLESS["one operation of C"])
+    child = endless._process._process
+    assert child is not None
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        endless.render(TALKS["one turn"])
+    signal.signal(signal.SIGALRM, before)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_renderings_that_are_prepared_together_are_those_of_one_at_a_time() -> None:
+    asked = [(talk[:n], n % 2 > 0) for talk in TALKS.values() for n in range(1, len(talk) + 1)]
+    for name, source in TEMPLATES.items():
+        alone, together = known(source), template(source)
+        together.prepare(asked)
+        for messages, is_prompt in asked:
+            ends = []
+            for one in (alone, together):
+                try:
+                    ends.append(one.render(messages, is_prompt=is_prompt))
+                except DataError as error:
+                    ends.append(str(error))
+            assert ends[0] == ends[1], name
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ a | random }}", "{% endif %}", "{{ 'x", "x" * (1 << 21)])

@@ -140,7 +140,8 @@ def test_a_reader_that_ends_or_says_nothing_is_one_line_and_the_next_file_is_rea
 ) -> None:
     data = whole("none", 0)
     rows = read(reader, data)
-    process, channel = reader._process, reader._channel
+    child = reader._process
+    process, channel = child._process, child._channel
     assert process is not None and channel is not None
     channel.settimeout(0.5)
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from atelier.engine.config.data import AdoptedEnds, TextEnds
 from atelier.engine.config.data import Tokenizer as Tokens
 from atelier.engine.config.error import ConfigError
-from atelier.engine.data.learn_tokenizer import text_ends
+from atelier.engine.data.text_ends import text_ends
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.foreign_folder import texts_of
 
@@ -88,3 +88,29 @@ def test_documents_begin_and_end_so_in_tokens(workshop: Any, poems: Any, tmp_pat
     ends = np.load(made.file("train.ends.npy", tmp_path))
     assert (ids_N[[0, *ends[:-1]]] == 256).all() and (ids_N[ends - 1] == 259).all()
     assert (ids_N == 256).sum() == (ids_N == 259).sum() == len(ends) > 1
+
+
+@pytest.mark.parametrize(
+    ("config", "pad", "start"),
+    [
+        ({"decoder_start_token_id": 0, "pad_token_id": 0}, "[PAD]", 0),
+        ({"pad_token_id": 3}, {"content": "[PAD]"}, 3),
+        ({}, None, 0),
+        ({"decoder_start_token_id": 5, "pad_token_id": 0}, "<pad>", 5),
+        ({"decoder_start_token_id": 0, "pad_token_id": 0}, "<pad>", None),  # found by its name, as ever
+        ({"pad_token_id": 0, "is_encoder_decoder": False}, "[PAD]", None),
+    ],
+)
+def test_a_decoder_begins_with_the_padding_of_its_model_whatever_its_name(
+    config: dict[str, Any], pad: Any, start: int | None
+) -> None:
+    documents = [{"is_encoder_decoder": True, "eos_token_id": 257, **config}, {}, {"pad_token": pad}]
+    texts, tokenizer = texts_of(documents), tokenizer_of()
+    assert texts.start == start and ("start" in texts.told()) == (start is not None)
+    found = text_ends(texts, tokenizer, "here")
+    assert Vocabulary(tokenizer, found).start_id == (found.ends[0] if start is None else start)
+
+
+def test_a_decoder_that_begins_with_an_id_of_no_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="decoder_start_token_id: 900, but the tokenizer has no such id"):
+        text_ends(AdoptedEnds(ends=(257,), start=900), tokenizer_of(), "here")
