@@ -25,6 +25,7 @@ from pathlib import Path
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import is_local, local_path
+from atelier.infra.stack.service import check_proxies
 from atelier.infra.stack.stack import join_stack
 
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
@@ -246,11 +247,14 @@ EMBEDDED = {
 
 
 def embed(root: str) -> EmbeddedServer | None:
-    """Settings and server of this process, before Prefect is imported; None when the user configured one."""
+    """Settings and server of this process, before Prefect is imported; None when the user configured one.
+    Raises ConfigError for proxies that Prefect's client cannot read.
+    """
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
     os.environ["PREFECT_HOME"] = str(home := _home(root))
     join_stack(root)
+    check_proxies()
     if is_configured(root):
         return None
     server = embedded_server(home)

@@ -18,6 +18,7 @@ from prefect.states import Cancelling
 
 from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import ConfigError
+from atelier.infra.stack.service import check_proxies
 
 SEEN_S = 90  # a worker without a heartbeat for longer counts as offline
 AWAY = (httpx.TransportError, OSError)
@@ -47,6 +48,7 @@ def check_answers() -> None:
 
 @contextmanager
 def _answering(url: str, way_out: str) -> Iterator[SyncPrefectClient]:
+    check_proxies()
     try:
         with get_client(sync_client=True) as client:
             yield client

@@ -14,10 +14,10 @@ from typing import cast
 
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io.proxies import LOOPBACK
 from atelier.engine.io.storage import is_local, local_path, read_object
 from atelier.infra.stack.service import ServiceEntry
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST = "127.0.0.1"
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

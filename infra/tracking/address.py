@@ -8,8 +8,8 @@ import os
 import re
 from urllib.parse import urlsplit
 
+from atelier.engine.io.proxies import LOOPBACK, exempt_loopback
 from atelier.engine.io.storage import join
-from atelier.infra.stack.settings import LOOPBACK
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store
 
@@ -29,8 +29,9 @@ def tracking_address(given: str, store: Store) -> str:
     that runs, else a database in its folder.
 
     Also sets the credential of that address in the environment: the stack's for the stack's server, the
-    user's for $MLFLOW_TRACKING_URI, none for any other.
+    user's for $MLFLOW_TRACKING_URI, none for any other. Loopback is reached without a proxy.
     """
+    exempt_loopback(os.environ)
     _restore()
     stack, users = Stack(store.root).tracking(), os.environ.get(URI, "")
     uri = given or users or stack.get(URI, "") or f"sqlite:///{join(store.root, 'mlflow.db')}"
