@@ -136,7 +136,7 @@ def run_flow(
         outcome.failure = outcome.failure or of_system(error)
     made = [name for name, state in outcome.states.items() if state == "done"]
     with suppress(OSError):  # a lost measurement does no harm
-        record_measurements(plan, made, store, frozen.pool.name)
+        record_measurements(plan, made, store, frozen.pool)
     outcome.untracked = context.tracker.close(outcome.status)
     outcome.places = list(context.tracker.places)
     outcome.total_s = time.monotonic() - started
