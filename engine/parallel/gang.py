@@ -22,6 +22,7 @@ from atelier.engine.config.device import is_device
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
+from atelier.engine.io.machine import num_cores
 from atelier.engine.parallel.regions import Regions
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
@@ -162,7 +163,7 @@ def num_threads(layout: Parallel, world: int) -> int:
     """CPU threads of this rank: as given, or an even share of the cores this process may use."""
     if layout.threads != "auto":
         return layout.threads
-    return max(1, len(os.sched_getaffinity(0)) // ranks_here(world))
+    return max(1, num_cores() // ranks_here(world))
 
 
 def ranks_here(world: int) -> int:

@@ -15,8 +15,8 @@ from atelier.engine.config.document import number_of
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.metric import FOLDER, effective, is_segment, merge, time_spent
 from atelier.engine.config.pool import Pool
+from atelier.engine.io.machine import has_half
 from atelier.engine.io.storage import join, names, read_object, read_text, remove, write_bytes
-from atelier.infra.launch.machine import has_half
 from atelier.infra.store.store import Store
 
 MOST_FILES = 40  # metric segments read per trajectory: the newest

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from atelier.engine.config.error import ConfigError, StoppedError, printable
 from atelier.engine.config.pool import Pool
+from atelier.engine.io.machine import cores, num_cores
 from atelier.engine.io.storage import UMASK
 from atelier.infra.launch.gpus import VISIBLE, check_gpus, visible
 from atelier.infra.launch.locks import FOR_ALL, holder, shared_folder, try_lock, user
-from atelier.infra.launch.machine import cores, num_cores
 from atelier.infra.launch.rendezvous import NodePlace
 from atelier.infra.store.local_folders import local_folder
 from atelier.infra.store.run_manifest import is_alive, manifests
