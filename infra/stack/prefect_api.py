@@ -150,13 +150,13 @@ def read_run(run_id: str) -> FlowRun | None:
         raise
 
 
-def cancel(run_id: str, patience_s: float = 10.0) -> None:
+def cancel(run_id: str, why: str, patience_s: float = 10.0) -> None:
     """Cancel a run; an unreachable server is retried for `patience_s`, then ignored."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
             with get_client(sync_client=True) as client:
-                client.set_flow_run_state(UUID(run_id), Cancelling(message="its parent was stopped"))
+                client.set_flow_run_state(UUID(run_id), Cancelling(message=why))
                 return
         except (*AWAY, PrefectHTTPStatusError):
             if time.monotonic() > deadline:
