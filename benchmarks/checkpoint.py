@@ -24,6 +24,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 from machine import keep, use_own_code
 
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.io.machine import num_cores
 from tests.engine.trainings import VOCAB, tokens
 
 EVERY = 20
@@ -52,7 +53,7 @@ def run_file(folder: Path, inputs: dict[str, str], steps: int, every: int) -> Pa
     }
     members = {"model": {"role": role, "segments": [segment]}}
     training = {"members": members, "streams": [{"input": "tokens"}], "train": train}
-    layout = {"shard": 1, "threads": os.cpu_count(), "compile": "none", "device": "cpu"}
+    layout = {"shard": 1, "threads": num_cores(), "compile": "none", "device": "cpu"}
     config = {"trainings": [training]}
     run = {"schema": 1, "task": "train", "version": 1, "config": config, "inputs": inputs, "layout": layout}
     (folder / "scratch").mkdir(parents=True)

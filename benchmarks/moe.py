@@ -8,7 +8,6 @@ over the ways in rotated order; given are medians of seconds, and of CPU seconds
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.io.machine import num_cores
 from atelier.engine.model.expert_mlp import mlp
 from atelier.engine.model.moe import MoE
 from atelier.engine.parallel.gang import keep_freed_memory
@@ -177,7 +177,7 @@ def main() -> None:
     )
     parser.add_argument("--peers", type=Path, help="folder with transformers")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--experts", type=int, nargs="+", default=list(CASES))
     chosen = parser.parse_args()
     if chosen.peers:

@@ -10,7 +10,6 @@ interval is one of 95 %.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.data.control_prompt import prefix_of
 from atelier.engine.data.datasets.natural import SIDES, Imitation
 from atelier.engine.inference.sampling import continuation
+from atelier.engine.io.machine import num_cores
 
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
 MEMORY = 32  # tokens, as the teacher was trained
@@ -210,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=360)
     parser.add_argument("--store", type=Path, default=Path("objectives"))
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each training")
+    parser.add_argument("--threads", type=int, default=num_cores(), help="of each training")
     parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
     chosen = parser.parse_args()
     torch.manual_seed(0)

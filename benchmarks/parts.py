@@ -25,6 +25,7 @@ from machine import RESULTS, about, commit, use_own_code
 
 from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.io.machine import num_cores
 from tests.engine.trainings import artifact
 
 use_own_code()
@@ -38,7 +39,7 @@ def options(about: str, *, steps: int, store: str, **own: Any) -> argparse.Names
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--store", type=Path, default=Path(store))
     parser.add_argument("--go-on", action="store_true", help="beside the seeds of the kept result")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each training")
+    parser.add_argument("--threads", type=int, default=num_cores(), help="of each training")
     parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
     for name, default in own.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)

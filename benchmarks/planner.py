@@ -24,10 +24,10 @@ from machine import keep
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
+from atelier.engine.io.machine import num_cores
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.fit import Probe
 from atelier.infra.calibration.calibrate import VOCAB, calibrate, probe, random_tokens, run_probes
-from atelier.infra.launch.machine import num_cores
 
 ONE = Parallel(shard=1, threads=1, compile="none")
 TWO = {"threads": 1, "compile": "none"}

@@ -72,7 +72,7 @@ class Converting(Spec):
 def convert(run: RunFile) -> dict[str, Json]:
     """Write the converted model; returns the summary."""
     asked = parse(Converting, run.config, "config")
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     scratch, source, rule = Path(run.scratch), input_of(run, "model"), asked.rule
     weights, spec = read_weights(source, scratch)
 

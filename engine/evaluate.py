@@ -111,7 +111,7 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
     targets = targets_of(run, config)
     scratch, progress = Path(run.scratch), Progress(stream)
     layout = Parallel(shard=1, threads=config.threads, device=run.layout.device)
-    gang = start_gang(layout)
+    gang = start_gang(layout, run.gpu)
     exam, tokenizer = set_exam(run, config, targets, scratch)
     models = {key: input_of(run, f"model.{key}") for key in targets}
     for key, model in models.items():

@@ -52,7 +52,7 @@ class Exporting(Spec):
 def export(run: RunFile) -> dict[str, Json]:
     """Write the model's files to the url; returns what is said of them."""
     asked = parse(Exporting, run.config, "config")
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     source, scratch = input_of(run, "model"), Path(run.scratch)
     stored, spec = read_weights(source, scratch)
     family = chosen(spec, asked.family)

@@ -75,7 +75,7 @@ def conversation(text: str) -> list[ChatMessage]:
 def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     """Run the generation of the run file: requests are read from `lines`, answers go to `target`."""
     generation = parse(Generation, run.config, "config")
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     memory = int(generation.memory_gb * 1e9)
     generator = read_generator(input_of(run, "model"), Path(run.scratch), gang.device, memory=memory)
     if run.layout.threads == "auto" and sum(each.numel() for each in generator.model.parameters()) < SMALL:

@@ -92,7 +92,7 @@ def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
 def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     """Write imitations.jsonl; returns the summary."""
     scratch = Path(run.scratch)
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     source, tokens = input_of(run, "model"), input_of(run, "tokens")
     generator = read_generator(source, scratch, gang.device)
     if (kind := generator.model.spec).reads_encoder:

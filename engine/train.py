@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
         source_check.check_sources(run.sources)
         stop = StopRequest(Path(run.scratch))
         stop.watch_supervisor()
-        gang = start_gang(run.layout)
+        gang = start_gang(run.layout, run.gpu)
         stop.listen()
         train(run, gang, stop)
     except StoppedError:

@@ -48,7 +48,7 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
     was killed goes on where it stopped. Raises DataError when no document is long enough.
     """
     scratch, corpus = Path(run.scratch), input_of(run, "corpus")
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     generator = read_generator(input_of(run, "model"), scratch, gang.device)
     documents = corpus.file(DOCUMENTS, scratch)
     begins_D, chosen_N = beginnings(documents, generator, asked)

@@ -12,9 +12,9 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.train import Train
+from atelier.engine.io.machine import num_cores
 from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.launch.machine import num_cores
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.trajectory import last_checkpoint, read_trajectory

@@ -4,8 +4,8 @@ objective to distinguish.
 
 from atelier.engine.config.generation import Imitate
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.io.machine import num_cores
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.launch.machine import num_cores
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 

@@ -7,8 +7,8 @@ from atelier.engine.config.document import section_of
 from atelier.engine.config.generation import Written
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, ModelSpec
+from atelier.engine.io.machine import num_cores
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.launch.machine import num_cores
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 

@@ -3,6 +3,7 @@
 Sources: the makers' data sheets; bandwidths each way. A pool's own facts (conf/pool) override these.
 """
 
+import re
 from dataclasses import dataclass
 
 CPU = "cpu"
@@ -79,5 +80,23 @@ ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g",
 
 def known(name: str) -> Device | None:
     """The facts of a device by its common name; None for an unknown one."""
+    return DEVICES.get(_plain(name))
+
+
+def _plain(name: str) -> str:
     plain = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
-    return DEVICES.get(ALIASES.get(plain, plain))
+    return ALIASES.get(plain, plain)
+
+
+def is_device(wanted: str, found: str) -> bool:
+    """Whether a driver's name (NVIDIA H100 80GB HBM3) is of the device type `wanted` (h100): every word of
+    that is in it. A type that is not in DEVICES is the owner's word for any GPU.
+    """
+    if CPU in (wanted.lower(), found.lower()):
+        return wanted.lower() == found.lower()
+    return known(wanted) is None or all(_has(found, word) for word in _plain(wanted).split("-"))
+
+
+def _has(name: str, word: str) -> bool:
+    """h200 is in "NVIDIA H200 NVL", not in "GH200"; 80g is in "80GB"."""
+    return re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![0-9])", name.lower()) is not None

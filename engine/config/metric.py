@@ -1,6 +1,6 @@
 """Metric segments: sealed files `metrics-<attempt>-<number>.jsonl`, a JSON object a line. Torch-free.
 
-A line is {"step", "role", "tokens", "values": {}, "timing": {}}; `values` is deterministic, `timing` is not.
+A line is {"step", "role", "tokens", "values": {}, "timing": {}, "device"}; only `values` is deterministic.
 A later attempt starts from a checkpoint: lines of earlier attempts at or after its first step are superseded.
 """
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NotRequired, TypedDict, cast
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.document import check_as, parse_lines
@@ -25,6 +25,9 @@ class MetricLine(Spec):
     tokens: int
     values: dict[str, float]
     timing: dict[str, float] = {}
+    device: str = Field(
+        default="cpu", description="what computed the step: cpu, or the driver's name of a GPU"
+    )
 
 
 class CurveLine(TypedDict):
@@ -35,6 +38,7 @@ class CurveLine(TypedDict):
     tokens: NotRequired[int]
     values: NotRequired[dict[str, float | None]]
     timing: NotRequired[dict[str, float]]
+    device: NotRequired[str]
 
 
 class StoredLine(Spec):
@@ -45,6 +49,7 @@ class StoredLine(Spec):
     step: int
     values: dict[str, float | None] = {}
     timing: dict[str, float | None] = {}
+    device: str = "cpu"
 
 
 def segment_name(attempt: int, number: int) -> str:

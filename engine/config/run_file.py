@@ -34,6 +34,9 @@ class RunFile(Spec):
     )
     scratch: str = Field(description="a local folder of this gang alone")
     layout: Parallel = Parallel()
+    gpu: str = Field(
+        default="", description="device type of the pool's GPUs, which each rank checks; empty = not checked"
+    )
     seed: int = 1
     ids: dict[str, str] = {}
     sources: dict[str, str] = Field(

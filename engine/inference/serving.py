@@ -4,7 +4,6 @@ joins at the next token when another ends. What is said to one request depends o
 """
 
 import json
-import os
 import select
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from atelier.engine.config.message import Continuation
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.inference.generator import TOGETHER, Generator
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
+from atelier.engine.io.machine import num_cores
 from atelier.engine.io.process import say
 
 WAY_OUT = 'send {"prompt": "..."} on one line'
@@ -112,7 +112,7 @@ class Desk:
     def __init__(self, generator: Generator, target: TextIO, memory: int) -> None:
         self._generator, self._target, self._memory = generator, target, memory
         self.rows = Rows(generator.model, generator.vocabulary.ends)
-        self._most = len(os.sched_getaffinity(0)) + 4 if hasattr(os, "sched_getaffinity") else SLOTS
+        self._most = num_cores() + 4
         self._waiting: deque[ServedRequest] = deque()
         self._running: list[tuple[ServedRequest, ServedRow]] = []
         self._in_order: deque[Ticket] = deque()

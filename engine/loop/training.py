@@ -283,6 +283,7 @@ class Loop:
                     tokens=member.tokens_of_all,
                     values=outcome.values(),
                     timing=step.timing | self.link_meter.timing(name) | {"time": time.time()},
+                    device=self.gang.device_name,
                 )
                 self.curves[name].add(line)
 

@@ -5,9 +5,11 @@ over all ranks; CPU threads, malloc and kernel caches of this rank.
 import ctypes
 import json
 import os
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import TypeVar, cast
 
 import torch
@@ -16,10 +18,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.device import is_device
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
 from atelier.engine.io.local_url import FILE, path_of
+from atelier.engine.io.machine import num_cores
 from atelier.engine.parallel.regions import Regions
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
@@ -56,6 +60,11 @@ class Gang:
         """
         return replace(self, group=self.background)
 
+    @cached_property
+    def device_name(self) -> str:
+        """cpu, or the driver's name of this rank's GPU."""
+        return "cpu" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Add `tensor` up over all ranks, in place."""
         if self.world > 1:
@@ -83,15 +92,16 @@ class Gang:
             dist.destroy_process_group()
 
 
-def start_gang(layout: Parallel) -> Gang:
+def start_gang(layout: Parallel, gpu: str = "") -> Gang:
     """Join the gang that RANK and WORLD_SIZE describe, by a rendezvous at ATELIER_RENDEZVOUS (a file:// URL)
-    or MASTER_ADDR.
+    or MASTER_ADDR. `gpu` is the device type that the pool has.
 
-    Raises ConfigError when the layout does not fit the number of ranks, or wants a GPU where there is none.
+    Raises ConfigError when the layout does not fit the number of ranks, wants a GPU where there is none, or
+    the GPU is of another type.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     heartbeat = Heartbeat.of_rank(rank)
-    device = _device(layout)
+    device = _device(layout, gpu)
     keep_freed_memory()
     bound_kernel_cache()
     torch.set_num_threads(num_threads(layout, world))
@@ -160,7 +170,7 @@ def num_threads(layout: Parallel, world: int) -> int:
     """CPU threads of this rank: as given, or an even share of the cores this process may use."""
     if layout.threads != "auto":
         return layout.threads
-    return max(1, len(os.sched_getaffinity(0)) // ranks_here(world))
+    return max(1, num_cores() // ranks_here(world))
 
 
 def ranks_here(world: int) -> int:
@@ -168,15 +178,20 @@ def ranks_here(world: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
 
 
-def _device(layout: Parallel) -> torch.device:
-    if layout.device == "cpu" or (layout.device == "auto" and not torch.cuda.is_available()):
+def _device(layout: Parallel, gpu: str) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if layout.device == "cpu" or (layout.device == "auto" and not has_gpu):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    host = socket.gethostname()
+    if not has_gpu:
+        asked = f"the pool has {gpu}" if gpu else "is cuda"
         raise ConfigError(
-            "parallel.device",
-            "is cuda, but torch sees no such device here",
-            "device=auto takes what there is",
+            "pool.gpu" if gpu else "parallel.device",
+            f"{asked}, but torch {torch.__version__} sees no GPU on {host}",
+            "install a torch for its GPUs; pool=here computes on CPUs",
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if gpu and not is_device(gpu, name := torch.cuda.get_device_name(device)):
+        raise ConfigError("pool.gpu", f"is {gpu}, but {host} has {name}", "name the GPU that computes")
     torch.cuda.set_device(device)
     return device

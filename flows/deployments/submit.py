@@ -51,7 +51,7 @@ def follow(run_id: str, frozen: Frozen, store: Store, say: Callable[[str], None]
         run = _until_end(run_id, store, say)
     except KeyboardInterrupt:
         say("stopping: running tasks write a checkpoint")
-        prefect_api.cancel(run_id)
+        prefect_api.cancel(run_id, "its command was stopped")
         _until_end(run_id, store, say)
         raise StoppedError("stopped") from None
     state = run.state

@@ -145,7 +145,7 @@ class TaskSubmitter:
                 stopped_at = time.monotonic()
                 for run in found:
                     if run is not None and run.state is not None and not run.state.is_final():
-                        prefect_api.cancel(str(run.id))
+                        prefect_api.cancel(str(run.id), "its parent was stopped")
             if stopped_at and time.monotonic() - stopped_at > STOP_S:
                 if ended:
                     return ended

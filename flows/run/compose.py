@@ -17,6 +17,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
+from atelier.engine.io.machine import num_cores
 from atelier.flows.run.auto import check_memory, check_specials, check_warmups, fastest_layout, with_interval
 from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, keys_called, options
 from atelier.flows.run.finished_models import check_beginnings, filled
@@ -31,7 +32,6 @@ from atelier.flows.run.over_sites import (
 from atelier.flows.run.overrides import check_overrides
 from atelier.flows.run.registry import is_idle, parameters
 from atelier.infra.calibration.history import facts
-from atelier.infra.launch.machine import num_cores
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.store import default_root
 from atelier.infra.tracking.factory import TrackerSpec

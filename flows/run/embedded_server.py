@@ -26,6 +26,7 @@ from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.stack.database_check import PREFECT, check_database, tighten
+from atelier.infra.stack.service import check_proxies
 from atelier.infra.stack.settings import prefect_database
 from atelier.infra.stack.stack import PRIVATE, join_stack
 
@@ -257,11 +258,13 @@ EMBEDDED = {
 def embed(root: str) -> EmbeddedServer | None:
     """Settings and server of this process, before Prefect is imported; None when the user configured one.
     Raises ConfigError for a database that Prefect cannot use.
+    Raises ConfigError for proxies that Prefect's client cannot read.
     """
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
     os.environ["PREFECT_HOME"] = str(home := _home(root))
     join_stack(root)
+    check_proxies()
     if is_configured(root):
         return None
     check_database(home / "prefect.db", PREFECT)

@@ -39,6 +39,7 @@ from atelier.infra.store.run_manifest import RunManifest, described, write_manif
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 
+AGAIN_S = 1.0  # one request to stop may come as several signals: from a terminal and from a worker
 MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
 
 
@@ -136,7 +137,7 @@ def run_flow(
         outcome.failure = outcome.failure or of_system(error)
     made = [name for name, state in outcome.states.items() if state == "done"]
     with suppress(OSError):  # a lost measurement does no harm
-        record_measurements(plan, made, store, frozen.pool.name)
+        record_measurements(plan, made, store, frozen.pool)
     outcome.untracked = context.tracker.close(outcome.status)
     outcome.places = list(context.tracker.places)
     outcome.total_s = time.monotonic() - started
@@ -258,13 +259,17 @@ def _ended(manifest: RunManifest, outcome: RunOutcome, context: RunContext) -> R
 
 @contextmanager
 def stopping(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the supervisors then
-    end their ranks). May be nested: Prefect takes SIGTERM for itself while a flow runs.
+    """SIGINT and SIGTERM ask all gangs to checkpoint; one more, later than AGAIN_S, ends this process (the
+    supervisors then end their ranks). May be nested: Prefect takes SIGTERM for itself while a flow runs.
     """
+    asked: list[float] = []  # when
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(1)
+        asked.append(time.monotonic())
+        if len(asked) > 1:
+            if asked[-1] - asked[0] > AGAIN_S:
+                os._exit(1)
+            return
         stop.set()
         print("\nstopping: running tasks write a checkpoint (again to leave at once)", file=sys.stderr)
 

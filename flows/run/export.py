@@ -18,6 +18,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io.artifact import open_input
+from atelier.engine.io.machine import num_cores
 from atelier.engine.io.storage import is_local, join, local_path, names, put_file, put_parts, remove
 from atelier.engine.io.weight_headers import header
 from atelier.infra.launch.machine import num_cores

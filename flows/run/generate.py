@@ -17,7 +17,7 @@ from atelier.engine.config.message import Continuation
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
-from atelier.infra.launch.machine import num_cores
+from atelier.engine.io.machine import num_cores
 from atelier.infra.launch.supervisor import rank_env
 from atelier.infra.store.existing_model import spec_of
 from atelier.infra.store.store import Store

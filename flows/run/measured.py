@@ -4,6 +4,8 @@ plans.
 
 import time
 
+from atelier.engine.config.device import is_device
+from atelier.engine.config.pool import Pool
 from atelier.flows.run.plan import Plan, PlanRow
 from atelier.infra.calibration.history import (
     MeasuredSteps,
@@ -42,15 +44,17 @@ def measured(plan: Plan, store: Store) -> list[MeasuredRow]:
     return found
 
 
-def record_measurements(plan: Plan, made: list[str], store: Store, pool: str) -> None:
-    """Store planned and measured step time of the trainings among the nodes that were `made`."""
+def record_measurements(plan: Plan, made: list[str], store: Store, pool: Pool) -> None:
+    """Store planned and measured step time of the trainings among the nodes that were `made`. What another
+    device than the pool's has computed says nothing of the pool, and is left out.
+    """
     for node in plan.nodes:
         planned_s = sum(row["step_s"] for row in rows_of(plan, node)) / plan.pace
         seen = _seen(node, store) if node.name in made and planned_s else None
-        if seen is not None:
+        if seen is not None and is_device(pool.gpu, seen.device):
             first = next(iter(node.products.values()))
-            measurement = Measurement(node.name, planned_s, seen.step_s, time.time())
-            record_measurement(store, pool, first.parents["trajectory"], measurement)
+            measurement = Measurement(node.name, planned_s, seen.step_s, time.time(), seen.device)
+            record_measurement(store, pool.name, first.parents["trajectory"], measurement)
 
 
 def rows_of(plan: Plan, node: Node) -> list[PlanRow]:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
+from atelier.engine.io.machine import memory_gb
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
-from atelier.infra.launch.machine import memory_gb
 from atelier.infra.launch.slots import num_slots
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def _searched(
     moving = [role for name, role in config.roles.items() if role.moves and here(name)]
     roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in moving]
     largest = max(roles, key=lambda role: role.model.flops_per_token(config.train.sequence))
-    return search(largest, config.train, pool, devices, vocab=vocab, like=layout)
+    limited = pool.model_copy(update={"memory_gb": limit_gb(pool, devices)})
+    return search(largest, config.train, limited, devices, vocab=vocab, like=layout)
 
 
 def words(option: LayoutOption) -> str:

@@ -179,7 +179,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     outdated: dict[str, list[str]] = {}
     _check_fresh(frozen, nodes)
     vocab = vocab_of(frozen.arguments)
-    pace = 1.0 if frozen.pool.paper else factor(store, frozen.pool.name)  # measured here, not there
+    pace = 1.0 if frozen.pool.paper else factor(store, frozen.pool)  # measured here, not there
     plan_inputs = PlanInputs(frozen, known, vocab, pace)
     for node in nodes:
         _check_vocabulary(node, frozen)

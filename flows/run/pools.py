@@ -10,6 +10,7 @@ from atelier.engine.config.record import KINDS
 from atelier.engine.config.site import Site
 from atelier.flows.run.catalog import CONF, options
 from atelier.infra.launch.batch_systems import batch_of
+from atelier.infra.launch.gpus import check_gpus
 from atelier.infra.launch.slots import num_slots
 from atelier.infra.sites.policy import EVERYTHING, SitePolicy
 from atelier.infra.stack.stack import LIGHT
@@ -69,8 +70,12 @@ def gangs_at_once(pool: Pool) -> int:
 
 
 def check_launcher(pool: Pool, root: str) -> None:
-    """Raises ConfigError, in the batch system's words, when it would refuse the pool's gangs."""
-    if pool.launcher != "here":
+    """Raises ConfigError when this machine lacks the pool's GPUs, or, in the batch system's words, when it
+    would refuse the pool's gangs.
+    """
+    if pool.launcher == "here":
+        check_gpus(pool)
+    else:
         batch_of(pool, site_of(pool)).check(root)
 
 

@@ -183,7 +183,7 @@ class PoolExecutor(RemoteExecutor):
 
         if not one.is_cancelled:
             one.is_cancelled = True
-            prefect_api.cancel(one.entry.runs[-1])
+            prefect_api.cancel(one.entry.runs[-1], "its sweep was stopped")
 
     def watch(self) -> None:
         from atelier.flows.deployments.cancellation import end_of  # as above

@@ -46,7 +46,8 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
     since they were relative to other facts.
     """
     pool, tokens = with_half(pool), random_tokens(scratch / "tokens")
-    one, crowd = Parallel(shard=1, threads=1, compile="none"), min(cores, MOST)
+    one = Parallel(shard=1, threads=1, compile="none", device="cpu")
+    crowd = min(cores, MOST)
     layouts: list[tuple[str, Parallel, tuple[str, ...], int]] = [("one thread", one, ALL_SHAPES, 1)]
     if cores > 1:
         threads, two = one.model_copy(update={"threads": cores}), one.model_copy(update={"shard": 2})

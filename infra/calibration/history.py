@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import TypedDict
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.device import CPU, is_device
 from atelier.engine.config.document import number_of
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.metric import FOLDER, effective, is_segment, merge, time_spent
 from atelier.engine.config.pool import Pool
+from atelier.engine.io.machine import has_half
 from atelier.engine.io.storage import join, names, read_object, read_text, remove, write_bytes
-from atelier.infra.launch.machine import has_half
 from atelier.infra.store.store import Store
 
 MOST_FILES = 40  # metric segments read per trajectory: the newest
@@ -25,6 +26,7 @@ WARM = 3  # warm-up steps of a training, which are slower
 class StepsRow(TypedDict):
     """Measured steps as plain JSON."""
 
+    device: str
     step_s: float
     tokens_per_s: float
     memory_gb: float
@@ -33,8 +35,11 @@ class StepsRow(TypedDict):
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Medians over steps; `memory_gb` is the maximum over ranks that wrote lines."""
+    """Medians over the steps of `device`, which computed the last one; `memory_gb` is the maximum over ranks
+    that wrote lines.
+    """
 
+    device: str
     step_s: float
     tokens_per_s: float
     memory_gb: float
@@ -42,6 +47,7 @@ class MeasuredSteps:
 
     def row(self) -> StepsRow:
         return {
+            "device": self.device,
             "step_s": round(self.step_s, 6),
             "tokens_per_s": round(self.tokens_per_s, 6),
             "memory_gb": round(self.memory_gb, 6),
@@ -60,13 +66,16 @@ def measure(urls: Sequence[str]) -> MeasuredSteps | None:
 
 
 def _measured(chain: Sequence[list[tuple[str, str]]]) -> MeasuredSteps | None:
-    timings = [line.get("timing", {}) for files in chain for line in merge(files)]
+    lines = [line for files in chain for line in merge(files)]
+    device = lines[-1].get("device", CPU) if lines else CPU
+    timings = [line.get("timing", {}) for line in lines if line.get("device", CPU) == device]
     timings = [timing for timing in timings if "tokens_per_s" in timing]  # not of a step that was left out
     share = effective(time_spent(files) for files in chain)
     if not timings or share is None:
         return None
     steady = timings[WARM:] or timings
     return MeasuredSteps(
+        device=device,
         step_s=statistics.median(timing["step_s"] for timing in steady),
         tokens_per_s=statistics.median(timing["tokens_per_s"] for timing in steady),
         memory_gb=max(timing.get("memory_gb", 0.0) for timing in timings),
@@ -88,12 +97,13 @@ TIMES = ("planned_s", "measured_s", "ended")  # numbers of a measurement
 
 @dataclass(frozen=True)
 class Measurement:
-    """Step time of one training, seconds: planned (uncorrected by measurements) and measured."""
+    """Step time of one training, seconds: planned (uncorrected by measurements) and measured on `device`."""
 
     task: str
     planned_s: float
     measured_s: float
     ended: float
+    device: str = CPU
 
     @property
     def ratio(self) -> float:
@@ -107,8 +117,12 @@ def record_measurement(store: Store, pool: str, fingerprint: str, measurement: M
 
 
 def facts(root: str, pool: Pool) -> Pool:
-    """The pool with calibrated facts filled in where its file says auto."""
+    """The pool with calibrated facts filled in where its file says auto: those of CPUs, which alone are
+    calibrated.
+    """
     pool = with_half(pool)
+    if not pool.is_cpu:
+        return pool
     try:
         found = read_object(join(root, POOLS, f"{pool.name or HERE}.json"))
     except (FileNotFoundError, DamageError):
@@ -138,18 +152,20 @@ def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
         remove(join(folder, name))
 
 
-def measurements(store: Store, pool: str) -> list[Measurement]:
-    """The newest measurements of a pool, oldest first; unreadable ones are left out."""
-    folder = join(store.root, POOLS, pool or HERE)
+def measurements(store: Store, pool: Pool) -> list[Measurement]:
+    """The newest measurements of a pool's devices, oldest first; unreadable ones are left out."""
+    folder = join(store.root, POOLS, pool.name or HERE)
     found = []
     for name in names(folder):
         try:
             stored = read_object(join(folder, name))
         except (DamageError, FileNotFoundError):
             continue
-        if {*stored} == {"task", *TIMES} and all(_is_positive(stored[key]) for key in TIMES):
+        device = str(stored.pop("device", CPU))
+        is_whole = {*stored} == {"task", *TIMES} and all(_is_positive(stored[key]) for key in TIMES)
+        if is_whole and is_device(pool.gpu, device):
             planned_s, measured_s, ended = (number_of(stored[key]) for key in TIMES)
-            found.append(Measurement(str(stored["task"]), planned_s, measured_s, ended))
+            found.append(Measurement(str(stored["task"]), planned_s, measured_s, ended, device))
     return sorted(found, key=lambda measurement: measurement.ended)[-MOST:]
 
 
@@ -157,7 +173,7 @@ def _is_positive(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
 
 
-def factor(store: Store, pool: str) -> float:
-    """Measured over planned step time on the pool: the median of its measurements; 1 without any."""
+def factor(store: Store, pool: Pool) -> float:
+    """Measured over planned step time on the pool's devices: the median of its measurements; 1 without."""
     ratios = [measurement.ratio for measurement in measurements(store, pool)]
     return statistics.median(ratios) if ratios else 1.0

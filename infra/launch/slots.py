@@ -13,9 +13,10 @@ from pathlib import Path
 
 from atelier.engine.config.error import ConfigError, StoppedError, printable
 from atelier.engine.config.pool import Pool
+from atelier.engine.io.machine import cores, num_cores
 from atelier.engine.io.storage import UMASK
+from atelier.infra.launch.gpus import VISIBLE, check_gpus, visible
 from atelier.infra.launch.locks import FOR_ALL, holder, shared_folder, try_lock, user
-from atelier.infra.launch.machine import VISIBLE, cores, num_cores, visible
 from atelier.infra.launch.rendezvous import NodePlace
 from atelier.infra.store.local_folders import local_folder
 from atelier.infra.store.run_manifest import is_alive, manifests
@@ -173,6 +174,8 @@ class GpuSlots(Slots):
     """The GPUs that this process may use: one lock a GPU, for all commands and users of the machine."""
 
     def __init__(self, pool: Pool) -> None:
+        """Raises ConfigError when this machine has not the pool's GPUs."""
+        check_gpus(pool)
         self._visible = visible(num_slots(pool))
         names = [f"atelier-gpu-{_plain(name)}.lock" for name in self._visible]
         doors = [f"atelier-gpu-{_plain(name)}.door" for name in self._visible]

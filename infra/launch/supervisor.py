@@ -65,7 +65,7 @@ PASSED = (
 
 STORE_KEYS = ("AWS_", "FSSPEC_")  # prefixes of credentials for a remote store
 READ_KEYS = {"hf": ("HF_", "FSSPEC_"), "s3": STORE_KEYS, "s3a": STORE_KEYS}  # of sources that are read
-WAYS_OUT = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")  # also in small letters
+WAYS_OUT = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE")  # also in small letters
 
 
 def passed(root: str, *more: str, reads: Iterable[str] = ()) -> dict[str, str]:

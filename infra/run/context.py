@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, Unpack, cast
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.device import CPU
 from atelier.engine.config.error import DamageError, StoppedError
 from atelier.engine.config.message import Message, OnMessage
 from atelier.engine.config.parallel import Parallel
@@ -27,7 +28,7 @@ from atelier.infra.dag import Node, Product
 from atelier.infra.launch import batch_job
 from atelier.infra.launch.batch_systems import batch_of
 from atelier.infra.launch.gang import compile_cache, fork_server, start_gang
-from atelier.infra.launch.machine import VISIBLE
+from atelier.infra.launch.gpus import VISIBLE
 from atelier.infra.launch.orders import GangOutput, Orders
 from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
 from atelier.infra.launch.slots import GpuSlots, Slots, num_slots, who
@@ -230,8 +231,7 @@ class RunContext:
             told(what)
             self.say(node, waiting=f"waits for {what}; {who(pids, self.store)} (Ctrl-C leaves it running)")
 
-        is_cpu = self.pool.is_cpu and node.layout.get("device") != "cuda"
-        if is_cpu or module in NO_GPU:
+        if computes_on(self.pool, module, node.layout)[0] == CPU:
             with self.slots.claim(ranks * threads, self.stop, on_wait) as claim:
                 yield {VISIBLE: ""}, claim.descriptors
             return
@@ -301,6 +301,8 @@ class RunContext:
         payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
         fences = {lease.log.address: lease.fence + 1 for lease in held}  # those of the supervisor
         config = asked.config(fences)
+        layout = asked.layout or {}
+        device, gpu = computes_on(self.pool, asked.module, layout)
         run = RunFile(
             schema=1,
             task=node.task,
@@ -309,7 +311,8 @@ class RunContext:
             inputs=dict(asked.inputs() if asked.inputs else {}) or self.urls(node),
             outputs=payloads,
             scratch=str(scratch / "work"),
-            layout=Parallel.model_validate(asked.layout or {}),
+            layout=Parallel.model_validate({**layout, "device": device}),
+            gpu=gpu,
             seed=asked.seed,
             ids={"flow": self.run_id, "task": node.name},
             sources=sources_of(maps),
@@ -353,6 +356,15 @@ class RunContext:
             ended = {**draft.provenance, "ended": time.time(), "device_seconds": 0.0}
             draft = draft.model_copy(update={"files": files, "summary": summary, "provenance": ended})
             return self.store.publish(draft, Holder.me(node.name), fence=held[0].fence)
+
+
+def computes_on(pool: Pool, module: str, layout: Mapping[str, Json]) -> tuple[str, str]:
+    """What a gang computes on, cpu or cuda: by its layout, where that says auto what the pool has. Beside it
+    the type of GPU that its ranks must find; empty for any, or none.
+    """
+    asked = CPU if module in NO_GPU else str(layout.get("device", "auto"))
+    device = asked if asked != "auto" else CPU if pool.is_cpu else "cuda"
+    return device, "" if device == CPU or pool.is_cpu else pool.gpu
 
 
 def _kinds_of(files: Json) -> tuple[str, ...]:

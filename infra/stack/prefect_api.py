@@ -18,6 +18,7 @@ from prefect.states import Cancelling
 
 from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import ConfigError
+from atelier.infra.stack.service import check_proxies
 
 SEEN_S = 90  # a worker without a heartbeat for longer counts as offline
 AWAY = (httpx.TransportError, OSError)
@@ -47,6 +48,7 @@ def check_answers() -> None:
 
 @contextmanager
 def _answering(url: str, way_out: str) -> Iterator[SyncPrefectClient]:
+    check_proxies()
     try:
         with get_client(sync_client=True) as client:
             yield client
@@ -148,13 +150,13 @@ def read_run(run_id: str) -> FlowRun | None:
         raise
 
 
-def cancel(run_id: str, patience_s: float = 10.0) -> None:
+def cancel(run_id: str, why: str, patience_s: float = 10.0) -> None:
     """Cancel a run; an unreachable server is retried for `patience_s`, then ignored."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
             with get_client(sync_client=True) as client:
-                client.set_flow_run_state(UUID(run_id), Cancelling(message="its parent was stopped"))
+                client.set_flow_run_state(UUID(run_id), Cancelling(message=why))
                 return
         except (*AWAY, PrefectHTTPStatusError):
             if time.monotonic() > deadline:

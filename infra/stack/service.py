@@ -115,6 +115,22 @@ def answers(url: str, timeout_s: float = 5.0) -> bool:
         return False
 
 
+def check_proxies() -> None:
+    """Raises ConfigError for proxies in the environment with which no HTTP client can be made, not even one
+    for loopback.
+    """
+    import httpx  # 0.1 s, which Prefect's import spends anyway
+
+    try:
+        httpx.Client().close()
+    except Exception as error:  # ValueError, ImportError, httpx.InvalidURL
+        raise ConfigError(
+            "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY",
+            f"Prefect's client cannot read them: {error}",
+            "correct them or unset them",
+        ) from None
+
+
 def check_port(name: str, port: int) -> None:
     """Raises ConfigError for a port that is in use."""
     with socket.socket() as probe:

@@ -15,11 +15,11 @@ from typing import cast
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io.local_url import sqlite_url
+from atelier.engine.io.proxies import LOOPBACK
 from atelier.engine.io.storage import is_local, local_path, read_object
 from atelier.infra.stack.database_check import tighten
 from atelier.infra.stack.service import ServiceEntry
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST = "127.0.0.1"
 DATABASE, FILES = "mlflow.db", "mlartifacts"  # of MLflow, in a store's root
 QUIET = {

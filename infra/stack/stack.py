@@ -11,6 +11,7 @@ from typing import TypedDict
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.local_url import file_url, sqlite_url
+from atelier.engine.io.proxies import exempt_loopback
 from atelier.infra.stack import service, settings
 from atelier.infra.stack.database_check import MLFLOW, PREFECT, check_database, tighten
 from atelier.infra.stack.service import Service, ServiceEntry
@@ -213,6 +214,7 @@ def join_stack(root: str) -> bool:
     """Make this process use the Prefect server of the running stack of `root`, unless the user has set one;
     True if so. Tracking finds the stack's MLflow itself (infra/tracking/address.py).
     """
+    exempt_loopback(os.environ)
     if os.environ.get("PREFECT_API_URL"):
         return False
     client = Stack(root).client()

@@ -8,6 +8,7 @@ import os
 import re
 from urllib.parse import urlsplit
 
+from atelier.engine.io.proxies import LOOPBACK, exempt_loopback
 from atelier.infra.stack.settings import LOOPBACK
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store
@@ -31,7 +32,9 @@ def tracking_address(given: str, store: Store) -> str:
     Also sets the credential of that address in the environment: the stack's for the stack's server, the
     user's for $MLFLOW_TRACKING_URI, none for any other. Raises ConfigError for a sqlite database that cannot
     be used, however long one waits.
+    Loopback is reached without a proxy.
     """
+    exempt_loopback(os.environ)
     _restore()
     stack, users = Stack(store.root).tracking(), os.environ.get(URI, "")
     uri = given or users or stack.get(URI, "")

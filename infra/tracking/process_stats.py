@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from atelier.infra.launch.machine import VISIBLE
+from atelier.infra.launch.gpus import VISIBLE
 from atelier.infra.store.lease import Holder, LeaseLog
 from atelier.infra.tracking.gpu_stats import GpuStats
 

@@ -1,6 +1,7 @@
 """`atelier up`, runs on its pools, `atelier down`."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterable
 from typing import Any
@@ -138,3 +139,26 @@ def test_a_free_slot_goes_to_the_urgent_run_first(served: Served) -> None:
     assert starts["urgent"] < starts["default"]
     served.api("POST", f"/flow_runs/{long[1]}/set_state", {"state": {"type": "CANCELLING"}})
     assert served.wait_final(long[1], 60)["type"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("pool", ["light", "local"])
+def test_a_run_that_is_stopped_while_its_process_starts_is_cancelled_in_seconds(
+    served: Served, pool: str
+) -> None:
+    """The parent's process starts on the pool light, its first task's on local."""
+    seed = {"light": 31, "local": 32}[pool]
+    words = ("pretrain", "experiment=tiny", "pool=local", "tracker=none", f"train.seed={seed}")
+    known = {run["id"] for run in served.api("POST", "/flow_runs/filter", {})}
+    command = served.start(*words)
+
+    def starting() -> bool:
+        runs = served.api("POST", "/flow_runs/filter", {})
+        mine = [run for run in runs if run["id"] not in known and run["work_pool_name"] == pool]
+        return any(run["state_type"] == "PENDING" for run in mine)
+
+    wait_for(starting, 60, "a run that starts")
+    command.send_signal(signal.SIGINT)
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 1 and "cancelled" in out, out
+    ended = [run for run in served.api("POST", "/flow_runs/filter", {}) if run["id"] not in known]
+    assert {run["state_name"] for run in ended} == {"Cancelled"}

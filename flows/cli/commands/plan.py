@@ -9,6 +9,7 @@ from pathlib import Path
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.io.machine import num_cores
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import Frozen, compose
 from atelier.flows.run.link_rows import LinkRow
@@ -19,7 +20,6 @@ from atelier.flows.run.planned import TaskLayouts, planned
 from atelier.flows.run.reasons import text_of
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
-from atelier.infra.launch.machine import num_cores
 from atelier.infra.store.store import Store
 
 MOST_REASONS = 4

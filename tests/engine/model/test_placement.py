@@ -8,11 +8,11 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.io import machine
 from atelier.engine.model.placement import has_half
 from atelier.engine.optim import muon
 from atelier.engine.parallel import compute
 from atelier.engine.plan.estimate import Setting
-from atelier.infra.launch import machine
 
 CPU = torch.device("cpu")
 

@@ -74,6 +74,17 @@ def test_cuda_where_there_is_none_is_refused() -> None:
         pytest.skip("there is a CUDA device here")
     with pytest.raises(ConfigError, match=r"parallel\.device: is cuda"):
         start_gang(Parallel(device="cuda", threads=1))
+    with pytest.raises(ConfigError, match=r"pool\.gpu: the pool has h100, but torch .* sees no GPU on"):
+        start_gang(Parallel(device="cuda", threads=1), "h100")
+
+
+def test_a_rank_on_another_gpu_than_the_pools_is_refused_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    with pytest.raises(ConfigError, match=r"pool\.gpu: is h100, but .* has NVIDIA A100-SXM4-80GB"):
+        start_gang(Parallel(device="cuda", threads=1), "h100")
 
 
 def apart(training_setup: TrainingSetup, *trainings: Training) -> None:

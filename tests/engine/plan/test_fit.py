@@ -50,9 +50,9 @@ def test_links_are_never_faster_than_memory_however_short_the_steps_of_two_ranks
 def test_kept_facts_fill_in_what_is_auto_and_what_was_learned_beside_others_is_forgotten(tmp_path) -> None:
     store, pool = Store(str(tmp_path)), Pool(launch_us=3.0, half=True)
     record_measurement(store, "", "a" * 64, Measurement("train", planned_s=1.0, measured_s=1.5, ended=1.0))
-    assert factor(store, "") == 1.5 and facts(store.root, pool) == pool
+    assert factor(store, pool) == 1.5 and facts(store.root, pool) == pool
     keep_facts(store.root, pool, {"peak_tflops": 0.3, "launch_us": 9.0})
     known = facts(store.root, pool)
-    assert (known.peak_tflops, known.launch_us) == (0.3, 3.0) and factor(store, "") == 1.0
+    assert (known.peak_tflops, known.launch_us) == (0.3, 3.0) and factor(store, pool) == 1.0
     (tmp_path / "pools" / "here.json").write_text("{")
     assert facts(store.root, pool) == pool

@@ -1,16 +1,24 @@
-"""What a person set on the pages of a Prefect server stays when everything is deployed again."""
+"""What a person set on the pages of a Prefect server stays when everything is deployed again; what a run's
+process makes of a run that was cancelled.
+"""
 
+import runpy
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
+import prefect
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling, Pending
 
 from atelier.engine.config.error import ConfigError
+from atelier.infra.stack import flow_process
 from atelier.infra.stack.deployments import (
     TEMPLATE,
     Deployed,
@@ -91,3 +99,29 @@ def test_a_pool_whose_runs_another_atelier_would_start_is_not_served(client: Syn
         check_command(client, POOL)
     deploy(client, steps=5)
     check_command(client, POOL)
+
+
+@pytest.fixture
+def run(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> UUID:
+    """A run whose process is about to start."""
+    made = client.create_flow_run(prefect.flow(name="some")(lambda: None), state=Pending())
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(made.id))
+    monkeypatch.setattr(runpy, "run_module", lambda *_, **__: sys.exit(1))  # as the engine that may not begin
+    return made.id
+
+
+def test_a_run_that_is_cancelled_before_its_process_begins_is_cancelled_by_that(
+    client: SyncPrefectClient, run: UUID
+) -> None:
+    client.set_flow_run_state(run, Cancelling())
+    flow_process.main()
+    state = client.read_flow_run(run).state
+    assert state is not None and (state.type, state.message) == ("CANCELLED", "cancelled before it began")
+    flow_process.main()  # cancelled is cancelled
+
+
+def test_a_run_that_nobody_cancelled_fails_as_its_engine_does(client: SyncPrefectClient, run: UUID) -> None:
+    with pytest.raises(SystemExit):
+        flow_process.main()
+    state = client.read_flow_run(run).state
+    assert state is not None and state.type == "PENDING"

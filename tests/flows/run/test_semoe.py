@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.io.machine import num_cores
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node
-from atelier.infra.launch.machine import num_cores
 from atelier.infra.store.store import Store
 
 TINY = ("experiment=tiny", "tracker=none")

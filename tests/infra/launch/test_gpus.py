@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.device import is_device
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.pool import Pool
-from atelier.infra.launch.machine import visible
+from atelier.flows.cli.main import run
+from atelier.infra.launch import gpus
+from atelier.infra.launch.gpus import check_gpus, gpu_names, visible
 from atelier.infra.launch.slots import GpuSlots
 from tests.infra.launch.gpu_machine import machine, uuid
 
@@ -150,6 +153,79 @@ def test_without_nvidia_smi_gpus_go_by_their_numbers(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,1")
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES.*twice"):
         visible(2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "is_it"),
+    [
+        ("h100", "NVIDIA H100 80GB HBM3", True),
+        ("H100", "NVIDIA H100 NVL", True),
+        ("nvidia_h100", "NVIDIA H100 PCIe", True),
+        ("h100", "NVIDIA H200", False),
+        ("h200", "NVIDIA GH200 480GB", False),
+        ("h100", "NVIDIA A100-SXM4-80GB", False),
+        ("a100", "NVIDIA A100 80GB PCIe", True),
+        ("a100_40g", "NVIDIA A100-SXM4-80GB", False),
+        ("a100-40g", "NVIDIA A100-PCIE-40GB", True),
+        ("a100-80g", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", True),
+        ("v100", "Tesla V100-SXM2-32GB", True),
+        ("mi250x", "AMD INSTINCT MI250X/MI250", True),
+        ("our-own", "NVIDIA L4", True),  # a word of the pool's owner
+        ("h100", "cpu", False),
+        ("cpu", "NVIDIA H100 NVL", False),
+        ("cpu", "cpu", True),
+        ("our-own", "cpu", False),
+    ],
+)
+def test_a_drivers_name_is_compared_with_the_pools_type_loosely(wanted: str, found: str, is_it: bool) -> None:
+    assert is_device(wanted, found) == is_it
+
+
+def test_a_pool_of_gpus_is_refused_on_a_machine_without_with_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpus, "MODULE", tmp_path)
+    with pytest.raises(ConfigError, match=r"pool\.gpu: is h100, but this machine has no GPU.*pool=here"):
+        check_gpus(Pool(gpu="h100", gpus=1))
+    check_gpus(Pool())
+
+
+def test_a_pool_of_other_gpus_is_refused_with_those_that_were_found(
+    two_gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_gpus(Pool(gpu="h100", gpus=1))
+    with pytest.raises(ConfigError, match=r"is a100, but this machine has 2 x NVIDIA H100.*; pool\.gpu=h100"):
+        check_gpus(Pool(gpu="a100", gpus=1))
+    with pytest.raises(ConfigError, match="2 x NVIDIA H100"):
+        GpuSlots(Pool(gpu="v100", gpus=1))
+
+
+def test_without_nvidia_smi_the_drivers_files_or_rocm_smi_are_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpus, "MODULE", tmp_path / "gpus")
+    amd = {"card0": {"Card series": "AMD INSTINCT MI250X", "Card SKU": "D65"}, "system": {}}
+    program = tmp_path / "rocm-smi"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(amd)}'\n")
+    program.chmod(0o755)
+    assert gpu_names() == ["AMD INSTINCT MI250X D65"]
+    check_gpus(Pool(gpu="mi250x", gpus=1))
+    place = tmp_path / "gpus" / "0000:07:00.0"
+    place.mkdir(parents=True)
+    (place / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   0\n")
+    assert gpu_names() == ["NVIDIA H200"]
+
+
+def test_a_run_on_a_gpu_pool_without_its_gpus_is_refused_before_anything_is_made(
+    two_gpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(two_gpus / "store"))
+    assert run(["pretrain", "experiment=tiny", "tracker=none", "pool.gpu=v100", "pool.gpus=1"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("pool.gpu: is v100, but this machine has 2 x NVIDIA H100")
+    assert not list(two_gpus.glob("store/*/*/record.json"))
 
 
 def test_more_ranks_than_gpus_are_refused_with_what_there_is(

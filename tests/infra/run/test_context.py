@@ -3,9 +3,10 @@
 import threading
 from pathlib import Path
 
+from atelier.engine.config.pool import Pool
 from atelier.infra.dag import Node, Product
 from atelier.infra.launch.slots import Slots
-from atelier.infra.run.context import RunContext
+from atelier.infra.run.context import RunContext, computes_on
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.store import Store
 
@@ -54,3 +55,14 @@ def test_equal_outputs_under_two_names_are_made_once(tmp_path: Path) -> None:
     assert home.missing(node) == {}
     records = [home.record(one.kind, one.fingerprint) for one in node.products.values()]
     assert len({record.fingerprint for record in records}) == 2
+
+
+def test_gangs_of_a_gpu_pool_compute_on_gpus_and_those_of_cpus_on_none() -> None:
+    for pool, asked, device, gpu in (
+        (Pool(gpu="h100", gpus=1), "auto", "cuda", "h100"),
+        (Pool(gpu="h100", gpus=1), "cpu", "cpu", ""),
+        (Pool(), "auto", "cpu", ""),
+        (Pool(), "cuda", "cuda", ""),
+    ):
+        assert computes_on(pool, "atelier.engine.train", {"device": asked}) == (device, gpu)
+    assert computes_on(Pool(gpu="h100"), "atelier.engine.prepare", {}) == ("cpu", "")

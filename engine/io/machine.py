@@ -1,0 +1,105 @@
+"""What this process may use of its machine: cores, memory, 16-bit arithmetic. Torch-free.
+
+Containers limit both by control groups (cgroup v1 and v2), which neither the number of cores nor the memory
+that the system names takes into account. `root` is where /proc and /sys lie, for tests.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/")
+CPU, MEMORY = "cpu", "memory"  # controllers
+
+
+def cores(root: Path = ROOT) -> list[int]:
+    """Numbers of the cores that this process may use: those of its affinity, as many as its quota of CPU time
+    pays for, at least one.
+    """
+    try:
+        found = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        found = list(range(os.cpu_count() or 1))
+    paid = min(_quotas(root), default=float(len(found)))
+    return found[: max(1, int(paid))]
+
+
+def num_cores(root: Path = ROOT) -> int:
+    """How many cores this process may use."""
+    return len(cores(root))
+
+
+def memory_gb(root: Path = ROOT) -> float:
+    """Memory that this process may use, GB: the machine's, or the smallest limit of its control groups."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *_memory_limits(root)]) / 1e9
+
+
+def has_half() -> bool:
+    """Whether the CPUs have 16-bit arithmetic that is worth using: x86 with AVX-512, ARM with bf16
+    instructions (engine/model/placement.py checks the same with torch).
+    """
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:  # macOS
+        return False
+    return {"avx512bw", "avx512dq", "avx512vl"} <= words or "bf16" in words
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Quotas of CPU time of the process's groups and those above, in cores."""
+    for folder in _groups(root, CPU):
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            if (folder / "cpu.max").exists():
+                quota, period = (folder / "cpu.max").read_text().split()
+            else:
+                quota = (folder / "cpu.cfs_quota_us").read_text()
+                period = (folder / "cpu.cfs_period_us").read_text()
+            if (cores := int(quota) / int(period)) > 0:  # v1: -1 is none; v2: the word max
+                yield cores
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    """Limits of memory of the process's groups and those above, bytes; without one v1 has a huge number."""
+    for folder in _groups(root, MEMORY):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):
+                if (limit := int((folder / name).read_text())) > 0:
+                    yield limit
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the process's control group for a controller, in v1 and v2, and of all groups above it that
+    are visible. A container may see its own group at the mount itself, under a path that is not there.
+    """
+    own = _own_groups(root)
+    for kind, controllers, top, mount in _mounts(root):
+        path = own.get("" if kind == "cgroup2" else controller)
+        if path is None or (kind == "cgroup" and controller not in controllers):
+            continue
+        inside = path.removeprefix(top) if top != "/" else path
+        folder = root / mount.lstrip("/")
+        parts = [part for part in inside.split("/") if part not in ("", ".", "..")]
+        yield from (folder.joinpath(*parts[:count]) for count in range(len(parts), -1, -1))
+
+
+def _own_groups(root: Path) -> dict[str, str]:
+    """Path of the process's group by controller, "" for v2."""
+    found = {}
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            found |= {each: path for each in controllers.split(",")}
+    return found
+
+
+def _mounts(root: Path) -> Iterator[tuple[str, list[str], str, str]]:
+    """Mounted hierarchies: cgroup or cgroup2, controllers, the group at the mount, where it is mounted."""
+    with suppress(OSError):
+        for line in (root / "proc/self/mountinfo").read_text().splitlines():
+            where, _, what = line.partition(" - ")
+            kind, _, options = what.split(" ")[:3] if what.count(" ") >= 2 else ("", "", "")
+            if kind in ("cgroup", "cgroup2"):
+                top, mount = where.split(" ")[3:5]
+                yield kind, options.split(","), top, mount
