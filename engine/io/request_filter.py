@@ -1,9 +1,11 @@
-"""Refuse web requests from pages of other sites (CSRF) and under foreign host names (DNS rebinding).
+"""Refuse web requests from pages of other sites (CSRF), under foreign host names (DNS rebinding), and with
+bodies that cannot be read.
 
 A server that listens on loopback is reached by every page that is open in a browser of its machine. This file
 imports nothing of the project: registered models carry it to the server that MLflow starts.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -54,6 +56,51 @@ class RequestFilter:
         name, port = server or ("", None)
         hosts = {f"{each}:{port}" for each in (*LOOPBACK, host_of(name))} if port else set[str]()
         return frozenset(f"{kind}://{host}" for host in {*hosts, *self._more} for kind in ("http", "https"))
+
+
+class BodyFilter:
+    """ASGI middleware: what is posted to `path` is passed on as the JSON that `read` makes of its content
+    type and body. What `read` raises as `refusal`, an exception with a status, is answered in one line. A
+    body is read up to `most` bytes and one more part.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        path: str,
+        read: Callable[[str, bytes], bytes],
+        refusal: type[Exception],
+        most: int,
+    ) -> None:
+        self._app, self._path, self._read, self._refusal, self._most = app, path, read, refusal, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != self._path or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        kinds = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
+        try:
+            body = self._read(",".join(kinds), await self._whole(receive))
+        except self._refusal as refused:
+            told = json.dumps({"error_code": "BAD_REQUEST", "message": str(refused)})
+            await answer(send, getattr(refused, "status", 400), "application/json", told.encode())
+            return
+        replaced = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+        headers = [pair for pair in scope["headers"] if pair[0] not in (*replaced, b"transfer-encoding")]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def received() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app({**scope, "headers": [*headers, *replaced.items()]}, received, send)
+
+    async def _whole(self, receive: Receive) -> bytes:
+        body, has_more = bytearray(), True
+        while has_more and len(body) <= self._most:
+            message = await receive()
+            body += message.get("body", b"")
+            has_more = message.get("more_body", False)
+        return bytes(body)
 
 
 def host_of(name: str) -> str:

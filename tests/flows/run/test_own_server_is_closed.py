@@ -118,7 +118,8 @@ def test_a_forged_state_has_no_pickle_loaded(
         assert context is not None and context.flow_run is not None
         body = {"state": {"type": "COMPLETED", "data": metadata}, "force": True}
         with get_client(sync_client=True) as client:
-            client.request("POST", "/flow_runs/{id}/set_state", {"id": context.flow_run.id}, json=body)
+            route = "/flow_runs/{id}/set_state"
+            client.request("POST", route, path_params={"id": context.flow_run.id}, json=body)
         return "forged"
 
     refuse_results()
