@@ -23,6 +23,7 @@ from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.inference.sampling import whole_characters
 from atelier.engine.io.process import say
 
+LONGEST = 500_000  # characters of a prompt: making its tokens takes up to 350 bytes for each
 WAY_OUT = 'send {"prompt": "..."} on one line'
 
 
@@ -149,14 +150,18 @@ class Desk:
         self._running = [each for each in self._running if each[0].ticket.number != number]
 
     def _asked(self, ticket: Ticket, request: Request) -> ServedRequest:
+        if len(request.prompt) > LONGEST:
+            raise ConfigError(
+                "prompt", f"has {len(request.prompt)} characters, more than {LONGEST}", "shorten it"
+            )
         before = self._generator.before(request.prompt, request)
         num_rows = min(request.best_of, TOGETHER)
         room, reading = self.rows.room(before, request) * num_rows, self.rows.reading(before) * num_rows
         if reading > self._memory:
             raise ConfigError(
                 "prompt",
-                f"reading {len(before.encoder or before.ids)} tokens needs {reading / 1e9:.2g} GB, and there are"
-                f" {self._memory / 1e9:.2g} GB",
+                f"reading {len(before.encoder or before.ids)} tokens needs {reading / 1e9:.2g} GB, and there"
+                f" are {self._memory / 1e9:.2g} GB",
                 "shorten it",
             )
         if room + reading > self._memory:

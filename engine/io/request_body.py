@@ -30,13 +30,13 @@ class BodyRefused(Exception):
 
 
 def plain_body(kind: str, body: bytes) -> bytes:
-    """The body as JSON of the form that MLflow changes least: one request with `prompt`, or `inputs` with a
-    dict a row. Raises BodyRefused.
+    """The body as JSON of the two forms whose values MLflow leaves as they are: a column `prompt` with a dict
+    a row, and `prompt` itself, which is answered by a bare list. Raises BodyRefused.
     """
     if len(body) > MOST_BYTES:
         raise BodyRefused(f"the body is larger than {MOST_BYTES >> 20} MiB; send several requests", 413)
     if check_type(kind) == TYPES[1]:
-        return _bytes({"inputs": csv_rows(body)})
+        return _column(csv_rows(body))
     document = read_json(body)
     if not isinstance(document, dict):
         raise BodyRefused('a request is a JSON object, such as {"prompt": "..."}')
@@ -45,16 +45,14 @@ def plain_body(kind: str, body: bytes) -> bytes:
         got = shown(", ".join(document)) if document else "nothing"
         raise BodyRefused(f"a request has prompt, or one of {', '.join(FORMS)}; got {got}")
     if not forms:
-        columns_of(document)  # checked alone: MLflow hands these on as they are
-        return _bytes(document)
+        return json.dumps({"prompt": columns_of(document)}).encode()
     other = sorted(map(shown, document.keys() - {forms[0], "params"}))
     if other:
         raise BodyRefused(f"a request has {forms[0]} and params; got {', '.join(other)} besides")
-    found = {"inputs": [as_dict(row) for row in rows_of(forms[0], document[forms[0]])]}
-    params = document.get("params")
-    if params is not None and not isinstance(params, dict):
-        raise BodyRefused(f"params is {shown(params)}; give an object")
-    return _bytes(found | ({"params": params} if params else {}))
+    params = document.get("params") or {}
+    if not isinstance(params, dict) or "prompt" in params:
+        raise BodyRefused(f"params is {shown(params)}; give an object of values that all rows have")
+    return _column([params | _given(row) for row in rows_of(forms[0], document[forms[0]])])
 
 
 def check_type(kind: str) -> str:
@@ -160,8 +158,11 @@ def _joined(given: Any) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in data]
 
 
-def as_dict(row: Any) -> dict[str, Any]:
-    return row if isinstance(row, dict) else {"prompt": row}
+def _given(row: Any) -> dict[str, Any]:
+    """A row without the values that it leaves to `params`."""
+    if not isinstance(row, dict):
+        return {"prompt": row}
+    return {key: value for key, value in row.items() if value is not None or key == "prompt"}
 
 
 def _check_number(rows: int) -> None:
@@ -169,8 +170,9 @@ def _check_number(rows: int) -> None:
         raise BodyRefused(f"{rows} rows are more than {MOST_ROWS}; send several requests")
 
 
-def _bytes(document: dict[str, Any]) -> bytes:
-    return json.dumps(document).encode()
+def _column(rows: list[dict[str, Any]]) -> bytes:
+    split = {"columns": ["prompt"], "data": [[row] for row in rows]}
+    return json.dumps({"dataframe_split": split}).encode()
 
 
 def shown(value: Any) -> str:

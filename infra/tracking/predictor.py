@@ -103,6 +103,8 @@ def rows_of(model_input: Any) -> list[Any]:
 def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, Value]:
     """A row with the values that it leaves out; `place` begins the message of an error."""
     row = dict(row) if isinstance(row, dict) else {"prompt": row}
+    if isinstance(row.get("prompt"), dict) and len(row) == 1:
+        row = row["prompt"]  # put there by request_body.py
     unknown = sorted(map(str, set(row) - {"prompt", *DEFAULTS}))
     if unknown or "prompt" not in row:
         raise BadRequest(
@@ -136,8 +138,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return text if len(text := repr(value)) <= 60 else f"{text[:60]}..."
 
 
 class Client:
