@@ -17,16 +17,18 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.error import AtelierError, ConfigError, DataError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.data.control_prompt import Prefix
-from atelier.engine.inference.sampling import TextModel, next_logits, room_behind, sample
+from atelier.engine.inference.sampling import TextModel, next_logits, piece_of, room_behind, sample
 from atelier.engine.model.attention import Attend, Cache, Seen
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.moe import Mixed, MoE
 from atelier.engine.tier.ring import ring_of
 
 SLOTS = 8  # on every machine: the bits depend on it
+MASK_BYTES = 16  # of an entry of a mask, with what making it takes
+SCORE_BYTES = 12  # of an entry and head, where attention has a bias of its own
 CLOSE = 1e-3  # of the largest logit: more than rounding changes between a pass of one row and one of SLOTS
 
 
@@ -36,14 +38,20 @@ class ServedRow:
     `fault`: why it ended before its end.
     """
 
+    before: Prefix
     sampling: Sampling
     longest: int  # tokens, prompt included
     cache: Cache
     draws: torch.Generator
-    num_seen: int
+    num_seen: int = 0
     ids: list[int] = field(default_factory=list)
     is_done: bool = False
-    fault: DataError | None = None
+    fault: AtelierError | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its whole prompt is in the cache."""
+        return self.num_seen >= len(self.before.ids)
 
 
 class Last(NamedTuple):
@@ -69,21 +77,44 @@ class Rows:
     def room(self, before: Prefix, sampling: Sampling) -> int:
         """Bytes of keys and values that the row of a text may take; raises as `begin`."""
         one = self.model.new_cache(1, 1, self.model.head_weight.dtype)
-        longest = room_behind(self.model, before.ids, sampling.max_tokens)
+        longest = room_behind(self.model, before.ids, sampling.max_tokens) + len(before.encoder or ())
         return longest * sum(each.keys.nbytes + each.values.nbytes for each in one.blocks)
 
+    def reading(self, before: Prefix) -> int:
+        """Bytes that a pass over the beginning of a text takes for its mask; an encoder, which reads all of
+        it at once, also for the scores of its heads.
+        """
+        size = len(before.encoder or ())
+        heads = cast(int, getattr(self.model.spec, "num_heads", 1))
+        return (
+            MASK_BYTES * piece_of(len(before.ids)) * len(before.ids)
+            + (MASK_BYTES + SCORE_BYTES * heads) * size * size
+        )
+
     def begin(self, before: Prefix, sampling: Sampling) -> ServedRow:
-        """Read the beginning of a text, and draw the first id.
+        """Read the beginning of a text, or as much of it as one pass reads.
 
         Raises ConfigError for a beginning longer than the learned positions.
         """
         longest = room_behind(self.model, before.ids, sampling.max_tokens)
         cache = self.model.new_cache(1, longest, self.model.head_weight.dtype)
         draws = torch.Generator().manual_seed(sampling.seed)
-        row = ServedRow(sampling, longest, cache, draws, num_seen=len(before.ids))
-        self.num_passes += 1
-        self._draw(row, next_logits(self.model, before.ids, 0, cache, before.soft, before.encoder))
+        row = ServedRow(before, sampling, longest, cache, draws)
+        self.read(row)
         return row
+
+    def read(self, row: ServedRow) -> None:
+        """Read the next piece of the row's prompt; after the last one draw the first id."""
+        before, begin = row.before, row.num_seen
+        end = min(begin + piece_of(len(before.ids)), len(before.ids))
+        soft = None if before.soft is None else before.soft[begin:end]
+        self.num_passes += 1
+        logits_V = next_logits(
+            self.model, before.ids[begin:end], begin, row.cache, soft, None if begin else before.encoder
+        )
+        row.num_seen = end
+        if row.is_read:
+            self._draw(row, logits_V)
 
     def step(self, rows: Sequence[ServedRow]) -> None:
         """Draw the next id of each of these rows, SLOTS at most, which are not done."""

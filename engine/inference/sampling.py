@@ -16,6 +16,9 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.model.attention import Cache
 from atelier.engine.model.contract import Output
 
+MASKED = 1 << 22  # entries of one pass's attention mask: a text of up to 2,048 tokens is read by one pass
+FEWEST = 64  # tokens of a pass over a longer one
+
 
 class TextModel(Protocol):
     """What sampling and scoring use of a model: an engine.model.contract.Model with a key/value cache."""
@@ -185,6 +188,12 @@ def next_logits(
     return _last_logits(model, torch.tensor([new], device=device), num_seen, cache, prompts_BT, read)[0]
 
 
+def piece_of(num_new: int, num_seen: int = 0, num_rows: int = 1) -> int:
+    """How many of `num_new` tokens after `num_seen` one pass over so many rows reads."""
+    entries = num_rows * (num_seen + num_new)
+    return num_new if num_new * entries <= MASKED else min(num_new, max(FEWEST, MASKED // entries))
+
+
 def encoder_inputs(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
     """What an encoder reads of each row, as tensors of a batch; shorter ones are padded."""
     longest = max(map(len, rows))
@@ -203,14 +212,20 @@ def _last_logits(
     prompts_BT: Tensor | None = None,
     read: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Logits [B, V] after the last of these tokens, without those of padding."""
+    """Logits [B, V] after the last of these tokens, without those of padding. Many tokens are read in pieces:
+    memory grows with their number, not with its square.
+    """
     places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
-    batch = {
+    given = {
         "tokens_BT": new_BT,
         "positions_BT": places_T.expand(new_BT.shape),
         "documents_BT": torch.zeros_like(new_BT),
     }
     if prompts_BT is not None:
-        batch["prompts_BT"] = prompts_BT
-    hidden_BTD = model(batch | (read or {}), cache=cache).hidden
+        given["prompts_BT"] = prompts_BT
+    size = piece_of(new_BT.shape[1], num_seen, len(new_BT))
+    for begin in range(0, new_BT.shape[1], size):
+        batch = {name: tensor[:, begin : begin + size] for name, tensor in given.items()}
+        hidden_BTD = model(batch | (read or {}), cache=cache).hidden
+        read = None  # the cache has it
     return (hidden_BTD[:, -1] @ model.head_weight[: model.spec.ids].t()).float()

@@ -22,6 +22,7 @@ from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.io.machine import num_cores
 from atelier.engine.io.process import say
 
+LONGEST = 500_000  # characters of a prompt: making its tokens takes up to 350 bytes for each
 WAY_OUT = 'send {"prompt": "..."} on one line'
 
 
@@ -34,12 +35,15 @@ class Ticket:
 
 
 class ServedRequest(NamedTuple):
-    """A request that can be answered. `room`: bytes of keys and values."""
+    """A request that can be answered. `room`: bytes of keys and values; `reading`: of a pass over its prompt,
+    one of which runs at a time.
+    """
 
     ticket: Ticket
     request: Request
     before: Prefix
     room: int
+    reading: int
 
 
 def serve(generator: Generator, lines: Iterable[bytes], target: TextIO, *, memory: int) -> None:
@@ -145,31 +149,50 @@ class Desk:
         self._running = [each for each in self._running if each[0].ticket.number != number]
 
     def _asked(self, ticket: Ticket, request: Request) -> ServedRequest:
+        if len(request.prompt) > LONGEST:
+            raise ConfigError(
+                "prompt", f"has {len(request.prompt)} characters, more than {LONGEST}", "shorten it"
+            )
         before = self._generator.before(request.prompt, request)
-        room = self.rows.room(before, request) * min(request.best_of, TOGETHER)
-        if room > self._memory:
+        num_rows = min(request.best_of, TOGETHER)
+        room, reading = self.rows.room(before, request) * num_rows, self.rows.reading(before) * num_rows
+        if reading > self._memory:
+            raise ConfigError(
+                "prompt",
+                f"reading {len(before.encoder or before.ids)} tokens needs {reading / 1e9:.2g} GB, and there"
+                f" are {self._memory / 1e9:.2g} GB",
+                "shorten it",
+            )
+        if room + reading > self._memory:
             raise ConfigError(
                 "max_tokens",
-                f"{request.max_tokens} tokens after {len(before.ids)} need {room / 1e9:.2g} GB of keys and"
-                f" values, and there are {self._memory / 1e9:.2g} GB for all rows",
-                "ask for fewer",
+                f"{request.max_tokens} tokens after {len(before.ids)} need {(room + reading) / 1e9:.2g} GB of"
+                f" keys, values and masks, and there are {self._memory / 1e9:.2g} GB for all rows",
+                "ask for fewer, or shorten the prompt",
             )
-        return ServedRequest(ticket, request, before, room)
+        return ServedRequest(ticket, request, before, room, reading)
 
     def advance(self) -> None:
-        """Begin with what waits while there is room, then draw one token of every row."""
+        """Begin with what waits while there is room, read a piece of one prompt that is longer than a pass
+        reads, then draw one token of every row that is read.
+        """
         while self._waiting and self._has_room(self._waiting[0]):
             self._begin(self._waiting.popleft())
-        for first in range(0, len(self._running), SLOTS):
-            self.rows.step([row for _, row in self._running[first : first + SLOTS]])
+        unread = next((row for _, row in self._running if not row.is_read), None)
+        ready = [row for _, row in self._running if row.is_read]
+        if unread is not None:
+            self.rows.read(unread)
+        for first in range(0, len(ready), SLOTS):
+            self.rows.step(ready[first : first + SLOTS])
         for asked, row in self._running:
             if row.is_done:
                 self._finish(asked, row)
         self._running = [(asked, row) for asked, row in self._running if not row.is_done]
 
     def _has_room(self, asked: ServedRequest) -> bool:
-        used = sum(other.room for other, _ in self._running)
-        return len(self._running) < self._most and used + asked.room <= self._memory
+        used = sum(other.room for other, _ in self._running) + asked.room
+        used += max(asked.reading, *(other.reading for other, _ in self._running), 0)
+        return len(self._running) < self._most and used <= self._memory
 
     def _begin(self, asked: ServedRequest) -> None:
         if asked.request.best_of > 1:  # its candidates are drawn and compared at once, while all others wait

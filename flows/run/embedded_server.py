@@ -5,10 +5,15 @@ Prefect's own temporary server shares the terminal's process group, so Ctrl-C en
 reported its stop; and it survives when the flow is killed. This one leads a session of its own and ends when
 its standard input is closed. When it dies or hangs in the middle of a run it is restarted at the same
 address: requests wait meanwhile, because the process that started it keeps the listening socket.
+
+It asks for a random password, which only the environment of the two processes holds, and answers neither to
+foreign host names nor to pages of other sites: other users of the machine reach it, and so does any page that
+is open in a browser here.
 """
 
 import fcntl
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,8 +31,8 @@ from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.stack.database_check import PREFECT, check_database, tighten
-from atelier.infra.stack.service import check_proxies
-from atelier.infra.stack.settings import prefect_database
+from atelier.infra.stack.service import check_proxies, open_private
+from atelier.infra.stack.settings import HOST, USER, locked, own_origins, prefect_database
 from atelier.infra.stack.stack import PRIVATE, join_stack
 
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
@@ -47,13 +52,19 @@ class EmbeddedServer:
     def __init__(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home, self.log = home, home / "server.err"
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/api"
+        self._listener = socket.create_server((HOST, 0), backlog=512)
+        self._port: int = self._listener.getsockname()[1]
+        self.url = f"http://{HOST}:{self._port}/api"
+        self.login = f"{USER}:{secrets.token_urlsafe(24)}"
         self._keeper: threading.Thread | None = None
         self._ended = threading.Event()
         self._restarts = 0
         self.is_left = False  # given up: it has died too often, and is not started again
         self.process = self._start()
+
+    def client(self) -> dict[str, str]:
+        """Environment of its clients."""
+        return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self.login}
 
     def revive(self) -> None:
         """Start a server that was given up once more, at the same address."""
@@ -67,13 +78,17 @@ class EmbeddedServer:
         self._is_up, self._looks_stopped = False, 0
         self._heard = self._asked = time.monotonic()
         descriptor = self._listener.fileno()
-        with open(self.log, "ab" if self._restarts else "wb") as log:
+        with open(self.log, "ab" if self._restarts else "wb", opener=open_private) as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "atelier.flows.run.embedded_server", str(descriptor), str(self.home)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=_own_database(self.home) | os.environ | EPHEMERAL | {"PREFECT_HOME": str(self.home)},
+                env=_own_database(self.home)
+                | os.environ
+                | EPHEMERAL
+                | {"PREFECT_HOME": str(self.home)}
+                | locked(self._port, self.login),
                 pass_fds=(descriptor,),
                 umask=PRIVATE,
                 start_new_session=True,
@@ -189,6 +204,12 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def others_environment() -> dict[str, str]:
+    """This process's environment for processes that are no clients of its server."""
+    own = {item for server in _started for item in server.client().items()}
+    return {key: value for key, value in os.environ.items() if (key, value) not in own}
+
+
 def embedded_server(home: Path) -> EmbeddedServer:
     """This process's server, started by the first call. Prefect reads its address once, so it stays the same
     one, dead or alive.
@@ -210,12 +231,15 @@ def main(descriptor: int, home: Path) -> None:
     after another: each brings the database up to date, which two at once cannot.
     """
     import uvicorn  # with Prefect's server: seconds that only this process spends
-    from prefect.server.api.server import create_app
 
-    from atelier.infra.stack.prefect_database import make_tables, one_writer
+    from atelier.infra.stack.prefect_database import make_tables, one_writer  # as above
+    from atelier.infra.stack.prefect_server import filtered  # as above
 
     one_writer()
-    server = uvicorn.Server(uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on"))
+    listener = socket.socket(fileno=descriptor)
+    own = own_origins(listener.getsockname()[1])
+    app = uvicorn.Config(lambda: filtered(own), factory=True, log_level="error", lifespan="on")
+    server = uvicorn.Server(app)
 
     def watch() -> None:
         with suppress(OSError):
@@ -236,7 +260,7 @@ def main(descriptor: int, home: Path) -> None:
         turn.close()
 
     threading.Thread(target=release, daemon=True).start()
-    server.run(sockets=[socket.socket(fileno=descriptor)])
+    server.run(sockets=[listener])
 
 
 EMBEDDED = {
@@ -270,7 +294,7 @@ def embed(root: str) -> EmbeddedServer | None:
     check_database(home / "prefect.db", PREFECT)
     tighten(home / "prefect.db")
     server = embedded_server(home)
-    os.environ["PREFECT_API_URL"] = server.url
+    os.environ |= server.client()
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s: it is up, or was given up
     if "prefect" in sys.modules:  # a notebook's: it has read its settings when it was imported
         from prefect.context import refresh_global_settings_context

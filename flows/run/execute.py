@@ -289,7 +289,9 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
     from prefect.task_runners import ThreadPoolTaskRunner
 
     from atelier.infra.stack import prefect_api  # as above
+    from atelier.infra.stack.prefect_results import refuse_results  # as above
 
+    refuse_results()
     runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)  # Prefect's types ask for another's futures
 
     @prefect.flow(

@@ -21,7 +21,6 @@ from atelier.engine.io.artifact import open_input
 from atelier.engine.io.machine import num_cores
 from atelier.engine.io.storage import is_local, join, local_path, names, put_file, put_parts, remove
 from atelier.engine.io.weight_headers import header
-from atelier.infra.launch.machine import num_cores
 from atelier.infra.launch.supervisor import rank_env
 from atelier.infra.report.lineage import Index
 from atelier.infra.store.existing_model import spec_of

@@ -2,7 +2,6 @@
 loopback, to try a run over several sites with one command.
 """
 
-import os
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.sites import Sites
 from atelier.engine.io.storage import is_local, local_path, write_bytes
+from atelier.flows.run.embedded_server import others_environment
 from atelier.flows.run.over_sites import LOOPBACK
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
@@ -84,7 +84,7 @@ class _Agent:
         """Raises AtelierError when it does not listen."""
         command = [sys.executable, "-m", "atelier", "site", "serve", "--with-parent"]
         command += ["--keys", str(self._keys.folder), "--listen", self.address]
-        env = os.environ | {"ATELIER_ROOT": self._store, "PYTHONPATH": str(IMPORT_ROOT)}
+        env = others_environment() | {"ATELIER_ROOT": self._store, "PYTHONPATH": str(IMPORT_ROOT)}
         with self._log.open("ab") as file:
             self._process = subprocess.Popen(
                 command, cwd=self._keys.mailbox, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -10,9 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.infra.stack.settings import QUIET, Credentials, mlflow_users, own_origins
+from atelier.infra.stack.settings import QUIET, USER, Credentials, mlflow_users, own_origins
 
-USER = "atelier"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # inside the container; the compose file publishes them
 EVERYWHERE = "0.0.0.0"
 LOGIN, FLASK = "ATELIER_PASSWORD", "ATELIER_FLASK_KEY"

@@ -10,6 +10,8 @@ from uuid import UUID
 
 from rich.console import Console
 
+from atelier.infra.stack.prefect_results import refuse_results
+
 os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "8"  # 2 + 4 + ... + 256 s; a worker retries for less (settings.py)
 NOISE = "Engine execution exited with unexpected exception"  # for every run that returns a failed state
 
@@ -57,6 +59,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    refuse_results()
     Console.on_broken_pipe = go_on  # a worker may end before its flows
     logging.getLogger("prefect.flow_engine").addFilter(is_news)
     logging.getLogger("prefect.engine").addFilter(is_news)

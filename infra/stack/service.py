@@ -53,7 +53,7 @@ def start(service: Service, folder: Path) -> ServiceEntry:
     Returns its state entry, by which it is found again.
     """
     log = folder / f"{service.name}.log"
-    with open(log, "ab", opener=_open_private) as out:
+    with open(log, "ab", opener=open_private) as out:
         process = subprocess.Popen(
             service.command,
             stdin=subprocess.DEVNULL,
@@ -69,7 +69,8 @@ def start(service: Service, folder: Path) -> ServiceEntry:
     return {"holder": holder, "url": service.url, "log": str(log)}
 
 
-def _open_private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
+    """An opener of files that only their owner reads."""
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)  # the file may be an older version's
     return descriptor

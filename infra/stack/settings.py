@@ -22,6 +22,7 @@ from atelier.infra.stack.service import ServiceEntry
 
 HOST = "127.0.0.1"
 DATABASE, FILES = "mlflow.db", "mlartifacts"  # of MLflow, in a store's root
+USER = "atelier"
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "true",
@@ -70,7 +71,7 @@ class Credentials:
             raise DamageError(str(damage), way_out) from None
         except FileNotFoundError:
             made = Credentials(
-                user="atelier", password=secrets.token_urlsafe(24), flask_key=secrets.token_urlsafe(32)
+                user=USER, password=secrets.token_urlsafe(24), flask_key=secrets.token_urlsafe(32)
             )
             write_private(path, json.dumps(asdict(made)))
             return made
@@ -104,20 +105,27 @@ def own_origins(port: int) -> tuple[str, ...]:
     return tuple(f"http://{host}" for host in own_hosts(port))
 
 
+def locked(port: int, login: str) -> dict[str, str]:
+    """Settings of a Prefect server that asks for `login` (user:password) and serves the pages of `port`."""
+    return {
+        "PREFECT_SERVER_API_AUTH_STRING": login,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
+    }
+
+
 def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, str]:
     """Environment of the Prefect server: it requires the credential, and accepts only its own origins."""
     own = f"http://{HOST}:{port}"
-    return QUIET | {
+    about = {
         "PREFECT_HOME": str(prefect_home(root)),
         "PREFECT_API_DATABASE_CONNECTION_URL": prefect_database(prefect_home(root)),
-        "PREFECT_SERVER_API_AUTH_STRING": credentials.prefect,
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
         "PREFECT_UI_API_URL": f"{own}/api",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds: sqlite has one writer; else a wait becomes a 503
         "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     }
+    return QUIET | locked(port, credentials.prefect) | about
 
 
 def mlflow_server(folder: Path, credentials: Credentials) -> dict[str, str]:

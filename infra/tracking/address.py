@@ -9,7 +9,6 @@ import re
 from urllib.parse import urlsplit
 
 from atelier.engine.io.proxies import LOOPBACK, exempt_loopback
-from atelier.infra.stack.settings import LOOPBACK
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.own_database import check_uri, settle

@@ -12,6 +12,7 @@ Prompts of several requests and threads go to the one child, which computes them
 """
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import os
@@ -39,6 +40,7 @@ from mlflow.pyfunc import (  # the documented names
 Value = str | int | float
 
 DEFAULTS: dict[str, int | float] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, "seed": 1}
+HOSTS = "ATELIER_SERVE_HOSTS"  # hosts by which the server may be addressed, besides loopback and its address
 MOST = 2**63  # what no number of a request reaches
 
 
@@ -101,6 +103,8 @@ def rows_of(model_input: Any) -> list[Any]:
 def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, Value]:
     """A row with the values that it leaves out; `place` begins the message of an error."""
     row = dict(row) if isinstance(row, dict) else {"prompt": row}
+    if isinstance(row.get("prompt"), dict) and len(row) == 1:
+        row = row["prompt"]  # put there by request_body.py
     unknown = sorted(map(str, set(row) - {"prompt", *DEFAULTS}))
     if unknown or "prompt" not in row:
         raise BadRequest(
@@ -109,11 +113,11 @@ def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, V
         )
     row = {key: plain(value) for key, value in row.items()}
     prompt = row.pop("prompt")
-    if isinstance(prompt, bool) or not isinstance(prompt, str | int | float) or prompt != prompt:
+    if not isinstance(prompt, str):  # a number may have been another text: 007, 1e5
         raise BadRequest(f"{place}prompt is {shown(prompt)}; give a text")
     given = {key: value for key, value in row.items() if value is not None and value == value}
     values = {**DEFAULTS, **params, **given}
-    return {"prompt": str(prompt)} | {key: number_of(key, value, place) for key, value in values.items()}
+    return {"prompt": prompt} | {key: number_of(key, value, place) for key, value in values.items()}
 
 
 def number_of(key: str, value: Any, place: str) -> int | float:
@@ -134,8 +138,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return text if len(text := repr(value)) <= 60 else f"{text[:60]}..."
 
 
 class Client:
@@ -198,16 +201,34 @@ def noticing(app: Any) -> Any:
     return noticed
 
 
-def notice_departures() -> None:
-    """Have MLflow's server, where this process is one that is being built, notice clients that hang up: it
-    says nothing of them to what answers.
+def guarded(app: Any, code: str) -> Any:
+    """MLflow's server behind the filters of the engine in `code`: own host names and pages, readable bodies.
+    It notices clients that hang up, of which MLflow says nothing to what answers.
     """
+    gate, bodies = (part(code, name) for name in ("request_filter", "request_body"))
+    limited = gate.BodyFilter(
+        noticing(app), "/invocations", bodies.plain_body, bodies.BodyRefused, bodies.MOST_BYTES
+    )
+    more = os.environ.get(HOSTS, "").replace(",", " ").split()
+    return gate.RequestFilter(limited, more=more, advice=f"; {HOSTS} names others")
+
+
+def part(code: str, name: str) -> Any:
+    """A file of the engine that imports nothing of it, loaded from the version's own code."""
+    spec = importlib.util.spec_from_file_location(name, f"{code}/atelier/engine/io/{name}.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def guard_server(code: str) -> None:
+    """Guard MLflow's server where this process is one that is being built."""
     if "mlflow.pyfunc.scoring_server.app" not in sys.modules:
         return
     from fastapi import FastAPI
 
     build = FastAPI.build_middleware_stack
-    FastAPI.build_middleware_stack = lambda self: noticing(build(self))  # of this server alone
+    FastAPI.build_middleware_stack = lambda self: guarded(build(self), code)  # of this server alone
 
 
 class Child:
@@ -218,16 +239,8 @@ class Child:
     def __init__(self, model: str, code: str) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="atelier-predict-")
         folder = Path(self._scratch.name)
-        run = {
-            "schema": 1,
-            "task": "generate",
-            "version": 1,
-            "config": {"serve": True},
-            "inputs": {"model": model},
-            "outputs": {},
-            "scratch": str(folder / "scratch"),
-            "seed": 1,
-        }
+        run = {"schema": 1, "task": "generate", "version": 1, "config": {"serve": True}, "outputs": {}}
+        run |= {"inputs": {"model": model}, "scratch": str(folder / "scratch"), "seed": 1}
         (folder / "scratch").mkdir()
         (folder / "run.json").write_text(json.dumps(run))
         self._errors = (folder / "errors.txt").open("w+b")
@@ -350,7 +363,7 @@ class Predictor(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         self._model = str(Path(context.artifacts["model"]).absolute())
         self._code = str(Path(context.artifacts["code"]).absolute())
-        notice_departures()
+        guard_server(self._code)
 
     def predict(
         self, context: PythonModelContext, model_input, params: dict[str, Value] | None = None

@@ -106,7 +106,7 @@ class Machine:
         ports = f"--prefect-port {free_port()} --mlflow-port {free_port()}"
         env = self.env | {"ATELIER_ROOT": str(home / "store"), small.PORTS: ports}
         if has_server and not clones:
-            env["PREFECT_API_URL"] = self.prefect.url
+            env |= self.prefect.client()
         found = Reader(self, home if clones else self.checkout, env)
         assert clones or found(". .venv/bin/activate").returncode == 0
         return found

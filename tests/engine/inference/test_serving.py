@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from atelier.engine.config.generation import Sampling
+from atelier.engine.inference import sampling
 from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.sampling import MASKED, next_logits, piece_of
 from atelier.engine.inference.serving import Desk, serve
 from tests.checkout import python_path
 from tests.engine.scored_models import Study
@@ -107,7 +111,67 @@ def test_a_bad_request_among_others_gets_its_error_alone(speaker: Generator) -> 
     assert {answer["id"]: answer for answer in found if "text" in answer} == good
     assert [*sorted(key for key in errors if key)] == [50, 51, 52, 53, 54, 55]
     assert all("\n" not in error for error in errors.values()) and len(found) == 14
-    assert "900000 tokens after 1 need 0.46 GB of keys and values, and there are 0.1 GB" in errors[55]
+    assert "900000 tokens after 1 need 0.46 GB of keys, values and masks, and there are 0.1 GB" in errors[55]
+
+
+class Largest(TorchDispatchMode):
+    """Counts the elements of the largest tensor that is made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.most = max(self.most, made.numel())
+        return made
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the mask of one pass: fewer than always, so that a prompt of some hundred tokens is a long one."""
+    monkeypatch.setattr(sampling, "MASKED", 1 << 16)
+    return 1 << 16
+
+
+def test_a_long_prompt_takes_memory_that_grows_with_its_length_and_not_its_square(
+    speaker: Generator, entries: int
+) -> None:
+    for size in (400, 800):
+        with Largest() as seen:
+            [answer] = answers(speaker, [line(id=1, prompt="\x01" * size, max_tokens=2)])
+        assert "text" in answer and seen.most <= entries < size**2
+
+
+def test_a_prompt_that_is_read_in_pieces_has_the_logits_of_one_that_is_read_at_once(
+    speaker: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = speaker.before("Poem 3: the sea\n" * 60, Sampling()).ids
+    found = []
+    for most in (MASKED, len(ids) * 100):
+        monkeypatch.setattr(sampling, "MASKED", most)
+        cache = speaker.model.new_cache(1, len(ids) + 1, torch.float32)
+        found.append(next_logits(speaker.model, ids, 0, cache))
+        assert (piece_of(len(ids)) < len(ids)) == (most < MASKED)
+    assert torch.allclose(*found, rtol=0, atol=1e-5 * float(found[0].abs().max()))
+
+
+def test_others_go_on_while_a_long_prompt_is_read(speaker: Generator, entries: int) -> None:
+    good = {answer["id"]: answer for answer in answers(speaker, [line(**one) for one in requests(4)])}
+    long = line(id=9, prompt="\x01" * 700, max_tokens=1)
+    found = answers(speaker, [long, *(line(**one | {"max_tokens": 5}) for one in requests(4))])
+    assert [answer["id"] for answer in found][-1] == 9 and len(found) == 5
+    found = answers(speaker, [long, *(line(**one) for one in requests(4))])
+    assert {answer["id"]: answer for answer in found if answer["id"] != 9} == good
+
+
+def test_a_prompt_too_long_for_the_memory_is_refused_alone(speaker: Generator) -> None:
+    good = {answer["id"]: answer for answer in answers(speaker, [line(**one) for one in requests(4)])}
+    found = answers(
+        speaker, [line(id=9, prompt="\x01" * 60_000), *(line(**one) for one in requests(4))], 80_000_000
+    )
+    assert {answer["id"]: answer for answer in found if answer["id"] != 9} == good
+    [error] = [answer["error"] for answer in found if answer["id"] == 9]
+    assert error.startswith("max_tokens: 128 tokens after 60000 need 0.097 GB of keys, values and masks")
 
 
 def test_a_request_that_is_left_frees_its_row_and_gets_no_answer(speaker: Generator) -> None:

@@ -14,7 +14,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending
 
 from atelier.engine.config.error import ConfigError
@@ -37,7 +37,8 @@ POOL = "light"
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
     """Of a real server with a database of its own."""
     server = started(tmp_path_factory.mktemp("prefect"))
-    with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as there:
+    settings = {PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.login}
+    with temporary_settings(settings), get_client(sync_client=True) as there:
         yield there
     server.close()
 

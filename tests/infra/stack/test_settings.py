@@ -15,13 +15,11 @@ from prefect.workers.process import ProcessJobConfiguration
 from atelier.engine.config.error import ConfigError
 from atelier.infra.stack import service, settings
 from atelier.infra.stack.deployments import TEMPLATE
-from atelier.infra.stack.prefect_server import RequestFilter
 from atelier.infra.stack.service import Service
 from atelier.infra.stack.settings import (
     Addresses,
     Credentials,
     check_binding,
-    own_origins,
     stack_folder,
     write_private,
 )
@@ -158,39 +156,3 @@ def test_a_job_takes_nothing_from_whoever_starts_it() -> None:
         and made.working_dir is None
         and made.stream_output
     )
-
-
-OWN = [(b"host", b"127.0.0.1:4200")]
-FOREIGN = [
-    [],
-    [(b"host", b"evil.example")],
-    [(b"host", b"127.0.0.1:4201")],
-    [*OWN, (b"host", b"evil.example")],
-    [*OWN, (b"origin", b"null")],
-    [*OWN, (b"origin", b"http://127.0.0.1:4201")],
-    [*OWN, (b"origin", b"https://127.0.0.1:4200")],
-    [*OWN, (b"origin", b"http://127.0.0.1:4200"), (b"origin", b"http://evil.example")],
-]
-
-
-@pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_the_gate_lets_its_own_address_and_pages_in_and_nothing_else(kind: str) -> None:
-    came: list[object] = []
-    sent: list[dict[str, object]] = []
-
-    async def app(scope: dict[str, object], *_: object) -> None:
-        came.append(scope["headers"])
-
-    async def send(message: dict[str, object]) -> None:
-        sent.append(message)
-
-    gate = RequestFilter(app, own_origins(4200))
-    for headers in FOREIGN:
-        asyncio.run(gate({"type": kind, "headers": headers}, None, send))
-    assert came == []
-    assert [one.get("status", one.get("code")) for one in sent if "body" not in one] == (
-        [403 if kind == "http" else 1008] * len(FOREIGN)
-    )
-    for headers in (OWN, [(b"host", b"LOCALHOST:4200")], [*OWN, (b"origin", b"http://localhost:4200")]):
-        asyncio.run(gate({"type": kind, "headers": headers}, None, send))
-    assert len(came) == 3

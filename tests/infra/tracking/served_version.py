@@ -53,6 +53,15 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        """Status and text of the answer to a GET with these headers."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
     def generators(self) -> list[int]:
         """Ids of the processes under the server that generate."""
         parents = {self.process.pid}

@@ -60,7 +60,9 @@ def states(pid: int) -> set[str]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
     uri = registered(folder, tiny_files(positions="learned", max_positions=POSITIONS))
-    started = Server(folder, uri)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATELIER_SERVE_HOSTS", "model.example, other.example:81")
+        started = Server(folder, uri)
     try:
         wait_for(started.is_up, 120, "the server")
         yield started
@@ -145,6 +147,39 @@ def test_a_bad_request_is_a_400_in_one_line_for_that_client_alone(server: Server
         assert status == 400 and words in told["message"] and "\n" not in told["message"]
 
 
+def test_only_its_own_names_and_pages_reach_it(server: Server) -> None:
+    own, evil = f"127.0.0.1:{server.port}", f"evil.example:{server.port}"
+    named = {"Host": "model.example"}
+    for headers in ({}, {"Host": f"localhost:{server.port}"}, {"Origin": f"http://{own}"}, named):
+        assert server.get("/ping", **headers)[0] == 200, headers
+    for headers in ({"Host": evil}, {"Host": ""}, {"Host": "127.0.0.1:1"}, {"Origin": "http://evil.example"}):
+        for path in ("/ping", "/version", "/docs", "/openapi.json", "/nowhere"):
+            status, text = server.get(path, **headers)
+            assert status == 403 and text.endswith("; ATELIER_SERVE_HOSTS names others"), headers
+
+
+def test_fields_of_csv_that_look_like_numbers_stay_text(server: Server) -> None:
+    rows = [{"prompt": text, "max_tokens": 5, "temperature": 0} for text in ("007", "1e5", "NA", "true")]
+    told = {"predictions": [server.ask(**row)[1][0] for row in rows]}
+    lines = ["prompt,max_tokens,temperature", *(f"{row['prompt']},5,0" for row in rows)]
+    assert server.send("\n".join(lines), "text/csv") == (200, told)
+
+
+def test_a_body_that_cannot_be_read_is_a_400_in_one_line(server: Server) -> None:
+    json_, csv, deep = "application/json", "text/csv", "nested deeper"
+    bad = [
+        ("[" * 3000, json_, 400, deep), ('{"a":' * 3000 + "1" + "}" * 3000, json_, 400, deep),
+        ("{", json_, 400, "not JSON"), ('{"prompt": NaN}', json_, 400, "NaN is no number"),
+        ("7", json_, 400, "JSON object"), ('{"inputs": "a", "more": 1}', json_, 400, "got 'more' besides"),
+        ('{"prompt": 7}', json_, 400, "is 7; give a text"), ("a,b\n1\n", csv, 400, "row 1 has 1 fields"),
+        ("", csv, 400, "is empty"), ("PAR1", "application/octet-stream", 415, "Content-Type"),
+        ("", "", 415, "send"),
+    ]  # fmt: skip
+    for body, kind, status, words in bad:
+        found, told = server.send(body, kind)
+        assert (found, words in told["message"], told["message"].count("\n")) == (status, True, 0), told
+
+
 def test_a_killed_generator_fails_its_requests_and_the_next_starts_another(server: Server) -> None:
     good = {"prompt": "def ", "max_tokens": 20, "temperature": 0.0}
     alone = server.ask(**good)
@@ -166,7 +201,7 @@ def test_a_client_that_leaves_changes_nothing_for_others(server: Server) -> None
     good = {"prompt": "class ", "max_tokens": 100, "temperature": 0.0}
     alone = server.ask(**good)
     body = json.dumps(good | {"seed": 2}).encode()
-    head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/json\r\n\r\n"
     for sent in (body, body[:9]):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -185,7 +220,9 @@ def test_a_client_that_hangs_up_frees_what_computes_its_answer(
         alone = started.ask(**good)
         (generator,) = started.generators()
         body = json.dumps({"prompt": "def ", "max_tokens": 300_000, "temperature": 0.0}).encode()
-        head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = (
+            f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{started.port}\r\nContent-Length: {len(body)}\r\n"
+        )
         clients = [socket.create_connection(("127.0.0.1", started.port)) for _ in range(9)]
         for client in clients:
             client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)

@@ -1,0 +1,180 @@
+"""Read what a client sends to `mlflow models serve`: JSON or CSV of bounded size and depth, as rows of texts
+and numbers. MLflow itself reads CSV fields as numbers ("007" as 7), answers a deep document with status 500
+and makes arrays as wide as the longest text.
+
+This file imports nothing of the project: registered models carry it to the server that MLflow starts.
+"""
+
+import csv
+import io
+import json
+import re
+from typing import Any, NoReturn
+
+MOST_BYTES = 8 << 20
+MOST_DEPTH = 32  # brackets within each other; the deepest form of a request has 3
+MOST_ROWS = 10_000
+MOST_DIGITS = 100
+FORMS = ("inputs", "instances", "dataframe_records", "dataframe_split")
+TYPES = ("application/json", "text/csv")
+# texts, so that brackets in them do not count; possessive: a long one takes no memory
+WORD = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+
+
+class BodyRefused(Exception):
+    """Why a body cannot be read, with the status of the answer."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def plain_body(kind: str, body: bytes) -> bytes:
+    """The body as JSON of the two forms whose values MLflow leaves as they are: a column `prompt` with a dict
+    a row, and `prompt` itself, which is answered by a bare list. Raises BodyRefused.
+    """
+    if len(body) > MOST_BYTES:
+        raise BodyRefused(f"the body is larger than {MOST_BYTES >> 20} MiB; send several requests", 413)
+    if check_type(kind) == TYPES[1]:
+        return _column(csv_rows(body))
+    document = read_json(body)
+    if not isinstance(document, dict):
+        raise BodyRefused('a request is a JSON object, such as {"prompt": "..."}')
+    forms = [form for form in FORMS if form in document]
+    if not forms and "prompt" not in document:
+        got = shown(", ".join(document)) if document else "nothing"
+        raise BodyRefused(f"a request has prompt, or one of {', '.join(FORMS)}; got {got}")
+    if not forms:
+        return json.dumps({"prompt": columns_of(document)}).encode()
+    other = sorted(map(shown, document.keys() - {forms[0], "params"}))
+    if other:
+        raise BodyRefused(f"a request has {forms[0]} and params; got {', '.join(other)} besides")
+    params = document.get("params") or {}
+    if not isinstance(params, dict) or "prompt" in params:
+        raise BodyRefused(f"params is {shown(params)}; give an object of values that all rows have")
+    return _column([params | _given(row) for row in rows_of(forms[0], document[forms[0]])])
+
+
+def check_type(kind: str) -> str:
+    """The type of the body without its parameters. Raises BodyRefused for one that is not read."""
+    name, *more = (part.strip() for part in kind.lower().split(";"))
+    if name not in TYPES or any(part not in ("", "charset=utf-8", 'charset="utf-8"') for part in more):
+        raise BodyRefused(f"Content-Type is {shown(kind)}; send {' or '.join(TYPES)} in UTF-8", 415)
+    return name
+
+
+def read_json(body: bytes) -> Any:
+    """A document of JSON alone: no NaN, no number that a machine does not hold. Raises BodyRefused."""
+    depth = 0
+    for found in WORD.finditer(body):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)
+        if depth > MOST_DEPTH:
+            raise BodyRefused(f"the document is nested deeper than {MOST_DEPTH}; send requests as rows")
+    try:
+        return json.loads(body.decode(), parse_constant=_constant, parse_int=_whole)
+    except UnicodeDecodeError:
+        raise BodyRefused("the body is not UTF-8") from None
+    except ValueError as error:
+        raise BodyRefused(f"the body is not JSON ({error})") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits, more than {MOST_DIGITS}")
+    return int(digits)
+
+
+def _constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def csv_rows(body: bytes) -> list[dict[str, str]]:
+    """A dict a line, by the names of the first line; all fields are texts, empty ones are left out. Raises
+    BodyRefused.
+    """
+    csv.field_size_limit(MOST_BYTES)
+    try:
+        lines = list(csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True))
+    except UnicodeDecodeError:
+        raise BodyRefused("the body is not UTF-8") from None
+    except csv.Error as error:
+        raise BodyRefused(f"the body is not CSV ({error})") from None
+    lines = [line for line in lines if line]
+    if not lines:
+        raise BodyRefused("the body is empty; its first line has the names of the columns")
+    names, *lines = lines
+    if len(set(names)) < len(names):
+        raise BodyRefused(f"line 1 has a name twice: {shown(', '.join(names))}")
+    names = ["prompt"] if len(names) == 1 else names
+    _check_number(len(lines))
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(names):
+            raise BodyRefused(f"row {number - 1} has {len(line)} fields, and there are {len(names)} names")
+    return [
+        {name: text for name, text in zip(names, line, strict=True) if text or name == "prompt"}
+        for line in lines
+    ]
+
+
+def rows_of(form: str, given: Any) -> list[Any]:
+    """The rows of one of MLflow's forms. Raises BodyRefused."""
+    if form == "dataframe_split":
+        given = _joined(given)
+    elif form == "dataframe_records" and not isinstance(given, list):
+        raise BodyRefused(f"dataframe_records is {shown(given)}; give a list of objects")
+    if isinstance(given, dict):
+        return columns_of(given)
+    rows = given if isinstance(given, list) else [given]
+    _check_number(len(rows))
+    return rows
+
+
+def columns_of(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an object with a list a column, or with values that all rows have. Raises BodyRefused."""
+    many = {key: value for key, value in given.items() if isinstance(value, list)}
+    counts = {len(value) for value in many.values()} or {1}
+    if len(counts) > 1:
+        told = ", ".join(f"{shown(key)} {len(value)}" for key, value in many.items())
+        raise BodyRefused(f"the lists of a request are of one length; got {told}")
+    _check_number(max(counts))
+    return [
+        {key: many[key][row] if key in many else value for key, value in given.items()}
+        for row in range(counts.pop())
+    ]
+
+
+def _joined(given: Any) -> list[dict[str, Any]]:
+    names, data = (given.get("columns"), given.get("data")) if isinstance(given, dict) else (None, None)
+    if (
+        not isinstance(names, list)
+        or not isinstance(data, list)
+        or not all(isinstance(n, str) for n in names)
+    ):
+        raise BodyRefused('dataframe_split is {"columns": [names], "data": [[values], ...]}')
+    names = ["prompt"] if len(names) == 1 else names
+    for number, row in enumerate(data, 1):
+        if not isinstance(row, list) or len(row) != len(names):
+            raise BodyRefused(f"row {number}: give a list of {len(names)} values")
+    return [dict(zip(names, row, strict=True)) for row in data]
+
+
+def _given(row: Any) -> dict[str, Any]:
+    """A row without the values that it leaves to `params`."""
+    if not isinstance(row, dict):
+        return {"prompt": row}
+    return {key: value for key, value in row.items() if value is not None or key == "prompt"}
+
+
+def _check_number(rows: int) -> None:
+    if rows > MOST_ROWS:
+        raise BodyRefused(f"{rows} rows are more than {MOST_ROWS}; send several requests")
+
+
+def _column(rows: list[dict[str, Any]]) -> bytes:
+    split = {"columns": ["prompt"], "data": [[row] for row in rows]}
+    return json.dumps({"dataframe_split": split}).encode()
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
