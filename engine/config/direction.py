@@ -26,7 +26,11 @@ CONVERTED: dict[str, Direction] = {"loss_before": "minimize", "loss_after": "min
 TOKENIZED: dict[str, Direction] = {"bytes_per_token": "maximize"}  # engine/data/learn_tokenizer.py
 TIMED: dict[str, Direction] = {"tokens_per_s": "maximize"}  # engine/data/encode.py
 OF_SUMMARIES: dict[str, Direction] = {**TRAINED, **SCORED, **CONVERTED, **TOKENIZED, **TIMED}
-OF_CURVES: dict[str, Direction] = {"loss": "minimize", HELD_OUT_LOSS: "minimize"}
+OF_CURVES: dict[str, Direction] = {
+    "loss": "minimize",
+    HELD_OUT_LOSS: "minimize",
+    "answers/kept": "maximize",  # engine/loop/answer_parts.py
+}
 # metrics of a curve that end with a name of the configuration (engine/loop/step.py, evaluation.py)
 NAMED_IN_CURVES: dict[str, Direction] = {
     "objective/accuracy/": "maximize",
@@ -40,8 +44,10 @@ def declared(metric: str) -> Direction | None:
     """The direction of `<name>.<word of a summary>` or of a metric of a curve; None where there is none."""
     if metric in OF_CURVES:
         return OF_CURVES[metric]
-    found = next((found for start, found in NAMED_IN_CURVES.items() if metric.startswith(start)), None)
-    return found or OF_SUMMARIES.get(metric.rpartition(".")[2])
+    for start, found in NAMED_IN_CURVES.items():
+        if metric.startswith(start):
+            return found
+    return OF_SUMMARIES.get(metric.rpartition(".")[2])
 
 
 def required(metric: str, place: str, way_out: str) -> Direction:
