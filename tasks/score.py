@@ -18,6 +18,7 @@ from atelier.infra.run.gang_request import GangRequest
 VERSION = 1
 ANSWERS = 2  # version of a fine-tuned model's answers: no end token where none is needed
 BASELINES = 2  # version of the baselines: with the trigram of few tokens
+BEGUN = 3  # of texts that begin with a token of their own: the trigram is not charged for that
 
 
 def score(
@@ -60,7 +61,7 @@ def score(
         products["baselines"] = Product(
             kind="scores",
             name="baselines",
-            version=BASELINES,
+            version=BEGUN if tokenizer.is_begun else BASELINES,
             identity={"max_tokens": settings.max_tokens},
             parents={"tokens": tokens.fingerprint},
             origin={"max_tokens": "score.max_tokens"},

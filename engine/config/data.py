@@ -142,6 +142,9 @@ class Tokenizer(Spec):
         return self
 
 
+TEXT_ENDS = "text_ends.json"  # a TextEnds beside a tokenizer
+
+
 class TextEnds(Spec):
     """How the texts of a model begin and end: ids of its tokenizer."""
 

@@ -12,11 +12,11 @@ import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.data import END, PAD, TextEnds
+from atelier.engine.config.data import END, PAD, TEXT_ENDS, TextEnds
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 
-TOKENIZER, TEXT_ENDS = "tokenizer.json", "text_ends.json"
+TOKENIZER = "tokenizer.json"
 # files of others beside their tokenizer, which say what only they read
 CHAT_TEMPLATE = "chat_template.jinja"
 CARRIED = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
