@@ -23,6 +23,8 @@ MOST_DESCRIPTORS = 64  # passed to one process
 MESSAGE = 1 << 17  # bytes: the largest request, an environment
 # read when the interpreter or a library is loaded: a fork cannot get other values than its server has
 SET_LATER = ("OMP_NUM_THREADS",)  # set by torch.set_num_threads for every compute thread
+# what scikit-learn, joblib and threadpoolctl set in a process that imports them, where it is not set
+SET_BY_IMPORTS = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
 
 
@@ -156,7 +158,12 @@ class ForkingProcess:
 
 
 def _loaded(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(LOADED) and name not in SET_LATER}
+    """What an environment says to libraries that are loaded, but for what libraries themselves have set."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(LOADED) and name not in SET_LATER and SET_BY_IMPORTS.get(name) != value
+    }
 
 
 def _initialised() -> str:
