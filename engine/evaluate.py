@@ -46,7 +46,14 @@ from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.examples import UNCUT, Examples
-from atelier.engine.data.ngram import Trigram, gzip_bits, shuffled, trigram_bits, xz_bits
+from atelier.engine.data.ngram import (
+    Trigram,
+    gzip_bits,
+    shuffled,
+    trigram_bits,
+    with_own_begin,
+    xz_bits,
+)
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import TOKENIZER, Vocabulary
 from atelier.engine.inference.generator import Generator, check_vocabulary
@@ -302,26 +309,32 @@ def counts(text: HeldOutText) -> dict[str, int]:
 
 
 def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Path) -> dict[str, Json]:
-    """Scores that need no model, in bits per byte; the trigram too is charged ln V for first tokens. It also
-    learns from 2^16, 2^17 ... tokens of shuffled documents, beside models that have read as many.
+    """Scores that need no model, in bits per byte; the trigram is charged for first tokens as models are
+    (`text_nats`). It also learns from 2^16, 2^17 ... tokens of shuffled documents, beside models that have
+    read as many.
     """
     vocabulary = exam.vocabulary
     raw = vocabulary.bytes_of(text.tokens_N) if text.original is None else text.original
     dtype = token_dtype(vocabulary.size)
-    train_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
-    how = {"vocab": vocabulary.size, "end": vocabulary.end_id, "num_bytes": text.num_bytes}
-    first = len(text.ends_D) * math.log2(vocabulary.size) / text.num_bytes
+    read_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
+    vocab, end, train_N, held_out_N = vocabulary.size, vocabulary.end_id, read_N, text.tokens_N
+    if vocabulary.before == (end,):
+        ends_D = np.load(tokens.file("train.ends.npy", scratch), allow_pickle=False)
+        train_N = with_own_begin(read_N, ends_D, vocab)
+        held_out_N, vocab = with_own_begin(text.tokens_N, text.ends_D, vocab), vocab + 1
+    first = 0.0 if text.is_begun else len(text.ends_D) * math.log2(vocab) / text.num_bytes
+    how = {"vocab": vocab, "end": end, "num_bytes": text.num_bytes}
     sizes = [2**power for power in range(TRIGRAM_FROM, 40) if 2**power < len(train_N)]
-    some_N = shuffled(train_N, vocabulary.end_id)
-    found = {size: trigram_bits(some_N[:size], text.tokens_N, **how) + first for size in sizes}
-    whole = Trigram(train_N, vocabulary.size, vocabulary.end_id)
+    some_N = shuffled(train_N, end)
+    found = {size: trigram_bits(some_N[:size], held_out_N, **how) + first for size in sizes}
+    whole = Trigram(train_N, vocab, end)
     return {
         "gzip": gzip_bits(raw),
         "xz": xz_bits(raw),
-        "trigram": whole.bits(text.tokens_N, text.num_bytes) + first,
+        "trigram": whole.bits(held_out_N, text.num_bytes) + first,
         "trigram_tokens": len(train_N),
         "trigram_by_tokens": {str(size): bits for size, bits in found.items()},
-        **({"heads": cast(Json, without_network(exam.heads, whole, train_N))} if exam.heads else {}),
+        **({"heads": cast(Json, without_network(exam.heads, whole, read_N))} if exam.heads else {}),
     } | counts(text)
 
 

@@ -38,6 +38,7 @@ class Reference:
     node: str
     future: "Future | None" = field(default=None, compare=False, repr=False)
     kinds: tuple[str, ...] = field(default=(), compare=False)  # as of its Product
+    is_begun: bool = field(default=False, compare=False)  # a tokenizer: texts begin with a token of their own
 
 
 class Product(Spec):

@@ -3,6 +3,7 @@ tokenizer.json.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import AdoptedEnds, Tokenizer
@@ -74,7 +75,8 @@ def learn_tokenizer(
         },
     )
     after = [] if tokenizer.load else [*corpora.values(), *(before or {}).values()]
-    return declare(node, [*after, *([extends] if extends is not None else [])])["tokenizer"]
+    made = declare(node, [*after, *([extends] if extends is not None else [])])["tokenizer"]
+    return replace(made, is_begun=extends is not None and extends.is_begun)
 
 
 def run(node: Node, context: RunContext) -> None:

@@ -20,6 +20,7 @@ VERSION = 1
 ANSWERS = 3  # of a fine-tuned model; since 2 without end tokens where none is needed
 SHOTS = 2  # of a model that is prompted with solved examples, or with none
 BASELINES = 2  # version of the baselines: with the trigram of few tokens
+BEGUN = 3  # of texts that begin with a token of their own: the trigram is not charged for that
 
 
 def score(
@@ -62,7 +63,7 @@ def score(
         products["baselines"] = Product(
             kind="scores",
             name="baselines",
-            version=BASELINES,
+            version=BEGUN if tokenizer.is_begun else BASELINES,
             identity={"max_tokens": settings.max_tokens},
             parents={"tokens": tokens.fingerprint},
             origin={"max_tokens": "score.max_tokens"},

@@ -143,6 +143,9 @@ class Tokenizer(Spec):
         return self
 
 
+TEXT_ENDS = "text_ends.json"  # a TextEnds beside a tokenizer
+
+
 class _Started(Spec):
     start: int | None = Field(
         default=None,

@@ -194,6 +194,7 @@ ABSENT: dict[str, dict[str, Json]] = {
         "clip": 0.0,
         "top": 32,
         "values": "8bit",
+        "temperature": 1.0,
     },
     "Membership": {"kind": "strict", "minimum": 1},
     "Codec": {"kind": "none", "block": 256, "share": 0.01, "rank": 4},

@@ -30,7 +30,7 @@ OF_ROWS = (
     *("every", "outer", "delay", "fragments", "membership"),
     *("codec", "choose", "stall", "rounds", "feedback", "clip"),
 )
-OF_ROLES = ("top", "values", "ahead")
+OF_ROLES = ("top", "values", "temperature", "ahead")
 
 
 class Outer(Spec):
@@ -164,6 +164,12 @@ class Link(Spec):
     values: Literal["8bit", "exact"] = Field(
         default="8bit",
         description="roles: log-probabilities in steps of 1/16 nat (8bit), or as computed (exact)",
+    )
+    temperature: float = Field(
+        default=1.0,
+        gt=0,
+        description="roles: at which answers are taken; with fewer tokens than all, that of the students'"
+        " objectives",
     )
     ahead: int = Field(
         default=8,
@@ -336,7 +342,8 @@ class Link(Spec):
     @property
     def answers(self) -> dict[str, Json]:
         """What a student hears of a teacher elsewhere, as identity."""
-        return {"top": self.top, "values": self.values}
+        heat: dict[str, Json] = {} if self.temperature == 1 else {"temperature": self.temperature}
+        return {"top": self.top, "values": self.values} | heat
 
     @property
     def first_row(self) -> int:

@@ -10,14 +10,14 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.data import END, PAD, AdoptedEnds, TextEnds, Tokenizer
+from atelier.engine.config.data import END, PAD, TEXT_ENDS, AdoptedEnds, TextEnds, Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.corpus import TRAIN, corpus_lines
 from atelier.engine.data.extend_tokenizer import change_of, extended, trainer, untaught
 from atelier.engine.data.source import Files
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.tokenizer_check import check_tokenizer
-from atelier.engine.data.vocabulary import TEXT_ENDS, TOKENIZER, Vocabulary
+from atelier.engine.data.vocabulary import TOKENIZER, Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.remote import ask, open_system

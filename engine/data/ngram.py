@@ -24,6 +24,16 @@ def xz_bits(text: bytes) -> float:
     return 8.0 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)
 
 
+def with_own_begin(tokens_N: np.ndarray, ends_D: np.ndarray, begin: int) -> np.ndarray:
+    """The tokens with `begin` as the first one of each document, where the end token began them: only an end
+    token ends a document then. `ends_D`: tokens up to and including each document's end.
+    """
+    starts_D = np.concatenate([[0], ends_D])
+    found_N = tokens_N.astype(np.int64)
+    found_N[starts_D[starts_D < len(found_N)]] = begin
+    return found_N
+
+
 def shuffled(tokens_N: np.ndarray, end: int) -> np.ndarray:
     """The same documents in a random order, always the same one; one that is cut at the end stays there."""
     ends_D = np.flatnonzero(tokens_N == end) + 1

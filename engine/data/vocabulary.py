@@ -12,14 +12,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.data import END, PAD, STARTS, TextEnds
+from atelier.engine.config.data import END, PAD, STARTS, TEXT_ENDS, TextEnds
 from atelier.engine.config.error import ConfigError, DataError, printable
 from atelier.engine.data.decoding import TokenDecoder
 from atelier.engine.data.text_ends import ENDS, named_end
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.limited_process import fault
 
-TOKENIZER, TEXT_ENDS = "tokenizer.json", "text_ends.json"
+TOKENIZER = "tokenizer.json"
 # files of others beside their tokenizer, which say what only they read
 CHAT_TEMPLATE = "chat_template.jinja"
 CARRIED = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)

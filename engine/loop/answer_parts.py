@@ -16,11 +16,12 @@ from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import DataError
 from atelier.engine.config.link import Link
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.objective.top import TopSide, answers_of, side_of, types
+from atelier.engine.objective.top import TopSide, answers_of, kept_mass, side_of, types
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 
 ROWS = {"samples_B": torch.int64, "scored_B": torch.int32}  # numbers of the samples, and of their tokens
+LEAST_KEPT = 0.5  # mass of the tokens that are sent, at a temperature above 1
 LOSS = {"loss": torch.float64}  # the teacher's in the step; of no element where no token is scored
 
 
@@ -28,7 +29,7 @@ class AnswerParts:
     """The answers of a teacher to the batch of a step. `loss`: the teacher's in that step."""
 
     def __init__(self, link: Link, gang: Gang, grid: Grid, vocab: int) -> None:
-        self._gang, self._grid, self._values, self._vocab = gang, grid, link.values, vocab
+        self._gang, self._grid, self._link, self._vocab = gang, grid, link, vocab
         self._top = vocab if link.top == "all" else link.top
         self._parts: list[dict[str, Tensor]] = []
         self._is_finite = True
@@ -43,7 +44,14 @@ class AnswerParts:
         """Answer a micro-batch, whose rows are this rank's."""
         labels_BT = batch["labels_BT"]
         self._is_finite &= bool(torch.isfinite(hidden_BTD).all())
-        found = answers_of(hidden_BTD, head_weight_VD, labels_BT, top=self._top, values=self._values)
+        found = answers_of(
+            hidden_BTD,
+            head_weight_VD,
+            labels_BT,
+            top=self._top,
+            values=self._link.values,
+            heat=self._link.temperature,
+        )
         rows = {"samples_B": batch["samples_B"], "scored_B": (labels_BT != NOT_SCORED).sum(1).int()}
         self._parts.append(rows | found)
 
@@ -61,7 +69,7 @@ class AnswerParts:
         if ends[2, -1]:
             raise DataError("a teacher's answers to students at other sites are not finite")
         sent: dict[str, Tensor] = {}
-        kept = types(self._vocab, self._top, self._values, mine["values_NK"].dtype) | ROWS
+        kept = types(self._vocab, self._top, self._link.values, mine["values_NK"].dtype) | ROWS
         for name, dtype in kept.items():
             part, number = mine[name], int(name not in ROWS)
             whole = part.new_zeros(int(ends[number, -1]), *part.shape[1:])
@@ -82,6 +90,27 @@ class Received:
     vocab: int
     values: str
     place: str
+    heat: float = 1.0
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """The mean mass of the tokens that were sent, as a metric; none where all were sent."""
+        others_N = self.tensors.get("others_N")
+        if others_N is None or not len(others_N):
+            return {}
+        return {"answers/kept": kept_mass(others_N, self.values)}
+
+    def check_mass(self) -> None:
+        """Raise DataError where a raised temperature leaves the tokens that were sent too little of the mass:
+        a student would hardly learn from them, and its loss would look small.
+        """
+        kept, top = self.measured.get("answers/kept", 1.0), self.tensors["values_NK"].shape[1]
+        if self.heat > 1 and kept < LEAST_KEPT:
+            raise DataError(
+                f"{self.place}: at temperature {self.heat:g} the {top} tokens of"
+                f" an answer have {kept:.1%} of the mass, below {LEAST_KEPT:.0%}; give link.top=all, more"
+                " tokens, or a lower temperature of the objective and the link"
+            )
 
     def side(self, batch: Mapping[str, Tensor]) -> TopSide:
         """Those to a micro-batch of this rank. Raises DataError where it has other samples or tokens."""
@@ -95,7 +124,9 @@ class Received:
             parts.append(torch.arange(begin, end))
         rows_N = torch.cat(parts)
         mine = {name: each[rows_N] for name, each in self.tensors.items()}
-        return side_of(mine, labels_BT, vocab=self.vocab, values=self.values, place=self.place)
+        return side_of(
+            mine, labels_BT, vocab=self.vocab, values=self.values, place=self.place, heat=self.heat
+        )
 
 
 def opened(path: Path, place: str, link: Link, vocab: int) -> Received:
@@ -135,4 +166,4 @@ def opened(path: Path, place: str, link: Link, vocab: int) -> Received:
     tensors = {
         name: stored[name].to(wide.get(t, t)) for name, t in expected.items() if name not in ROWS | LOSS
     }
-    return Received(tensors, spans, loss[0] if loss else None, vocab, link.values, place)
+    return Received(tensors, spans, loss[0] if loss else None, vocab, link.values, place, link.temperature)

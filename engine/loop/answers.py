@@ -222,6 +222,8 @@ class SitesApart:
                 student.drawn = drawn
             return
         received = opened(path, place, self._link, model.tokens)
+        if not all(student.learned_from for student in students):  # the first ones
+            received.check_mass()
         for student in students:
             student.heard = received
 

@@ -10,6 +10,7 @@ from atelier.engine.checkpoint.manifest import read_manifest
 from atelier.engine.checkpoint.reader import load
 from atelier.engine.checkpoint.state import nested
 from atelier.engine.checkpoint.writer import Pending, save_async
+from atelier.engine.config.direction import HELD_OUT_LOSS, OF_CURVES, sign_of
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.train import Train
@@ -47,11 +48,12 @@ class Retention:
         return bool(self._every and step % self._every == 0) or bool(self._keep and step in self._protected)
 
     def _mark_best(self, segment: SegmentAddress, found: list[int]) -> None:
-        """Move the markers to the checkpoints with the lowest loss; new markers first, so that a kill in
-        between leaves one too many.
+        """Move the markers to the checkpoints with the best held-out loss; new markers first, so that a kill
+        in between leaves one too many.
         """
         losses = {step: self._loss(address(checkpoints(segment), step), step) for step in found}
-        ranked = sorted((loss, step) for step, loss in losses.items() if loss is not None)
+        sign = sign_of(OF_CURVES[HELD_OUT_LOSS])
+        ranked = sorted((sign * loss, step) for step, loss in losses.items() if loss is not None)
         best, marked = {step for _, step in ranked[: self._num_best]}, marks(segment, BEST)
         for step in sorted(best - marked):
             write_bytes(join(segment.url, BEST, str(step)), b"")
@@ -68,7 +70,7 @@ class Retention:
 def held_out_loss(url: str, step: int) -> float | None:
     """The held-out loss recorded in the checkpoint at `url` for its own step, or None; reads no tensor."""
     last = nested(read_manifest(url, step=step).values).get("last", {})
-    return last.get("eval/loss") if last.get("eval/step") == step else None
+    return last.get(HELD_OUT_LOSS) if last.get("eval/step") == step else None
 
 
 def marks(segment: SegmentAddress, folder: str) -> set[int]:

@@ -170,6 +170,8 @@ def train_step(
         outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
         if member.private is not None:
             outcomes[member.name].measured |= member.private.values
+        if member.heard is not None and outcomes[member.name].distilled:
+            outcomes[member.name].measured |= member.heard.measured
     return outcomes
 
 

@@ -1,5 +1,6 @@
 """A teacher's answers to students at other sites: of every scored token its K most likely next tokens, their
 log-probabilities and the mass of all others; or, with K = V, the log-probabilities of the whole vocabulary.
+All are at the temperature H of the link: the others' mass at one temperature says nothing of that at another.
 
 As 8-bit values a log-probability is a whole number of sixteenths of a nat, at most 255 of them, and the mass
 of the others one of 65536 equal parts of 1. Read back, the K probabilities are scaled to what the others
@@ -37,21 +38,22 @@ class TopSide:
     ids_NK: Tensor | None  # None: of the whole vocabulary, in its order
     others_N: Tensor | None  # log of the mass of all other tokens
     vocab: int
+    heat: float = 1.0  # H, at which the values are
 
     def distribution(self, own: TokenDistribution, rows_C: Tensor) -> TokenDistribution:
         """Of the tokens `rows_C` of the micro-batch. The mass of the tokens that an answer leaves out lies
-        where the student's `own` has it: at temperature 1 the divergence is that of K tokens and of all
+        where the student's `own` has it: at temperature H the divergence is that of K tokens and of all
         others as one, and teaches nothing about them.
         """
         places_C = self.places_M.index_select(0, rows_C)
-        values_CK = self.values_NK.index_select(0, places_C).to(own.log_p().dtype)
+        values_CK = self.values_NK.index_select(0, places_C).to(own.logits_NV.dtype)
         if self.ids_NK is None or self.others_N is None:
-            return TokenDistribution(values_CK)
+            return TokenDistribution(values_CK * self.heat)
         ids_CK = self.ids_NK.index_select(0, places_C)
         others_C1 = self.others_N.index_select(0, places_C)[:, None].to(values_CK.dtype)
-        rest_CV = own.log_p().scatter(1, ids_CK, -torch.inf)
+        rest_CV = own.log_p(self.heat).scatter(1, ids_CK, -torch.inf)
         rest_CV = rest_CV - rest_CV.logsumexp(1, keepdim=True) + others_C1
-        return TokenDistribution(rest_CV.scatter(1, ids_CK, values_CK))
+        return TokenDistribution(rest_CV.scatter(1, ids_CK, values_CK) * self.heat)
 
 
 def places_of(labels_BT: Tensor) -> Tensor:
@@ -61,7 +63,13 @@ def places_of(labels_BT: Tensor) -> Tensor:
 
 @torch.no_grad()
 def answers_of(
-    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, *, top: int, values: str
+    hidden_BTD: Tensor,
+    head_weight_VD: Tensor,
+    labels_BT: Tensor,
+    *,
+    top: int,
+    values: str,
+    heat: float = 1.0,
 ) -> dict[str, Tensor]:
     """A teacher's answers to the scored tokens of a micro-batch, as they are sent, but ids as int32. With
     `top` = V without ids and others.
@@ -73,7 +81,7 @@ def answers_of(
     for rows_C in rows_N.split(max(1, LOGITS // vocab)):
         hidden_CD = hidden_BTD.flatten(0, 1).index_select(0, rows_C).to(compute)
         logits_CV = (with_padding(hidden_CD) @ head_DV)[: len(rows_C)]
-        found.append(_answers(logits_CV.to(exact_type(compute)).log_softmax(1), top, values))
+        found.append(_answers((logits_CV.to(exact_type(compute)) / heat).log_softmax(1), top, values))
     if not found:
         found = [_answers(head_DV.new_zeros(0, vocab, dtype=exact_type(compute)), top, values)]
     return {name: torch.cat([each[name] for each in found]) for name in found[0]}
@@ -109,7 +117,25 @@ def types(vocab: int, top: int, values: str, exact: torch.dtype) -> dict[str, to
     return found
 
 
-def side_of(sent: Mapping[str, Tensor], labels_BT: Tensor, *, vocab: int, values: str, place: str) -> TopSide:
+def kept_mass(others_N: Tensor, values: str) -> float:
+    """The mean mass of the K tokens at the answers' temperature."""
+    return 1 - float(_read(others_N, values).exp().mean())
+
+
+def _read(others_N: Tensor, values: str) -> Tensor:
+    """The logarithm of the others' mass, from what was sent."""
+    return others_N.double() if values == "exact" else ((others_N.double() + 0.5) / MASSES).log()
+
+
+def side_of(
+    sent: Mapping[str, Tensor],
+    labels_BT: Tensor,
+    *,
+    vocab: int,
+    values: str,
+    place: str,
+    heat: float = 1.0,
+) -> TopSide:
     """The side of students for a micro-batch, from what was sent of its scored tokens. Raises DataError,
     naming `place`, for what is no distribution over the vocabulary.
     """
@@ -123,7 +149,7 @@ def side_of(sent: Mapping[str, Tensor], labels_BT: Tensor, *, vocab: int, values
             raise DataError(f"{place}: an answer has an id twice")
     if values == "8bit":
         values_NK = values_NK.double() / -SIXTEENTHS
-        others_N = None if others_N is None else ((others_N.double() + 0.5) / MASSES).log()
+        others_N = None if others_N is None else _read(others_N, values)
     for name, each in (("a value", values_NK), ("the mass of the others", others_N)):
         if each is not None and not (torch.isfinite(each).all() and (each <= 0).all()):
             raise DataError(f"{place}: {name} is no log-probability")
@@ -134,4 +160,4 @@ def side_of(sent: Mapping[str, Tensor], labels_BT: Tensor, *, vocab: int, values
         raise DataError(f"{place}: the probabilities of an answer are not 1 together")
     if values == "8bit":
         values_NK = values_NK - total_N.log()[:, None] + (-left_N).log1p()[:, None]
-    return TopSide(places_of(labels_BT), values_NK, ids_NK, others_N, vocab)
+    return TopSide(places_of(labels_BT), values_NK, ids_NK, others_N, vocab, heat)

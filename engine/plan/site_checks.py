@@ -93,14 +93,7 @@ def _check_student(
             f" {link.site_of(name)}",
             f"both at one site in {where}.roles",
         )
-    for key, spec in role.objective.items():
-        is_sent = type(spec).reads_logits_only or type(spec).reads_drawn
-        if type(spec).needs_teacher and not is_sent:
-            raise ConfigError(
-                f"{place}.objective.{key}",
-                f"compares more than logits, and only answers come from {teacher} at {link.site_of(teacher)}",
-                f"an objective of kind logits, or both roles at one site in {where}.roles",
-            )
+    _check_compared(place, role, link, where)
     if role.other_teachers:
         key, other = next(iter(role.other_teachers.items()))
         raise ConfigError(
@@ -130,6 +123,28 @@ def _check_student(
                 f"{where}.top",
                 f"{link.top} tokens of each answer, and the vocabulary of {each} has {model.tokens}",
                 f"{where}.top=all",
+            )
+
+
+def _check_compared(place: str, role: Role, link: Link, where: str) -> None:
+    """Refuse objectives that compare with what answers do not say."""
+    teacher = role.teacher
+    at = f"{teacher} at {link.site_of(teacher)}"
+    for key, spec in role.objective.items():
+        is_sent = type(spec).reads_logits_only or type(spec).reads_drawn
+        if type(spec).needs_teacher and not is_sent:
+            raise ConfigError(
+                f"{place}.objective.{key}",
+                f"compares more than logits, and only answers come from {at}",
+                f"an objective of kind logits, or both roles at one site in {where}.roles",
+            )
+        heat = getattr(spec, "temperature", 1.0)
+        if type(spec).reads_logits_only and link.top != "all" and heat != link.temperature:
+            raise ConfigError(
+                f"{place}.objective.{key}.temperature",
+                f"{heat:g}, and the answers of {at} have the mass of all but their {link.top} most likely"
+                f" tokens at temperature {link.temperature:g} alone",
+                f"{where}.temperature={heat:g}, or {where}.top=all",
             )
 
 

@@ -148,8 +148,8 @@ TABLE = (
             Option(
                 "--by", "what they are compared by, <model>.<word of its summary> [the sweep's]", "METRIC"
             ),
-            Option("--highest", "more is better [as the metric's name says]"),
-            Option("--lowest", "less is better"),
+            Option("--highest", "higher is better [as the sweep has it, else as the metric declares]"),
+            Option("--lowest", "lower is better"),
             Option("--alias", "what the best one's model is called [best]", "NAME"),
             JSON,
         ),

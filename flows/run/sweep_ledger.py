@@ -39,6 +39,9 @@ class PointEntry:
     made: list[dict[str, str]] = field(default_factory=list)  # as in a run's manifest, once it is done
     facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared
     metric: str = ""  # what `value` is
+    direction: str = (
+        ""  # whether points with a higher or a lower value are better; '' = by an earlier version
+    )
     looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep polls it
     started: float = 0.0
     ended: float = 0.0

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING
 
+from atelier.engine.config.direction import which_is_better
 from atelier.engine.config.error import ConfigError, StoppedError, printable
 from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.deployments.start import run_to_end
@@ -162,6 +163,7 @@ def _here(point: SweepPoint, store: Store, sweep: str, stop: threading.Event, ru
 
 def _finish(session: Session) -> int:
     """Print the table of all points, the best one and its command; the exit code."""
+    session.revalue()
     entries = session.ledger.entries()
     ours = [entry for entry in entries if entry.number in session.points]
     _print(entries, session)
@@ -174,6 +176,7 @@ def _finish(session: Session) -> int:
     if problem := session.unranked():
         print(f"no best  {problem}")
     if best is not None:
+        print(f"ranked   by {best.metric}: {which_is_better(best.direction)}")
         print(f"best     atelier {session.flow} {shlex.join(best.words)}")
     done = sum(entry.state == "done" for entry in ours)
     print(f"sweep {session.ledger.id}: {done} of {len(ours)} points finished")

@@ -14,6 +14,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
 from atelier.engine.config.base import JsonObject
+from atelier.engine.config.direction import HELD_OUT_LOSS, OF_CURVES, sign_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.train import Train
 from atelier.flows.run.sweep_ledger import DONE, PointEntry
@@ -49,10 +50,11 @@ def sweep(session: Session, words: list[Override], settings: JsonObject, width: 
     alive = points
     if problem := differing((f"#{point.number}", point.looked_at) for point in alive):
         raise ConfigError("hydra/sweeper", problem, WAY_OUT)
+    sign = sign_of(OF_CURVES[HELD_OUT_LOSS])
     for step in steps[:-1]:
         looks = _to_rung(session, alive, step, width)
         many = max(1, math.ceil(keep * len(alive)))
-        ranked = sorted((looks[p.number], p.number, p) for p in alive if p.number in looks)
+        ranked = sorted((sign * looks[p.number], p.number, p) for p in alive if p.number in looks)
         alive = [point for _, _, point in ranked[:many]]
         session.say(f"rung {step}: {', '.join(f'#{p.number}' for p in alive) or 'none'} go on")
     left = session.left(alive)

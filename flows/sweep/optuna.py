@@ -5,7 +5,7 @@ Values are written in Hydra's syntax: `optim.lr=tag(log, interval(1e-4, 1e-1))`,
 (`hydra.sweeper.<...>`):
   trials      points in all, those of earlier calls counted
   metric      `<model>.<word of its summary>`, or a list of them (several objectives: nothing is pruned then)
-  direction   minimize or maximize, or a list
+  direction   minimize or maximize, or a list; '' = as the metric declares
   sampler     tpe or random;  seed, of the sampler
   prune       whether a point that is worse than the median of the others at the same step is ended
   startup     points that are proposed at random and never pruned, at first
@@ -31,13 +31,21 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.direction import (
+    DIRECTIONS,
+    HELD_OUT_LOSS,
+    OF_CURVES,
+    is_held_out_loss,
+    is_higher_better,
+    sign_of,
+)
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.run.sweep_ledger import DONE, PRUNED, STOPPED, PointEntry
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.executor import Ending
-from atelier.flows.sweep.session import DIRECTIONS, Session, listed
+from atelier.flows.sweep.session import Session, direction_of, listed
 from atelier.infra.report.held_out import WAY_OUT, differing
 from atelier.infra.store.run_manifest import measured
 
@@ -84,6 +92,7 @@ class Search:
         self.space = {one.get_key_element(): distribution(one) for one in words if one.is_sweep_override()}
         self.conditions = self._conditions()
         self.metrics = listed(settings["metric"])
+        self.directions = self._directions()
         self.study = self._study()
         self.sets: dict[str, tuple[str, str | None]] = {}  # by metric, the first point's held-out set
         self.looked_at = ""
@@ -131,7 +140,8 @@ class Search:
 
     def trade_offs(self) -> list[str]:
         """The Pareto front, a line per point: no other point is better in every metric."""
-        front = sorted(self.study.best_trials, key=lambda trial: trial.values)
+        sign = sign_of(self.directions[0])
+        front = sorted(self.study.best_trials, key=lambda trial: sign * trial.values[0])
         return [
             f"no point is better in every metric than #{trial.user_attrs[NUMBER]}: "
             + ", ".join(f"{name} {value:.4g}" for name, value in zip(self.metrics, trial.values, strict=True))
@@ -153,7 +163,9 @@ class Search:
         self.looked_at = self.looked_at or point.looked_at
         if point.looked_at != self.looked_at:  # no loss to compare with those of the others
             return True
-        trial.report(loss, step)
+        # Optuna prunes in the study's direction, whatever the direction of what it is told
+        is_same = is_higher_better(self.directions[0]) == is_higher_better(OF_CURVES[HELD_OUT_LOSS])
+        trial.report(loss if is_same else -loss, step)
         return not trial.should_prune()
 
     def _next(self) -> tuple[Trial | None, list[str]]:
@@ -208,16 +220,25 @@ class Search:
     def _metrics_as(self, own: str) -> list[str]:
         return self.metrics if self.metrics != [""] else [own]
 
-    def _study(self) -> optuna.Study:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        directions = listed(self.settings["direction"])
-        directions = directions * len(self.metrics) if len(directions) == 1 else directions
-        if len(directions) != len(self.metrics) or not set(directions) <= set(DIRECTIONS):
+    def _directions(self) -> list[str]:
+        given = listed(self.settings["direction"])
+        given = given * len(self.metrics) if len(given) == 1 else given
+        if len(given) != len(self.metrics):
             raise ConfigError(
                 "hydra.sweeper.direction",
-                f"is {directions}",
+                f"is {given}",
                 f"give one of {', '.join(DIRECTIONS)} for each metric",
             )
+        return [direction_of(metric, one) for metric, one in zip(self.metrics, given, strict=True)]
+
+    def _study_name(self) -> str:
+        """Values of another metric or direction are another study."""
+        if self.metrics == [""] and self.directions == [OF_CURVES[HELD_OUT_LOSS]]:
+            return self.session.ledger.id
+        return " ".join((self.session.ledger.id, *self.metrics, *self.directions))
+
+    def _study(self) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         if self.settings["sampler"] not in SAMPLERS:
             raise ConfigError(
                 "hydra.sweeper.sampler",
@@ -237,16 +258,18 @@ class Search:
         }
         return optuna.create_study(
             storage=self._storage(),
-            study_name=self.session.ledger.id,
-            directions=[StudyDirection[one.upper()] for one in directions],
+            study_name=self._study_name(),
+            directions=[StudyDirection[one.upper()] for one in self.directions],
             load_if_exists=True,
             sampler=samplers[self.settings["sampler"]](),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=startup),
         )
 
     def _restore(self) -> None:
-        """Rebuild a study whose journal is missing from the points that are finished."""
+        """Rebuild a study that is new or whose journal is missing from the points that are finished."""
         done = [entry for entry in self.session.ledger.entries() if entry.state == DONE]
+        if self.metrics == [""]:  # points that were compared by another metric are proposed again
+            done = [entry for entry in done if is_held_out_loss(entry.metric)]
         if not done or self.study.get_trials(deepcopy=False):
             return
         for entry in done:
@@ -264,7 +287,9 @@ class Search:
         if self.session.is_dry:  # it has no journal of its own
             return
         number = len(self.study.get_trials(deepcopy=False))
-        self.session.say(f"{JOURNAL} was gone: the study knows {number} points from the sweep's own files")
+        self.session.say(
+            f"{JOURNAL} had no such study: the study knows {number} points from the sweep's own files"
+        )
 
     def _params(self, words: Sequence[str]) -> dict[str, int | float | str] | None:
         """The search-space values in a point's overrides; None when one lies outside the space."""

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from atelier.engine.config.direction import is_higher_better, required, sign_of
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, names
@@ -13,7 +14,6 @@ from atelier.infra.store.run_manifest import Row, manifests, measured
 from atelier.infra.store.store import Store
 
 FEWEST_DIGITS = 4
-RISING = ("accuracy", "auc", "f1", "exact_match")  # metrics of which higher is better
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Picked:
     """The candidates by value, the best first, and what they were compared by."""
 
     metric: str
-    is_rising: bool
+    direction: str
     candidates: list[Candidate]
 
     @property
@@ -41,7 +41,7 @@ class Picked:
 
     @property
     def order(self) -> str:
-        return "highest" if self.is_rising else "lowest"
+        return _end(self.direction)
 
     @property
     def model(self) -> Record | None:
@@ -49,26 +49,35 @@ class Picked:
         return self.best.record
 
 
-def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | None = None) -> Picked:
-    """Compare the finished runs and points that `words` name. `highest`: whether higher is better, None = as
-    the metric's name says. Raises ConfigError for a word that names nothing and a metric that none of them
-    has, or that was measured on different held-out sets.
+@dataclass(frozen=True)
+class Compared:
+    """What a sweep was compared by. `direction`: '' in the ledger of an earlier version."""
+
+    word: str
+    metric: str
+    direction: str
+
+
+def choose(store: Store, words: Sequence[str], metric: str, *, direction: str = "") -> Picked:
+    """Compare the finished runs and points that `words` name. Without `metric` they are compared as their
+    sweeps were; without `direction` in that of the sweeps, else as the metric declares.
+
+    Raises ConfigError for a word that names nothing and a metric that none of them has, that was measured on
+    different held-out sets, or of which no direction is known.
     """
     found: dict[str, Candidate] = {}
-    metrics = [metric] if metric else []
+    sweeps: list[Compared] = []
     for word in words:
-        for candidate, own in _named(store, word):
-            found[candidate.label] = candidate
-            metrics += [own] if own else []
-    if not metrics:
-        raise ConfigError("--by", "what are they compared by?", "give --by student_a.eval_loss, say")
-    chosen = metrics[0]
-    is_rising = chosen.rpartition(".")[2].endswith(RISING) if highest is None else highest
+        candidates, compared = _named(store, word)
+        several = len(words) > 1 and compared is not None
+        found |= {f"{word} {one.label}" if several else one.label: one for one in candidates}
+        sweeps += [compared] if compared is not None else []
+    chosen = metric or _metric_of(sweeps)
     valued = []
-    for one in found.values():
+    for label, one in found.items():
         there = measured(store, one.rows, chosen)
         if there is not None:
-            valued.append(Candidate(one.label, one.command, one.rows, *there))
+            valued.append(Candidate(label, one.command, one.rows, *there))
     if not valued:
         raise ConfigError(
             "--by", f"none of {len(found)} has {chosen!r}", _way_out(store, list(found.values()))
@@ -76,13 +85,41 @@ def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | N
     sets = ((one.label, held_out_of(one.record, chosen) if one.record else None) for one in valued)
     if problem := differing(sets):
         raise ConfigError("--by", f"{chosen} of {problem}", WAY_OUT)
-    valued.sort(key=lambda one: (one.value or 0.0) * (-1 if is_rising else 1))
-    return Picked(chosen, is_rising, valued)
+    direction = direction or _direction_of(chosen, sweeps)
+    valued.sort(key=lambda one: (one.value or 0.0) * sign_of(direction))
+    return Picked(chosen, direction, valued)
 
 
-def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
-    """The finished candidates that a sweep's id, a run's id or the beginning of one names, each with the
-    metric it was compared by.
+def _metric_of(sweeps: Sequence[Compared]) -> str:
+    """The metric by which all sweeps were compared. Raises ConfigError when there is none, or several."""
+    first = next(iter(sweeps), None)
+    if first is None:
+        raise ConfigError("--by", "what are they compared by?", "give --by student_a.eval_loss, say")
+    for one in sweeps:
+        if one.metric != first.metric:
+            problem = f"{first.word} was compared by {first.metric}, {one.word} by {one.metric}"
+            raise ConfigError("pick", problem, f"give --by {first.metric}, say")
+    return first.metric
+
+
+def _direction_of(metric: str, sweeps: Sequence[Compared]) -> str:
+    """The direction in which the sweeps were compared by `metric`, else the declared one. Raises ConfigError
+    when there is none, or several.
+    """
+    found = {one.direction: one.word for one in sweeps if one.metric == metric and one.direction}
+    if len(found) > 1:
+        said = " and ".join(f"{word} by its {_end(each)}" for each, word in found.items())
+        raise ConfigError("pick", f"{metric}: {said}", "give --highest or --lowest")
+    return next(iter(found), "") or required(metric, "--by", "give --highest or --lowest")
+
+
+def _end(direction: str) -> str:
+    return "highest" if is_higher_better(direction) else "lowest"
+
+
+def _named(store: Store, word: str) -> tuple[list[Candidate], Compared | None]:
+    """The finished candidates that a sweep's id, a run's id or the beginning of one names, and what a sweep
+    was compared by.
     """
     sweeps = _meant(names(join(store.root, FOLDER)), word)
     there = {manifest.id: manifest for manifest in manifests(store)}
@@ -97,12 +134,14 @@ def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
         entries = [entry for entry in ledger.entries() if entry.state == DONE]
         if not entries:
             raise ConfigError("pick", f"no point of sweep {sweeps[0]} is finished", "run it to its end first")
-        return [(_point(flow, entry), entry.metric) for entry in entries]
+        newest = max(entries, key=lambda entry: entry.ended)
+        compared = Compared(word, newest.metric, newest.direction)
+        return [_point(flow, entry) for entry in entries], compared
     if runs:
         manifest = there[runs[0]]
         if manifest.status != "finished":
             raise ConfigError("pick", f"run {manifest.id} is not finished", "run its command line again")
-        return [(Candidate(manifest.id, manifest.command, manifest.tasks), "")]
+        return [Candidate(manifest.id, manifest.command, manifest.tasks)], None
     near = nearest(word, [*names(join(store.root, FOLDER)), *there])
     raise ConfigError(
         "pick",

@@ -7,6 +7,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from atelier.engine.config.direction import is_held_out_loss, is_higher_better
 from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.scaling_law import Trained, batch_law, laws, lowest, optima
@@ -37,7 +38,8 @@ def content_of(session: Session) -> SweepContent:
     some = next(iter(session.points.values()), None)
     metric = session.metric_of(some) if some is not None else session.metric
     is_ranked = not session.unranked()
-    trained = trainings(rows) if is_ranked and metric.endswith("eval_loss") else []
+    is_loss = is_held_out_loss(metric) and not is_higher_better(session.direction)
+    trained = trainings(rows) if is_ranked and is_loss else []
     found = laws(trained)
     largest = max((one.flops for one in trained), default=0.0)
     budgets = [times * largest for times in BUDGETS]
@@ -93,6 +95,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 session.store,
                 flow=session.flow,
                 sweep=session.ledger.id,
+                tags={"atelier.metric": content.metric, "atelier.direction": content.direction},
                 markdown=text,
                 paths=paths,
                 trajectories=_trajectories(session),

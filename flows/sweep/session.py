@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 
 from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.direction import DIRECTIONS, EVAL_LOSS, is_held_out_loss, required, sign_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import Frozen
@@ -43,11 +44,22 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-DIRECTIONS = ("minimize", "maximize")
 FACTS = ("params", "tokens", "step", "started_at")
 ARRAY = "slurm"  # the launcher whose points are elements of a job array
 MADE = ("key", "name", "model", "kind", "fingerprint")  # of a row of a manifest
 POOL_WHEN_BLANK = {"prefect": "pool=local", "slurm": "pool=slurm"}
+
+
+def direction_of(metric: str, given: str) -> str:
+    """The direction that was given, else the one that the metric declares ('' = the held-out loss). Raises
+    ConfigError for another word, and where none is given or declared.
+    """
+    place = "hydra.sweeper.direction"
+    if given and given not in DIRECTIONS:
+        raise ConfigError(place, f"is {given!r}", f"give one of {', '.join(DIRECTIONS)}")
+    return given or required(
+        metric or EVAL_LOSS, "hydra.sweeper.metric", f"give {place}=maximize or minimize"
+    )
 
 
 def listed(value: Json) -> list[str]:
@@ -89,10 +101,10 @@ class Session:
         return self.value(point)
 
     def compare(self, metric: str, direction: str) -> None:
-        """Set the metric that points are compared by. Raises ConfigError for an unknown direction."""
-        if direction not in DIRECTIONS:
-            raise ConfigError("hydra.sweeper.direction", f"is {direction!r}", f"give one of {DIRECTIONS}")
-        self.metric, self.direction = metric, direction
+        """Set the metric that points are compared by; direction '' = as the metric declares. Raises
+        ConfigError for an unknown direction, and where none is given or declared.
+        """
+        self.metric, self.direction = metric, direction_of(metric, direction)
 
     def launch(self, jobs: Sequence[Sequence[str]], width: int) -> list[JobReturn]:
         """Run the unfinished points of all jobs; called by Hydra's sweepers."""
@@ -190,13 +202,14 @@ class Session:
     def _describe(self, entry: PointEntry, point: SweepPoint) -> None:
         """Write to the entry what the point made and the facts of the model that is compared."""
         entry.metric, entry.value = self.metric_of(point), self.value(point)
+        entry.direction = self.direction
         entry.made = [row.model_dump(include={*MADE}) for row in point.rows]
         found = {word: point.value(f"{self.model_of(point)}.{word}".lstrip(".")) for word in FACTS}
         entry.facts = {word: value for word, value in found.items() if value is not None}
 
     def metric_of(self, point: SweepPoint) -> str:
         """The metric that was given, else the held-out loss of the model that the sweep varies."""
-        return self.metric or f"{self.model_of(point)}.eval_loss".lstrip(".")
+        return self.metric or f"{self.model_of(point)}.{EVAL_LOSS}".lstrip(".")
 
     def model_of(self, point: SweepPoint) -> str:
         """The role that the metric names, or the swept keys; else the last one that is trained."""
@@ -254,6 +267,25 @@ class Session:
 
     # results
 
+    def revalue(self) -> None:
+        """Give the points of earlier calls, which may have been compared by another metric, the value and the
+        direction of this call's.
+        """
+        for entry in self.ledger.entries():
+            metric = self._metric_now(entry)
+            if entry.state != DONE or (entry.metric, entry.direction) == (metric, self.direction):
+                continue
+            there = measured(self.store, entry.rows, metric)
+            entry.metric, entry.direction = metric, self.direction
+            entry.value = there[0] if there is not None else None
+            self.ledger.write(entry)
+
+    def _metric_now(self, entry: PointEntry) -> str:
+        """The metric by which this call compares a point, also one of an earlier call alone."""
+        if self.metric or is_held_out_loss(entry.metric) or not self.points:
+            return self.metric or entry.metric
+        return self.metric_of(self.points.get(entry.number) or next(iter(self.points.values())))
+
     def unranked(self) -> str:
         """Why the finished points cannot be ranked, and what to do; '' when they can."""
         valued, done = self._valued(), [one for one in self.ledger.entries() if one.state == DONE]
@@ -278,5 +310,5 @@ class Session:
     def best(self) -> PointEntry | None:
         """The finished point with the best value; None where their values cannot be ranked."""
         done = [] if self.unranked() else self._valued()
-        sign = 1 if self.direction == "minimize" else -1
+        sign = sign_of(self.direction)
         return min(done, key=lambda entry: sign * (entry.value or 0.0), default=None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from atelier.engine.config.direction import SCORED, is_higher_better
 from atelier.engine.config.metric import CurveLine
 from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
@@ -382,14 +383,15 @@ def html_table(table: Table) -> str:
     return f"<h2>{html.escape(table.title)}</h2><div class=wide>{grid}</div>"
 
 
+COMPARED = {"loss vs control": "loss", "vs from scratch": "accuracy"}  # heads, and the metric that differs
+
+
 def _cell(head: str, text: str) -> str:
-    """A table cell; comparisons are coloured: a lower loss and a higher accuracy are good, a difference
-    within its interval is not coloured.
-    """
-    if not text or head.split(" ")[-1] not in ("control", "scratch") or "vs" not in head:
+    """A table cell; a difference beyond its interval is coloured, good or bad as its metric declares."""
+    if not text or head not in COMPARED:
         return f"<td>{html.escape(text)}</td>"
     middle, _, half = text.partition(" ± ")
     if half and abs(float(middle)) <= float(half):
         return f"<td>{html.escape(text.replace('-', '−'))}</td>"
-    is_good = text.startswith("-") if head.startswith("loss") else text.startswith("+")
+    is_good = text.startswith("+" if is_higher_better(SCORED[COMPARED[head]]) else "-")
     return f"<td class={'good' if is_good else 'bad'}>{html.escape(text.replace('-', '−'))}</td>"

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from atelier.engine.config.direction import is_higher_better, which_is_better
 from atelier.infra.report.scaling_law import PER_TOKEN, BatchLaw, Law, Optimum, Trained
 from atelier.infra.report.sweep_report import SweepContent, SweepRow, number
 
@@ -122,7 +123,7 @@ def _lines(axes: Axes, content: SweepContent, rows: Sequence[SweepRow], columns:
     texts[content.metric] = [repr(row.value) for row in rows]
     heights = {key: _heights(values) for key, values in texts.items()}
     shades = heights[content.metric]
-    colours = mpl.colormaps["viridis_r" if content.direction == "minimize" else "viridis"]
+    colours = mpl.colormaps["viridis" if is_higher_better(content.direction) else "viridis_r"]
     for index, row in enumerate(rows):
         is_best = row.number == content.best
         axes.plot(
@@ -150,7 +151,8 @@ def _lines(axes: Axes, content: SweepContent, rows: Sequence[SweepRow], columns:
     axes.set_xticks(range(len(columns)), columns, fontsize=9)
     axes.set_yticks([])
     axes.set_xlim(-0.15, len(columns) - 0.55)
-    axes.set_title(f"{len(rows)} points; red: the best", fontsize=10, loc="left")
+    better = f"{content.metric}: {which_is_better(content.direction)}"
+    axes.set_title(f"{len(rows)} points; {better}; red: the best", fontsize=10, loc="left")
     for side in axes.spines.values():
         side.set_visible(False)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from atelier.engine.config.direction import sign_of, which_is_better
 from atelier.infra.report.render import META, STYLE, Table, digits, html_table, markdown_table
 from atelier.infra.report.scaling_law import BatchLaw, Law, Optimum, Range, Trained
 
@@ -126,7 +127,7 @@ def write_sweep_report(folder: Path, content: SweepContent) -> list[Path]:
 
 def table_of(content: SweepContent) -> Table:
     """Table of the points, best first, those without a value last."""
-    sign = 1 if content.direction == "minimize" else -1
+    sign = sign_of(content.direction)
     ordered = sorted(
         content.rows,
         key=lambda row: (row.value is None, sign * (row.value or 0.0), row.number),
@@ -150,6 +151,7 @@ def _said(content: SweepContent) -> list[str]:
     for row in content.rows:
         states[row.state] = states.get(row.state, 0) + 1
     told = [f"{len(content.rows)} points: " + ", ".join(f"{n} {state}" for state, n in states.items())]
+    told.append(f"compared by {content.metric}: {which_is_better(content.direction)}")
     if content.importance:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in content.importance.items())
         told.append(f"what explains the spread of {content.metric} (functional ANOVA): {shares}")

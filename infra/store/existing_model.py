@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from atelier.engine.config.conversions import OPTIMIZER
+from atelier.engine.config.data import TEXT_ENDS
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import FileEntry, Record
@@ -99,8 +100,7 @@ def existing_in(store: Store, word: str, place: str) -> Existing:
         parent = existing_in(store, earlier, place)
         found = replace(parent, reference=_reference(record, spec), spec=spec)
         if own := record.parents.get("tokenizer"):
-            other = Reference(kind="tokenizer", fingerprint=own, name="tokenizer", node="")
-            found = replace(found, tokenizer=other)
+            found = replace(found, tokenizer=_tokenizer(store, own))
         if not tokens or parent.text is None:
             return found
         text = Reference(kind="tokens", fingerprint=tokens, name="tokens", node="")
@@ -109,11 +109,21 @@ def existing_in(store: Store, word: str, place: str) -> Existing:
     if tokens:
         sequence = whole_of(read_trajectory(store, record.parents["trajectory"]).identity["sequence"])
         text = Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""), sequence
-    tokenizer = Reference(
-        kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
-    )
+    tokenizer = _tokenizer(store, record.parents["tokenizer"])
     return Existing(
         reference=_reference(record, spec), spec=spec, tokenizer=tokenizer, text=text, place=place
+    )
+
+
+def _tokenizer(store: Store, fingerprint: str) -> Reference:
+    """A finished tokenizer. Raises DamageError when how its texts begin cannot be read."""
+    record, begin = store.find("tokenizer", fingerprint), None
+    for entry in record.files if record is not None else ():
+        if entry.path.rpartition("/")[2] == TEXT_ENDS:
+            place = join(store.address("tokenizer", fingerprint), entry.path)
+            begin = read_object(place, "how texts begin and end").get("begin")
+    return Reference(
+        kind="tokenizer", fingerprint=fingerprint, name="tokenizer", node="", is_begun=begin is not None
     )
 
 

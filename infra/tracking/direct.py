@@ -31,6 +31,7 @@ def show_sweep(
     *,
     flow: str,
     sweep: str,
+    tags: Mapping[str, str],
     markdown: str,
     paths: Sequence[Path],
     trajectories: Sequence[str],
@@ -60,7 +61,7 @@ def show_sweep(
     if len(runs) > 1:
         beside = linked("All points beside each other: parallel coordinates", links.beside(runs))
         markdown = f"{beside}\n\n{markdown}"
-    backend.tag(run_id, {NOTE: markdown})
+    backend.tag(run_id, {**tags, NOTE: markdown})
     # the step is the number of finished points, so the curve shows progress as the sweep grows
     points = [MetricPoint(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
     backend.points(run_id, points)

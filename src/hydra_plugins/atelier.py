@@ -55,10 +55,10 @@ class SlurmLauncher(PrefectLauncher):
 class GridSweeper(BasicSweeper):
     """Hydra's basic sweeper, with a metric to compare points by: `metric` is `<model>.<word>` of a summary
     ('' = the held-out loss of the model that is varied, else of the last one), `direction` minimize or
-    maximize.
+    maximize ('' = as the metric declares).
     """
 
-    def __init__(self, metric: str = "", direction: str = "minimize") -> None:
+    def __init__(self, metric: str = "", direction: str = "") -> None:
         super().__init__(max_batch_size=None)
         self.metric, self.direction = metric, direction
 
@@ -108,12 +108,12 @@ class HalvingSweeper(_Chooser):
 SETTINGS: dict[str, dict[str, Setting]] = {
     "PrefectLauncher": {"width": 0},
     "SlurmLauncher": {"width": 0},
-    "GridSweeper": {"metric": "", "direction": "minimize"},
+    "GridSweeper": {"metric": "", "direction": ""},
     "OptunaSweeper": {
-        "metric": "", "direction": "minimize", "trials": 20, "seed": 1, "sampler": "tpe", "prune": True,
+        "metric": "", "direction": "", "trials": 20, "seed": 1, "sampler": "tpe", "prune": True,
         "startup": 5, "only_if": None,
     },
-    "HalvingSweeper": {"metric": "", "direction": "minimize", "keep": 0.5, "rungs": 3},
+    "HalvingSweeper": {"metric": "", "direction": "", "keep": 0.5, "rungs": 3},
 }  # fmt: skip
 for _name, _place in NAMES.items():
     _group, _, _option = _place.rpartition("/")

@@ -6,15 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
+from atelier.engine.config.data import TextEnds
 from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.data.encode import encode
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import Windows
-from atelier.engine.evaluate import evaluate
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.evaluate import Exam, baselines, evaluate
 from atelier.engine.inference.scoring import HeldOutText, choose, read_held_out, text_nats
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
@@ -333,3 +337,30 @@ def test_a_token_that_begins_every_document_costs_nothing_and_what_follows_has_a
     assert text_nats(model, begun, **how) == pytest.approx(-alone, rel=1e-5)
     behind = sum(log_probability(model, ids[:n], [*ids, end][n]) for n in range(1, len(ids) + 1))
     assert text_nats(model, plain, **how) == pytest.approx(math.log(300) - behind, rel=1e-5)
+
+
+def begun_baselines(study: Study, begin: int | None) -> dict[str, float]:
+    """The baselines of the same texts, each with `begin` before it."""
+    data = study.file(study.tokenizer, "tokenizer.json").read_bytes()
+    texts = TextEnds(begin=begin, ends=(study.vocabulary.end_id,))
+    vocabulary = Vocabulary.parse(data, "here", texts)
+    tokens = study._made(
+        f"tokens_{begin}".lower(),
+        lambda output: encode(study.corpus, vocabulary, output, study.scratch, study.progress),
+    )
+    text = read_held_out(tokens, vocabulary, study.scratch, 10_000)
+    exam = Exam(sequence=16, prompt="", vocabulary=vocabulary, text=text, tokens="", examples={}, heads=None)
+    return cast(dict[str, float], baselines(exam, text, tokens, study.scratch))
+
+
+def test_the_trigram_is_not_charged_for_a_token_that_begins_every_document(study) -> None:
+    """Whether that token is one of its own or the end token, and no more than a model is."""
+    used = {*np.fromfile(study.file(study.tokens, "train.bin"), dtype=np.uint16).tolist()}
+    own = next(number for number in range(study.vocabulary.size) if number not in used)
+    plain, begun, ended = (begun_baselines(study, begin) for begin in (None, own, study.vocabulary.end_id))
+    first = len(study.held_out) * math.log2(study.vocabulary.size) / plain["bytes"]
+    bits = [each["trigram"] for each in (plain, begun, ended)]
+    print("without, with one, with the end token:", *(f"{one:.3f}" for one in bits))
+    assert plain["trigram"] - first < begun["trigram"] < plain["trigram"]
+    assert ended["trigram"] == pytest.approx(begun["trigram"], rel=1e-3)
+    assert plain["gzip"] == begun["gzip"] == ended["gzip"]

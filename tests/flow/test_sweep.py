@@ -189,6 +189,7 @@ def test_optuna_varies_a_key_only_where_it_means_something_and_trades_metrics_of
         *("optim=muon,adamw", "optim.matrix_lr=interval(0.01,0.04)", "model.hidden=choice(32,64)"),
         "hydra.sweeper.only_if={optim.matrix_lr: {optim: muon}}",
         "hydra.sweeper.metric=[model.eval_loss,model.params]",
+        "hydra.sweeper.direction=[minimize,minimize]",
     )
     said = atelier("pretrain", "-m", *SHORT, *words)
     assert said.code == 0, said.out + said.err

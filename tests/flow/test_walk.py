@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.direction import declared
 from atelier.infra.store.run_manifest import manifests
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import read_trajectory
@@ -49,6 +50,13 @@ def test_a_plan_shows_what_was_measured_and_later_plans_have_learned_from_it(ate
     planned = sum(row["step_s"] for row in other["tasks"] if row["task"] == "train")
     assert planned == pytest.approx(seen["planned_step_s"])
     assert "effective time" in atelier("plan", "distill", *WALK).out
+
+
+def test_every_measured_number_of_a_record_has_a_direction(atelier: Atelier) -> None:
+    records = Store(str(atelier.root)).records()
+    numbers = [pair for record in records for pair in record.summary.items()]
+    measured = {word for word, one in numbers if isinstance(one, float)}
+    assert {"loss", "bits_per_byte"} < measured and not [word for word in measured if not declared(word)]
 
 
 def test_a_student_record_names_its_teacher_and_the_steps_it_learned_at(atelier: Atelier) -> None:

@@ -23,10 +23,10 @@ def run(options: Namespace) -> int:
     store = open_store()
     if options.highest and options.lowest:
         raise ConfigError("pick", "--highest and --lowest", "give one of them")
-    highest = options.highest or (False if options.lowest else None)
+    direction = "maximize" if options.highest else "minimize" if options.lowest else ""
     alias = options.alias or "best"
     check_alias(alias)
-    choice = choose(store, options.what, options.by or "", highest=highest)
+    choice = choose(store, options.what, options.by or "", direction=direction)
     given = _alias(store, choice, alias, options.what)
     if options.json:
         print(json.dumps(_document(choice, given), indent=1))

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a link, and what 
     "roles": (ROLES, {"roles": {"a": ["teacher"], "c": ["student"]}}),
     "top": (ROLES, {"top": 16}),
     "values": (ROLES, {"values": "exact"}),
+    "temperature": (ROLES, {"temperature": 4.0}),
     "ahead": (ROLES, {"ahead": 2}),
     "site": (ROWS, {"site": "b"}),
     "mailbox": (ROWS, {"mailbox": "/other"}),

@@ -94,11 +94,24 @@ def test_several_at_once_and_ended_by_signals(asked: Asked) -> None:
     processes[0].terminate()  # of one that is gone: nothing
 
 
-@pytest.mark.parametrize("variable", ["OMP_DYNAMIC", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_CHECK_"])
+@pytest.mark.parametrize(
+    "variable", ["OMP_DYNAMIC", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_CHECK_", "KMP_INIT_AT_FORK"]
+)
 def test_what_libraries_read_when_they_are_loaded_cannot_be_another(asked: Asked, variable: str) -> None:
     with pytest.raises(Refused, match=f"another {variable}"):
         asked.start(**{variable: "7"})
     assert asked.start().wait() == 0  # and the next is served
+
+
+def test_what_a_library_sets_when_it_is_imported_later_is_nothing_else(asked: Asked) -> None:
+    """scikit-learn's import, in this process, adds to the environment that its processes are started with."""
+    code = "import json, os; before = {*os.environ}; import sklearn; print(json.dumps({k: v for k, v in"
+    code += " os.environ.items() if k not in before}))"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KMP_")}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True).stdout
+    added = json.loads(said)
+    assert {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"} <= {*added}
+    assert asked.start(**added).wait() == 0
 
 
 def test_more_descriptors_than_can_be_handed_on_are_refused_and_the_next_is_served(asked: Asked) -> None:

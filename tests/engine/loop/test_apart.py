@@ -318,6 +318,46 @@ def test_sites_that_would_wait_for_each_other_are_refused() -> None:
     check_apart(Parallel(shard=1), found, train(8, link=straight))
 
 
+def warm(heat: float) -> Role:
+    """A student that compares logits at a temperature."""
+    objective = {"lm": LM(weight=0.5), "kd": Logits(weight=2.0, temperature=heat)}
+    return taught().model_copy(update={"objective": objective})
+
+
+def test_answers_at_another_temperature_than_the_comparison_are_refused_unless_they_are_whole() -> None:
+    found = {"teacher": role(32), "student": warm(4)}
+    way_out = (
+        r"kd.temperature: 4, .* 8 most likely tokens at temperature 1 alone; train.link.temperature=4, or"
+    )
+    with pytest.raises(ConfigError, match=way_out):
+        check_apart(Parallel(shard=1), found, train(8, link=LINK | {"top": 8}))
+    for fits in ({"top": "all"}, {"top": 8, "temperature": 4}):
+        check_apart(Parallel(shard=1), found, train(8, link=LINK | fits))
+
+
+def test_a_student_logs_the_mass_of_the_tokens_that_it_is_told_of(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    kept = {}
+    for heat in (1.0, 4.0):
+        link = {"top": 40, "values": "exact", "temperature": heat}
+        sites = Apart(tmp_path / str(heat), text, students={"student": warm(heat)}, frozen=True, **link)
+        sites.train()
+        line = sites.setups["b"].curve("student")[-1]["values"]
+        kept[heat] = line["answers/kept"]
+    assert 0.5 < kept[4.0] < kept[1.0] < 1
+
+
+def test_few_tokens_of_a_warm_answer_are_refused_with_the_mass_that_they_have(
+    tmp_path: Path, text: dict[str, str]
+) -> None:
+    link = {"top": 8, "values": "exact", "temperature": 4.0}
+    sites = Apart(tmp_path, text, students={"student": warm(4.0)}, frozen=True, **link)
+    said = r"temperature 4 the 8 tokens of an answer have \d+.\d% of the mass, below 50%; give link.top=all"
+    with pytest.raises(DataError, match=said):
+        sites.train()
+
+
 def test_a_second_teacher_beside_one_elsewhere_is_refused() -> None:
     """It would be passed over in silence: the answers of the other would stand for its own."""
     objective = {"kd": Logits(weight=0.5), "more": Logits(weight=0.5, teacher="old")}

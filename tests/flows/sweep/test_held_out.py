@@ -117,7 +117,7 @@ def test_a_metric_of_a_model_that_no_point_makes_is_refused_before_the_first_one
     words = ["pretrain", "-m", "experiment=tiny", "name=mine", "train.seed=1,2", "--dry-run"]
     assert run([*words, "hydra.sweeper.metric=nope.eval_loss"]) == 2
     assert "hydra.sweeper.metric: no nope in this sweep; there is mine" in capsys.readouterr().err
-    for known in ("mine.eval_loss", "model.eval_loss", "train.eval_loss", "params"):
+    for known in ("mine.eval_loss", "model.eval_loss", "train.eval_loss", "eval_loss"):
         assert run([*words, f"hydra.sweeper.metric={known}"]) == 0
 
 

@@ -1,17 +1,22 @@
 """Finished models as starting points: those of another version of their kind are shown and never used."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.data import Score, Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_weights
 from atelier.flows.cli.main import run
+from atelier.infra.dag import Node, Reference, scheduling, stop_scheduling
 from atelier.infra.report.lineage import lineage
 from atelier.infra.store.existing_model import existing_model, looking_in
+from atelier.tasks.learn_tokenizer import learn_tokenizer
+from atelier.tasks.score import BASELINES, BEGUN, score
 from tests.infra.records import Family, family
 
 ERNIE = Ernie(num_layers=2, hidden=32, num_heads=4, vocab=64, nlg=Net(num_layers=1, hidden=16, num_heads=2))
@@ -57,3 +62,31 @@ def test_it_is_listed_and_traced(made: Family, old: Record, capsys: pytest.Captu
     graph = lineage(made.shelf.store, "old")
     assert graph.focus == old.fingerprint
     assert {graph.nodes[edge.parent].kind for edge in graph.edges} >= {"corpus", "tokens", "tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("begin", "version"), [(None, BASELINES), (7, BEGUN)], ids=["texts that begin plainly", "with a token"]
+)
+def test_only_baselines_of_texts_that_begin_with_a_token_have_a_new_version(
+    made: Family, begin: int | None, version: int
+) -> None:
+    ends = json.dumps({"begin": begin, "ends": [0]}).encode()
+    tokenizer = made.shelf.publish("tokenizer", "tokenizer", files={"text_ends.json": ends}, begin=begin)
+    data = {"tokens.main": made["teacher"].parents["tokens.main"], "tokenizer": tokenizer.fingerprint}
+    made.shelf.model("new", made.shelf.trajectory("new", data, end=300, sequence=64), data, step=300)
+    known, nodes = existing_model("new", "models"), list[Node]()
+    assert known.tokenizer.is_begun is (begin is not None)
+
+    class Kept:
+        def declare(self, node: Node, after: list[Reference]) -> None:
+            nodes.append(node)
+
+    token = scheduling(Kept())
+    try:
+        extended = learn_tokenizer({}, Tokenizer(vocab=512), extends=known.tokenizer)
+        for each in (known.tokenizer, extended):  # what extends it begins texts as it does
+            score({"new": known.reference}, {}, settings=Score(), tokens=known.tokens, tokenizer=each)
+    finally:
+        stop_scheduling(token)
+    scores = [node.products["baselines"] for node in nodes if node.task == "score"]
+    assert [each.version for each in scores] == [version] * 2

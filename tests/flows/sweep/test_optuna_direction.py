@@ -1,0 +1,63 @@
+"""An Optuna study goes in the direction of its metric, and prunes in that of the held-out loss."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from optuna.study import StudyDirection
+
+from atelier.engine.config.error import ConfigError
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.sweep_ledger import Ledger, SweepInfo
+from atelier.flows.run.sweep_point import SweepPoint
+from atelier.flows.sweep.optuna import Search
+from atelier.flows.sweep.session import Session
+from atelier.infra.store.store import Store
+
+
+def search_of(store: Store, metric: str | list[str], direction: str | list[str] = "", **more: Any) -> Search:
+    def run_here(point: SweepPoint, sweep: str, stop: threading.Event) -> RunOutcome:
+        raise AssertionError(f"#{point.number} runs")
+
+    ledger = Ledger.begin(store, SweepInfo("pretrain", (), ("optim.lr=interval(0.1,0.2)",), "optuna"))
+    session = Session("pretrain", ("optim.lr",), store, ledger, "atelier pretrain", run_here=run_here)
+    settings = {"metric": metric, "direction": direction, "trials": 9, "seed": 1, "sampler": "random"}
+    settings |= {"prune": True, "startup": 1, "only_if": None, **more}
+    return Search(session, OverridesParser.create().parse_overrides(["optim.lr=interval(0.1,0.2)"]), settings)
+
+
+@pytest.mark.parametrize("metric", ["", "model.eval_loss", "scores.accuracy"])
+def test_the_point_of_the_higher_held_out_loss_is_pruned_whatever_the_metric(
+    tmp_path: Path, metric: str
+) -> None:
+    search = search_of(Store(str(tmp_path)), metric)
+    nothing: Any = None
+    frozen: Frozen = nothing
+    gone_on = []
+    for number, loss in enumerate([3.0, 2.0, 4.0]):
+        search.trials[number] = search.study.ask()
+        point = SweepPoint(number, (), frozen, [], search.session.store)
+        gone_on.append(search.look(point, 8, loss))
+        search.study.tell(search.trials[number], 0.5)
+    assert gone_on == [True, True, False]
+
+
+def test_a_study_of_several_metrics_goes_in_the_direction_of_each(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    search = search_of(store, ["model.eval_loss", "scores.accuracy"])
+    assert search.study.directions == [StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE]
+    with pytest.raises(ConfigError, match=r"'model.params'.*hydra.sweeper.direction="):
+        search_of(store, ["model.eval_loss", "model.params"])
+    with pytest.raises(ConfigError, match="for each metric"):
+        search_of(store, ["model.eval_loss", "scores.accuracy"], ["minimize"] * 3)
+
+
+def test_the_same_search_by_another_metric_is_another_study(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for metric, direction in (("", StudyDirection.MINIMIZE), ("scores.accuracy", StudyDirection.MAXIMIZE)):
+        study = search_of(store, metric).study
+        assert study.direction == direction and not study.get_trials()
+        study.tell(study.ask(), 0.5)
