@@ -162,7 +162,8 @@ class Stack:
     def _mlflow(self, port: int) -> Service:
         url = f"http://{HOST}:{port}"
         base = local_path(self.root).absolute() if is_local(self.root) else self.folder
-        arguments = ("mlflow", "server", "--app-name", "basic-auth", "--host", HOST, "--port", str(port))
+        arguments = ("atelier.infra.stack.mlflow_server", "--app-name", "basic-auth")
+        arguments += ("--host", HOST, "--port", str(port))
         arguments += ("--backend-store-uri", f"sqlite:///{base / 'mlflow.db'}", "--workers", "1")
         arguments += ("--artifacts-destination", str(base / "mlartifacts"))
         arguments += ("--allowed-hosts", ",".join(settings.own_hosts(port)))
