@@ -113,6 +113,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     pace: float = 1.0  # measured / planned step time on this pool, median
     wall_s: float = 0.0  # from the start of the run to its end
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each node that has something to make
     there: Mapping[str, list[Node]] = field(default_factory=dict)  # the nodes of other sites
     here: Here = field(default_factory=Here)
     links: list[LinkRow] = field(default_factory=list)
@@ -218,6 +219,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         notes=notes,
         pace=plan_inputs.pace,
         wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool) if seconds else 0.0,
+        seconds=seconds,
         there=placed.there,
         here=_here(frozen, nodes),
     )
