@@ -1,6 +1,5 @@
 """Descriptions of flow runs, tasks and followed trajectories for the tracker. Does not import MLflow."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict, Unpack
@@ -10,10 +9,6 @@ from typing_extensions import TypeIs
 from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.run_file import SegmentAddress
 
-TRAINING = (  # first words of keys that change a training
-    *("model", "init", "objective", "optim", "train", "data", "tokenizer", "start", "gate", "grow", "tune"),
-)
-LONGEST = 40  # characters of one difference
 STATUS = {
     "FINISHED": "FINISHED",
     "COMPLETED": "FINISHED",
@@ -79,20 +74,6 @@ class Followed:
     params: dict[str, Json] = field(default_factory=dict)
     teacher: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
-
-
-def differences(command: str, role: str) -> list[str]:
-    """What `command` changes in the training of `role`, for the name of its run: `lr=0.02`."""
-    found = []
-    for word in shlex.split(command):
-        key, is_set, value = word.lstrip("+").partition("=")
-        place = key.partition("@")[2] or key
-        mine = place.removeprefix(f"roles.{role}.")
-        if is_set and place.startswith("roles.") and mine == place:
-            continue
-        if is_set and mine.split(".")[0] in TRAINING:
-            found.append(f"{mine.rsplit('.', 1)[-1]}={value}"[:LONGEST])
-    return found
 
 
 def ended(status: str) -> str:

@@ -3,9 +3,10 @@ thread.
 """
 
 from atelier.engine.io.storage import is_local, join, local_path, names
+from atelier.infra.report.differences import differences
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.run.run_tracker import TaskHandle
-from atelier.infra.tracking.about import differences, ended, flat
+from atelier.infra.tracking.about import ended, flat
 from atelier.infra.tracking.backend import DIGEST, MetricPoint, TrackedData
 from atelier.infra.tracking.follower import FIRST, Curve
 from atelier.infra.tracking.run_writer import PARENT, RunWriter

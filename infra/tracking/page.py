@@ -183,7 +183,12 @@ def facts(record: Record, store: Store) -> str:
 
 def students_table(students: Sequence[Record], pages: dict[str, str]) -> str:
     """Markdown table of the newest students: when they learned, their last step and held-out loss."""
-    lines = ["#### Students", "", "| student | learned at | step | held-out loss |", "|:---|:---|---:|---:|"]
+    lines = [
+        "#### Students",
+        "",
+        "| student | learned at | step | eval loss (windows) |",
+        "|:---|:---|---:|---:|",
+    ]
     for student in students[-MOST:]:
         name = linked(student.name, pages.get(student.fingerprint, ""))
         label = teacher_label(student).removeprefix("teacher @ ")

@@ -106,8 +106,8 @@ def test_a_form_is_a_json_schema_of_optional_plain_fields(flow: str) -> None:
     assert (schema["title"], schema["type"], schema["required"]) == ("Parameters", "object", [])
     fields, first = properties(flow), dict(schema["properties"])
     group = first["advanced"]["properties"]
-    for some in (first, group):
-        assert [one["position"] for one in some.values()] == list(range(len(some)))
+    for part in (first, group):
+        assert [one["position"] for one in part.values()] == list(range(len(part)))
     assert all(name.isidentifier() and not keyword.iskeyword(name) for name in fields)
     assert len({one["title"] for one in fields.values()}) == len(fields)
     for one in fields.values():
