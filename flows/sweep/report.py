@@ -88,7 +88,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
         from atelier.infra.tracking.direct import SweepPoint, show_sweep  # MLflow: two seconds
 
         with suppress(Exception):  # a page is only for display
-            page = show_sweep(
+            pages = show_sweep(
                 tracker.uri,
                 session.store,
                 flow=session.flow,
@@ -107,7 +107,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 numbers={f"best/{content.metric}": best.value} if best and best.value is not None else {},
                 is_failed=is_failed,
             )
-            places += [f"MLflow   {page}"] if page else []
+            places += [f"{name:<8} {url}" for name, url in pages.items()]
     if pool.is_served:
         from atelier.infra.stack.prefect_api import put_markdown  # Prefect
 

@@ -51,16 +51,16 @@ def show_sweep(
     is_lower_better: bool,
     numbers: Mapping[str, float],
     is_failed: bool,
-) -> str:
+) -> dict[str, str]:
     """Write the report to the sweep's run, the parent of its points' runs, with links that plot `metric` by
-    the swept keys and compare the runs of all `trajectories`. Returns the address of that plot, '' without an
-    MLflow page or such a sweep. Raises what MLflow's client raises.
+    the swept keys and compare the runs of all `trajectories`. Returns the addresses of the report
+    and of that plot, {} without an MLflow page or such a sweep. Raises what MLflow's client raises.
     """
     backend = Backend(tracking_address(uri, store), f"{store.root}/mlartifacts")
     experiment = backend.experiment(flow)
     run = backend.find_run([experiment], {"atelier.sweep": sweep, "atelier.kind": "sweep"})
     if run is None:
-        return ""
+        return {}
     run_id = run.info.run_id
     backend.files(run_id, [str(path) for path in paths], "report")
     links = Links(backend.page)
@@ -85,7 +85,7 @@ def show_sweep(
     best = [MetricPoint(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
     backend.points(run_id, best)
     backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")
-    return chart if links.page else ""
+    return {"report": links.report(experiment, run_id), "plot": chart} if links.page else {}
 
 
 def _write_points(
