@@ -74,6 +74,7 @@ from atelier.engine.parallel.gang import start_gang
 from atelier.engine.tier.ring import read_model_within, ring_of
 
 SCORES, BASELINES = "scores.json", "baselines"
+NUM_WORDS = 4  # of a prompt that is taken from the text
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
 EXAMPLES_SEED = 0  # every model of every run gets the same test examples
 TRIGRAM_FROM = 16  # 2^16 tokens of training text are the fewest that it learns from
@@ -182,7 +183,7 @@ def set_exam(
     }
     exam = Exam(
         sequence=sequence,
-        prompt=asked.sample,
+        prompt=asked.sample or (first_words(vocabulary, text) if text is not None else ""),
         vocabulary=vocabulary,
         text=text,
         tokens=source,
@@ -192,6 +193,12 @@ def set_exam(
     if config.heads and sequence and text is not None:
         exam = replace(exam, heads=head_exam(run, config, vocabulary, sequence, scratch))
     return exam, tokenizer
+
+
+def first_words(vocabulary: Vocabulary, text: HeldOutText) -> str:
+    """The beginning of the held-out text, as a prompt."""
+    words = vocabulary.decode(text.tokens_N[:64].tolist()).split()
+    return " ".join(words[:NUM_WORDS])
 
 
 def head_exam(

@@ -263,4 +263,8 @@ class Score(Spec):
         description="weights of a model in memory at once, GB; 0 = all. The scores are the same",
         json_schema_extra={"layout": True},
     )
-    sample: str = Field(default="def ", description="prompt of the sample text")
+    sample: str = Field(
+        default="def ",
+        description="prompt of the sample text; empty = the first words of the held-out text, which is the"
+        " default for a text that is not the standard library",
+    )

@@ -104,7 +104,8 @@ def _show(report: Node, store: Store, frozen: Frozen) -> None:
     name = content.graph.nodes[content.graph.focus].name if content.graph is not None else ""
     name = name if name in content.samples else next(iter(content.samples), "")  # as this run calls it
     if name:
-        prompt = shlex.quote(getattr(getattr(frozen.arguments, "score", None), "sample", "") or "def ")
+        asked = getattr(getattr(frozen.arguments, "score", None), "sample", "")
+        prompt = shlex.quote(asked or " ".join(content.samples[name].split()[:2]))
         console.print(f"next     atelier generate {name} --prompt {prompt}", soft_wrap=True)
         console.print(f"         atelier lineage {name}", soft_wrap=True)
     if hasattr(frozen.arguments, "train"):

@@ -76,8 +76,10 @@ TABLE = (
     ),
     Command(
         name="runs",
-        about="show what ran: when, how it ended, what it made and reused",
-        example="atelier runs",
+        about="show what ran: when, how it ended, what it made and reused; with an id, that run's models,"
+        " scores, report and pages",
+        example="atelier runs 20261129-064500-1a2b3c",
+        words=(Word("id", "a run's id, or its first or last characters", "anything"),),
         options=(JSON, Option("--all", "all runs, not the last 20")),
     ),
     Command(

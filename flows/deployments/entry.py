@@ -30,9 +30,11 @@ def _made(name: str) -> prefect.Flow:
     """The Prefect flow called `name`: the form's fields are its parameters, all of them optional."""
     if name == "work":
         return _flow("work", WORK_PARAMETERS, "atelier.flows.deployments.task_run")
-    from atelier.flows.deployments.forms import form  # the installed code's: the deployment was made with it
+    from atelier.flows.deployments.forms import (
+        parameter_names,  # the installed code's: the deployment was made with it
+    )
 
-    return _flow(name, tuple(form(name)["properties"]), "atelier.flows.deployments.flow_run")
+    return _flow(name, parameter_names(name), "atelier.flows.deployments.flow_run")
 
 
 def _flow(name: str, parameters: tuple[str, ...], module: str) -> prefect.Flow:

@@ -18,8 +18,10 @@ from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.deployments.cancellation import present
-from atelier.flows.deployments.forms import POOL_WHEN_BLANK, to_overrides
-from atelier.flows.deployments.progress_page import ProgressPage
+from atelier.flows.deployments.form_fields import POOL_WHEN_BLANK
+from atelier.flows.deployments.forms import to_overrides
+from atelier.flows.deployments.generated_name import is_generated
+from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.submit_task import TaskSubmitter
 from atelier.flows.run.compose import Frozen, compose
 from atelier.flows.run.execute import Host, RunOutcome, run_flow
@@ -50,8 +52,9 @@ def run(flow: str, parameters: JsonObject) -> State:
         text = str(error)[:LONGEST]
         log.error(text)
         return Failed(message=text)
-    with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for display
-        client.set_flow_run_name(UUID(str(flow_run.id)), frozen.title(run_id_of()))
+    if is_generated(str(flow_run.name or "")):
+        with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for display
+            client.set_flow_run_name(UUID(str(flow_run.id)), frozen.title(run_id_of()))
     command = shlex.join(["atelier", flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
     outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""), sweep)
@@ -82,19 +85,19 @@ def in_sweep(frozen: Frozen, entry: PointEntry) -> Frozen:
 
 def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, sweep: str) -> RunOutcome:
     run_id = run_id_of()
-    with ProgressPage(store.root, run_id, [node.name for node in plan.nodes]) as progress_page:
-        submitter = TaskSubmitter(frozen, command, code or freeze(store.root), progress_page)
+    with OverviewPage(store.root, run_id, plan) as overview_page:
+        submitter = TaskSubmitter(frozen, command, code or freeze(store.root), overview_page)
 
         def host(
             frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]
         ) -> None:
             context.links["prefect.url"] = page(str(flow_run.id))
-            progress_page.follow(outcome, context)
+            overview_page.follow(outcome, context)
             with present(context.stop):
                 inside()
 
         there: Host = host
-        on_message, make = progress_page.on_message, submitter.make
+        on_message, make = overview_page.on_message, submitter.make
         return run_flow(
             frozen, plan, store, command, on_message, sweep=sweep, run_id=run_id, host=there, make=make
         )

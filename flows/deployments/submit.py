@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import FlowRun
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.live import left_s, read_live
-from atelier.flows.deployments.progress_page import amount_text, time_text
+from atelier.flows.deployments.overview_page import amount_text, time_text
 from atelier.flows.run.compose import Frozen, run_of
 from atelier.flows.run.overrides import check_overrides
 from atelier.infra.code.frozen import freeze

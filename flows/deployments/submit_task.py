@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
-from atelier.flows.deployments.progress_page import ProgressPage
+from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.task_request import ParentRun, TaskRequest
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.execute import RunOutcome
@@ -32,8 +32,8 @@ UNSERVED_S = 30.0  # a run that has not begun after this long is reported
 class TaskSubmitter:
     """Runs the nodes of one parent run on pools."""
 
-    def __init__(self, frozen: Frozen, command: str, code: str, progress_page: ProgressPage) -> None:
-        self.frozen, self.code, self.progress_page, self.command = frozen, code, progress_page, command
+    def __init__(self, frozen: Frozen, command: str, code: str, overview_page: OverviewPage) -> None:
+        self.frozen, self.code, self.overview_page, self.command = frozen, code, overview_page, command
 
     def make(self, node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, str]:
         """Run the node on its pool; reused nodes, and those without a gang, in this process."""
@@ -101,7 +101,7 @@ class TaskSubmitter:
             request = TaskRequest(node=node, run=about, code=self.code, gang=place)
             name = node.name if index == 0 else f"{node.name} node {index}"
             runs.append(self._submit(f"{WORK}/{pool}", context.stop, request, name, f"{key}-{index}"))
-        self.progress_page.began(node.name, runs[0], prefect_api.page(runs[0]))
+        self.overview_page.began(node.name, runs[0], prefect_api.page(runs[0]))
         return runs
 
     def _submit(

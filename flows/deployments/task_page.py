@@ -19,7 +19,7 @@ from prefect.context import hydrated_context, serialize_context
 
 from atelier.engine.config.message import Message
 from atelier.flows.deployments.live import LiveProgress, left_s
-from atelier.flows.deployments.progress_page import (
+from atelier.flows.deployments.overview_page import (
     EVERY_S,
     amount_text,
     log_message,

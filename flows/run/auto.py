@@ -2,14 +2,14 @@
 checkpoint interval; checks warm-ups against their schedules and memory against what streams need of it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
 
 from pydantic import ValidationError
 
 from atelier.engine.config.base import Spec
-from atelier.engine.config.data import Finetune, Score, Tokenizer
+from atelier.engine.config.data import Data, Finetune, Score, Tokenizer, is_stdlib
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
@@ -151,6 +151,16 @@ def check_memory(arguments: Spec) -> None:
         for place, gb, size in limits:
             if gb:
                 check_streamed(place, gb, name or "the model", _sized(role.model, arguments), size)
+
+
+def with_prompt(arguments: Spec, overrides: Sequence[str]) -> Spec:
+    """The arguments with a sample prompt that fits the text: Python's only for the standard library."""
+    data, score = getattr(arguments, "data", None), getattr(arguments, "score", None)
+    if not isinstance(data, Data) or not isinstance(score, Score) or is_stdlib(data.source):
+        return arguments
+    if any(text.lstrip("+").startswith("score.sample=") for text in overrides):
+        return arguments
+    return arguments.model_copy(update={"score": score.model_copy(update={"sample": ""})})
 
 
 def check_specials(arguments: Spec) -> None:

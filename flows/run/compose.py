@@ -18,7 +18,14 @@ from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
 from atelier.engine.io.machine import num_cores
-from atelier.flows.run.auto import check_memory, check_specials, check_warmups, fastest_layout, with_interval
+from atelier.flows.run.auto import (
+    check_memory,
+    check_specials,
+    check_warmups,
+    fastest_layout,
+    with_interval,
+    with_prompt,
+)
 from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, keys_called, options
 from atelier.flows.run.finished_models import check_beginnings, filled
 from atelier.flows.run.over_sites import (
@@ -126,7 +133,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     arguments = parse(parameters(flow), with_sites(given, sites, here) if here else given, "")
     if here is None:
         check_site_given(arguments)
-    arguments = resolved(arguments, pool)
+    arguments = with_prompt(resolved(arguments, pool), overrides)
     if here is not None:
         arguments = with_all_roles(arguments)
     check_beginnings(arguments, taken, overrides)

@@ -2,6 +2,7 @@
 cost, and in which arithmetic.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
@@ -113,6 +114,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     pace: float = 1.0  # measured / planned step time on this pool, median
     wall_s: float = 0.0  # from the start of the run to its end
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each node that has something to make
     there: Mapping[str, list[Node]] = field(default_factory=dict)  # the nodes of other sites
     here: Here = field(default_factory=Here)
     links: list[LinkRow] = field(default_factory=list)
@@ -218,6 +220,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         notes=notes,
         pace=plan_inputs.pace,
         wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool) if seconds else 0.0,
+        seconds=seconds,
         there=placed.there,
         here=_here(frozen, nodes),
     )
@@ -249,9 +252,18 @@ def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> 
             f"{what}; finished before, and reused: {_some(names, 6)} (if that means something else, give "
             "its kind another VERSION: it is made anew)"
         )
-    if short:
+    if short and not is_as_shipped(frozen):
         found.append(f"the peak learning rate is never reached: {_some(short, 2)}")
     return found
+
+
+def is_as_shipped(frozen: Frozen) -> bool:
+    """True where the lengths and schedules are those of an experiment: whoever wrote it knows them."""
+    words = [text.lstrip("+~") for text in frozen.overrides]
+    changed = any(
+        re.match(r"(train|roles\.\w+)\.(steps|tokens|start)|.*\boptim|roles=", word) for word in words
+    )
+    return any(word.startswith("experiment=") for word in words) and not changed
 
 
 def _check_fresh(frozen: Frozen, nodes: list[Node]) -> None:

@@ -87,10 +87,10 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
     tracker, pool = some.frozen.tracker, some.frozen.pool
     text = to_markdown(content)
     if tracker.kind == "mlflow":
-        from atelier.infra.tracking.direct import show_sweep  # MLflow: two seconds
+        from atelier.infra.tracking.direct import SweepPoint, show_sweep  # MLflow: two seconds
 
         with suppress(Exception):  # a page is only for display
-            page = show_sweep(
+            pages = show_sweep(
                 tracker.uri,
                 session.store,
                 flow=session.flow,
@@ -99,10 +99,18 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 markdown=text,
                 paths=paths,
                 trajectories=_trajectories(session),
+                points=[
+                    SweepPoint(entry.words, row.values, entry.value)
+                    for entry, row in zip(session.ledger.entries(), content.rows, strict=True)
+                    if entry.value is not None
+                ],
+                keys=[key.lstrip("+") for key in session.keys],
+                metric=content.metric,
+                is_lower_better=content.direction != "maximize",
                 numbers={f"best/{content.metric}": best.value} if best and best.value is not None else {},
                 is_failed=is_failed,
             )
-            places += [f"report   {page}"] if page else []
+            places += [f"{name:<8} {url}" for name, url in pages.items()]
     if pool.is_served:
         from atelier.infra.stack.prefect_api import put_markdown  # Prefect
 

@@ -36,7 +36,7 @@ def numbers_of(node: LineageNode, most: int = 3) -> str:
     """The first `most` numbers of a node, as text."""
     words = [f"step {node.step:,}"] if node.step and node.kind in ("model", "trajectory") else []
     words += [node.origin] if node.origin else []
-    names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte", "too_long": "too long"}
+    names = {"eval_loss": "eval loss (windows)", "bits_per_byte": "bits/byte", "too_long": "too long"}
     for key, value in node.numbers.items():
         if key == "loss" and "eval_loss" in node.numbers:
             continue

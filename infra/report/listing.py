@@ -4,7 +4,9 @@ from typing import TypedDict
 
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import Record
+from atelier.infra.report.differences import differences
 from atelier.infra.report.lineage import step_of
+from atelier.infra.store.alias import aliases
 from atelier.infra.store.run_manifest import RunManifest, is_alive, read_manifests
 from atelier.infra.store.store import Store
 
@@ -27,6 +29,8 @@ class ModelRow(TypedDict):
     made: float | None
     run: str | None
     command: str | None
+    differs: list[str]  # what its command changed in its training, as key=value
+    aliases: list[str]
 
 
 class RunRow(TypedDict):
@@ -50,7 +54,12 @@ class RunRow(TypedDict):
 
 def model_rows(store: Store) -> list[ModelRow]:
     """The trained models of the store, the oldest first."""
-    return sorted(map(model_row, store.records("model")), key=lambda one: one["made"] or 0)
+    found = sorted(map(model_row, store.records("model")), key=lambda one: one["made"] or 0)
+    for alias in aliases(store.root):
+        for one in found:
+            if one["fingerprint"] == alias.fingerprint:
+                one["aliases"].append(alias.alias)
+    return found
 
 
 def run_rows(store: Store) -> tuple[list[RunRow], list[DamageError]]:
@@ -75,6 +84,8 @@ def model_row(record: Record) -> ModelRow:
         "made": record.provenance.get("ended"),
         "run": record.provenance.get("run"),
         "command": record.provenance.get("command"),
+        "differs": differences(record.provenance.get("command") or "", str(summary.get("role", record.name))),
+        "aliases": [],
     }
 
 

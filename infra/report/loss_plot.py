@@ -38,7 +38,7 @@ def loss_png(
         _draw(losses, name, lines, colours[name], is_control=name in controls)
     _mark_starts(losses, starts, shown, colours, controls)
     _crop(losses, shown)
-    losses.set_ylabel("loss (nats per token)")
+    losses.set_ylabel("loss (nats per token); dots: eval loss (windows)")
     losses.set_xlabel("step")
     losses.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if gains is not None:

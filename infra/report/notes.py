@@ -36,8 +36,8 @@ def _of_rows(rows: list[ReportRow]) -> list[str]:
     notes = []
     if any(row.get("bits_per_byte") is not None for row in rows):
         notes.append(
-            "loss in the table is of whole held-out documents, in picture and lineage of the windows that "
-            "trainings look at"
+            "loss (documents): of whole held-out documents; eval loss (windows), in picture and lineage: of "
+            "the windows that trainings look at"
         )
     if any(row.get("accuracy") is not None for row in rows):
         notes.append(f"accuracy: held-out labels answered right; ± is 95 %{_majority(rows)}")

@@ -143,7 +143,7 @@ def tables_of(content: ReportContent) -> list[Table]:
             ]
             for row in text
         ]
-        head = [*ABOUT, "bits/byte", "loss", "loss vs control"]
+        head = [*ABOUT, "bits/byte", "loss (documents)", "loss vs control"]
         found.append(_without_empty(Table("Held-out text", head, cells, [row["kind"] for row in text])))
     if answers:
         cells = [

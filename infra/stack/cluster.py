@@ -120,8 +120,15 @@ def command(part: str, given: Mapping[str, str]) -> tuple[list[str], dict[str, s
         }
     urls = own_urls(MLFLOW_PORT, given)
     hosts = [urlsplit(url).netloc for url in urls]
-    arguments = ["mlflow", "server", "--app-name", "basic-auth", "--workers", "1", "--host", EVERYWHERE]
-    arguments += ["--port", str(MLFLOW_PORT), "--artifacts-destination", given["ATELIER_ARTIFACTS"]]
+    arguments = ["atelier.infra.stack.mlflow_server", "--app-name", "basic-auth", "--workers", "1"]
+    arguments += [
+        "--host",
+        EVERYWHERE,
+        "--port",
+        str(MLFLOW_PORT),
+        "--artifacts-destination",
+        given["ATELIER_ARTIFACTS"],
+    ]
     arguments += ["--allowed-hosts", ",".join(hosts), "--cors-allowed-origins", ",".join(urls)]
     return arguments, mlflow(given)
 

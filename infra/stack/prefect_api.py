@@ -11,6 +11,7 @@ import httpx
 import prefect
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, WorkerStatus
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
@@ -170,6 +171,13 @@ def put_markdown(key: str, markdown: str, about: str) -> str:
     with server() as client:
         client.create_artifact(artifact)
     return f"{_pages()}/v2/artifacts/key/{key}"
+
+
+def artifacts(run_id: UUID) -> dict[str, str]:
+    """Key -> address of each artifact on the page of a flow run."""
+    with server() as client:
+        found = client.read_artifacts(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
+    return {str(one.key): f"{_pages()}/v2/artifacts/artifact/{one.id}" for one in found if one.key}
 
 
 def page(run_id: str) -> str:

@@ -77,12 +77,22 @@ class Credentials:
             return made
 
 
+TRAINING_VIEW = (
+    "?workflowType=machine_learning"  # of MLflow's pages; without it some open the view for traces
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
     """URLs of the Prefect server and the MLflow server."""
 
     prefect: str  # http://127.0.0.1:4200
     mlflow: str
+
+    @property
+    def experiments(self) -> str:
+        """MLflow's list of experiments."""
+        return f"{self.mlflow}/#/experiments{TRAINING_VIEW}"
 
     def client(self, credentials: Credentials) -> dict[str, str]:
         """Environment of the clients of both servers: command line, workers, flows."""

@@ -174,7 +174,8 @@ class Stack:
     def _mlflow(self, port: int) -> Service:
         url = f"http://{HOST}:{port}"
         base = settings.mlflow_folder(self.root)
-        arguments = ("mlflow", "server", "--app-name", "basic-auth", "--host", HOST, "--port", str(port))
+        arguments = ("atelier.infra.stack.mlflow_server", "--app-name", "basic-auth")
+        arguments += ("--host", HOST, "--port", str(port))
         arguments += ("--backend-store-uri", sqlite_url(base / settings.DATABASE), "--workers", "1")
         arguments += ("--artifacts-destination", file_url(base / settings.FILES))
         arguments += ("--allowed-hosts", ",".join(settings.own_hosts(port)))

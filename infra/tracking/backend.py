@@ -4,6 +4,7 @@ two seconds: only the tracker's thread does.
 
 import getpass
 import hashlib
+import json
 import logging
 import os
 import warnings
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, JsonObject
 from atelier.infra.tracking.address import without_secret
 from atelier.infra.tracking.retry_worker import is_lasting
+from atelier.infra.tracking.views import TAG as VIEW
 
 Item = TypeVar("Item")
 
@@ -141,6 +143,12 @@ class Backend:
             if found is None:
                 raise error
             return found.experiment_id
+
+    def view(self, experiment: str, key: str, state: JsonObject) -> None:
+        """Save a view of the experiment's runs, which links name by `key`."""
+        tag, text = f"{VIEW}{key}", json.dumps(state)
+        if self.client.get_experiment(experiment).tags.get(tag) != text:
+            self.client.set_experiment_tag(experiment, tag, text)
 
     def experiments(self) -> list[str]:
         return [e.experiment_id for e in self.client.search_experiments()]

@@ -3,13 +3,14 @@ thread.
 """
 
 from atelier.engine.io.storage import is_local, join, local_path, names
+from atelier.infra.report.differences import differences
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.tracking.about import ended, flat
 from atelier.infra.tracking.backend import DIGEST, MetricPoint, TrackedData
 from atelier.infra.tracking.follower import FIRST, Curve
-from atelier.infra.tracking.page import WHOLE
 from atelier.infra.tracking.run_writer import PARENT, RunWriter
+from atelier.infra.tracking.views import WHOLE
 
 PROFILE = "profile"  # the folder of a trajectory, and of its run's artifacts
 
@@ -93,7 +94,8 @@ class CurveWriter:
         )
         self.experiment = writer.experiment
         started = trajectory_record.provenance.get("started") if trajectory_record else None
-        mine = writer.backend.new_run(self.experiment, self.curve.name, tags, started)
+        name = " ".join([self.curve.name, *differences(writer.about.command, followed.role)])
+        mine = writer.backend.new_run(self.experiment, name, tags, started)
         self.run_id = writer.agree("trajectory", self.fingerprint, mine, is_new=True)
         self.is_open = True
         if self.run_id != mine:  # another flow was first, and fills it in

@@ -1,7 +1,9 @@
 """MLflow writes of commands without a tracker: aliases of registered versions, the run of a sweep."""
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from atelier.infra.store.store import Store
@@ -9,6 +11,16 @@ from atelier.infra.tracking.address import tracking_address
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint
 from atelier.infra.tracking.own_database import own_files
 from atelier.infra.tracking.page import Links, linked
+from atelier.infra.tracking.views import sweep_view
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A finished point: the words of its command, its swept keys, what it is compared by."""
+
+    words: Sequence[str]
+    values: Mapping[str, str]
+    value: float
 
 
 def show_alias(store: Store, fingerprint: str, alias: str) -> list[str]:
@@ -35,18 +47,22 @@ def show_sweep(
     markdown: str,
     paths: Sequence[Path],
     trajectories: Sequence[str],
+    points: Sequence[SweepPoint],
+    keys: Sequence[str],
+    metric: str,
+    is_lower_better: bool,
     numbers: Mapping[str, float],
     is_failed: bool,
-) -> str:
-    """Write the report to the sweep's run, the parent of its points' runs, with a link that compares the runs
-    of all `trajectories`. Returns its address, '' without an MLflow page or such a sweep. Raises what
-    MLflow's client raises.
+) -> dict[str, str]:
+    """Write the report to the sweep's run, the parent of its points' runs, with links that plot `metric` by
+    the swept keys and compare the runs of all `trajectories`. Returns the addresses of the report
+    and of that plot, {} without an MLflow page or such a sweep. Raises what MLflow's client raises.
     """
     backend = Backend(tracking_address(uri, store), own_files(store))
     experiment = backend.experiment(flow)
     run = backend.find_run([experiment], {"atelier.sweep": sweep, "atelier.kind": "sweep"})
     if run is None:
-        return ""
+        return {}
     run_id = run.info.run_id
     backend.files(run_id, [str(path) for path in paths], "report")
     links = Links(backend.page)
@@ -58,12 +74,31 @@ def show_sweep(
         for one in trajectories
     ]
     runs = {curve.info.run_id: curve.info.experiment_id for curve in curves if curve is not None}
+    _write_points(backend, experiment, sweep, points, metric)
+    backend.view(experiment, sweep, sweep_view(sweep, keys, metric, is_lower_better=is_lower_better))
+    chart = links.view(experiment, sweep, is_chart=True)
+    title = f"{metric} by {', '.join(keys)}"
+    markdown = f"{linked(title, chart)}\n\n{markdown}"
     if len(runs) > 1:
         beside = linked("All points beside each other: parallel coordinates", links.beside(runs))
         markdown = f"{beside}\n\n{markdown}"
     backend.tag(run_id, {**tags, NOTE: markdown})
     # the step is the number of finished points, so the curve shows progress as the sweep grows
-    points = [MetricPoint(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
-    backend.points(run_id, points)
+    best = [MetricPoint(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
+    backend.points(run_id, best)
     backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")
-    return links.report(experiment, run_id) if links.page else ""
+    return {"report": links.report(experiment, run_id), "plot": chart} if links.page else {}
+
+
+def _write_points(
+    backend: Backend, experiment: str, sweep: str, points: Sequence[SweepPoint], metric: str
+) -> None:
+    """Write each point's value and swept keys to its flow runs, so that MLflow plots one by the other."""
+    query = f"tags.`atelier.sweep` = '{sweep}' AND tags.`atelier.kind` = 'flow'"
+    for run in backend.runs(experiment, query):
+        given = set(shlex.split(run.data.tags.get("mlflow.source.name", "")))
+        mine = next((point for point in points if given >= set(point.words)), None)
+        if mine is None or metric in run.data.metrics:
+            continue
+        backend.params(run.info.run_id, mine.values, run.data.params)
+        backend.points(run.info.run_id, [MetricPoint(metric, mine.value, 0, time.time())])

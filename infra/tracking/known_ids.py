@@ -41,6 +41,8 @@ class KnownIds(TypedDict):
     task: str
     flow: FlowAddress
     report: NotRequired[PageAddress]
+    scores: NotRequired[dict[str, float]]  # of the newest report that has the model
+    control: NotRequired[str]  # fingerprint of the model that it is compared with there
     picture: NotRequired[str]  # digest of the lineage's picture on its page
     name: NotRequired[str]  # of the registered model, and its version there
     version: NotRequired[str]

@@ -10,9 +10,10 @@ from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.tracking.backend import NOTE, Backend
 from atelier.infra.tracking.known_ids import KnownIds
-from atelier.infra.tracking.page import data_page, linked, model_page, sources
+from atelier.infra.tracking.page import data_page, linked, model_page, number, sources
 from atelier.infra.tracking.run_writer import RunWriter
 
+SCORE_WORDS = {"bits_per_byte": "bits/byte", "loss": "loss (documents)", "accuracy": "accuracy"}
 WIDEST = 760  # pixels that MLflow's page layout leaves
 
 
@@ -38,11 +39,23 @@ class ModelPages:
         model_pages = [*index.teachers(record), *([init] if init else []), *index.students(record)]
         pages = self._pages(model_pages, [data for _, data in sources(record, index)])
         picture = self._picture(record, ids, index)
-        text = model_page(record, index, pages, self._addresses(record, ids), picture)
+        text = model_page(
+            record, index, pages, self._addresses(record, ids), picture, self._scores(ids, index)
+        )
         self.backend.tag_model(ids["model"], {NOTE: text})
         self.backend.tag(ids["run"], {NOTE: text})
         if version := ids.get("version"):
             self.backend.describe_version(ids.get("name", ""), version, text)
+
+    def _scores(self, ids: KnownIds, index: Index) -> list[tuple[str, str]]:
+        """Rows of a model's scores, the control beside them."""
+        scores = ids.get("scores", {})
+        rows = [(word, number(scores[key])) for key, word in SCORE_WORDS.items() if key in scores]
+        control = index.records.get(ids.get("control", ""))
+        if control is not None and "loss_vs_control" in scores:
+            name = linked(control.name, self._pages([control], []).get(control.fingerprint, ""))
+            rows.append(("loss vs control", f"{scores['loss_vs_control']:+.3f} beside {name}"))
+        return rows
 
     def _picture(self, record: Record, ids: KnownIds, index: Index) -> str:
         """Log the model's lineage picture to its run, if it changed; returns the picture's address."""

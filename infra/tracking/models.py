@@ -5,7 +5,7 @@ teachers, registered versions.
 import time
 from typing import cast
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import DATA_KINDS, Record
@@ -27,6 +27,12 @@ from atelier.infra.tracking.run_writer import RunWriter
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
 COMPUTED = "atelier.computed"  # the arithmetic it was trained in: bf16, fp32 ...
+SCORES = {  # column of a report's table -> metric
+    "loss": "loss",
+    "bits_per_byte": "bits_per_byte",
+    "delta": "loss_vs_control",
+    "accuracy": "accuracy",
+}
 FINAL = {"loss": "loss", "eval/loss": "eval_loss", "tokens": "tokens"}  # metric -> key of a record's summary
 
 
@@ -269,12 +275,48 @@ class Models:
     def report(self, record: Record | None, markdown: str, paths: list[str]) -> None:
         """Show the report on the flow's page and link it from the pages of its models."""
         self.writer.report(record, markdown, paths)
+        if record is None:
+            return
         place = {"run": self.writer.flow_run, "experiment": self.writer.experiment}
-        for role, fingerprint in record.parents.items() if record is not None else ():
+        rows = self._report_rows(record)
+        controls = section_of(record.identity.get("controls"))
+        for role, fingerprint in record.parents.items():
             model = self.store.find("model", fingerprint) if role.startswith("model.") else None
-            if record is not None and model is not None and self.ids.get("model", fingerprint):
-                self.ids.put("model", fingerprint, report={"name": record.name, **place})
-                self.model_pages.write_one(model, self.index(model))
+            if model is None or not (ids := self.ids.get("model", fingerprint)):
+                continue
+            numbers = rows.get(fingerprint, {})
+            when = record.provenance.get("ended", 0.0)
+            self.backend.points(
+                self.writer.flow_run,
+                [MetricPoint(f"{model.name}/{key}", value, 0, when) for key, value in numbers.items()],
+            )
+            against = numbers.get("loss_vs_control")
+            if against is not None:
+                point = MetricPoint("score/loss_vs_control", against, ids["step"], when)
+                self.backend.points(ids["run"], [point], ids["model"])
+            control = record.parents.get(f"model.{controls.get(role.removeprefix('model.'), '')}", "")
+            self.ids.put(
+                "model",
+                fingerprint,
+                report={"name": record.name, **place},
+                scores=cast(JsonObject, numbers),
+                control=control,
+            )
+            self.model_pages.write_one(model, self.index(model))
+
+    def _report_rows(self, record: Record) -> dict[str, dict[str, float]]:
+        """The numbers of a report's table by the model's fingerprint, named as metrics."""
+        found: dict[str, dict[str, float]] = {}
+        table = record.summary.get("table")
+        for row in table if isinstance(table, list) else ():
+            cells = section_of(row)
+            numbers = {
+                word: float(value)
+                for key, word in SCORES.items()
+                if is_number(value := cells.get(key)) and cells.get("fingerprint")
+            }
+            found.setdefault(str(cells.get("fingerprint", "")), {}).update(numbers)
+        return found
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
         """Create a version of the registered model `chosen`, loadable with `mlflow.pyfunc.load_model`;

@@ -8,15 +8,15 @@ from urllib.parse import quote
 from atelier.engine.config.base import Json
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.infra.report.lineage import Index, teacher_label
+from atelier.infra.stack.settings import TRAINING_VIEW as VIEW
 from atelier.infra.store.store import Store
+from atelier.infra.tracking.views import MODELS, WHOLE
 
-MODE = "?workflowType=machine_learning"  # without it MLflow opens in another mode
-WHOLE = "atelier.whole"  # tag of the curves to compare: a role's whole training, not only its trunk
 FEW = 6  # names listed in one line
 SPACE = "&nbsp;&nbsp;"  # MLflow renders tables without space between columns
 NUMBERS = {
     "step": "step",
-    "eval_loss": "held-out loss",
+    "eval_loss": "eval loss (windows)",
     "loss": "training loss",
     "tokens": "tokens",
     "params": "parameters",
@@ -34,20 +34,25 @@ class Links:
     page: str
 
     def run(self, experiment: str, run_id: str) -> str:
-        return f"{self.page}/#/experiments/{experiment}/runs/{run_id}{MODE}"
+        return f"{self.page}/#/experiments/{experiment}/runs/{run_id}{VIEW}"
 
     def model(self, experiment: str, model_id: str) -> str:
-        return f"{self.page}/#/experiments/{experiment}/models/{model_id}{MODE}"
+        return f"{self.page}/#/experiments/{experiment}/models/{model_id}{VIEW}"
 
     def registered(self, name: str, version: str = "") -> str:
         return (
             f"{self.page}/#/models/{quote(name, safe='')}"
             + (f"/versions/{version}" if version else "")
-            + MODE
+            + VIEW
         )
 
     def report(self, experiment: str, run_id: str) -> str:
-        return f"{self.page}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html{MODE}"
+        return f"{self.page}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html{VIEW}"
+
+    def view(self, experiment: str, view: str = MODELS, *, is_chart: bool = False) -> str:
+        """The experiment's runs in a saved view (infra/tracking/views.py)."""
+        chart = "&compareRunsMode=CHART" if is_chart else ""
+        return f"{self.page}/#/experiments/{experiment}/runs{VIEW}&viewStateShareKey={view}{chart}"
 
     def compare(self, experiment: str, run: str = "", task: str = "") -> str:
         """Charts of the whole curves of the experiment, optionally only of the flow run `run` and one `task`.
@@ -59,13 +64,13 @@ class Links:
         terms += [f"tags.`atelier.task` = '{task}'"] if task else []
         order = f"orderByKey={quote('tags.`mlflow.runName`', safe='')}&orderByAsc=true"
         query = f"searchFilter={quote(' AND '.join(terms), safe='')}"
-        return f"{self.page}/#/experiments/{experiment}/runs{MODE}&compareRunsMode=CHART&{query}&{order}"
+        return f"{self.page}/#/experiments/{experiment}/runs{VIEW}&compareRunsMode=CHART&{query}&{order}"
 
     def beside(self, runs: Mapping[str, str]) -> str:
         """MLflow's comparison of runs (run -> experiment): parallel coordinates, parameters, metrics."""
         ids, experiments = (quote(json.dumps(sorted(names))) for names in (runs, set(runs.values())))
         # MLflow reads `runs` only as the first parameter
-        return f"{self.page}/#/compare-runs?runs={ids}&experiments={experiments}&{MODE.removeprefix('?')}"
+        return f"{self.page}/#/compare-runs?runs={ids}&experiments={experiments}&{VIEW.removeprefix('?')}"
 
     def file(self, run_id: str, path: str) -> str:
         return f"{self.page}/get-artifact?path={quote(path, safe='')}&run_uuid={run_id}"
@@ -115,13 +120,14 @@ def model_page(
     pages: dict[str, str],
     extra: Sequence[tuple[str, str]] = (),
     picture: str = "",
+    scores: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Markdown page of a model: a sentence, links, lineage picture, numbers.
+    """Markdown page of a model: a sentence, scores, links, lineage picture, numbers.
 
     `pages`: fingerprint -> page URL; `extra`: rows with links to runs.
     """
     teacher, students = index.teacher(record), index.students(record)
-    rows: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = list(scores)
     if teacher is not None:
         rows.append((teacher_label(record), linked(teacher.name, pages.get(teacher.fingerprint, ""))))
     others = [one for one in index.teachers(record) if one is not teacher]
@@ -177,7 +183,12 @@ def facts(record: Record, store: Store) -> str:
 
 def students_table(students: Sequence[Record], pages: dict[str, str]) -> str:
     """Markdown table of the newest students: when they learned, their last step and held-out loss."""
-    lines = ["#### Students", "", "| student | learned at | step | held-out loss |", "|:---|:---|---:|---:|"]
+    lines = [
+        "#### Students",
+        "",
+        "| student | learned at | step | eval loss (windows) |",
+        "|:---|:---|---:|---:|",
+    ]
     for student in students[-MOST:]:
         name = linked(student.name, pages.get(student.fingerprint, ""))
         label = teacher_label(student).removeprefix("teacher @ ")

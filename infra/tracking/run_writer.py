@@ -16,6 +16,7 @@ from atelier.infra.tracking.about import RunInfo, ended, flat, is_number
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
 from atelier.infra.tracking.known_ids import FlowAddress, IdCache
 from atelier.infra.tracking.page import Links
+from atelier.infra.tracking.views import MODELS, models_view
 
 PARENT = "mlflow.parentRunId"
 
@@ -38,6 +39,7 @@ class RunWriter:
         """
         about, backend = self.about, self.backend
         self.experiment = backend.experiment(about.flow)
+        backend.view(self.experiment, MODELS, models_view())
         found = backend.find_run([self.experiment], {"atelier.run": about.run_id, "atelier.kind": "flow"})
         self._is_again = found is not None
         if about.is_part:

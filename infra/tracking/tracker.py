@@ -109,13 +109,14 @@ class Tracker:
         return self._worker.busy_s
 
     def urls(self) -> dict[str, str]:
-        """'flow', 'compare' -> page on the MLflow server; {} without a server or while unreachable."""
+        """'flow', 'compare', 'models' -> page on the MLflow server; {} without one or while unreachable."""
         links = Links(without_secret(self.uri).rstrip("/") if self.uri.startswith("http") else "")
         if not links.page or not self.mlflow_run:
             return {}
         return {
             "flow": links.run(self.writer.experiment, self.mlflow_run),
             "compare": links.compare(self.writer.experiment, self._about.run_id),
+            "models": links.view(self.writer.experiment),
         }
 
     def tag(self, tags: Mapping[str, str]) -> None:

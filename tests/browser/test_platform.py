@@ -21,7 +21,38 @@ def test_a_bad_number_is_refused_at_its_field(browser) -> None:
     assert browser.page.url.split("?")[0].endswith("/run")
 
 
-def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser, served) -> None:
+def test_the_forms_first_screen_has_ten_fields_with_the_rest_in_one_group(browser) -> None:
+    browser.open_form("distill")
+    group = browser.page.get_by_text("advanced", exact=False).first
+    group.wait_for()
+    fields = browser.page.get_by_text("Default:", exact=False).count()
+    assert fields >= 20  # each says what blank means
+    for label in ("experiment", "pool", "train.steps", "score.controls"):
+        assert browser.page.get_by_label(label).first.bounding_box()["y"] < group.bounding_box()["y"], label
+    browser.shot("form")
+
+
+def test_a_run_keeps_the_name_that_its_owner_gave(browser, served) -> None:
+    browser.open_form("corpus")
+    browser.page.locator("input").first.fill("my first corpus")
+    run = browser.submit()
+    assert served.wait_final(run, 600)["type"] == "COMPLETED"
+    assert served.api("GET", f"/flow_runs/{run}")["name"] == "my first corpus"
+
+
+def test_every_printed_address_of_mlflow_opens_the_view_of_training_runs(browser, served) -> None:
+    printed = served.atelier("status").stdout
+    address = re.search(rf"{re.escape(served.mlflow)}\S*", printed)
+    assert address, printed
+    for url in (address[0], served.mlflow):
+        browser.page.goto("about:blank")
+        browser.page.goto(url)
+        browser.page.get_by_role("link", name="Default", exact=True).first.click()
+        browser.page.wait_for_url("**/runs?workflowType=machine_learning*")
+        assert browser.page.get_by_text("Ask a question").count() == 0  # no assistant over the page
+
+
+def test_a_run_of_the_form_completes_and_shows_overview_plan_and_report(browser, served) -> None:
     browser.open_form("titan")
     browser.select("experiment", SHOWN)
     browser.fill("train.seed", "3")
@@ -29,21 +60,41 @@ def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser,
     browser.page.locator("//button[normalize-space()='Add item']/preceding::textarea[1]").fill(
         "finetune.epochs=1"
     )
-    browser.shot("form")
     run = browser.submit()
+    wait_for(lambda: overview(served, run), 120, "the plan on the run's page")
+    first = overview(served, run)
+    assert "about" in first and "GB of memory" in first and "| train.teacher | to come |" in first, first
     assert served.wait_final(run, 3000)["type"] == "COMPLETED"
     parameters = served.api("GET", f"/flow_runs/{run}")["parameters"]
-    assert parameters == {"experiment": SHOWN, "train_seed": 3, "overrides": ["finetune.epochs=1"]}
+    given = {"experiment": SHOWN, "pool": "local", "train_seed": 3}
+    assert parameters.pop("advanced") == {"overrides": ["finetune.epochs=1"]}
+    assert {key: parameters[key] for key in given} == given
     browser.open_run(run)
     browser.page.get_by_text("Completed").first.wait_for()
     browser.open_run(run, "Artifacts")
-    for key in ("plan", "progress", "report", "mlflow-compare"):
+    for key in ("overview", "plan", "report"):
         browser.page.get_by_text(key, exact=True).first.wait_for()
     browser.shot("prefect-run")
     browser.page.locator("a[href*='/artifacts/']", has_text="report").last.click()
     browser.page.locator("a[href*='/artifacts/artifact/']").first.click()
     browser.page.get_by_text("bits/byte").first.wait_for()
     browser.page.locator("img[src^='data:image/png']").first.wait_for()
+    text = overview(served, run)
+    assert "| train.teacher | done |" in text, text
+    links = dict(re.findall(r"\[([^\]]+)\]\((http[^)]+)\)", text))
+    assert {"curves of this run", "this run in MLflow", "all models in MLflow", "report"} <= set(links)
+    browser.page.goto(links["all models in MLflow"])
+    for name in ("student_a", "teacher"):
+        browser.page.get_by_role("link", name=re.compile(f"^{name}( |$)")).first.wait_for()
+    browser.page.get_by_text("score/loss").first.wait_for()
+    browser.shot("mlflow-models")
+
+
+def overview(served, run: str) -> str:
+    """The text of the run's overview; '' before there is one."""
+    body = {"flow_runs": {"id": {"any_": [run]}}, "artifacts": {"key": {"any_": ["overview"]}}}
+    found = served.api("POST", "/artifacts/filter", body)
+    return found[0]["data"] if found else ""
 
 
 def test_mlflow_shows_the_curves_of_two_runs_and_the_way_from_student_to_teacher(browser, served) -> None:
@@ -55,7 +106,7 @@ def test_mlflow_shows_the_curves_of_two_runs_and_the_way_from_student_to_teacher
     browser.follow("curves of this run")
     browser.page.get_by_text("eval/loss").first.wait_for()
     for name in ("student_a", "assistant", "teacher"):
-        browser.page.get_by_role("link", name=name, exact=True).first.wait_for()
+        browser.page.get_by_role("link", name=re.compile(f"^{name}( |$)")).first.wait_for()
     browser.page.locator("path.js-line, .scatterlayer path").first.wait_for()
     browser.shot("mlflow-compare")
     browser.page.goto(student)

@@ -29,5 +29,12 @@ def test_mlflow_shows_a_sweep_s_report_and_its_points_as_parallel_coordinates(br
     for key in ("optim.lr", "train.seed"):
         browser.page.get_by_text(key).first.wait_for()
     browser.shot("sweep-mlflow")
+    plot = re.search(r"plot +(http\S+)", said.stdout)
+    assert plot, said.stdout
+    browser.page.goto("about:blank")
+    browser.page.goto(plot[1])
+    browser.page.get_by_text("optim.lr vs. model.eval_loss").first.wait_for()
+    browser.page.locator(".scatterlayer path").first.wait_for()
+    browser.shot("sweep-plot")
     points = [json.loads(path.read_text()) for path in served.root.glob("sweeps/*/points/*.json")]
     assert len(points) == 6

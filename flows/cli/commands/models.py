@@ -8,6 +8,8 @@ from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, print_table
 from atelier.infra.report.listing import ModelRow, model_rows
 
+LOSS = "eval loss (windows)"
+
 
 def run(options: Namespace) -> int:
     """Print the models, the oldest first; the exit code."""
@@ -21,16 +23,18 @@ def run(options: Namespace) -> int:
         return 0
     columns = (
         "model",
+        "aliases",
+        "differs by",
         "fingerprint",
         "step",
         "params",
-        "held-out loss",
+        LOSS,
         "computed",
         "teacher",
         "made",
         "run",
     )
-    print_table(columns, [_cells(one) for one in found], right=("step", "params", "held-out loss"))
+    print_table(columns, [_cells(one) for one in found], right=("step", "params", LOSS))
     return 0
 
 
@@ -44,6 +48,8 @@ def _cells(one: ModelRow) -> tuple[str, ...]:
     params = amount(one["params"]) if one["params"] else ""
     return (
         one["name"],
+        ", ".join(one["aliases"]),
+        " ".join(one["differs"]),
         one["fingerprint"][:8],
         str(one["step"] or ""),
         params,

@@ -5,10 +5,13 @@ import sys
 import time
 from argparse import Namespace
 
-from atelier.engine.config.error import printable
+from atelier.engine.config.error import ConfigError, printable
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import duration, print_table
-from atelier.infra.report.listing import RunRow, run_rows
+from atelier.infra.report.listing import RunRow, run_row, run_rows
+from atelier.infra.report.run_detail import ScoredModel, run_detail
+from atelier.infra.store.run_manifest import manifests
+from atelier.infra.store.store import Store
 
 LAST = 20
 SHOWN = 4
@@ -20,6 +23,8 @@ def run(options: Namespace) -> int:
     found, damaged = run_rows(store)
     for damage in damaged:
         print(printable(f"{damage}; {damage.way_out}", 0), file=sys.stderr)
+    if options.id:
+        return _show_one(store, options.id, is_json=options.json)
     found = found if options.all or options.json else found[-LAST:]
     if options.json:
         print(json.dumps(found, indent=1))
@@ -34,6 +39,41 @@ def run(options: Namespace) -> int:
         flexible="made",
     )
     return 0
+
+
+def _show_one(store: Store, given: str, *, is_json: bool) -> int:
+    """Print one run. Raises ConfigError for an id that no run, or more than one, has."""
+    there = [one for one in manifests(store) if one.id.startswith(given) or one.id.endswith(given)]
+    exact = [one for one in there if one.id == given]
+    if len(exact or there) != 1:
+        problem = f"{len(there)} runs are called so" if there else f"no run {given}"
+        raise ConfigError("runs", problem, "`atelier runs --all` lists them")
+    (manifest,) = exact or there
+    row, detail = run_row(manifest), run_detail(store, manifest)
+    if is_json:
+        print(json.dumps({**row, **detail}, indent=1))
+        return 0
+    print(printable(f"{row['id']}  {row['status']}", 0))
+    print(printable(row["command"], 0))
+    if detail["models"]:
+        scores = ("bits/byte", "loss (documents)", "loss vs control", "accuracy")
+        rows = [_scored(one) for one in detail["models"]]
+        print_table(("model", "fingerprint", "kind", *scores), rows, right=scores)
+    ended = ", ".join(f"{name} {state}" for name, state in detail["tasks"].items())
+    print(printable(f"tasks    {ended}", 0))
+    if detail["report"]:
+        print(printable(f"report   {detail['report']}", 0))
+    for name, url in detail["links"].items():
+        print(printable(f"{name:<16} {url}", 0))
+    return 0
+
+
+def _scored(one: ScoredModel) -> tuple[str, ...]:
+    numbers = (one["bits_per_byte"], one["loss"], one["loss_vs_control"], one["accuracy"])
+    texts = ["" if value is None else f"{value:.3f}" for value in numbers]
+    if one["loss_vs_control"] is not None:
+        texts[2] = f"{one['loss_vs_control']:+.3f}"
+    return (one["name"], one["fingerprint"][:8], one["kind"], *texts)
 
 
 def _cells(one: RunRow) -> tuple[str, ...]:

@@ -35,7 +35,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         for part in parts:
             state = "running" if part["running"] and part["answers"] is not False else "not running"
-            print(f"{part['name']:<16} {state:<12} {part['url']}  log {part['log']}")
+            addresses = stack.addresses if part["name"] == "mlflow" else None
+            url = addresses.experiments if addresses else part["url"]
+            print(f"{part['name']:<16} {state:<12} {url}  log {part['log']}")
         for one in running:
             print(printable(f"run {one['id']}  {one['command']}", 0))
     return 0 if parts and all(part["running"] for part in parts) else 1

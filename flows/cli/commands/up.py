@@ -60,7 +60,7 @@ def show(stack: Stack) -> None:
     if addresses is None:
         return
     print(f"Prefect   {addresses.prefect}   (start, watch and cancel runs)")
-    print(f"MLflow    {addresses.mlflow}   (compare runs, find models)")
+    print(f"MLflow    {addresses.experiments}   (compare runs, find models)")
     print(f"sign in   user {stack.credentials.user}, password in {stack.folder / 'credentials.json'}")
     print("          Prefect asks for both in one: `atelier status --password` prints it")
     print("next      atelier titan experiment=tiny pool=local")

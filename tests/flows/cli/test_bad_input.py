@@ -44,7 +44,7 @@ MISTAKES = [
     ("--hlp", "no option '--hlp'", "did you mean --help?"),
     ("pretrain --dry", "atelier pretrain: no option '--dry'", "--multirun"),
     ("runs --jsn", "no option '--jsn'", "did you mean --json?"),
-    ("runs yesterday", "takes no word 'yesterday'", "--all"),
+    ("runs yesterday", "no run yesterday", "--all"),
     ("plan", "the following arguments are required: flow;", "`atelier plan --help`"),
     ("plan titn", "no flow 'titn'", "did you mean titan?"),
     ("list modle", "no group 'modle'", "did you mean model?"),

@@ -18,6 +18,7 @@ from atelier import PROJECT
 from atelier.engine.config.error import UNSEEN, ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.flows.deployments.deploy import example
+from atelier.flows.deployments.form_fields import is_of_a_paper
 from atelier.flows.deployments.forms import form, to_overrides
 from atelier.flows.run.catalog import CONF, flow_names, options
 from atelier.flows.run.compose import compose
@@ -28,7 +29,7 @@ from tests.marks import quick
 from tests.stored_models import store_with
 
 FLOWS = flow_names()
-NEEDED = {"init": "mine", "models": ["teacher"], "source": "exported/student_a", "chats_source": "talks"}
+NEEDED = {"init": "mine", "models": ["teacher"], "source": "/exported/student_a", "chats_source": "/talks"}
 LOOKED_UP = {"pretrain": ("init",)}  # in the store, when a run is composed
 BESIDE = {"nebula": ("sites=[]",)} | {  # a form's run is at one site; memory of their own models
     flow: ("score.memory_gb=0",) for flow in ("semoe", "cpm2")
@@ -47,7 +48,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def properties(flow: str) -> dict[str, dict[str, Any]]:
-    return form(flow)["properties"]
+    """All fields by name: the basic ones and those of the advanced group."""
+    fields: dict[str, Any] = dict(form(flow)["properties"])
+    return fields | fields.pop("advanced")["properties"]
 
 
 def selects(flow: str) -> dict[str, dict[str, Any]]:
@@ -76,13 +79,13 @@ def some_value(schema: dict[str, Any]) -> Any:
         return next(name for name in schema["enum"] if name != "auto")  # which wants an init
     if schema["type"] == "integer":
         return max(16, schema.get("minimum", 0)) * 2
-    return {"number": 0.25, "string": "mine", "array": ["one", "two"]}[schema["type"]]
+    return {"number": 0.25, "string": "mine", "array": ["one", "two"], "boolean": True}[schema["type"]]
 
 
 def filled(flow: str) -> dict[str, Any]:
     """The form with a value in every field but the last two."""
     found = {
-        name: some_value(one)
+        name: NEEDED.get(name) or ("/texts" if name.endswith("source") else some_value(one))
         for name, one in properties(flow).items()
         if name not in ("overrides", "code", "sweep", *LOOKED_UP.get(flow, ()))
     }
@@ -90,7 +93,10 @@ def filled(flow: str) -> dict[str, Any]:
 
 
 def written(value: Any) -> str:
-    return f"[{','.join(value)}]" if isinstance(value, list) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = f"[{','.join(value)}]" if isinstance(value, list) else str(value)
+    return f"'{text}'" if text.startswith("/") else text
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -98,15 +104,56 @@ def test_a_form_is_a_json_schema_of_optional_plain_fields(flow: str) -> None:
     schema = form(flow)
     Draft202012Validator.check_schema(schema)
     assert (schema["title"], schema["type"], schema["required"]) == ("Parameters", "object", [])
-    fields = schema["properties"]
-    assert [one["position"] for one in fields.values()] == list(range(len(fields)))
+    fields, first = properties(flow), dict(schema["properties"])
+    group = first["advanced"]["properties"]
+    for part in (first, group):
+        assert [one["position"] for one in part.values()] == list(range(len(part)))
     assert all(name.isidentifier() and not keyword.iskeyword(name) for name in fields)
     assert len({one["title"] for one in fields.values()}) == len(fields)
     for one in fields.values():
-        assert one["type"] in ("string", "integer", "number", "array") and one["description"]
-        assert not {"default", "anyOf", "allOf", "$ref"} & set(one)
-    assert list(fields)[:2] == ["experiment", "pool"] and list(fields)[-3:] == ["overrides", "code", "sweep"]
-    Draft202012Validator(schema).validate(filled(flow))
+        assert one["type"] in ("string", "integer", "number", "array", "boolean") and one["description"]
+        assert not {"anyOf", "allOf", "$ref"} & set(one)
+    assert list(first)[:2] == ["experiment", "pool"] and list(group)[-3:] == ["overrides", "code", "sweep"]
+    advanced = {name: value for name, value in filled(flow).items() if name in group}
+    basic = {name: value for name, value in filled(flow).items() if name in first}
+    Draft202012Validator(schema).validate(basic | {"advanced": advanced})
+    assert to_overrides(flow, basic | {"advanced": advanced}) == to_overrides(flow, filled(flow))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_the_first_screen_has_at_most_ten_fields_and_no_preset_of_a_papers_size(flow: str) -> None:
+    first = dict(form(flow)["properties"])
+    del first["advanced"]
+    assert len(first) <= 10
+    assert first["experiment"]["default"] == "tiny" and first["pool"]["default"] == "local"
+    offered = {option for one in properties(flow).values() for option in one.get("enum", ())}
+    assert not offered & {"titan_260b", "cpm2_198b", "semoe_207b", "ernie_titan_260b", "titan_paper"}
+
+
+def test_a_field_says_the_default_of_each_experiment() -> None:
+    steps = properties("pretrain")["train_steps"]["description"]
+    assert "Default: 320" in steps and "tiny: 24" in steps and "laptop: 360" in steps
+    assert "score_controls" in form("distill")["properties"]
+    assert to_overrides("distill", {"score_controls": True}) == ["score.controls=true"]
+
+
+@pytest.mark.parametrize(
+    ("flow", "given"),
+    [
+        ("pretrain", {"data_source": "texts/*.jsonl"}),
+        ("pretrain", {"overrides": ["data.source=texts.jsonl"]}),
+        ("adopt", {"source": "guest"}),
+        ("instruct", {"chats_source": "talks"}),
+        ("pretrain", {"advanced": {"overrides": ["+data.source='a/b'"]}}),
+    ],
+)
+def test_a_relative_path_is_refused_because_a_worker_runs_in_another_folder(flow: str, given: Any) -> None:
+    assert "give an absolute path" in refusal(flow, given)
+
+
+def test_paths_that_are_absolute_addresses_or_names_are_taken() -> None:
+    for source in ("/texts/*.jsonl", "~/texts", "s3://bucket/texts/*.jsonl", "stdlib", "stdlib:json,email"):
+        assert to_overrides("pretrain", {"data_source": source})
 
 
 def test_types_bounds_and_help_are_those_of_the_specs() -> None:
@@ -123,14 +170,8 @@ def test_types_bounds_and_help_are_those_of_the_specs() -> None:
     assert "pattern" in properties("pretrain")["name"]
 
 
-OF_ONE_MODEL = ("pretrain", "instruct", "cpm2", "nebula")
 ONLY_OF = {  # experiments
-    "titan_260b": ("titan",),
     "detector": ("distill", "titan"),
-    "semoe_13b": OF_ONE_MODEL,
-    "semoe_207b": OF_ONE_MODEL,
-    "cpm2_11b": ("pretrain", "cpm2", "nebula"),
-    "cpm2_198b": ("pretrain", "cpm2", "nebula"),
 }
 
 
@@ -140,17 +181,22 @@ def test_a_select_has_exactly_the_options_in_conf(flow: str) -> None:
     of_conf = {group: names for group, names in groups.items() if (CONF / group).is_dir()}
     assert {"experiment", "pool"} <= set(of_conf)
     # objectives that need a teacher are offered to students alone
-    taught = ["distill", "replaced", "titan_student", "titan_student_paper"]
-    untaught = [name for name in options("objective") if name not in taught]
+    taught = ["distill", "replaced", "titan_student"]
+    untaught = [name for name in runnable("objective") if name not in taught]
     for group, names in of_conf.items():
         if group == "objective":
             assert names in (taught, untaught)
         elif group == "pool":  # those that workers can serve
             assert names == ["local", "local_b", "pair"]
         elif group == "experiment":
-            assert names == [name for name in options(group) if flow in ONLY_OF.get(name, (flow,))]
+            assert names == [name for name in runnable(group) if flow in ONLY_OF.get(name, (flow,))]
         else:
-            assert names == options(group)
+            assert names == runnable(group)
+
+
+def runnable(group: str) -> list[str]:
+    """The options without those of a paper's size."""
+    return [name for name in options(group) if not is_of_a_paper(group, name)]
 
 
 @pytest.mark.parametrize("flow", quick(sorted(FLOWS, key=lambda flow: flow != "distill")))
@@ -160,7 +206,7 @@ def test_every_choice_of_every_select_composes(flow: str) -> None:
         parameters = {name: names[number % len(names)] for name, names in offered.items()} | needed(flow)
         parameters = {name: value for name, value in parameters.items() if value != "auto"}  # wants an init
         if parameters.get("data") == "files":
-            parameters["data_source"] = "texts/*.jsonl"
+            parameters["data_source"] = "/texts/*.jsonl"
         if parameters.get("train_precision") == "fp8":  # refused on a pool of CPUs
             parameters["train_precision"] = "bf16"
         if "spans" in parameters.values():  # whose sentinels the tokenizer needs
@@ -223,8 +269,9 @@ def test_a_blank_form_is_no_word(flow: str) -> None:
 
 @pytest.mark.parametrize("flow", FLOWS)
 def test_boxes_stand_by_section_each_role_by_itself_and_rare_ones_last(flow: str) -> None:
-    places = [one["title"].partition("@")[2] or one["title"] for one in properties(flow).values()]
-    assert places[:2] == ["experiment", "pool"] and places[-3:] == ["overrides", "code", "sweep"]
+    group: Any = form(flow)["properties"]["advanced"]
+    places = [one["title"].partition("@")[2] or one["title"] for one in group["properties"].values()]
+    assert places[-3:] == ["overrides", "code", "sweep"]
     rare = ("pool.queue", "train.precision", "train.checkpoint_every", "parallel.")
     is_rare = [place.startswith(rare) for place in places[:-3]]
     assert is_rare == sorted(is_rare)
@@ -260,7 +307,7 @@ WRONG = [
     ("optim_lr", float("inf"), "optim.lr: must be a number that a machine can hold (given: inf)"),
     ("train_precision", "fp9", "train.precision: is not one of the options (given: 'fp9'); did you mean fp"),
     ("model", "gpt_nan", "model: is not one of the options (given: 'gpt_nan'); did you mean gpt_nano? there"),
-    ("model", 3, "model: must be a text (given: 3); there are: auto, encdec_cpm2"),
+    ("model", 3, "model: must be a text (given: 3); there are: auto, encdec_experts"),
     ("pool", "here", "pool: is not one of the options (given: 'here'); "),
     ("experiment", "../model/gpt_nano", "experiment: is not one of the options"),
     ("name", "my model", "name: must match ^[A-Za-z0-9]"),
@@ -303,6 +350,7 @@ def read_back(word: str) -> Any:
 @settings(max_examples=300, deadline=None)
 @given(text=some.text(max_size=40) | some.text(alphabet="'\\\"${}[],:= a", max_size=12))
 def test_a_text_arrives_as_it_was_written_or_is_refused(text: str) -> None:
+    text = f"/{text}"  # a relative path is refused
     try:
         words = to_overrides("corpus", {"data_source": text})
     except ConfigError:
