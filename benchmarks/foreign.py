@@ -37,7 +37,7 @@ def main() -> int:
     asked = parser.parse_args()
     sources = {name: drawn(name, asked.seed) for name in asked.kind}
     ends = {name: collections.Counter() for name in asked.kind}
-    seconds = collections.Counter()
+    seconds = dict.fromkeys(asked.kind, 0.0)
     wrong = []
     end = time.monotonic() + 60 * asked.minutes
     while time.monotonic() < end:

@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # torch.distributed has it without exporting it
 from torch.distributed.device_mesh import DeviceMesh
 
 from atelier.engine.config.base import Json
@@ -113,7 +114,7 @@ def start_gang(layout: Parallel, gpu: str = "") -> Gang:
     if rendezvous.startswith(FILE):
         # one host: nothing of the gang is reachable from outside, whatever its site has between hosts
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        store = dist.FileStore(str(path_of(rendezvous)), world)  # torch would cut the URL at # and ?
+        store = FileStore(str(path_of(rendezvous)), world)  # torch would cut the URL at # and ?
         store.set_timeout(PATIENCE)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     method = None if store is not None else rendezvous
