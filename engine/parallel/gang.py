@@ -103,7 +103,8 @@ def start_gang(layout: Parallel) -> Gang:
     if rendezvous.startswith(FILE):
         # one host: nothing of the gang is reachable from outside, whatever its site has between hosts
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        store = dist.FileStore(str(path_of(rendezvous)), world)  # torch would cut the URL at # and ?
+        # torch itself would cut the URL of a file at # and ?
+        store = dist.FileStore(str(path_of(rendezvous)), world)  # type: ignore[reportPrivateImportUsage]
         store.set_timeout(PATIENCE)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     method = None if store is not None else rendezvous
