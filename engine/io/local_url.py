@@ -10,12 +10,20 @@ from urllib.parse import quote, unquote_to_bytes
 from atelier.engine.config.error import ConfigError
 
 FILE = "file://"
+URL = re.compile(r"(^|::)[A-Za-z][A-Za-z0-9+.-]+://")  # of one letter is a drive to fsspec
 ASIDE = re.compile(r"[?%\x00-\x1f\x7f]")  # what the URL of a database cannot hold as it is
 
 
 def is_path(text: str) -> bool:
     """Whether `text` is a local path and no URL, chained or not."""
-    return "://" not in text
+    return "://" not in text or URL.search(text) is None
+
+
+def check_chain(url: str) -> None:
+    """Raise ValueError for a chained URL that begins with a path: fsspec would read that path alone."""
+    first, is_chained, _ = url.partition("::")
+    if is_chained and (first.startswith(FILE) or ("/" in first and is_path(first))):
+        raise ValueError(f"a chain begins with a kind of storage, not with the path {first}")
 
 
 def absolute(path: str) -> str:

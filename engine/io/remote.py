@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from atelier.engine.config.base import Json
-from atelier.engine.io.local_url import FILE, absolute, is_path
+from atelier.engine.io.local_url import FILE, absolute, check_chain, is_path
 
 
 class FileSystem(Protocol):
@@ -248,5 +248,6 @@ def open_system(url: str) -> tuple[FileSystem, str]:
     """
     if is_path(url.removeprefix(FILE)):
         return cast(FileSystem, LocalFileSystem()), absolute(url.removeprefix(FILE))
+    check_chain(url)
     system, path = fsspec.core.url_to_fs(url, **options(url))
     return cast(FileSystem, system), path

@@ -29,6 +29,7 @@ STRANGE = (
     "-m",
     "file:x",
     "[a]*",
+    "a:",
 )
 
 
@@ -82,6 +83,12 @@ def test_chained_urls_are_no_paths(tmp_path: Path):
     url = f"zip://a.txt::{tmp_path}/a.zip"
     assert storage.read_text(url) == "text"
     assert not storage.is_local(url) and path_of("s3://bucket/x") is None
+
+
+@pytest.mark.parametrize("chain", ["/x::memory://y", "file:///x::memory://y"])
+def test_a_chain_that_begins_with_a_path_is_refused(chain: str):
+    with pytest.raises(ConfigError, match="a chain begins with a kind of storage, not with the path"):
+        storage.exists(chain)
 
 
 def test_a_path_that_is_not_utf_8_is_refused_in_one_line():
