@@ -11,6 +11,7 @@ from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
+ROWS = 2  # version of examples in files: what is a copy is decided before prompts are cut
 
 
 def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> Reference:
@@ -19,6 +20,8 @@ def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> 
     """
     place = f"also.{name}" if name else "finetune.labels"
     files = contents_of(files_of(labels, f"{place}.source"))
+    if is_stdlib(labels.source):
+        labels = labels.model_copy(update={"max_chars": labels.most_chars})
     identity: dict[str, Json] = {k: v for k, v in labels.as_identity().items() if k != "source"}
     identity |= identity_of(files)
     if is_stdlib(labels.source):
@@ -26,7 +29,7 @@ def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> 
     product = Product(
         kind="labels",
         name=name or (labels.task if is_stdlib(labels.source) else "labels"),
-        version=VERSION,
+        version=VERSION if is_stdlib(labels.source) else ROWS,
         identity=identity,
         parents={"tuned": tuned.fingerprint} if tuned else {},
         origin={
