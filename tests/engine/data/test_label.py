@@ -175,7 +175,7 @@ def test_how_many_prompts_are_cut_is_said_and_recorded_and_equal_rests_are_no_co
 def test_prompts_of_which_nothing_is_left_to_tell_their_answers_by_are_refused(workshop, tmp_path):
     rows = [{"prompt": f"{n} {LONG}Which?", "completion": str(n % 2)} for n in range(12)]
     with pytest.raises(
-        DataError, match=r"max_chars=50: 12 of 12 prompts are cut, .* max_chars=auto cuts none"
+        DataError, match=r"max_chars=50: 12 of 12 prompts are cut, .*max_chars=auto cuts none"
     ):
         workshop.labels(Labels(source=str(_written(tmp_path, *rows)), max_chars=50))
 
