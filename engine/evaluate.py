@@ -16,6 +16,7 @@ Each output is a scores.json. For a model:
                  `correct`: 0 or 1 an example
   heads          of each head of classes the share of score.rows held-out rows that it gets `right`
   majority       the accuracy of always giving the most common answer
+  cut_prompts    examples whose prompt, or a solved one before it, lost its beginning
   sample         score.sample and its continuation: 120 tokens, temperature 0.8, seed 0
 The baselines: gzip -9, xz -9e and an interpolated token trigram on the same documents, in bits per byte,
 first tokens charged alike; and what is got right of heads' rows without a network. All arithmetic is float32
@@ -36,7 +37,7 @@ import torch
 from torch import nn
 
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.data import Score
+from atelier.engine.config.data import UNCUT, Score
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.evaluation import Scoring, Target, scored_name
 from atelier.engine.config.generation import Sampling
@@ -300,6 +301,8 @@ def score(
     if target.heads and exam.heads is not None:
         result["heads"] = cast(Json, judged(network, exam.heads))
     if examples := exam.asked(target, spec):
+        if cut := examples.what_is_cut():
+            progress.warn(f"{place}: {cut}")
         choices = choose(model, examples, advance=progress.advance)
         result |= {
             "accuracy": sum(choices.correct) / len(choices.correct),
@@ -307,6 +310,7 @@ def score(
             "correct": choices.correct,
             "majority": majority(examples),
             "examples": len(choices.correct),
+            "cut_prompts": examples.num_cut(),
         }
     return result
 

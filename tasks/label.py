@@ -10,7 +10,9 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.source_contents import contents_of, identity_of
 
-VERSION = 2  # no prompts of task=package differ in blanks alone: 1 there
+VERSION = (
+    2  # copies differ in blanks too, and are told apart before prompts are cut; task=package has none: 1
+)
 
 
 def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> Reference:
@@ -19,6 +21,8 @@ def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> 
     """
     place = f"also.{name}" if name else "finetune.labels"
     files = contents_of(files_of(labels, f"{place}.source"))
+    if is_stdlib(labels.source):
+        labels = labels.model_copy(update={"max_chars": labels.most_chars})
     identity: dict[str, Json] = {k: v for k, v in labels.as_identity().items() if k != "source"}
     identity |= identity_of(files)
     if is_stdlib(labels.source):

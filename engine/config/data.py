@@ -18,6 +18,7 @@ MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than win
 BYTES = 256
 
 
+STDLIB_CHARS, UNCUT = 400, 1 << 30  # of a prompt; more than any text has (also in tokens)
 STDLIB = {"stdlib": "", "stdlib-prose": "prose", "stdlib-code": "code"}  # source -> part of it
 
 
@@ -205,7 +206,17 @@ class Labels(Spec):
         lt=0.9,
         description="share of examples kept for the test, chosen by the hash of the file they come from",
     )
-    max_chars: int = Field(default=400, ge=16, description="a prompt is cut to this many characters")
+    max_chars: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
+        default="auto",
+        description=f"characters to which prompts are cut; auto: {STDLIB_CHARS} of stdlib's, all of others",
+    )
+
+    @property
+    def most_chars(self) -> int:
+        """`max_chars` with a number for auto."""
+        if self.max_chars != "auto":
+            return self.max_chars
+        return STDLIB_CHARS if is_stdlib(self.source) else UNCUT
 
 
 ExamplesName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of other examples")]

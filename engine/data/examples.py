@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from atelier.engine.config.batch import ENCODER, NOT_SCORED, PADDING
+from atelier.engine.config.data import UNCUT
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.corpus import LabelledLine
@@ -23,18 +24,17 @@ from atelier.engine.data.pairs import paired, side
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
-UNCUT = 1 << 30  # tokens
-
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
     """One example as ids: the prompt, and of each option what follows it. `answer` is the index of its
-    completion among the options.
+    completion among the options; `num_cut` ids of the prompt had no room.
     """
 
     prompt: tuple[int, ...]
     options: tuple[tuple[int, ...], ...]
     answer: int
+    num_cut: int
 
     @property
     def completion(self) -> tuple[int, ...]:
@@ -101,14 +101,17 @@ class Examples:
         order = Permutation(len(lines), seed, "draw", split, draw)(np.arange(num_examples or len(lines)))
         self.options: tuple[str, ...] = tuple(lines[0]["options"])
         self._alone = tuple(tuple(self._vocabulary.encode(option)) for option in self.options)
+        self._num_cut = [0] * len(order)
         self._has_ends, self._room = shots is None, sequence + 1 - len(self._vocabulary.before)
         prompts = [lines[i]["prompt"] for i in order]
         if shots:
             room = self._room_before(self._alone)
-            solved = self._solved(_lines(labels, "train", scratch), room, shots, seed)
-            prompts = [solved + prompt for prompt in self._cut(prompts, room)]
-            self._room = UNCUT
+            solved, most_cut = self._solved(_lines(labels, "train", scratch), room, shots, seed)
+            cut = [self._vocabulary.ended(prompt, room) for prompt in prompts]
+            prompts, self._room = [solved + prompt for prompt, _ in cut], UNCUT
+            self._num_cut = [max(number, most_cut) for _, number in cut]
         self._asked = list(continued(self._vocabulary, prompts, self.options, labels.url))
+        self._sequence, self._split = sequence, split
         self._answers = [self.options.index(lines[i]["completion"]) for i in order]
         self._lay_out(SoftPrompt(), 0, is_paired=is_paired)
 
@@ -117,8 +120,8 @@ class Examples:
         if is_paired:
             check_apart(self._alone, self.options, f"{self._place}: the tokenizer")
         self.examples = tuple(
-            self._example(asked, answer, soft, first)
-            for asked, answer in zip(self._asked, self._answers, strict=True)
+            self._example(asked, answer, num_cut, soft, first)
+            for asked, answer, num_cut in zip(self._asked, self._answers, self._num_cut, strict=True)
         )
         self.length, self.encoder_length = (
             max(len(e.prompt) + len(e.completion) for e in self.examples) - 1,
@@ -129,8 +132,8 @@ class Examples:
             self.length = max(len(e.completion) for e in self.examples)
             self.encoder_length = 1 + max(len(e.prompt) for e in self.examples)
 
-    def _example(self, asked: Continued, answer: int, soft: SoftPrompt, first: int) -> Example:
-        """Its prompt has room for the longest option."""
+    def _example(self, asked: Continued, answer: int, num_cut: int, soft: SoftPrompt, first: int) -> Example:
+        """Its prompt leaves room for the longest option. `num_cut`: ids of it that were cut before."""
         prompt, options = (asked.whole, self._alone) if self.is_paired else (asked.prompt, asked.options)
         if self._has_ends and any_begins_another(options):
             options = tuple((*ids, self._vocabulary.end_id) for ids in options)
@@ -151,7 +154,8 @@ class Examples:
                 f"{self._place}: the tokenizer joins all of the prompt"
                 f" {self._vocabulary.decode(asked.whole)!r} with an option; give it a longer prompt"
             )
-        return Example(prompt=found, options=options, answer=answer)
+        num_cut += max(0, len(prompt) - room)
+        return Example(prompt=found, options=options, answer=answer, num_cut=num_cut)
 
     def _room_before(self, options: Sequence[Sequence[int]]) -> int:
         """Tokens of a prompt that have room before the longest option."""
@@ -184,21 +188,46 @@ class Examples:
         found._lay_out(soft, first, is_paired=is_paired)
         return found
 
-    def _solved(self, lines: list[LabelledLine], room: int, shots: int, seed: int) -> str:
-        """`shots` training examples with their completions, each followed by an empty line."""
+    def num_cut(self) -> int:
+        """How many examples have lost the beginning of their prompt, or of a solved one."""
+        return sum(each.num_cut > 0 for each in self.examples)
+
+    def what_is_cut(self) -> str:
+        """How many examples have lost a beginning, in words; '' for none."""
+        if not self.num_cut():
+            return ""
+        needed = self._sequence + max(each.num_cut for each in self.examples)
+        return (
+            f"labels: {self.num_cut()} of {len(self)} {self._split} prompts have no room in"
+            f" sequence={self._sequence} tokens and lose their beginning; sequence={needed} holds all of them"
+        )
+
+    def check_told_apart(self) -> None:
+        """Raise DataError where of every prompt that was cut the same is left as of one with another answer:
+        there is nothing to learn.
+        """
+        answers: dict[tuple[int, ...], set[int]] = {}
+        for each in self.examples:
+            answers.setdefault(each.prompt, set()).add(each.answer)
+        if self.num_cut() and all(len(each) > 1 for each in answers.values()):
+            raise DataError(
+                f"{self.what_is_cut()}: what is left of each is also left of one with another answer"
+            )
+
+    def _solved(self, lines: list[LabelledLine], room: int, shots: int, seed: int) -> tuple[str, int]:
+        """`shots` training examples with their completions, each followed by an empty line, and the most ids
+        that a prompt of them has lost.
+        """
         if shots > len(lines):
             raise DataError(
                 f"{shots} solved examples were asked for, there are {len(lines)}; ask for fewer or give more"
             )
         chosen = [lines[i] for i in Permutation(len(lines), seed, "shots")(np.arange(shots))]
-        prompts = self._cut([line["prompt"] for line in chosen], room)
-        return "".join(
-            f"{prompt}{line['completion']}\n\n" for prompt, line in zip(prompts, chosen, strict=True)
+        cut = [self._vocabulary.ended(line["prompt"], room) for line in chosen]
+        text = "".join(
+            f"{prompt}{line['completion']}\n\n" for (prompt, _), line in zip(cut, chosen, strict=True)
         )
-
-    def _cut(self, prompts: Sequence[str], room: int) -> list[str]:
-        """The text of the last `room` tokens of each prompt."""
-        return [self._vocabulary.ended(prompt, room) for prompt in prompts]
+        return text, max(number for _, number in cut)
 
     def __len__(self) -> int:
         return len(self.examples)

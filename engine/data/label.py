@@ -36,7 +36,7 @@ from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import CATALOGUE, TOPICS, total_bytes
 
 PACKAGES = 10
-MASK = "***"
+MASK, ASKED = "***", "\n\nLabel:"
 MAX_OPTIONS = 64
 KEYWORDS = ("if", "return", "for", "def", "raise", "try", "with", "except", "else", "elif")
 STATEMENT = re.compile(rf"^([ ]+)({'|'.join(KEYWORDS)})\b", re.MULTILINE)
@@ -77,11 +77,13 @@ def label(
     nothing is left for the test.
     """
     progress.start(total_bytes(files), "bytes")
+    counts: Counter[str] = Counter()
     with SourceReader(on_error=labels.on_error, place=place, progress=progress) as reader:
         if is_stdlib(labels.source):
             examples, splits = _from_docstrings(labels, files, reader, f"{place}.source")
         else:
-            examples = _from_lines(labels, files, reader)
+            examples = _from_lines(labels, files, reader, counts)
+            _check_told_apart(examples, labels, counts, place, progress)
             groups = joined((normalised(e["prompt"]), e["group"]) for e in examples)
             sides = split_of(groups.values(), labels.held_out, f"{place}.source")
             splits = {group: sides[name] for group, name in groups.items()}
@@ -109,6 +111,7 @@ def label(
         "options": options,
         "majority": round(most / len(test), 6),
         "skipped": reader.skipped,
+        **counts,
     }
 
 
@@ -157,13 +160,13 @@ def _from_docstrings(
     labels: Labels, files: Files, reader: SourceReader, place: str
 ) -> tuple[list[PlainExample], dict[str, str]]:
     if labels.task == "keyword":
-        examples = list(_statements(files, reader, labels.max_chars))
+        examples = list(_statements(files, reader, labels.most_chars))
         return examples, split_of((e["group"] for e in examples), labels.held_out, place)
     found = list(_docstrings(files, reader))
     if labels.task == "kind":
         answers = [(text, name, kind) for text, name, kind in found]
         splits = split_of((name for _, name, _ in found), labels.held_out, place)
-        return _examples(answers, "Kind", labels.max_chars), splits
+        return _examples(answers, "Kind", labels.most_chars), splits
     packages = _largest_packages(found, place)
     mask = re.compile(rf"\b({'|'.join(map(re.escape, packages))})\b", re.IGNORECASE)
     answers = [
@@ -174,7 +177,7 @@ def _from_docstrings(
     splits: dict[str, str] = {}
     for package in packages:  # each on its own, so that every one is in both splits
         splits |= split_of((name for _, name, p in answers if p == package), labels.held_out, place)
-    return _examples(answers, "Package", labels.max_chars), splits
+    return _examples(answers, "Package", labels.most_chars), splits
 
 
 def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[PlainExample]:
@@ -235,9 +238,11 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
     return sorted(result.values(), key=lambda e: (e["group"], e["prompt"]))
 
 
-def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> list[PlainExample]:
-    """Examples of rows, without copies and without messages that several catalogues have. The group is the
-    row's own `group`, else its text.
+def _from_lines(
+    labels: Labels, files: Files, reader: SourceReader, counts: Counter[str]
+) -> list[PlainExample]:
+    """Examples of rows, without copies, which are told before prompts are cut, and without messages that
+    several catalogues have. The group is the row's own `group`, else its text.
     """
     found: dict[tuple[str, str], PlainExample] = {}
     catalogues: Counter[str] = Counter()  # that have a message
@@ -246,15 +251,55 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> list[Plai
         Column(names=(labels.completion, "label"), may_be_number=True),
         Column(names=("group",), is_needed=False),
     )
+    counts.update(dict.fromkeys(("cut", "duplicates", "in_several"), 0))
     for path, expected in files:
         is_catalogue = path.endswith(CATALOGUE)
         read = _from_message if is_catalogue else _from_line
         for _, where, row in reader.rows(path, expected, columns):
             example = read(row, labels, reader, where)
-            if example and (key := (normalised(example["prompt"]), example["completion"])) not in found:
-                found[key] = example
-                catalogues[key[0]] += is_catalogue
-    return [example for (text, _), example in found.items() if catalogues[text] < 2]
+            if example is None:
+                continue
+            whole, key = example["prompt"], (normalised(example["prompt"]), example["completion"])
+            if key in found:
+                counts["duplicates"] += 1
+                continue
+            found[key] = _cut(example, labels.most_chars, is_open=labels.prompt in row and not is_catalogue)
+            counts["cut"] += found[key]["prompt"] != whole
+            catalogues[key[0]] += is_catalogue
+    kept = [example for (text, _), example in found.items() if catalogues[text] < 2]
+    counts["in_several"] = len(found) - len(kept)
+    return kept
+
+
+def _cut(example: PlainExample, most: int, *, is_open: bool) -> PlainExample:
+    """A prompt that is too long loses its beginning, because its end leads to the completion; a text, which
+    is followed by "Label:", loses its end.
+    """
+    prompt = example["prompt"]
+    prompt = prompt[-most:] if is_open else f"{prompt.removesuffix(ASKED)[:most].strip()}{ASKED}"
+    return {**example, "prompt": prompt, "group": example["group"] or text_group(prompt)}
+
+
+def _check_told_apart(
+    examples: Sequence[PlainExample], labels: Labels, counts: Counter[str], place: str, progress: Progress
+) -> None:
+    """Say how many prompts are cut, and how many copies are left out. Raise DataError where of every prompt
+    that was cut the same is left as of one with another answer.
+    """
+    if counts["duplicates"]:
+        progress.warn(f"{place}: {counts['duplicates']} rows are copies of others and left out")
+    if counts["in_several"]:
+        progress.warn(f"{place}: {counts['in_several']} messages of several catalogues are left out")
+    if not counts["cut"]:
+        return
+    cut = f"{place}.max_chars={labels.max_chars}: {counts['cut']} of {len(examples)} prompts are cut"
+    way_out = f"{place}.max_chars=auto cuts none"
+    answers: dict[str, set[str]] = {}
+    for each in examples:
+        answers.setdefault(each["prompt"], set()).add(each["completion"])
+    if all(len(each) > 1 for each in answers.values()):
+        raise DataError(f"{cut}, and what is left of each is also left of one with another answer; {way_out}")
+    progress.warn(f"{cut}; {way_out}")
 
 
 def _from_line(
@@ -262,9 +307,6 @@ def _from_line(
 ) -> PlainExample | None:
     """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a broken line that
     is skipped.
-
-    A prompt that is too long loses its beginning, because its end leads to the completion; a text loses its
-    end.
     """
     asked = labels.prompt if labels.prompt in line else "text"
     answered = labels.completion if labels.completion in line else "label"
@@ -286,13 +328,11 @@ def _from_line(
         return None
     prompt, completion = (without_bom(str(line[each])) for each in (asked, answered))
     group = str(line.get("group", ""))
-    if asked == labels.prompt:
-        prompt = prompt[-labels.max_chars :]
-    else:
-        prompt = f"{prompt[: labels.max_chars].strip()}\n\nLabel:"
+    if asked != labels.prompt:
+        prompt = f"{prompt.strip()}{ASKED}"
     if answered != labels.completion and not completion[0].isspace():
         completion = f" {completion}"
-    return {"prompt": prompt, "completion": completion, "group": group or text_group(prompt)}
+    return {"prompt": prompt, "completion": completion, "group": group}
 
 
 def _from_message(
@@ -308,5 +348,5 @@ def _from_message(
     text, answer = str(message[labels.prompt]), str(message[labels.completion])
     if not text.strip() or not answer.strip():
         return None
-    prompt = f"{text[: labels.max_chars].strip()}\n\nLabel:"
+    prompt = f"{text.strip()}{ASKED}"
     return {"prompt": prompt, "completion": f" {answer}", "group": normalised(str(message[ORIGINAL]))}

@@ -114,10 +114,11 @@ class Vocabulary:
             return None
         return found.ids[:number], text[: found.offsets[number - 1][1]]
 
-    def ended(self, text: str, number: int) -> str:
-        """What the last `number` ids of a text stand for; all of it where it has no more."""
+    def ended(self, text: str, number: int) -> tuple[str, int]:
+        """What the last `number` ids of a text stand for, and how many there are before them."""
         found = self._tokenizer.encode(text, add_special_tokens=False)
-        return text if len(found.ids) <= number else text[found.offsets[-number][0] :]
+        more = max(0, len(found.ids) - number)
+        return (text[found.offsets[more][0] :] if more else text), more
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on all threads that RAYON_NUM_THREADS allows. Raises DataError where the

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import CHAT, Stream
+from atelier.engine.config.mixture import CHAT, EXAMPLES, Stream
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.blend import Blend, Dataset
@@ -53,7 +53,7 @@ class Samples:
         shares: dict[str, float] = {}
         rows: dict[str, list[tuple[Dataset, float]]] = {}
         for stream in self._training.streams:
-            if stream.kind == "examples":
+            if stream.kind == EXAMPLES:
                 continue
             if stream.input.startswith("tokens"):
                 shares[stream.input] = shares.get(stream.input, 0.0) + stream.weight
@@ -84,20 +84,8 @@ class Samples:
         if stream.kind == "windows":
             return self._numbered(Windows(source, scratch, split, sequence), stream)
         tokenizer = self._input("tokenizer")
-        if stream.kind == "examples":
-            is_paired = any(member.role.model.reads_encoder for member in self._training.members.values())
-            examples = Examples(
-                source,
-                tokenizer,
-                scratch,
-                num_examples=stream.num_examples,
-                draw=stream.draw,
-                split=split,
-                sequence=sequence,
-                seed=self._seed,
-                is_paired=is_paired,
-            )
-            return examples.prompted(*self._soft_prompt(), is_paired=is_paired)
+        if stream.kind == EXAMPLES:
+            return self._examples(stream, split, sequence)
         rows: Dataset = rows_of(stream.kind).open_rows(
             stream.rows,
             source,
@@ -108,6 +96,31 @@ class Samples:
             seed=self._seed,
         )
         return self._numbered(rows, stream)
+
+    def labelled(self, sequence: int) -> list[Examples]:
+        """The labelled examples of the training, by stream. Raises DataError where nothing is left to tell
+        their answers by.
+        """
+        streams = [stream for stream in self._training.streams if stream.kind == EXAMPLES]
+        found = [self._examples(stream, TRAIN, sequence) for stream in streams]
+        for each in found:
+            each.check_told_apart()
+        return found
+
+    def _examples(self, stream: Stream, split: str, sequence: int) -> Examples:
+        is_paired = any(member.role.model.reads_encoder for member in self._training.members.values())
+        examples = Examples(
+            self._input(stream.input),
+            self._input("tokenizer"),
+            self._scratch,
+            num_examples=stream.num_examples,
+            draw=stream.draw,
+            split=split,
+            sequence=sequence,
+            seed=self._seed,
+            is_paired=is_paired,
+        )
+        return examples.prompted(*self._soft_prompt(), is_paired=is_paired)
 
     def _soft_prompt(self) -> tuple[SoftPrompt, int]:
         """What labelled examples of this training have in the place of tokens, and its first id."""

@@ -125,6 +125,8 @@ class Loop:
                     member.outer.log.check_follows(self.train.link.rounds, place)
         damages = {"damages": where.damages} if where.damages else {}
         self.report.say(resumed=self.begin if any(where.has_checkpoint.values()) else 0, **damages)
+        for text in filter(None, (each.what_is_cut() for each in self.data.labelled)):
+            self._warn(text)
         compiled = [
             member.name for member in self.order if member.body is not None and member.body.is_compiled
         ]
@@ -388,6 +390,7 @@ class Loop:
                     inputs=self.services.build_context.inputs,
                     scratch=self.services.build_context.scratch,
                     most=self.services.file_bytes,
+                    rows=self.data.summary(),
                 )
         self.gang.barrier()
         self.sites.finish()

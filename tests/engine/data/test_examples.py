@@ -125,6 +125,31 @@ def test_a_prompt_too_long_loses_its_beginning_in_training_and_scoring_alike(mad
         _examples(made, tmp_path, sequence=4)
 
 
+def test_how_many_prompts_are_cut_is_known_and_how_long_a_row_would_hold_them(made, tmp_path):
+    full, short = _examples(made, tmp_path), _examples(made, tmp_path, sequence=24)
+    assert full.num_cut() == 0 and full.what_is_cut() == ""
+    cut = [len(short.examples[n].prompt) < len(each.prompt) for n, each in enumerate(full.examples)]
+    assert 0 < short.num_cut() == sum(cut) < len(short)
+    assert short.what_is_cut().startswith(
+        f"labels: {sum(cut)} of {len(short)} train prompts have no room in sequence=24 tokens"
+    )
+    needed = int(short.what_is_cut().rpartition("sequence=")[2].split()[0])
+    assert _examples(made, tmp_path, sequence=needed).num_cut() == 0
+    assert _examples(made, tmp_path, sequence=needed - 1).num_cut() > 0
+    short.check_told_apart()
+
+
+def test_prompts_whose_answers_nothing_is_left_to_tell_by_are_refused(workshop, poems, tmp_path):
+    path = tmp_path / "far.jsonl"
+    rows = [{"prompt": f"{n} {'on and ' * 40}Which?", "completion": f" {n % 2}"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = workshop.labels(Labels(source=str(path))), workshop.tokenizer(workshop.corpus(poems))
+    _examples(made, tmp_path, sequence=1024).check_told_apart()
+    cut = _examples(made, tmp_path, sequence=32)
+    with pytest.raises(DataError, match=r"labels: (\d+) of \1 train .* also left of one with another answer"):
+        cut.check_told_apart()
+
+
 def test_more_examples_than_there_are_is_refused_with_the_numbers(made, tmp_path):
     there = len(_examples(made, tmp_path))
     with pytest.raises(DataError, match=f"{there + 1} train examples were asked for, there are {there}"):

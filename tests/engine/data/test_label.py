@@ -140,6 +140,52 @@ def test_a_long_prompt_keeps_its_end_and_a_long_text_its_beginning(workshop, tmp
     assert {e["prompt"] for e in examples} == {"xxxxxxxx sum is:", "begin yyyyyyyyyy\n\nLabel:"}
 
 
+LONG = "filler words go on and on " * 40
+
+
+def test_texts_that_share_a_long_beginning_are_whole_and_no_copies(workshop, tmp_path):
+    texts = [{"text": f"{LONG}{n} {'good' if n % 2 else 'bad'}", "label": n % 2} for n in range(12)]
+    asked = [{"prompt": f"{n} {LONG}Which?", "completion": f" {n % 2}"} for n in range(12)]
+    for rows in (texts, asked):
+        labels = workshop.labels(Labels(source=str(_written(tmp_path, *rows, rows[3]))))
+        examples = workshop.lines(labels, "train.jsonl") + workshop.lines(labels, "test.jsonl")
+        assert len({each["prompt"] for each in examples}) == 12
+        assert all(len(each["prompt"]) > 1000 for each in examples)
+        summary = labels.record.summary
+        assert (summary["cut"], summary["duplicates"], summary["train"] + summary["test"]) == (0, 1, 12)
+        assert workshop.printed() == "finetune.labels: 1 rows are copies of others and left out"
+
+
+def test_how_many_prompts_are_cut_is_said_and_recorded_and_equal_rests_are_no_copies(workshop, tmp_path):
+    rows = [
+        {"prompt": f"{n} {LONG}{'good' if n % 2 else 'bad'}", "completion": str(n % 2)} for n in range(12)
+    ]
+    source = str(_written(tmp_path, *rows, {"prompt": "short", "completion": "1"}))
+    labels = workshop.labels(Labels(source=source, max_chars=50))
+    summary = labels.record.summary
+    assert (summary["cut"], summary["duplicates"], summary["train"] + summary["test"]) == (12, 0, 13)
+    said = "finetune.labels.max_chars=50: 12 of 13 prompts are cut; finetune.labels.max_chars=auto cuts none"
+    assert workshop.printed() == said
+    parts = [
+        {each["prompt"] for each in workshop.lines(labels, f"{name}.jsonl")} for name in ("train", "test")
+    ]
+    assert not parts[0] & parts[1]  # what a model reads of the test is not in its training
+
+
+def test_prompts_of_which_nothing_is_left_to_tell_their_answers_by_are_refused(workshop, tmp_path):
+    rows = [{"prompt": f"{n} {LONG}Which?", "completion": str(n % 2)} for n in range(12)]
+    with pytest.raises(
+        DataError, match=r"max_chars=50: 12 of 12 prompts are cut, .*max_chars=auto cuts none"
+    ):
+        workshop.labels(Labels(source=str(_written(tmp_path, *rows)), max_chars=50))
+
+
+def test_the_standard_library_s_prompts_are_cut_as_before_and_keep_their_identity():
+    assert "max_chars" not in Labels(max_chars=400).as_identity()
+    assert [Labels(source=each).most_chars for each in ("stdlib", "x.jsonl")] == [400, 1 << 30]
+    assert Labels(source="x.jsonl", max_chars=50).most_chars == 50
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

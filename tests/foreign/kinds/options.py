@@ -86,7 +86,8 @@ def draw(rng: random.Random) -> dict[str, Any]:
 
 def check(case: dict[str, Any], folder: Path) -> str:
     made, options = tokenizer(case["tokenizer"]), case["options"]
-    begin, end = made.token_to_id("<s>") if case["has_begin"] else None, made.token_to_id("</s>")
+    names = made.get_vocab(with_added_tokens=True)
+    begin, end = names["<s>"] if case["has_begin"] else None, names["</s>"]
     files = {
         "tokenizer.json": made.to_str().encode(),
         "text_ends.json": json.dumps({"ends": [end], "begin": begin}).encode(),
