@@ -58,9 +58,15 @@ def check_digest(member: RoleState, *, most: int) -> None:
 
 
 def publish(
-    member: RoleState, url: str, *, inputs: Mapping[str, ArtifactInput], scratch: Path, most: int
+    member: RoleState,
+    url: str,
+    *,
+    inputs: Mapping[str, ArtifactInput],
+    scratch: Path,
+    most: int,
+    rows: Mapping[str, Json],
 ) -> None:
-    """Write the model's files and body.json to `url`. A collective."""
+    """Write the model's files and body.json to `url`. `rows`: what its summary says of them. A collective."""
     output = ArtifactOutput(url)
     write_files(member, output.add_parts if member.gang.is_first else None, most=most)
     if not member.gang.is_first:
@@ -69,7 +75,7 @@ def publish(
         copy_tokenizer(inputs["tokenizer"], output, scratch)
         if base := inputs.get(member.spec.init):  # whose templates it understands
             copy_carried(base, output, scratch, without=_add_template(inputs, output, scratch))
-    about = summary(member)
+    about = {**summary(member), **rows}
     if member.outer is not None and member.outer.log.lines:
         output.add_bytes(FILE, member.outer.log.text)
     if f"frozen.{member.role.teacher}" in inputs:  # which had no steps meanwhile

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import torch
 
+from atelier.engine.config.batch import unread_note
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
@@ -125,6 +126,8 @@ class Loop:
                     member.outer.log.check_follows(self.train.link.rounds, place)
         damages = {"damages": where.damages} if where.damages else {}
         self.report.say(resumed=self.begin if any(where.has_checkpoint.values()) else 0, **damages)
+        if said := unread_note(self.data.tokens, self.train.sequence):
+            self._warn(said)
         compiled = [
             member.name for member in self.order if member.body is not None and member.body.is_compiled
         ]
@@ -387,6 +390,7 @@ class Loop:
                     inputs=self.services.build_context.inputs,
                     scratch=self.services.build_context.scratch,
                     most=self.services.file_bytes,
+                    rows=self.data.summary(),
                 )
         self.gang.barrier()
         self.sites.finish()

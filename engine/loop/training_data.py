@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from atelier.engine.config.base import Json
+from atelier.engine.config.batch import unread
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
@@ -43,6 +45,7 @@ class TrainingData:
         self.micro_batch = resolve(train)
         unit = math.lcm(layout.axes.row_unit, *(layout.axes_of(name).row_unit for name in models))
         samples = Samples(training, context.inputs, context.scratch, unit=unit)
+        self.tokens, self._sequence = samples.tokens(), train.sequence
         if train.privacy.is_on:
             blend, rows = samples.blend(train.sequence), training.train.global_batch
             begin_privacy([*members.values()], train, blend, rows_a_step=rows)
@@ -82,6 +85,10 @@ class TrainingData:
         """The data of step `clock`."""
         self._before, self._last = self._last, clock
         return self._feed.at(clock)
+
+    def summary(self) -> dict[str, Json]:
+        """What a model's summary says of the text: the tokens after the last windows, which are not read."""
+        return {"unread": {name: unread(size, self._sequence) for name, size in self.tokens.items()}}
 
     def hear(self, clock: int, told: list[int]) -> None:
         """Tell the pace how long each rank computed the step before `clock`, in microseconds."""
