@@ -46,7 +46,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.soft_prompt import SoftPrompt
-from atelier.engine.data.examples import UNCUT, Examples
+from atelier.engine.data.examples import Examples
 from atelier.engine.data.ngram import (
     Trigram,
     gzip_bits,

@@ -14,6 +14,30 @@ LENGTHS = ("T", "U")
 SHORTEST = 8  # tokens of the shortest sequence that is trained on
 
 
+def num_windows(tokens: int, sequence: int) -> int:
+    """How many windows of `sequence` tokens, and the one that follows, a text of so many tokens has."""
+    return max(0, tokens - 1) // sequence
+
+
+def unread(tokens: int, sequence: int) -> int:
+    """The tokens after the last window: they are never read."""
+    return max(0, tokens - 1) % sequence
+
+
+def unread_note(tokens: Mapping[str, int], sequence: int) -> str:
+    """What to say of the tokens after the last windows of texts, which have names; '' where those are less
+    than a hundredth of each.
+    """
+    found = {name: (unread(size, sequence), size) for name, size in tokens.items()}
+    if all(100 * rest <= size for rest, size in found.values()):
+        return ""
+    said = ", ".join(f"{rest} of {size} of {name}" for name, (rest, size) in found.items() if rest)
+    return (
+        f"tokens after the last whole window of train.sequence={sequence} are never read: {said}; a shorter"
+        " sequence or more text leaves fewer"
+    )
+
+
 class BatchTensor(NamedTuple):
     """`dims`, one letter each. `fill`: value of padding, and of rows whose data set lacks the tensor.
 

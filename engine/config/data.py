@@ -34,6 +34,17 @@ def stdlib_part(source: str) -> str:
     return STDLIB[source.partition(":")[0]]
 
 
+def share_note(held_out: int, all_of_it: int, asked: float, place: str) -> str:
+    """What to say of the share of a text that is held out; '' where it is near what was asked for."""
+    share = held_out / max(1, all_of_it)
+    if asked / 4 <= share <= 2 * asked:
+        return ""
+    return (
+        f"{100 * share:.1f} % is held out where {place} asks for {100 * asked:g} %: there are few texts, or"
+        " long ones; more come nearer"
+    )
+
+
 class Source(Spec):
     source: str = Field(
         default="stdlib",

@@ -70,9 +70,4 @@ def split_of(groups: Iterable[str], held_out: float, place: str) -> dict[str, st
     return splits
 
 
-def far_from(share: float, asked: float) -> bool:
-    """Whether a share is less than half, or more than one and a half, of what was asked for."""
-    return abs(share - asked) > asked / 2
-
-
 TRIPLES = "triples.jsonl"

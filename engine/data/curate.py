@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import Source, is_stdlib
+from atelier.engine.config.data import Source, is_stdlib, share_note
 from atelier.engine.config.error import DataError
 from atelier.engine.data.copies import text_group
-from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, CorpusLine, far_from, split_of
+from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, CorpusLine, split_of
 from atelier.engine.data.parts import LONGEST, SMALLEST, part_size, parts
 from atelier.engine.data.source import Document, Files, documents
 from atelier.engine.data.source_reader import SourceReader
@@ -80,7 +80,7 @@ def curate(
     unsplit.unlink()
     split.unlink()
     apart = sum(found.sizes[n] > whole for n in cut)
-    _tell(progress, {name: sum(each) for name, each in sizes.items()}, held_out, len(set(groups)), apart)
+    _tell(progress, sizes, held_out, apart)
     return {
         "documents": sum(map(len, sizes.values())),
         "bytes": sum(map(sum, sizes.values())),
@@ -93,18 +93,15 @@ def curate(
     }
 
 
-def _tell(progress: Progress, sizes: dict[str, int], held_out: float, groups: int, apart: int) -> None:
-    share = sizes[HELD_OUT] / max(1, sum(sizes.values()))
+def _tell(progress: Progress, sizes: dict[str, list[int]], held_out: float, apart: int) -> None:
     if apart:
         progress.warn(
             f"{apart} document(s), longer than all that is to be held out, are split by their parts: training"
             " reads what stands around the held-out ones"
         )
-    if far_from(share, held_out):
-        progress.warn(
-            f"{100 * share:.1f} % of the text is held out where data.held_out asks for {100 * held_out:g} %:"
-            f" it is split by the hash of {groups} different texts; more of them come nearer"
-        )
+    own, rest = (sum(sizes[name]) for name in (HELD_OUT, TRAIN))
+    if said := share_note(own, own + rest, held_out, "data.held_out"):
+        progress.warn(said)
 
 
 def _line(document: Document) -> str:

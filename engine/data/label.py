@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypedDict, cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import Labels, is_stdlib
+from atelier.engine.config.data import Labels, is_stdlib, share_note
 from atelier.engine.config.error import DataError
 from atelier.engine.data.catalogue import ORIGINAL
 from atelier.engine.data.copies import joined, normalised, text_group, without_bom
@@ -102,6 +102,9 @@ def label(
                 " among those that models are tuned on; give others"
             )
     train = [e for e in examples if splits[e["group"]] == TRAIN]
+    said = share_note(len(test), len(test) + len(train), labels.held_out, f"{place}.held_out")
+    if said and tuned is None:
+        progress.warn(said)
     for name, part in (("train", train), ("test", test)):
         output.add_bytes(f"{name}.jsonl", "".join(_line(e, options) for e in part).encode())
     most = Counter(e["completion"] for e in test).most_common(1)[0][1]

@@ -16,7 +16,7 @@ import numpy as np
 
 from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.chats import Chats
-from atelier.engine.config.data import is_stdlib
+from atelier.engine.config.data import is_stdlib, share_note
 from atelier.engine.config.error import DataError
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatRow, ChatTokens
@@ -92,6 +92,9 @@ def render(
         )
     splits = split_of(groups, chats.held_out, f"{place}.source")
     summary = _split(scratch, output, [splits[group] for group in groups], lengths, dtype)
+    own, rest = (int(summary[f"{name}_tokens"]) for name in (HELD_OUT, TRAIN))
+    if said := share_note(own, own + rest, chats.held_out, f"{place}.held_out"):
+        progress.warn(said)
     if not tokens.is_own:
         output.add_bytes(CHAT_TEMPLATE, tokens.template.encode())
     return {
@@ -251,7 +254,7 @@ def _mask(row: ChatRow) -> np.ndarray:
 
 def _split(
     scratch: Path, output: ArtifactOutput, splits: list[str], lengths: list[int], dtype: str
-) -> dict[str, Json]:
+) -> dict[str, int]:
     """Write the files of both splits; returns their sizes."""
     counts: Counter[str] = Counter()
     names = (TRAIN, HELD_OUT)

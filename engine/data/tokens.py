@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from atelier.engine.config.batch import NOT_SCORED, PADDING, SHORTEST
+from atelier.engine.config.batch import NOT_SCORED, PADDING, SHORTEST, num_windows
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.io.artifact import ArtifactInput
@@ -75,7 +75,7 @@ class Windows:
         self._tokens_N, self._ends_D = text.tokens_N, text.ends_D
         self._begins_D = np.concatenate([[0], text.ends_D])
         self.length = sequence
-        self._count = (size - 1) // sequence
+        self._count = num_windows(size, sequence)
 
     def __len__(self) -> int:
         return self._count

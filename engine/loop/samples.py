@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import CHAT, EXAMPLES, Stream
 from atelier.engine.config.run_file import Training
@@ -72,6 +73,18 @@ class Samples:
             }
         names = {source: source.partition(".")[2] or source for source in shares}
         return windows, rows, {names[each]: self._input(each).record.fingerprint for each in shares}
+
+    def tokens(self) -> dict[str, int]:
+        """The tokens of each text that is read in windows, by source and split; empty ones left out."""
+        sources = {stream.input: "" for stream in self._training.streams if stream.kind == "windows"}
+        found = {
+            f"{source.removeprefix('tokens.')}/{split}": whole_of(
+                self._input(source).record.summary.get(f"{split}_tokens")
+            )
+            for source in sources
+            for split in (TRAIN, HELD_OUT)
+        }
+        return {name: size for name, size in found.items() if size}
 
     def _input(self, key: str) -> ArtifactInput:
         if key not in self._inputs:

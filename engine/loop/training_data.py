@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.batch import unread
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
@@ -45,6 +46,7 @@ class TrainingData:
         unit = math.lcm(layout.axes.row_unit, *(layout.axes_of(name).row_unit for name in models))
         samples = Samples(training, context.inputs, context.scratch, unit=unit)
         self.labelled = samples.labelled(train.sequence)
+        self.tokens, self._sequence = samples.tokens(), train.sequence
         if train.privacy.is_on:
             blend, rows = samples.blend(train.sequence), training.train.global_batch
             begin_privacy([*members.values()], train, blend, rows_a_step=rows)
@@ -86,8 +88,11 @@ class TrainingData:
         return self._feed.at(clock)
 
     def summary(self) -> dict[str, Json]:
-        """What a model's summary says of labelled examples."""
-        return {"cut_prompts": sum(each.num_cut() for each in self.labelled)} if self.labelled else {}
+        """What a model's summary says of its data: prompts of labelled examples that are cut, and the tokens
+        of a text after its last window, which are not read.
+        """
+        cut = {"cut_prompts": sum(each.num_cut() for each in self.labelled)} if self.labelled else {}
+        return {**cut, "unread": {name: unread(size, self._sequence) for name, size in self.tokens.items()}}
 
     def hear(self, clock: int, told: list[int]) -> None:
         """Tell the pace how long each rank computed the step before `clock`, in microseconds."""

@@ -20,6 +20,7 @@ from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.data_notes import data_notes
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.link_rows import Here, LinkRow, SiteRow, link_rows, log_refusals, site_rows
@@ -210,7 +211,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
-    notes += score_notes(frozen.arguments, frozen.pool, vocab)
+    notes += score_notes(frozen.arguments, frozen.pool, vocab) + data_notes(nodes, store)
     refusals += too_little_disk(running, store)
     plan = Plan(
         flow=frozen.flow,

@@ -90,7 +90,8 @@ def tokens(folder: Path, *, num_tokens: int = 20_000, seed: int = 0, vocab: int 
         )
         files[f"{split}.bin"] = ids.tobytes()
         files[f"{split}.ends.npy"] = _npy(ends)
-    return artifact(folder, "tokens", files, vocab=vocab)
+    sizes = {"train_tokens": num_tokens, "held_out_tokens": num_tokens // 10}
+    return artifact(folder, "tokens", files, vocab=vocab, **sizes)
 
 
 def _npy(array: np.ndarray) -> bytes:

@@ -40,8 +40,10 @@ class Shelf:
         files: dict[str, bytes] | None = None,
         summary: dict[str, Any] | None = None,
         run: str = "run-1",
+        identity_as: dict[str, Any] | None = None,
         **identity: Any,
     ) -> Record:
+        identity |= identity_as or {}
         self.clock += 1
         parents = parents or {}
         fp = identify(kind, 1, identity, parents)

@@ -59,10 +59,10 @@ def test_few_long_documents_are_split_near_the_asked_share_and_no_letter_is_lost
 
 def test_a_run_says_that_documents_are_split_and_which_share_is_held_out(workshop):
     curated(workshop, {f"b{n}": f"a short text {n}" * (1 + 9 * n) for n in range(3)}, 0.05)
-    assert "% of the text is held out where data.held_out asks for 5 %" in workshop.said
+    assert "% is held out where data.held_out asks for 5 %" in workshop.said
     curated(workshop, {"big": book(1, 30_000)}, 0.1)
     assert "1 document(s), longer than all that is to be held out, are split by their parts" in workshop.said
-    assert "of the text is held out where" not in workshop.said
+    assert "is held out where" not in workshop.said
 
 
 def test_pages_that_two_long_documents_have_in_common_are_on_one_side(workshop):

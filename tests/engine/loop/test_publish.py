@@ -134,3 +134,14 @@ def test_a_replay_of_a_model_has_its_digest_in_one_file_and_in_shards(
     assert set(seen) == {str(training_setup.output("s"))}, "the teacher's weights are compared, not written"
     with pytest.raises(AtelierError, match=rf"ended as {digest[:16]}, the finished model is 0000"):
         replay("other", "0" * 64)
+
+
+def test_a_run_says_which_tokens_it_never_reads_and_the_model_keeps_their_number(
+    training_setup: TrainingSetup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_setup.train(training_setup.training({"model": role()}, train(1, sequence=300)))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    [warning] = [line["warning"] for line in said if "warning" in line]
+    assert "train.sequence=300 are never read: 199 of 20000 of tokens/train, 199 of 2000 of" in warning
+    summary = json.loads((training_setup.output("model") / "body.json").read_text())["summary"]
+    assert summary["unread"] == {"tokens/train": 199, "tokens/held_out": 199}
