@@ -43,7 +43,8 @@ class AnswerParts:
         """Answer a micro-batch, whose rows are this rank's."""
         labels_BT = batch["labels_BT"]
         self._is_finite &= bool(torch.isfinite(hidden_BTD).all())
-        found = answers_of(hidden_BTD, head_weight_VD, labels_BT, top=self._top, values=self._values)
+        head_VD = head_weight_VD[: self._vocab]  # no padding
+        found = answers_of(hidden_BTD, head_VD, labels_BT, top=self._top, values=self._values)
         rows = {"samples_B": batch["samples_B"], "scored_B": (labels_BT != NOT_SCORED).sum(1).int()}
         self._parts.append(rows | found)
 
