@@ -17,6 +17,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
 VERSION = 1
+PADDING = 2  # version of how logits of padding are compared: not at all
 LEAD = 2  # version of how a teacher's lead is measured: from the end of the warm-up on
 
 
@@ -205,6 +206,10 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
         identity["gate"] = {"nats": role.gate, "version": LEAD}
     if any(spec.schedule.follows_lead for spec in role.objective.values()):
         identity["lead"] = LEAD
+    if getattr(role.model, "vocab_padding", 0) and any(
+        type(spec).reads_logits_only for spec in role.objective.values()
+    ):
+        identity["padding"] = PADDING
     identity["seed_name"] = role.seed_name or name
     start, end = int(role.start), role.last(train.num_steps)
     if not knows_end:
@@ -238,5 +243,6 @@ def origins(prefix: str, section: str = "train") -> dict[str, str]:
             "horizon": f"{section}.steps",
             "trunk_step": f"{section}.steps",
             "lead": f"{prefix}objective",
+            "padding": f"{prefix}objective",
         }
     )

@@ -87,7 +87,7 @@ def most_bytes(train: Train, model: ModelSpec, what: What) -> int:
     rows, tokens = train.global_batch, train.global_batch * train.sequence
     if what == "drawings":
         return body_bytes(drawing_entries(model.ids, rows=rows, tokens=tokens))
-    return answer_bytes(train.link, model.tokens, rows=rows, tokens=tokens, precision=train.precision)
+    return answer_bytes(train.link, model.ids, rows=rows, tokens=tokens, precision=train.precision)
 
 
 class Heard:

@@ -46,7 +46,7 @@ class AnswerParts:
         self._is_finite &= bool(torch.isfinite(hidden_BTD).all())
         found = answers_of(
             hidden_BTD,
-            head_weight_VD,
+            head_weight_VD[: self._vocab],  # no padding
             labels_BT,
             top=self._top,
             values=self._link.values,

@@ -71,8 +71,8 @@ class SitesApart:
             elif name in members and (sites := reading_sites(training, name, what)) is not None:
                 self._readers.append(Readers(sites, members[name]))
                 if what == "answers":
-                    tokens = members[name].role.model.tokens
-                    members[name].answering = AnswerParts(self._link, gang, members[name].grid, tokens)
+                    ids = members[name].role.model.ids
+                    members[name].answering = AnswerParts(self._link, gang, members[name].grid, ids)
         self._has_moving = any(member.moves for member in members.values())
 
     @property
@@ -221,7 +221,7 @@ class SitesApart:
             for student in students:
                 student.drawn = drawn
             return
-        received = opened(path, place, self._link, model.tokens)
+        received = opened(path, place, self._link, model.ids)
         if not all(student.learned_from for student in students):  # the first ones
             received.check_mass()
         for student in students:

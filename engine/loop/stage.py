@@ -124,6 +124,7 @@ class StageModule(nn.Module):
             over_context=lambda part: over_context(part, self.grid),
             group=self.grid.group("tensor"),
             part=slice_of(self.grid, len(head_weight_VD)),
+            ids=self.model.spec.ids,
             has_first=not self.grid.places["context"],
             is_compiled=self.is_compiled,
             is_split=self.is_split,

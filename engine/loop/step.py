@@ -282,6 +282,7 @@ class RoleStep:
                     teacher.grid,
                     result,
                     self.lengths[index],
+                    rows=student.role.model.tokens,
                     with_relations=reads_relations(compared.values()),
                 )
                 if teacher.name == student.role.teacher:

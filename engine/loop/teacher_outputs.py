@@ -32,23 +32,35 @@ def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str
 
 
 def teacher_side_for(
-    student: Grid, teacher: Grid, result: ForwardResult, length: int, *, with_relations: bool
+    student: Grid, teacher: Grid, result: ForwardResult, length: int, *, rows: int, with_relations: bool
 ) -> TeacherSide:
     """The teacher's side for the student's tokens. A collective of the teacher's ranks when the layouts
-    differ; `length`: tokens of a row.
+    differ; `length`: tokens of a row; `rows`: of the student's whole head.
     """
     if lies_alike(student, teacher):
-        return TeacherSide(result.hidden_BTD, result.head_weight_VD, result.relations, result.logit_cache)
+        head_VD, logit_cache = result.head_weight_VD, result.logit_cache
+        if len(head_VD) * teacher.axes.tensor != rows:  # the cache has logits of the teacher's rows
+            head_VD, logit_cache = _own_head(head_VD, student, teacher, rows), None
+        return TeacherSide(result.hidden_BTD, head_VD, result.relations, logit_cache)
     hidden_BTD = _own(_whole_tokens(result.hidden_BTD, teacher, 1), student, teacher, 1, length)
-    group, head_VD = teacher.group("tensor"), result.head_weight_VD
-    if group is not None:
-        head_VD = all_parts(head_VD, group).flatten(0, 1)
-    if student.axes.tensor > 1:
-        head_VD = head_VD.chunk(student.axes.tensor)[student.places["tensor"]]
+    head_VD = _own_head(result.head_weight_VD, student, teacher, rows)
     if result.relations is None or not with_relations:
         return TeacherSide(hidden_BTD, head_VD)
     dealt = (_own(whole, student, teacher, 1, length) for whole in _whole_heads(result.relations, teacher))
     return TeacherSide(hidden_BTD, head_VD, Relations(*(_own_heads(x_BTW, student) for x_BTW in dealt)))
+
+
+def _own_head(head_VD: Tensor, student: Grid, teacher: Grid, rows: int) -> Tensor:
+    """The student's slice of the teacher's head, with as many rows as the student's: the two may have other
+    rows of padding, of which nothing is compared.
+    """
+    group, size = teacher.group("tensor"), student.axes.tensor
+    if group is not None:
+        head_VD = all_parts(head_VD, group).flatten(0, 1)
+    head_VD = head_VD[:rows]
+    if missing := rows - len(head_VD):
+        head_VD = torch.cat([head_VD, head_VD.new_zeros(missing, head_VD.shape[1])])
+    return head_VD if size == 1 else head_VD.chunk(size)[student.places["tensor"]]
 
 
 def _whole_tokens(part: Tensor, teacher: Grid, dim: int) -> Tensor:

@@ -26,7 +26,13 @@ from atelier.engine.objective.token_terms import (
     terms_of,
 )
 from atelier.engine.objective.top import TopSide
-from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution, VocabSlice
+from atelier.engine.objective.vocab_slice import (
+    LogitCache,
+    TokenDistribution,
+    VocabSlice,
+    own_ids,
+    without_padding,
+)
 
 MIN_CHUNK = 256  # with fewer tokens, adding V x D numbers to the head's gradient costs more than the chunk
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
@@ -63,6 +69,7 @@ class _Work:
     teachers: tuple[Side, ...]
     logit_cache: LogitCache | None
     part: VocabSlice | None
+    ids: int  # columns that stand for tokens: teacher and student are compared on them
     chunk: int
     compute: torch.dtype
     compiled: bool
@@ -85,6 +92,7 @@ def objective_sums(
     logit_cache: LogitCache | None = None,
     text: str = "lm",
     others: Mapping[str, Side] = {},
+    ids: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
@@ -103,11 +111,14 @@ def objective_sums(
     gradient of the hidden states is this slice's contribution to a sum over the ranks (2104.04473, section
     3.2). `is_split`: the backward pass runs twice, for the hidden states and for the head (zero-bubble).
 
+    `ids`: tokens of the vocabulary, where the rows behind them are padding: to a comparison with a teacher
+    padding has no mass, on either side.
+
     Raises ConfigError when labels or vocabularies do not fit.
     """
     names = {name: spec for name, (spec, _) in mix.items()} | ({} if text in mix else {text: LM()})
     sides, asked = _teachers(names, teacher, others)
-    _check(hidden_BTD, head_weight_VD, labels_BT, sides)
+    _check(hidden_BTD, head_weight_VD, labels_BT, sides, len(head_weight_VD) if ids is None else ids)
     compute = compute_dtype(head_weight_VD)
     masks = [None if rows is None else rows.get(name) for name in names]
     shares = [share for _, share in mix.values()]
@@ -122,6 +133,7 @@ def objective_sums(
         teachers=sides,
         logit_cache=logit_cache,
         part=part,
+        ids=len(head_weight_VD) if ids is None else own_ids(ids, part),
         chunk=chunk or _chunk_for(head_weight_VD),
         compute=compute,
         compiled=compiled and part is None,
@@ -146,13 +158,15 @@ def _teachers(
     return tuple(sides), asked
 
 
-def _check(hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, teachers: Iterable[Side]) -> None:
+def _check(
+    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, teachers: Iterable[Side], ids: int
+) -> None:
     if hidden_BTD.shape[:2] != labels_BT.shape:
         sizes = f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}"
         raise ConfigError("objective", sizes, "a label for every token; -100 where it is not scored")
     for teacher in teachers:
         vocab = teacher.vocab if isinstance(teacher, TopSide) else teacher.head_weight_VD.shape[0]
-        if vocab == head_weight_VD.shape[0]:
+        if vocab == (ids if isinstance(teacher, TopSide) else head_weight_VD.shape[0]):
             continue
         sizes = f"{vocab} tokens, the student's {head_weight_VD.shape[0]}"
         raise ConfigError(
@@ -232,7 +246,7 @@ def _all_chunks(
             allow_any_length(logits_CV, *told, labels_C)
         chunk_sums_K, gradient_CV = weighted(
             work.terms, work.shares_K, masks, logits_CV, own, labels_C, told, wants, work.part,
-            takes_logits=work.compiled and not is_kept,
+            takes_logits=work.compiled and not is_kept, ids=work.ids,
         )  # fmt: skip
         sums_K += chunk_sums_K
         if gradient_CV is None:
@@ -287,9 +301,10 @@ def _teacher_output(
     """
     if isinstance(teacher, TopSide):
         is_here = isinstance(own, TokenDistribution)
-        found = teacher.distribution(
-            own if is_here else TokenDistribution(own.to(work.shares_K.dtype)), rows_C
-        )
+        mine = own if is_here else TokenDistribution(own.to(work.shares_K.dtype))
+        if work.ids < (columns := mine.logits_NV.shape[1]):
+            mine = TokenDistribution(without_padding(mine.logits_NV, work.ids, columns))
+        found = teacher.distribution(mine, rows_C)
         return found if is_here else found.logits_NV
     logit_cache = teacher.logit_cache
     known = (

@@ -30,6 +30,7 @@ class State:
     over_context: Callable[[Tensor], Tensor]  # the sum over the ranks that have tokens of the same rows
     group: dist.ProcessGroup | None = None  # of the ranks that matrices and vocabulary are split over
     part: VocabSlice | None = None
+    ids: int | None = None  # tokens of the vocabulary, where there are rows of padding behind them
     has_first: bool = True  # whether this rank has the rows' first tokens
     is_compiled: bool = False
     is_split: bool = False  # the backward pass comes in two
@@ -94,4 +95,5 @@ def _token_sums(
         logit_cache=logit_cache,
         text=text,
         others={name: side for name, side in others.items() if name in of_tokens},
+        ids=state.ids,
     )

@@ -16,7 +16,7 @@ from atelier.engine.config.base import Spec
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.objective.lm import token_loss
 from atelier.engine.objective.load import module_of
-from atelier.engine.objective.vocab_slice import TokenDistribution, VocabSlice
+from atelier.engine.objective.vocab_slice import TokenDistribution, VocabSlice, without_padding
 
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
 TokenGradient = Callable[
@@ -92,9 +92,11 @@ def chunk_terms(
     part: VocabSlice | None = None,
     *,
     takes_logits: bool = False,
+    ids: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Each objective's sum [K], and the weighted total's gradient with respect to the logits, in the logits'
-    type; in their memory if it `takes_logits`. A mask is [C].
+    type; in their memory if it `takes_logits`. A mask is [C]. Columns from `ids` on are padding: terms with a
+    teacher do without them.
     """
     if isinstance(own, Tensor):
         own = TokenDistribution(own.to(shares_K.dtype), part)
@@ -103,16 +105,24 @@ def chunk_terms(
         TokenDistribution(each.to(shares_K.dtype), part) if isinstance(each, Tensor) else each
         for each in (*teachers, None)
     ]
+    compared, columns = own, logits_CV.shape[1]
+    if ids is not None and ids < columns and any(told):
+        compared = TokenDistribution(without_padding(own.logits_NV, ids, columns), part)
+        told = [
+            None if each is None else TokenDistribution(without_padding(each.logits_NV, ids, columns), part)
+            for each in told
+        ]
     sums: dict[int, Tensor] = {}
     total_CV: Tensor | None = None
     for term in terms:
         trained = [k for k in term.names if k < len(shares_K)] if wants_gradient else []
         gradient_CV, teacher = None, told[term.teacher]
+        mine = own if teacher is None else compared
         if part is None and not trained:
             taught_CV = None if teacher is None else teacher.log_p()
-            loss_C = term.loss(term.spec, own.logits_NV, labels_C, taught_CV)
+            loss_C = term.loss(term.spec, mine.logits_NV, labels_C, taught_CV)
         else:
-            loss_C, gradient_CV = term.gradient(term.spec, own, labels_C, teacher, part)
+            loss_C, gradient_CV = term.gradient(term.spec, mine, labels_C, teacher, part)
         for k in term.names:
             mask_C = masks_K[k]
             sums[k] = loss_C.sum() if mask_C is None else (loss_C * mask_C).sum()

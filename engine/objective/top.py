@@ -21,7 +21,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.link.answer_size import NARROW
 from atelier.engine.model.contract import compute_dtype
 from atelier.engine.model.products import with_padding
-from atelier.engine.objective.vocab_slice import TokenDistribution
+from atelier.engine.objective.vocab_slice import TokenDistribution, without_padding
 
 SIXTEENTHS, MOST_CODE = 16, 255  # of a nat
 MASSES = 1 << 16  # values of the others' mass
@@ -48,7 +48,10 @@ class TopSide:
         places_C = self.places_M.index_select(0, rows_C)
         values_CK = self.values_NK.index_select(0, places_C).to(own.logits_NV.dtype)
         if self.ids_NK is None or self.others_N is None:
-            return TokenDistribution(values_CK * self.heat)
+            columns = own.logits_NV.shape[1]
+            is_padded = columns > self.vocab
+            values_CV = without_padding(values_CK, self.vocab, columns) if is_padded else values_CK
+            return TokenDistribution(values_CV * self.heat)
         ids_CK = self.ids_NK.index_select(0, places_C)
         others_C1 = self.others_N.index_select(0, places_C)[:, None].to(values_CK.dtype)
         rest_CV = own.log_p(self.heat).scatter(1, ids_CK, -torch.inf)
@@ -72,7 +75,7 @@ def answers_of(
     heat: float = 1.0,
 ) -> dict[str, Tensor]:
     """A teacher's answers to the scored tokens of a micro-batch, as they are sent, but ids as int32. With
-    `top` = V without ids and others.
+    `top` = V without ids and others. `head_weight_VD`: without rows of padding.
     """
     rows_N = (labels_BT.flatten() != NOT_SCORED).nonzero()[:, 0]
     compute, vocab = compute_dtype(head_weight_VD), head_weight_VD.shape[0]

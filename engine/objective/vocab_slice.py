@@ -9,7 +9,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
+
+NO_MASS = -1e30  # of a logit: its probability is 0, and the logarithm of it is finite
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class VocabSlice:
     def mine(self, whole_NV: Tensor) -> Tensor:
         """This rank's columns of the whole vocabulary's."""
         return whole_NV[:, self.begin : self.begin + self.size]
+
+
+def own_ids(ids: int, part: VocabSlice | None) -> int:
+    """How many rows of this slice stand for tokens, of a vocabulary of `ids` tokens with padding behind."""
+    return ids if part is None else min(max(ids - part.begin, 0), part.size)
+
+
+def without_padding(logits_NV: Tensor, ids: int, columns: int) -> Tensor:
+    """The logits of the first `ids` columns, which get all the mass, in as many `columns`."""
+    return F.pad(logits_NV[:, :ids], (0, columns - ids), value=NO_MASS)
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> int:

@@ -118,10 +118,10 @@ def _check_student(
     for each in () if role.detects else (name, teacher):
         model = roles[each].model if each in roles else None
         vocab = getattr(model, "vocab", "auto")
-        if model is not None and vocab != "auto" and link.top != "all" and link.top > model.tokens:
+        if model is not None and vocab != "auto" and link.top != "all" and link.top > model.ids:
             raise ConfigError(
                 f"{where}.top",
-                f"{link.top} tokens of each answer, and the vocabulary of {each} has {model.tokens}",
+                f"{link.top} tokens of each answer, and the vocabulary of {each} has {model.ids}",
                 f"{where}.top=all",
             )
 

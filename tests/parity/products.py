@@ -18,7 +18,6 @@ from atelier.engine.config.model.gpt import GPT, Multipliers
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.lm import LM
-from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Axes, Parallel
@@ -111,16 +110,12 @@ def product(name: str) -> Product | None:
 
 
 def padded(draw: Draw, roles: dict[str, Role]) -> dict[str, Role]:
-    """With rows beyond the tokenizer's ids in every model that can have them, unless one that cannot is
-    compared with it: a teacher's logits are its student's. Its draws move no other.
+    """With rows beyond the tokenizer's ids in the models that can have them, a teacher with other ones than
+    its student. Its draws move no other.
     """
-    padding = draw.choice((0, 4, 12))
-    for role in roles.values():
-        if any(isinstance(spec, Logits) for spec in role.objective.values()):
-            padding *= isinstance(role.model, GPT) == isinstance(roles[role.teacher].model, GPT)
     found = {}
     for name, role in roles.items():
-        model = role.model
+        model, padding = role.model, draw.choice((0, 4, 12))
         if isinstance(model, GPT):
             model = model.model_copy(update={"vocab_padding": padding})
         found[name] = role.model_copy(update={"model": model})

@@ -26,6 +26,15 @@ def has_other_rows(one: Product) -> bool:
     return any(axes(name).data > axes(role.teacher).data for name, role in one.roles.items() if role.teacher)
 
 
+def has_other_padding(one: Product) -> bool:
+    """Than the teacher with whose logits it is compared."""
+    return any(
+        getattr(role.model, "vocab_padding", 0) != getattr(one.roles[role.teacher].model, "vocab_padding", 0)
+        for role in one.roles.values()
+        if any(type(spec).reads_logits_only for spec in role.objective.values())
+    )
+
+
 def has_memories(one: Product) -> bool:
     models = [role.model for role in one.roles.values()]
     return any(isinstance(model, GPT) and bool(model.memory.blocks) for model in models)
@@ -45,6 +54,15 @@ def test_padding_of_the_vocabulary_and_memories_take_part_in_the_products() -> N
     padded = [one for one in drawn if any(getattr(r.model, "vocab_padding", 0) for r in one.roles.values())]
     for some in (padded, [one for one in drawn if has_memories(one)]):
         assert len(some) > 5 and any(one.layout.tensor > 1 for one in some)
+
+
+@pytest.mark.slow
+def test_students_with_other_padding_than_their_teacher_learn_alike_on_every_layout(tmp_path: Path) -> None:
+    """The same products each time: on some the vocabulary is split."""
+    drawn = (one for one in products(1, 4) if has_other_padding(one) and one.train.precision == "fp64")
+    some = list(islice((one for one in drawn if one.layout.tensor > 1), 3))
+    found = try_some(some, tmp_path)
+    assert not found.failures and len(some) == 3, found.told()
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from atelier.engine.config.objective.logits import Logits
 from atelier.engine.objective import token_terms
 from atelier.engine.objective.chunked import Mix, TeacherSide, objective_sums
 from atelier.engine.objective.load import module_of
+from atelier.engine.objective.top import answers_of, side_of
 from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution
 from tests.engine.product_shapes import ProductShapes
 
@@ -289,3 +290,62 @@ def test_compiled_equals_eager_and_compiles_once_for_chunks_of_any_length() -> N
         for ours, theirs in zip(case.gradients(compiled[0]), case.gradients(eager[0]), strict=True):
             assert (ours - theirs).abs().max() < 1e-12
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+ROWS = 5  # of padding
+
+
+def padded(case: Case, *, fill: float = 3.0) -> Case:
+    """The same with rows of padding, which would have much of the mass."""
+    generator = torch.Generator().manual_seed(2)
+    wider = Case()
+    more = fill * torch.randn(ROWS, D, generator=generator, dtype=torch.float64)
+    wider.head = torch.cat([case.head.detach(), more]).requires_grad_()
+    theirs = case.teacher.head_weight_VD.detach()
+    more = fill * torch.randn(ROWS, D + 4, generator=generator, dtype=torch.float64)
+    wider.teacher = replace(case.teacher, head_weight_VD=torch.cat([theirs, more]))
+    return wider
+
+
+@pytest.mark.parametrize("chunk", [5, None])
+def test_rows_of_padding_have_no_mass_in_a_comparison_and_no_gradient_from_it(chunk: int | None) -> None:
+    case = Case()
+    expected, each = case.dense(ONLY_KD)
+    wanted = case.gradients(expected)
+    wider = padded(case)
+    total, sums = wider.chunked(ONLY_KD, chunk=chunk, ids=V)
+    assert (sums["logits"] - each["logits"]).abs() < 1e-12 * each["logits"].abs()
+    hidden, head = wider.gradients(total)
+    assert (hidden - wanted[0]).abs().max() < 1e-12 and (head[:V] - wanted[1]).abs().max() < 1e-12
+    assert (head[V:] == 0).all()
+
+
+def test_the_cross_entropy_beside_a_comparison_has_all_rows() -> None:
+    wider = padded(Case())
+    _, sums = wider.chunked(BOTH, ids=V)
+    assert (sums["lm"] - wider.dense(ONLY_LM)[1]["lm"]).abs() < 1e-11
+    assert (sums["logits"] - Case().dense({"logits": (WARM, 1.0)})[1]["logits"]).abs() < 1e-11
+
+
+def test_an_objective_without_a_closed_form_does_without_padding_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(module_of(Logits()), "token_gradient")
+    case = Case()
+    wider = padded(case)
+    found = wider.gradients(wider.chunked({"logits": BOTH["logits"]}, ids=V)[0])
+    wanted = case.gradients(case.dense({"logits": BOTH["logits"]})[0])
+    assert (found[0] - wanted[0]).abs().max() < 1e-12 and (found[1][V:] == 0).all()
+
+
+@pytest.mark.parametrize("top", [8, V])
+def test_answers_leave_padding_out_on_both_sides(top: int) -> None:
+    case = Case()
+    wider = padded(case)
+    sums = []
+    for one, ids in ((case, None), (wider, V)):
+        side = case.teacher if one is case else wider.teacher
+        head_VD = side.head_weight_VD.detach()[:V]
+        sent = answers_of(side.hidden_BTD.detach(), head_VD, case.labels, top=top, values="exact")
+        heard = side_of(sent, case.labels, vocab=V, values="exact", place="here")
+        _, found = objective_sums(one.hidden, one.head, one.labels, ONLY_KD, heard, ids=ids)
+        sums.append(found["logits"])
+    assert (sums[0] - sums[1]).abs() < 1e-12 * sums[0].abs()

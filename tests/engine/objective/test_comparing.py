@@ -62,7 +62,9 @@ def gradients(training_setup: TrainingSetup, student: Role) -> dict[str, torch.T
     def after(index: int, total: torch.Tensor) -> torch.Tensor:
         result = works["teacher"].results.pop(index)
         grids = members["student"].grid, members["teacher"].grid
-        works["student"].sides[index] = teacher_side_for(*grids, result, 16, with_relations=True)
+        works["student"].sides[index] = teacher_side_for(
+            *grids, result, 16, rows=len(result.head_weight_VD), with_relations=True
+        )
         body.train_one(index, works["student"], lambda _, mine: mine)
         return total
 
