@@ -32,9 +32,12 @@ class TokenDecoder:
         spelled = self._speller(document)
         self.spellings_V = [b""] * size
         for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
-            is_word = number in added and (token not in known and self.way == BYTES)
-            if number not in added or not added[number].special:
-                self.spellings_V[number] = token.encode() if is_word else spelled(token)
+            if number not in added:
+                self.spellings_V[number] = spelled(token)
+            elif not added[number].special:  # as the normalizer writes it, except that bytes are its own
+                text = spelled(tokenizer.id_to_token(number) or token)
+                is_own = self.way == BYTES and (token not in known or not _is_text(text))
+                self.spellings_V[number] = token.encode() if is_own else text
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
         """The UTF-8 bytes of a text's ids; in a vocabulary of bytes also those of a part of a character."""
@@ -111,7 +114,7 @@ def _way(document: Mapping[str, Any]) -> str:
         around = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")], ensure_ascii=False)
         return BYTES if '"ByteLevel"' in around else PIECES if "▁" in around else OWN
     kinds = [str(rule.get("type")) for rule in rules]
-    if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
+    if kinds[0] == "ByteLevel" and set(kinds[1:]) <= {"Fuse"}:
         return BYTES
     if "Strip" in kinds[:-1] or (kinds[-1] == "Strip" and "Fuse" not in kinds):
         return OWN  # of each token
@@ -140,6 +143,14 @@ def _rules(decoder: Any) -> list[dict[str, Any]]:
 
 def _byte_level(token: str, alphabet: Mapping[str, int]) -> bytes:
     return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token.encode()
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _piece(token: str, has_bytes: bool) -> bytes:

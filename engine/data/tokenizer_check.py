@@ -73,6 +73,13 @@ def checked(data: bytes, place: str, texts: AdoptedEnds | None) -> TextEnds | No
     check_rules(document, place)
     ends = None if texts is None else text_ends(texts, tokenizer_of(data, place), place)
     vocabulary = Vocabulary.parse(data, place, ends)
+    twice: dict[int, str] = {}
+    for token, number in tokenizer_of(data, place).get_vocab(with_added_tokens=True).items():
+        if (other := twice.setdefault(number, token)) != token:
+            fault = (
+                f"the library gives {number} to {printable(repr(other), 60)} and {printable(repr(token), 60)}"
+            )
+            raise ConfigError(f"{place}: added_tokens", fault, WAY_OUT)
     if vocabulary.size > MOST_IDS:
         raise ConfigError(place, f"has {vocabulary.size} ids, and {MOST_IDS} are the most", WAY_OUT)
     _try(vocabulary, tokenizer_of(data, place), [*TEXTS, *_runs(document)])
