@@ -5,6 +5,7 @@ By default S3's client waits minutes for a silent server, writes without a limit
 cache, and raises errors of its own.
 """
 
+import os
 import shutil
 import tempfile
 import threading
@@ -21,7 +22,7 @@ from fsspec.config import conf
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from atelier.engine.config.base import Json
+from atelier.engine.io.addresses import CHECKED, NAMED, checked_client
 from atelier.engine.io.local_url import FILE, absolute, check_chain, is_path
 
 
@@ -64,14 +65,16 @@ _renewed: dict[int, float] = {}
 _lock = threading.Lock()
 
 
-def options(url: str) -> dict[str, Json]:
+def options(url: str) -> dict[str, Any]:  # of fsspec, which declares no types
     """Options to open the filesystem of `url`. Client options in the environment (FSSPEC_S3) override
-    ours.
+    ours. Where forms choose what is read, every connection by http is checked, also inside a chain.
     """
+    if NAMED in os.environ and (kinds := [kind for kind in CHECKED if f"{kind}://" in url]):
+        return {kind: {"get_client": checked_client} for kind in kinds}
     if not url.startswith(tuple(f"{name}://" for name in S3)):
         return {}
     given = conf.get("s3", {})
-    ours: dict[str, Json] = {"use_listings_cache": False, "config_kwargs": CLIENT}
+    ours: dict[str, Any] = {"use_listings_cache": False, "config_kwargs": CLIENT}
     return {key: value for key, value in ours.items() if key not in given}
 
 

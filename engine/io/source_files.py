@@ -113,7 +113,7 @@ def _text_files(
 ) -> list[str]:
     shown, known = printable(given), f"known: {', '.join(endings)}"
     if remote.ask_in_time(system, "isfile", path):
-        if not path.endswith(endings):
+        if not _has_ending(path, endings):
             raise ConfigError(place, f"{shown} is not a file of text", known)
         return [_address(system, path)]
     found = _listed(system, path, given, place)
@@ -121,13 +121,19 @@ def _text_files(
         raise ConfigError(
             place, f"{shown} has more than {MOST_FILES} files", "give a folder or glob below it"
         )
-    kept = sorted(_address(system, name) for name in found if name.endswith(endings))
+    kept = sorted(_address(system, name) for name in found if _has_ending(name, endings))
     if not kept:
         raise DataError(
             f"{place}: {shown} has no file of text (looked in {printable(path)}: {len(found)} other files);"
             f" {known}"
         )
     return kept
+
+
+def _has_ending(path: str, endings: tuple[str, ...]) -> bool:
+    """Whether a file's name ends so; what follows a ? or # in an address by http is no part of the name."""
+    name = re.split("[?#]", path)[0] if path.startswith(("http://", "https://")) else path
+    return path.endswith(endings) and name.endswith(endings)
 
 
 def stdlib_folder() -> Path:

@@ -17,6 +17,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
+from atelier.engine.io.addresses import check_address
 from atelier.engine.io.machine import num_cores
 from atelier.flows.run.auto import (
     check_memory,
@@ -115,6 +116,8 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     known = [*parameters(flow).model_fields, *SETTINGS]
     document = _hydra(flow, [prepared(text, flow, known) for text in _spelled_out(overrides)])
     _check_roles(document)
+    if from_form:
+        _check_addresses(document, "")
     taken = filled(document)
     given = {key: value for key, value in document.items() if key in known}
     stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
@@ -291,6 +294,18 @@ def explained(error: Exception) -> ConfigError:
             return ConfigError(key, "several of them are a list", f"{key}=[{values}]")
         return ConfigError(key, "several values are a sweep", "add -m, or quote the value")
     return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
+
+
+def _check_addresses(value: Json, place: str) -> None:
+    """Raise ConfigError for an address in a configuration that a form may not name."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_addresses(inner, f"{place}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_addresses(inner, place)
+    elif isinstance(value, str) and "://" in value:
+        check_address(value, place)
 
 
 def _check_roles(document: dict[str, Json]) -> None:

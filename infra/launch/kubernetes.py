@@ -16,6 +16,7 @@ import yaml
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.site import Kubernetes
+from atelier.engine.io.addresses import NAMED
 from atelier.infra.launch.batch_job import BatchJob, JobStatus
 from atelier.infra.launch.rendezvous import SUBDOMAIN
 
@@ -150,11 +151,13 @@ class KubernetesBatch:
         }
         if self.gpus:
             asked[site.gpu] = str(gang.ranks)
+        given = {"HOME": "/tmp", SUBDOMAIN: gang.id}
+        given |= {key: os.environ[key] for key in (NAMED,) if key in os.environ}
         container: dict[str, Json] = {
             "name": "node",
             "image": site.image,
             "command": ["python", "-m", "atelier.infra.launch.node_agent", gang.root, gang.id],
-            "env": [{"name": "HOME", "value": "/tmp"}, {"name": SUBDOMAIN, "value": gang.id}],
+            "env": [{"name": key, "value": value} for key, value in given.items()],
             "resources": {"requests": asked, "limits": asked},
             "securityContext": {
                 "allowPrivilegeEscalation": False,

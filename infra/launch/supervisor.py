@@ -26,6 +26,7 @@ from atelier.engine.config.document import number_of
 from atelier.engine.config.error import AtelierError, CopiesError, StoppedError, of_system
 from atelier.engine.config.message import Message, to_line
 from atelier.engine.config.run_file import RESERVE, RESERVED
+from atelier.engine.io.addresses import NAMED
 from atelier.engine.io.fork_server import Connection, Process, Refused
 from atelier.engine.io.heartbeat import PULSE
 from atelier.engine.io.local_url import file_url
@@ -56,6 +57,7 @@ PASSED = (
     "PYTHONWARNINGS",
     "PYTHONHASHSEED",
     "COLUMNS",
+    NAMED,
     "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
     "CC",

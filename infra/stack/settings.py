@@ -14,6 +14,7 @@ from typing import cast
 
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io.addresses import NAMED
 from atelier.engine.io.local_url import sqlite_url
 from atelier.engine.io.proxies import LOOPBACK
 from atelier.engine.io.storage import is_local, local_path, read_object
@@ -168,6 +169,7 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
         | client
         | {
             "ATELIER_ROOT": root,
+            NAMED: os.environ.get(NAMED, ""),  # what forms may read: public addresses and these hosts
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "PYTHONPATH": str(IMPORT_ROOT),  # its flows run this code in any working directory
             "PREFECT_HOME": str(prefect_home(root).with_name("prefect-worker")),

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import pickle
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from atelier.flows.run import embedded_server
 from atelier.flows.run.embedded_server import EmbeddedServer, others_environment
 from atelier.infra.launch.supervisor import passed
 from atelier.infra.stack.prefect_results import refuse_results
+from tests.checkout import TOP
 from tests.prefect_server import started
 
 EVIL = "http://evil.example"
@@ -65,6 +67,25 @@ def test_who_has_no_password_reads_cancels_and_deletes_nothing(server: EmbeddedS
     assert [ask(server, *each)[0] for each in attacks] == [401] * len(attacks)
     with get_client(sync_client=True) as client:
         assert [str(run.id) for run in client.read_flow_runs()] == [flow_run]
+
+
+@pytest.mark.slow
+def test_the_paths_without_the_password_are_those_that_the_page_names(server: EmbeddedServer) -> None:
+    address = urlsplit(server.url).netloc
+    with closing(http.client.HTTPConnection(address, timeout=60)) as link:  # one: there are many paths
+
+        def answer(method: str, path: str) -> tuple[int, bytes]:
+            link.request(method, path, None, {"Content-Type": "application/json"})
+            found = link.getresponse()
+            return found.status, found.read()
+
+        described = json.loads(answer("GET", "/openapi.json")[1])["paths"]
+        paths = {f"/api{re.sub(r'{[^}]*}', 'x', path)}": next(iter(each)) for path, each in described.items()}
+        opened = {path for path, method in paths.items() if answer(method.upper(), path)[0] != 401}
+        opened |= {path for path in ("/docs", "/redoc", "/openapi.json") if answer("GET", path)[0] == 200}
+    page = (TOP / "docs/operate/security.md").read_text()
+    assert len(paths) > 100 and opened >= {"/api/health", "/api/ready"}
+    assert [path for path in opened if f"`{path}`" not in page] == []
 
 
 def test_a_page_of_another_site_and_a_foreign_name_are_refused(server: EmbeddedServer) -> None:

@@ -117,6 +117,15 @@ def test_a_server_answers_to_its_names_and_its_arguments_hold_no_secret() -> Non
         assert "*" not in environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
 
 
+def test_the_proxy_keeps_no_body_in_memory_and_takes_none_without_end() -> None:
+    text = re.sub("#.*", "", (FILES / "nginx.conf").read_text())
+    limits = re.findall(r"client_max_body_size (\w+);", text)
+    assert limits == ["64m", "16g"] and len(re.findall(r"proxy_pass", text)) == len(limits)
+    assert "proxy_request_buffering off;" in text and "proxy_max_temp_file_size 0;" in text
+    proxy = yaml.safe_load((TOP / "docker-compose.yml").read_text())["services"]["proxy"]
+    assert ["size=16m" in mount for mount in proxy["tmpfs"]] == [True]
+
+
 def test_the_secrets_script_makes_what_the_check_takes_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     subprocess.run([FILES / "secrets", file], check=True, capture_output=True)

@@ -1,0 +1,153 @@
+"""Which addresses a source may be read from where strangers choose it, by a form: public ones, and those that
+the operator names. Otherwise a form reads what only this machine's or network's own processes should reach
+(server-side request forgery). Torch-free.
+
+A name is checked by the addresses that it leads to, at the moment of the connection, whatever it led to
+before and whoever redirected there.
+"""
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any
+from urllib.parse import urlsplit
+
+from atelier.engine.config.error import ConfigError, printable
+
+NAMED = (
+    "ATELIER_FORM_ADDRESSES"  # in the environment: sources are chosen by forms; its value names more hosts
+)
+WAY_OUT = f"{NAMED} in the environment of `atelier up` or `atelier worker` names other hosts that may be read"
+CHECKED = ("http", "https")  # kinds whose every connection is checked
+# kinds without a host of their own: it is fixed, in the environment, or there is none
+HOSTLESS = (
+    "", "file", "local", "memory", "data", "hf", "github", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss",
+    "adl", "zip", "tar", "simplecache", "filecache", "blockcache", "sqlite", "models",
+)  # fmt: skip
+INNER = (
+    ip_network("64:ff9b::/96"),
+    ip_network("2002::/16"),
+)  # IPv6 that leads to an IPv4 address: NAT64, 6to4
+KIND = re.compile(r"[A-Za-z][\w+.-]+")
+Address = IPv4Address | IPv6Address
+Resolve = Callable[[str], Iterable[str]]
+
+
+def resolved(name: str) -> list[str]:
+    """The addresses of a name, none for one that is unknown."""
+    with suppress(OSError, UnicodeError):
+        return [str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    return []
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the open Internet, not of this machine or its networks."""
+    address = inner(ip_address(text))
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for."""
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in INNER[0]:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+        if address in INNER[1]:
+            return IPv4Address(int(address) >> 80 & 0xFFFFFFFF)
+    return address
+
+
+def is_allowed(text: str, port: int, named: str, resolve: Resolve = resolved) -> bool:
+    """Whether an address may be connected to: a public one, or one of the hosts, networks and host:port that
+    are `named` with commas or blanks.
+    """
+    if is_public(text):
+        return True
+    address = inner(ip_address(text))
+    for entry in named.replace(",", " ").split():
+        host, number = _split(entry)
+        if number in (None, port) and any(address in network for network in _networks(host, resolve)):
+            return True
+    return False
+
+
+def _split(entry: str) -> tuple[str, int | None]:
+    """Host and port of an entry; an IPv6 address with a port stands in brackets."""
+    if entry.startswith("["):
+        host, _, port = entry[1:].partition("]")
+        return host, int(port[1:]) if port[1:].isdecimal() else None
+    host, mark, port = entry.rpartition(":")
+    return (host, int(port)) if mark and port.isdecimal() and ":" not in host else (entry, None)
+
+
+def _networks(host: str, resolve: Resolve) -> Iterator[Any]:
+    try:
+        yield ip_network(host, strict=False)
+    except ValueError:
+        for text in resolve(host):
+            yield ip_network(inner(ip_address(text)))
+
+
+def check_address(url: str, place: str, named: str | None = None) -> None:
+    """Raise ConfigError for an address that a form may not name: of a kind whose connections are not checked,
+    or whose host is written as an address that is not allowed. Names are not looked up here.
+    """
+    named = os.environ.get(NAMED, "") if named is None else named
+    for part in url.split("::"):
+        kind, mark, _ = part.partition("://")
+        kind = kind.lower() if mark and KIND.fullmatch(kind) else ""  # what is no kind opens nothing
+        if kind.partition("+")[0] in HOSTLESS:
+            continue
+        try:
+            found = urlsplit(part)
+            host, port = found.hostname or "", found.port or {"http": 80, "https": 443}.get(kind, 0)
+        except ValueError as error:
+            raise ConfigError(place, f"{printable(part, 80)} is no address ({error})", WAY_OUT) from None
+        problem = _fault(kind, host, port, named)
+        if problem:
+            raise ConfigError(place, problem, WAY_OUT)
+
+
+def _fault(kind: str, host: str, port: int, named: str) -> str:
+    """Why a form may not name a host, '' when it may."""
+    entries = [_split(entry.lower()) for entry in named.replace(",", " ").split()]
+    if (host, None) in entries or (host, port) in entries:
+        return ""
+    if kind not in CHECKED:
+        return f"{printable(kind, 40)}:// names a host, and forms read such only by http and https"
+    if not host:
+        return "names no host"
+    text = written(host)
+    return f"{printable(host, 80)} is no public address" if text and not is_allowed(text, port, named) else ""
+
+
+def written(host: str) -> str:
+    """The address that a host is written as, however (0x7f.1, 2130706433, localhost); '' for a name."""
+    host = host.rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return "127.0.0.1"
+    with suppress(ValueError):
+        return str(ip_address(host.partition("%")[0]))
+    with suppress(OSError):
+        return socket.inet_ntoa(socket.inet_aton(host))
+    return ""
+
+
+def open_socket(found: tuple[Any, ...]) -> socket.socket:
+    """A socket for one of getaddrinfo's rows. Raises PermissionError for an address that is not allowed."""
+    family, kind, protocol, _, (host, port, *_) = found
+    if not is_allowed(str(host).partition("%")[0], int(port), os.environ.get(NAMED, "")):
+        raise PermissionError(errno.EACCES, f"{host} is no public address; {NAMED} names others")
+    return socket.socket(family, kind, protocol)
+
+
+async def checked_client(**given: Any) -> Any:  # of aiohttp, which is an optional package
+    """An HTTP client whose every connection goes to an allowed address, also behind redirects."""
+    import aiohttp  # optional
+
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=open_socket), **given)
