@@ -25,7 +25,7 @@ from atelier.engine.data.render import messages_of
 from atelier.engine.io.artifact import open_input
 from tests.engine.trainings import artifact
 
-COUNT = 24
+COUNT = 16
 TALKS = 6  # conversations of a case
 Style = dict[str, Any]
 Piece = tuple[
