@@ -8,7 +8,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import ConfigError, StoppedError, printable
-from atelier.engine.io.storage import is_local, join, local_path
+from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.user_folders import own_folder
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import CONF
 from atelier.flows.run.compose import SETTINGS, explained, prepared
@@ -143,8 +144,9 @@ def _multirun(flow: str, words: list[str], session: Session) -> None:
 
 
 def _folder(ledger: Ledger) -> str:
-    folder = ledger.folder if is_local(ledger.folder) else join("~/.cache/atelier/sweeps", ledger.id)
-    return str(local_path(folder).expanduser())
+    if is_local(ledger.folder):
+        return str(local_path(ledger.folder))
+    return str(own_folder() / "sweeps" / ledger.id)
 
 
 def _here(point: SweepPoint, store: Store, sweep: str, stop: threading.Event, run_id: str) -> RunOutcome:

@@ -9,6 +9,7 @@ import secrets
 import sys
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +17,7 @@ from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io.proxies import LOOPBACK
 from atelier.engine.io.storage import is_local, local_path, read_object
+from atelier.engine.io.user_folders import cache_folder, own_folder
 from atelier.infra.stack.service import ServiceEntry
 
 HOST = "127.0.0.1"
@@ -32,7 +34,7 @@ def stack_folder(root: str) -> Path:
     """Folder for the state of the stack of the store at `root` on this machine."""
     if is_local(root):
         return local_path(root).absolute() / "stack"
-    return Path.home() / ".cache" / "atelier" / "stack" / sha256(root.encode()).hexdigest()[:16]
+    return own_folder() / "stack" / sha256(root.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +111,16 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
         "PREFECT_UI_API_URL": f"{own}/api",
+        "PREFECT_UI_STATIC_DIRECTORY": str(pages_folder()),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds: sqlite has one writer; else a wait becomes a 503
         "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     }
+
+
+def pages_folder() -> Path:
+    """Where Prefect builds its pages: by default it is inside the installation, which may be read-only."""
+    return cache_folder() / f"prefect-pages-{version('prefect')}"
 
 
 def mlflow_server(folder: Path, credentials: Credentials) -> dict[str, str]:
