@@ -9,7 +9,6 @@ import importlib
 import sys
 from functools import cache
 from inspect import Parameter, Signature
-from pathlib import Path
 from typing import Any
 
 import prefect
@@ -60,13 +59,14 @@ def use_code(digest: str) -> str:
     if not digest:
         return ""
     from atelier.engine.config.error import AtelierError  # the installed code's, only to find the other
+    from atelier.engine.io.user_folders import own_folder  # as above
     from atelier.infra.code.frozen import installed, put_first, thaw  # as above
     from atelier.infra.store.store import default_root  # as above
 
     if installed() == digest:
         return ""
     try:
-        folder = thaw(default_root(), digest, Path.home() / ".cache" / "atelier" / "code")
+        folder = thaw(default_root(), digest, own_folder() / "code")
     except AtelierError as error:
         return str(error)
     for module in [name for name in sys.modules if name.split(".")[0] == "atelier" and name != __name__]:

@@ -30,6 +30,7 @@ from pathlib import Path
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
 from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.user_folders import home
 from atelier.infra.stack.database_check import PREFECT, check_database, tighten
 from atelier.infra.stack.service import check_proxies, open_private
 from atelier.infra.stack.settings import HOST, USER, locked, own_origins, prefect_database
@@ -305,7 +306,7 @@ def embed(root: str) -> EmbeddedServer | None:
 
 def _home(root: str) -> Path:
     """Prefect's home: the user's, or a folder of the store."""
-    default = local_path(root) / "prefect" if is_local(root) else Path.home() / ".prefect"
+    default = local_path(root) / "prefect" if is_local(root) else home() / ".prefect"
     return Path(os.environ.get("PREFECT_HOME", default))
 
 

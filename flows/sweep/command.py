@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from atelier.engine.config.direction import which_is_better
 from atelier.engine.config.error import ConfigError, StoppedError, printable
-from atelier.engine.io.storage import is_local, join, local_path
+from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.user_folders import own_folder
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import CONF
 from atelier.flows.run.compose import SETTINGS, explained, prepared
@@ -144,8 +145,9 @@ def _multirun(flow: str, words: list[str], session: Session) -> None:
 
 
 def _folder(ledger: Ledger) -> str:
-    folder = ledger.folder if is_local(ledger.folder) else join("~/.cache/atelier/sweeps", ledger.id)
-    return str(local_path(folder))
+    if is_local(ledger.folder):
+        return str(local_path(ledger.folder))
+    return str(own_folder() / "sweeps" / ledger.id)
 
 
 def _literal(text: str) -> str:

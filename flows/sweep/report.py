@@ -9,6 +9,7 @@ from pathlib import Path
 
 from atelier.engine.config.direction import is_held_out_loss, is_higher_better
 from atelier.engine.io.storage import is_local, join, local_path
+from atelier.engine.io.user_folders import own_folder
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.scaling_law import Trained, batch_law, laws, lowest, optima
 from atelier.infra.report.sweep_report import (
@@ -138,4 +139,4 @@ def _folder(session: Session) -> Path:
     folder = session.ledger.folder
     if is_local(folder):
         return local_path(join(folder, FOLDER))
-    return Path.home() / ".cache" / "atelier" / "sweeps" / session.ledger.id / FOLDER
+    return own_folder() / "sweeps" / session.ledger.id / FOLDER

@@ -25,6 +25,7 @@ from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.io.source_check import source_digest
+from atelier.engine.io.user_folders import cache_folder
 from atelier.infra.code import syntax
 from atelier.infra.code.moved_code import Entry, read_moved
 from atelier.infra.code.syntax import imports_of, parts_of
@@ -294,9 +295,8 @@ def _is_source(found: Sequence[list[str] | dict[str, str]] | None) -> bool:
 
 def _cache_place() -> Path:
     """Cache file, one per version of infra/code/syntax.py and of Python, since digests depend on both."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     by = source_digest(Path(syntax.__file__).read_bytes())
-    return base / "atelier" / f"code-{platform.python_version()}-{by}.json"
+    return cache_folder() / f"code-{platform.python_version()}-{by}.json"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from atelier import IMPORT_ROOT, PROJECT
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io.storage import exists, join, read_bytes, write_bytes
+from atelier.engine.io.user_folders import own_folder
 from atelier.infra.code.provenance import NOTE, code_provenance
 
 FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
@@ -82,7 +83,7 @@ def go_on_frozen(root: str, digest: str, module: str, *words: str) -> None:
     ConfigError or DamageError when there is no such code.
     """
     if digest != installed() and not os.environ.get(THAWED):
-        folder = str(thaw(root, digest, Path.home() / ".cache" / "atelier" / "code"))
+        folder = str(thaw(root, digest, own_folder() / "code"))
         os.chdir(folder)
         os.environ[THAWED] = "1"
         put_first(folder)

@@ -21,6 +21,7 @@ from atelier.engine.config.error import AtelierError, CopiesError, StoppedError
 from atelier.engine.config.message import Message, OnMessage, from_line, message_of
 from atelier.engine.io.fork_server import ForkServer, Refused
 from atelier.engine.io.local_url import is_path
+from atelier.engine.io.user_folders import own_folder
 from atelier.infra.launch.orders import Orders
 from atelier.infra.launch.supervisor import passed, rank_env
 from atelier.infra.store.conditional_create import LEASES
@@ -171,7 +172,7 @@ def _tail(path: Path, receive: OnMessage, ended: threading.Event) -> None:
 
 def compile_cache(root: str) -> dict[str, str]:
     """Environment that keeps the cache of compiled code between gangs, private to this user."""
-    folder = Path(root if is_path(root) else Path.home() / ".cache" / "atelier") / "cache" / "inductor"
+    folder = (Path(root) if is_path(root) else own_folder()) / "cache" / "inductor"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chmod(folder, 0o700)
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder)}

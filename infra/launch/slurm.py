@@ -15,6 +15,7 @@ from pathlib import Path
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.site import Slurm
+from atelier.engine.io.user_folders import own_folder
 from atelier.infra.launch.batch_job import BatchJob, JobStatus
 from atelier.infra.launch.supervisor import passed
 from atelier.infra.store.conditional_create import LEASES
@@ -40,7 +41,7 @@ class SlurmBatch:
 
     def __init__(self, site: Slurm, *, gpus: bool) -> None:
         self.site, self.gpus = site, gpus
-        self.folder = Path(site.output or Path.home() / ".cache" / "atelier" / "slurm")
+        self.folder = Path(site.output or own_folder() / "slurm")
 
     def show(self, gang: BatchJob) -> str:
         return f"sbatch {shlex.join(self.options(gang))}\n\n{self.script(gang)}"

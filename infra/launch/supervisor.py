@@ -46,6 +46,9 @@ SPINS = "10000"
 PASSED = (
     "PATH",
     "HOME",
+    "USER",
+    "LOGNAME",
+    "MPLCONFIGDIR",
     "LANG",
     "LC_ALL",
     "TMPDIR",

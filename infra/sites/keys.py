@@ -22,6 +22,7 @@ from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.link import ANY, NOBODY, SITE, SiteName
 from atelier.engine.io.storage import sync_folder, write_bytes
+from atelier.engine.io.user_folders import expanded
 from atelier.infra.store.file_lock import file_lock
 
 KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
@@ -127,7 +128,7 @@ class Card(Spec):
 
 def keys_folder() -> Path:
     """The folder of this site's keys."""
-    return Path(os.environ.get(FOLDER) or "~/.config/atelier/site").expanduser().absolute()
+    return expanded(os.environ.get(FOLDER) or "~/.config/atelier/site", FOLDER).absolute()
 
 
 @dataclass(frozen=True)

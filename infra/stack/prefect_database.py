@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 from atelier.engine.io.local_url import file_url
 from atelier.engine.io.storage import create_exclusive, write_bytes
-from atelier.infra.store.local_folders import cache_folder
+from atelier.engine.io.user_folders import cache_folder
 
 
 class OneWriter(AioSqliteConfiguration):

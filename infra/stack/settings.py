@@ -9,6 +9,7 @@ import secrets
 import sys
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +19,7 @@ from atelier.engine.io.addresses import NAMED
 from atelier.engine.io.local_url import sqlite_url
 from atelier.engine.io.proxies import LOOPBACK
 from atelier.engine.io.storage import is_local, local_path, read_object
+from atelier.engine.io.user_folders import cache_folder, own_folder
 from atelier.infra.stack.database_check import tighten
 from atelier.infra.stack.service import ServiceEntry
 
@@ -37,7 +39,7 @@ def stack_folder(root: str) -> Path:
     """Folder for the state of the stack of the store at `root` on this machine."""
     if is_local(root):
         return local_path(root).absolute() / "stack"
-    return Path.home() / ".cache" / "atelier" / "stack" / sha256(root.encode()).hexdigest()[:16]
+    return own_folder() / "stack" / sha256(root.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +134,17 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
         "PREFECT_API_DATABASE_CONNECTION_URL": prefect_database(prefect_home(root)),
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_UI_API_URL": f"{own}/api",
+        "PREFECT_UI_STATIC_DIRECTORY": str(pages_folder()),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds: sqlite has one writer; else a wait becomes a 503
         "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     }
     return QUIET | locked(port, credentials.prefect) | about
+
+
+def pages_folder() -> Path:
+    """Where Prefect builds its pages: by default it is inside the installation, which may be read-only."""
+    return cache_folder() / f"prefect-pages-{version('prefect')}"
 
 
 def mlflow_server(folder: Path, credentials: Credentials) -> dict[str, str]:

@@ -1,21 +1,15 @@
 """Folders on this machine: scratch of runs, and caches, which may be deleted at any time."""
 
-import os
 from pathlib import Path
 
 from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.user_folders import own_folder
 from atelier.infra.store.store import Store
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/atelier, by default ~/.cache/atelier. It need not exist."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "atelier"
 
 
 def local_folder(store: Store) -> Path:
     """A local folder, perhaps shared by machines that share the store: use unique names in it."""
-    return local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
+    return local_path(store.root) if is_local(store.root) else own_folder()
 
 
 def scratch_of(store: Store, run_id: str) -> Path:

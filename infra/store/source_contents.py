@@ -15,7 +15,7 @@ from atelier.engine.config.error import DataError, check_utf8, printable
 from atelier.engine.io.hub import without_commit
 from atelier.engine.io.source_files import BLOCK, content_id, reading
 from atelier.engine.io.storage import is_local, local_path, write_bytes
-from atelier.infra.store.local_folders import cache_folder
+from atelier.engine.io.user_folders import cache_folder
 
 Cache = dict[str, list[int | str]]  # path -> size, times and inode, then its digest
 YOUNG_S = 2.0  # a file changed this recently may change again within its timestamp's resolution

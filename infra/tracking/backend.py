@@ -2,7 +2,6 @@
 two seconds: only the tracker's thread does.
 """
 
-import getpass
 import hashlib
 import json
 import logging
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.io.user_folders import user_name
 from atelier.infra.tracking.address import without_secret
 from atelier.infra.tracking.retry_worker import is_lasting
 from atelier.infra.tracking.views import TAG as VIEW
@@ -178,7 +178,7 @@ class Backend:
     def new_run(
         self, experiment: str, name: str, tags: Mapping[str, str], started: float | None = None
     ) -> str:
-        about = {"mlflow.user": _user(), **_cut(tags)}
+        about = {"mlflow.user": user_name(), **_cut(tags)}
         begin = round(started * 1000) if started else None
         return self.client.create_run(experiment, start_time=begin, tags=about, run_name=name).info.run_id
 
@@ -291,7 +291,7 @@ class Backend:
             experiment,
             name=plain_name(name),
             source_run_id=run_id,
-            tags={"mlflow.user": _user(), **_cut(tags)},
+            tags={"mlflow.user": user_name(), **_cut(tags)},
             params=values,
             model_type=kind,
         )
@@ -315,13 +315,6 @@ class Backend:
         highest = max(int(v.version) for v in self.client.search_model_versions(f"name = {quoted(name)}"))
         if highest == int(version):
             self.client.update_registered_model(name, description=text)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # in a container the uid may have no name
-        return str(os.getuid())
 
 
 def _cut(tags: Mapping[str, str]) -> dict[str, str]:

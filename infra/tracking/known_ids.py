@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DamageError
-from atelier.engine.io.storage import is_local, join, local_path, read_object, read_text, write_bytes
+from atelier.engine.io.storage import join, read_object, read_text, write_bytes
 from atelier.infra.store.conditional_create import create_exclusive
+from atelier.infra.store.local_folders import local_folder
 from atelier.infra.store.store import SHORT, Store
 
 
@@ -58,8 +58,7 @@ class IdCache:
 
     def __init__(self, store: Store, key: str) -> None:
         self.claims = join(store.root, "mlflow-known", key)
-        base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
-        self.folder = base / "mlflow-known" / key
+        self.folder = local_folder(store) / "mlflow-known" / key
 
     def get(self, kind: str, fingerprint: str) -> KnownIds | None:
         with suppress(OSError, DamageError):

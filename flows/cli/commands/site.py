@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import ConfigError, DamageError, nearest, printable
 from atelier.engine.io.storage import is_local
+from atelier.engine.io.user_folders import expanded
 from atelier.flows.run.pools import check_policy
 from atelier.infra.sites.desk import Cancellation, OrderDesk
 from atelier.infra.sites.keys import AUDIT, Card, Keys, check_address, is_listened_at, keys_folder, now
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
             f"did you mean {near}?" if near else f"there are: {', '.join(TAKES)}",
         )
     _check_options(options)
-    folder = Path(options.keys).expanduser().absolute() if options.keys else keys_folder()
+    folder = expanded(options.keys, "--keys").absolute() if options.keys else keys_folder()
     return ACTS[options.act](Keys(folder), options)
 
 

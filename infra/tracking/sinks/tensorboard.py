@@ -19,6 +19,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from atelier.engine.config.base import Json
 from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.user_folders import home
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
 from atelier.infra.tracking.follower import CurveRow
@@ -151,5 +152,5 @@ def plain(name: str) -> str:
 
 
 def open_sink(store: Store, about: RunInfo) -> TensorBoard:
-    base = local_path(store.root) if is_local(store.root) else Path.home()
+    base = local_path(store.root) if is_local(store.root) else home()
     return TensorBoard(base / "tensorboard", about)

@@ -17,6 +17,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.user_folders import home
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
 from atelier.infra.tracking.follower import CurveRow
@@ -181,7 +182,7 @@ class WandbCurve:
 
 
 def open_sink(store: Store, about: RunInfo) -> Board:
-    base = local_path(store.root) if is_local(store.root) else Path.home()
+    base = local_path(store.root) if is_local(store.root) else home()
     return Board(Path(os.environ.get(DIR) or base), about)
 
 

@@ -1,0 +1,95 @@
+"""Folders and name of the user who runs this process, also without HOME, without an entry in passwd, with a
+HOME that is missing or read-only. Torch-free.
+"""
+
+import os
+import pwd
+import stat
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from atelier.engine.config.error import ConfigError
+
+ATELIER = ".cache/atelier"
+NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where Python's getpass looks, before it asks passwd
+PLOTS = "MPLCONFIGDIR"
+
+
+def home() -> Path:
+    """The user's folder: $HOME, else passwd's; where neither can be written, one beside temporary files."""
+    return next((place for place in _homes() if _is_writable(place / ATELIER)), None) or _spare()
+
+
+def own_folder() -> Path:
+    """Atelier's folder of this user, ~/.cache/atelier. It need not exist."""
+    return home() / ATELIER
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/atelier, by default ~/.cache/atelier, for what may be deleted at any time. It need not
+    exist.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~")
+    return base / "atelier" if base.is_absolute() and _is_writable(base / "atelier") else own_folder()
+
+
+def expanded(path: str, place: str) -> Path:
+    """`path` with ~ filled in. Raises ConfigError, about the setting `place`, when nobody knows the home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        problem = f"{path}: no home folder is known"
+        raise ConfigError(place, problem, "give a whole path, or set HOME") from None
+
+
+def user_name() -> str:
+    """The user's login name, `uid-<number>` where it has none."""
+    found = next((name for key in NAMES if (name := os.environ.get(key))), "")
+    return found or (entry.pw_name if (entry := _entry()) else f"uid-{os.getuid()}")
+
+
+def complete_user(environment: MutableMapping[str, str]) -> None:
+    """Set what libraries fail without: HOME where it is no folder, a name where passwd has none, a folder for
+    matplotlib's fonts where the home cannot be written. What is there stays.
+    """
+    if not os.path.isdir(environment.get("HOME", "")) or not os.path.isabs(environment["HOME"]):
+        environment["HOME"] = str(next(iter(_homes()), None) or _spare())
+    if not any(environment.get(key) for key in NAMES) and _entry() is None:
+        environment["USER"] = user_name()
+    if not any(_is_writable(place / ATELIER) for place in _homes()):
+        environment.setdefault(PLOTS, str(cache_folder() / "matplotlib"))
+
+
+def _homes() -> list[Path]:
+    entry = _entry()
+    places = (os.environ.get("HOME", ""), entry.pw_dir if entry else "")
+    return [Path(place) for place in places if os.path.isabs(place) and os.path.isdir(place)]
+
+
+def _entry() -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        return None
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether the folder can be made, or files in it: its nearest parent that exists is a writable folder."""
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _spare() -> Path:
+    """A private folder beside temporary files. Raises ConfigError when there can be none."""
+    way_out = "set HOME to a folder that you may write to"
+    try:
+        place = Path(tempfile.gettempdir()) / f"atelier-{os.getuid()}"
+        place.mkdir(mode=0o700, exist_ok=True)
+        about = place.lstat()
+    except OSError as error:
+        raise ConfigError("HOME", f"no folder for this user: {error}", way_out) from None
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise ConfigError("HOME", f"no folder for this user: {place} is not private", way_out)
+    return place
