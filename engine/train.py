@@ -21,6 +21,7 @@ from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import began, leave, say_last
 from atelier.engine.link.readers import asked_from
 from atelier.engine.loop.build import BuildContext, build_roles
+from atelier.engine.loop.diverged import not_published
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.resume import resume_point_together
 from atelier.engine.loop.role_state import RoleState
@@ -93,13 +94,15 @@ def train_from(history: History, training: Training, services: TrainingServices)
         training.members, history.at_most, gang.aside, lambda: asked_from(training)
     )
     roles = build_roles(training, where.steps, services.build_context)  # this rank's parts, initialised
+    if not roles and where.diverged:
+        raise not_published(where.diverged.values(), list(where.diverged))
     if not roles:
         return []
     loop = Loop(training, roles, services)  # data, held-out sets, metric files, checkpoints
     try:
         loop.load(where, history)
         loop.save_if_due(loop.begin)
-        for clock in range(loop.begin, loop.end):
+        for clock in loop.diverged.clocks(loop.begin, loop.end):
             step = loop.begin_step(clock)  # who trains, on what; a stop request saves and raises StoppedError
             # forward, backward and update of every role, students beside their teacher; a bad step: no update
             outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)

@@ -90,6 +90,12 @@ class CopiesError(AtelierError):
     exit_code = 70  # EX_SOFTWARE
 
 
+class DivergedError(AtelierError):
+    """Training of some roles diverged and was ended; those of the other roles are finished, and published."""
+
+    exit_code = 71
+
+
 class StoppedError(AtelierError):
     """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""
 

@@ -17,20 +17,22 @@ from atelier.engine.checkpoint.manifest import read_manifest
 from atelier.engine.checkpoint.state import nested
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.run_file import Member, SegmentAddress
-from atelier.engine.io.storage import join, reach
+from atelier.engine.io.storage import exists, join, reach, read_text
 
 CHECKPOINTS = "checkpoints"
+DIVERGED = "diverged.txt"  # in a trajectory that was ended while other roles went on: why
 
 
 @dataclass
 class ResumePoint:
     """Where the roles resume: `steps` by role (none for frozen ones), which of them have a checkpoint there,
-    and what was found damaged.
+    what was found damaged, and why roles were ended that had diverged.
     """
 
     steps: dict[str, int] = field(default_factory=dict)
     has_checkpoint: dict[str, bool] = field(default_factory=dict)
     damages: list[str] = field(default_factory=list)
+    diverged: dict[str, str] = field(default_factory=dict)
 
     def clock(self, members: Mapping[str, Member]) -> int:
         """The first step of the gang: the earliest step of the unfinished roles, or the end."""
@@ -39,8 +41,8 @@ class ResumePoint:
 
 
 def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> ResumePoint:
-    """Find every role's step, not past its limit where it has one. Roles that are finished, published and
-    needed by no student are left out of `steps`.
+    """Find every role's step, not past its limit where it has one. Roles that have diverged, and those that
+    are finished, published and needed by no student, are left out of `steps`.
 
     Raises ConfigError when a teacher starts later than its students, DamageError when a role must be trained
     again without a lease.
@@ -49,6 +51,9 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
     members = {name: member for name, member in members.items() if member.mode != "elsewhere"}
     for name in students_first(members):
         member = members[name]
+        if member.mode == "train" and (said := _diverged(member)):
+            result.diverged[name] = said
+            continue
         unfinished = [
             student
             for student, other in members.items()
@@ -123,6 +128,14 @@ def protected_steps(members: Mapping[str, Member]) -> set[int]:
     """Steps whose checkpoints are always kept: the ends of all segments and the start steps of all roles."""
     ends = {segment.end for member in members.values() for segment in member.segments}
     return ends | {int(member.role.start) for member in members.values() if member.mode != "frozen"} - {0}
+
+
+def _diverged(member: Member) -> str:
+    """Why the role was ended in an earlier run, with the way to train it again; '' when it was not."""
+    place = join(member.segments[-1].url, DIVERGED)
+    if not exists(place):
+        return ""
+    return f"{read_text(place)} (so it was before; remove {place} to train it again)"
 
 
 def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:

@@ -85,6 +85,7 @@ class RoleState:
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.computed_by = ComputedBy(spec, computed_in(precision, grid.gang.device))
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
+        self.has_diverged = False  # it takes no more steps here
         self.held_out = ""  # the name of what eval/loss was last measured on
         self._check()
 
@@ -106,6 +107,10 @@ class RoleState:
         """Whether its checkpoints and metrics are written."""
         return self.spec.mode == "train"
 
+    def is_to_be_saved(self, step: int) -> bool:
+        """Whether it is at `step`, and not yet stored there."""
+        return self.is_kept and self.step == step != self.stored_step and not self.has_diverged
+
     @property
     def tokens_of_all(self) -> int:
         """That it has learned from here, and at other sites up to what was added last."""
@@ -126,7 +131,7 @@ class RoleState:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:
         step_group_at decides that.
         """
-        return self.moves and self.step == clock < self.end
+        return self.moves and self.step == clock < self.end and not self.has_diverged
 
     def flops_per_token(self, sequence: int) -> float:
         """FLOPs per training token: forward and backward, or a third of them for a frozen role."""
@@ -315,6 +320,7 @@ class RoleState:
         return counts.divisor if self.private is None else max(1, int((batch["labels_BT"] >= 0).sum()))
 
     def check_skipped(self) -> None:
+        """Raise AtelierError when as many steps in a row were skipped as its patience allows."""
         self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
 
     def segment(self, step: int) -> SegmentAddress:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from atelier.engine.checkpoint.folder import address, drop, steps
 from atelier.engine.config.error import AtelierError
+from atelier.engine.loop.diverged import Diverged
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.resume import checkpoints
 from atelier.engine.loop.role_state import RoleState
@@ -103,12 +104,15 @@ def pass_over(member: RoleState) -> StepOutcome:
 
 
 def act(
-    members: Mapping[str, RoleState], outcomes: Mapping[str, StepOutcome], report: ProgressReport
+    members: Mapping[str, RoleState],
+    outcomes: Mapping[str, StepOutcome],
+    report: ProgressReport,
+    diverged: Diverged,
 ) -> History | None:
     """Report what went wrong in a step and act as the roles' health settings say; returns a history when the
-    gang has to restart.
+    gang has to restart. A role whose patience is exceeded has diverged.
 
-    Raises AtelierError for the action "stop", after too many rollbacks, or when patience is exceeded.
+    Raises AtelierError for the action "stop", after too many rollbacks, or where no role can go on.
     """
     bad: dict[str, tuple[int, ...]] = {}
     for name, outcome in outcomes.items():
@@ -136,8 +140,11 @@ def act(
         report.say(warning=f"{problem}; rolled back, {passed} passed over (rollback {count} of {most})")
         bad[name] = (*detector.rolled_back, step)
     if not bad:
-        for name in outcomes:
-            members[name].check_skipped()
+        for member in (members[name] for name in outcomes if not members[name].has_diverged):
+            try:
+                member.check_skipped()
+            except AtelierError as error:
+                diverged.end(member, str(error))
         return None
     at_most = {}
     for member in members.values():

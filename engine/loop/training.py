@@ -18,6 +18,7 @@ from atelier.engine.loop.answers import SitesApart
 from atelier.engine.loop.clip import clip_values
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.detecting import Detecting
+from atelier.engine.loop.diverged import Diverged
 from atelier.engine.loop.link_meter import LinkMeter
 from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.prefetch import StepData
@@ -104,6 +105,8 @@ class Loop:
             end=self.end,
             places=self.outer_steps.elastic.places if self.outer_steps.elastic is not None else None,
         )
+        is_alone = self.sites.is_alone and not self.train.link.is_linked
+        self.diverged = Diverged(self.order, self.train.health, self.report, goes_on=is_alone)
         self.detecting = Detecting(training, members, self.gang, self.data.open_feed)
 
     def _warn(self, text: str) -> None:
@@ -114,6 +117,7 @@ class Loop:
 
         Raises RolledBack when a checkpoint turns out to be past a bad step that another one lists.
         """
+        self.diverged.remember(where.diverged)
         self.begin = where.clock(self.training.members)
         self.ended = [member for member in self.order if where.steps.get(member.name) == member.end]
         if not self.sites.is_alone:
@@ -274,6 +278,8 @@ class Loop:
             if member.is_kept and is_due and not self.data.held_out.is_empty:
                 with self.gang.regions(f"evaluate {name}"):
                     outcome.looks = self.data.held_out.means(member)
+                with self._settled_by_errors():
+                    self.diverged.check_held_out(member, outcome.looks)
                 member.last |= outcome.looks | {"eval/step": member.step}
                 member.held_out = self.data.held_out.name
 
@@ -307,7 +313,7 @@ class Loop:
             self.curves[name].flush()
         if bad:
             with self._settled_by_errors():
-                history = act(self.members, outcomes, self.report)
+                history = act(self.members, outcomes, self.report, self.diverged)
             if history is not None:
                 self._roll_back(history)
         every = self.train.health.digest_every
@@ -344,9 +350,7 @@ class Loop:
 
     def _save(self, step: int) -> None:
         """Checkpoint every kept role that is at `step` and not stored there yet, students first."""
-        due = [
-            member for member in self.order if member.is_kept and member.step == step != member.stored_step
-        ]
+        due = [member for member in self.order if member.is_to_be_saved(step)]
         if due and step > 0:
             self.gang.heartbeat.rest("save")
             with self.gang.regions("checkpoint"):
@@ -377,7 +381,7 @@ class Loop:
         """Write the outputs of all roles that have one, when the teachers elsewhere that are trained again
         have ended as they had to.
 
-        Raises StoppedError when a stop is asked before.
+        Raises StoppedError when a stop is asked before, DivergedError where roles were ended before.
         """
         if not self.sites.is_alone:
             for member in self.ended:  # the others were checked when they ended
@@ -385,7 +389,7 @@ class Loop:
             self.sites.conclude(self.end)
         self.gang.heartbeat.rest("publish")
         for member in self.order:
-            if member.spec.output:
+            if member.spec.output and not member.has_diverged:
                 url = self.services.outputs[member.spec.output]
                 publish(
                     member,
@@ -397,3 +401,4 @@ class Loop:
                 )
         self.gang.barrier()
         self.sites.finish()
+        self.diverged.check()

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from atelier.engine.config.document import number_of
-from atelier.engine.config.error import AtelierError, CopiesError, StoppedError, of_system
+from atelier.engine.config.error import AtelierError, CopiesError, DivergedError, StoppedError, of_system
 from atelier.engine.config.message import Message, to_line
 from atelier.engine.config.run_file import RESERVE, RESERVED
 from atelier.engine.io.addresses import NAMED
@@ -127,8 +127,8 @@ class Supervisor:
         renewal = Renewal(self.leases)
         try:
             code = self._to_the_end(renewal)
-            if code == 0:
-                self._publish()
+            if code in (0, DivergedError.exit_code):
+                self._publish(is_whole=code == 0)
             elif renewal.lost.is_set():
                 raise LeaseLost("another process has taken over; the gang was stopped and nothing published")
         finally:
@@ -288,13 +288,17 @@ class Supervisor:
                 return last_error(self.scratch / f"rank{local}.out") or "copies of the weights differ"
         return ""
 
-    def _publish(self) -> None:
+    def _publish(self, *, is_whole: bool = True) -> None:
+        """Publish the outputs; unless the gang `is_whole`, those that it has written."""
         for lease in self.leases:
             if not lease.is_mine():
                 raise LeaseLost(f"{lease.log.address}: taken over by another process; nothing was published")
         fences = {lease.log.address: lease.fence for lease in self.leases}
         for key, output in self.orders.outputs.items():
-            if not has_body(output.payload):
+            is_there = has_body(output.payload)
+            if not is_there and not is_whole:
+                continue
+            if not is_there:
                 raise AtelierError(f"{self.orders.name}: the gang ended well but left no output {key}")
             files, summary = read_body(output.payload)
             draft, ended = output.draft, time.time()

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         output = ArtifactOutput(url)
         output.add_bytes("lives", str(life + 1).encode())
         output.close({"lives": life + 1})
-    return 0
+    return config.get("ends_with", 0)
 
 
 if __name__ == "__main__":

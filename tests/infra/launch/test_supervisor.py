@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.config.error import AtelierError, StoppedError
+from atelier.engine.config.error import AtelierError, DivergedError, StoppedError
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io.artifact import ArtifactOutput
@@ -50,9 +50,10 @@ class Gang:
         hangs: bool = False,
         ranks: int = 1,
         stop_at: str = "",
+        ends_with: int = 0,
     ) -> None:
         """The last rank ends `deaths` times with `code` (0: SIGKILL) or hangs, after a checkpoint if it
-        `gains`.
+        `gains`; then it writes its output and `ends_with`. With a code there is an output that it leaves out.
         """
         draft = Record(
             kind="model", name="m", fingerprint=self.fingerprint, version=1, identity={"x": 1}, parents={}
@@ -69,10 +70,15 @@ class Gang:
             "code": code,
             "hangs": hangs,
             "trajectory": self.trajectory,
+            "ends_with": ends_with,
         }
         run = RunFile(
             task="train", version=1, config=config, scratch=str(scratch / "work"), outputs={"m": payload}
         )
+        outputs = {"m": GangOutput(payload=payload, draft=draft)}
+        if ends_with:
+            lost = self.store.new_payload("model", "b" * 64)
+            outputs["lost"] = GangOutput(payload=lost, draft=draft.model_copy(update={"name": "lost"}))
         stop = threading.Event()
 
         def hear(message: dict[str, Any]) -> None:
@@ -89,7 +95,7 @@ class Gang:
                 scratch=scratch,
                 ranks=ranks,
                 leases={self.trajectory: held.fence},
-                outputs={"m": GangOutput(payload=payload, draft=draft)},
+                outputs=outputs,
             ),
             hear,
             stop,
@@ -156,6 +162,19 @@ def test_an_error_of_its_own_is_not_repeated(gang: Gang) -> None:
     with pytest.raises(AtelierError, match="exit code 3"):
         gang.run(deaths=1, code=3)
     assert not gang.warnings
+
+
+def test_of_a_gang_with_roles_that_diverged_the_outputs_that_it_wrote_are_published(gang: Gang) -> None:
+    with pytest.raises(AtelierError):
+        gang.run(deaths=0, ends_with=DivergedError.exit_code)
+    assert gang.store.find("model", gang.fingerprint) is not None
+    assert [record.name for record in gang.store.records("model")] == ["m"]
+
+
+def test_of_a_gang_that_failed_otherwise_nothing_is_published(gang: Gang) -> None:
+    with pytest.raises(AtelierError):
+        gang.run(deaths=0, ends_with=1)
+    assert gang.store.find("model", gang.fingerprint) is None
 
 
 def test_a_gang_that_hangs_is_ended_named_and_started_again(gang: Gang) -> None:

@@ -1,0 +1,100 @@
+"""Roles whose training has diverged: a role and its students take no more steps, are not checkpointed and not
+published, so that their last good checkpoints stay. The other roles go on to their ends and are published;
+then the training ends with an error that names those that were not. A note in the trajectory of such a role
+keeps a training that is resumed from waiting for it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from atelier.engine.config.error import AtelierError, DivergedError
+from atelier.engine.config.train import Health
+from atelier.engine.io.storage import join, write_bytes
+from atelier.engine.loop.report import ProgressReport
+from atelier.engine.loop.resume import DIVERGED
+from atelier.engine.loop.role_state import RoleState, is_finite
+
+WAY_OUT = "lower its optim.lr or raise its optim.schedule.warmup; checkpoints before are kept"
+
+
+class Diverged:
+    """The roles of a training that were ended. `goes_on`: whether other roles can go on without one."""
+
+    def __init__(
+        self, members: Sequence[RoleState], health: Health, report: ProgressReport, *, goes_on: bool
+    ) -> None:
+        self._members, self._report = members, report
+        self._goes_on = goes_on and health.nan != "stop"
+        self._problems: dict[str, str] = {}  # by role, without those that ended with it
+        self._lost: list[str] = []
+
+    def remember(self, ended: Mapping[str, str]) -> None:
+        """Roles that were ended in an earlier run, and why."""
+        self._problems |= ended
+        self._lost += ended
+
+    def check_held_out(self, member: RoleState, looks: Mapping[str, float]) -> None:
+        """End the role where a held-out mean of these, by metric, is not finite. Raises as `end`."""
+        wrong = [f"{name} {value}" for name, value in looks.items() if not is_finite(value)]
+        if wrong:
+            place = f"roles.{member.name}: step {member.step}"
+            self.end(
+                member, f"{place}: {', '.join(wrong)} is not finite, so its weights are not good; {WAY_OUT}"
+            )
+
+    def end(self, member: RoleState, problem: str) -> None:
+        """End the role and its unfinished students. Raises AtelierError where no role can go on without
+        them.
+        """
+        ended = [each for each in self._members if each is member or self._needs(each, member.name)]
+        left = [each for each in self._members if each.is_kept and not (each.has_diverged or each in ended)]
+        if not (self._goes_on and left) or any(each.drawing is not None for each in ended):
+            raise AtelierError("; ".join(dict.fromkeys([*self._problems.values(), problem])))
+        for each in ended:
+            each.has_diverged = True
+            if each.is_kept and each.gang.is_first:
+                self._note(each, problem)
+        others = [each.name for each in ended if each is not member]
+        with_it = f" with its students {', '.join(others)}" if others else ""
+        self._report.say(warning=f"{problem}; it ends here{with_it}; training goes on with {_names(left)}")
+        self._problems[member.name] = problem
+        self._lost += [each.name for each in ended]
+
+    def _note(self, member: RoleState, problem: str) -> None:
+        place = join(member.spec.segments[-1].url, DIVERGED)
+        try:
+            write_bytes(place, problem.encode())
+        except Exception as error:  # each kind of store has errors of its own; it diverges again when resumed
+            self._report.say(warning=f"{place} could not be written: {error}")
+
+    def clocks(self, begin: int, end: int) -> Iterator[int]:
+        """The steps from `begin` to `end`, or to where the last role ends that has not diverged."""
+        clock = begin
+        while clock < end:
+            yield clock
+            clock += 1
+            if self._problems:
+                end = max(each.end for each in self._members if each.is_kept and not each.has_diverged)
+
+    def check(self) -> None:
+        """Raise DivergedError where roles were ended: nothing of them is published."""
+        if self._lost:
+            raise not_published(self._problems.values(), self._lost)
+
+    def _needs(self, member: RoleState, teacher: str) -> bool:
+        """Whether a role has steps left, and learns from this one, directly or not."""
+        if member.has_diverged or not member.moves or member.step >= member.end:
+            return False
+        by_name = {each.name: each for each in self._members}
+        above = member.role.teacher
+        while above in by_name and above != teacher:
+            above = by_name[above].role.teacher
+        return above == teacher
+
+
+def _names(members: Sequence[RoleState]) -> str:
+    return ", ".join(each.name for each in members)
+
+
+def not_published(problems: Iterable[str], lost: Sequence[str]) -> DivergedError:
+    said = "; ".join(dict.fromkeys(problems))
+    return DivergedError(f"{said}; {', '.join(lost)}: not published, all other roles are")
