@@ -4,7 +4,9 @@ B rows, T tokens, S tokens seen (those in the cache included), H query heads, K 
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +44,25 @@ class Cache:
     branches_BS: Tensor
     length: int = 0
     positions_BS: Tensor | None = None  # of models with a window
+
+    @classmethod
+    def empty(
+        cls,
+        blocks: Iterable[tuple[int, int]],
+        batch_size: int,
+        max_len: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Self:
+        """For `max_len` tokens in each of `batch_size` rows; `blocks`: K and E of each block that has one."""
+        kind = {"dtype": dtype, "device": device}
+        shapes = [(batch_size, heads, max_len, width) for heads, width in blocks]
+        return cls(
+            blocks=[Seen(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for shape in shapes],
+            documents_BS=torch.full((batch_size, max_len), -1, device=device),
+            branches_BS=torch.zeros((batch_size, max_len), dtype=torch.long, device=device),
+        )
 
     def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Append T new tokens; returns documents and branches of all S tokens seen, the new ones included.

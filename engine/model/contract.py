@@ -135,6 +135,16 @@ class Model(nn.Module, Generic[SharedType]):
         carried, relations = self.through(self.begin(batch), shared, cache)
         return self.leave(carried, shared, relations, cache)
 
+    def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
+        """An empty cache to generate with: of `max_len` tokens in each of `batch_size` rows, all of type
+        `dtype`.
+        """
+        raise self._unsaid("new_cache")
+
+    def class_logits(self, hidden_BD: Tensor, name: str) -> Tensor:
+        """[B, C] of the class head `name`; only models with such heads have it."""
+        raise self._unsaid("class_logits")
+
     def begin(self, batch: dict[str, Tensor]) -> Carried:
         """The input of the first block, with all sums at 0."""
         carried = self.enter(batch)

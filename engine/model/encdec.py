@@ -210,15 +210,11 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> EncoderCache:
         """An empty cache for `max_len` tokens of the decoder in each of `batch_size` rows."""
-        spec, device = self.spec, self.embed.weight.device
-        shape = (batch_size, spec.num_heads, max_len, spec.head_width)
-        empty = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * spec.num_layers)]
-        return EncoderCache(
-            blocks=[Seen(*pair) for pair in zip(empty[::2], empty[1::2], strict=True)],
-            documents_BS=torch.full((batch_size, max_len), -1, device=device),
-            branches_BS=torch.zeros((batch_size, max_len), dtype=torch.long, device=device),
-            crossed=[Crossed() for _ in range(spec.num_layers)],
-        )
+        spec = self.spec
+        blocks = [(spec.num_heads, spec.head_width)] * spec.num_layers
+        found = EncoderCache.empty(blocks, batch_size, max_len, dtype=dtype, device=self.embed.weight.device)
+        found.crossed = [Crossed() for _ in blocks]
+        return found
 
     def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> EncDecShared:
         documents_BT, branches_BS = batch["documents_BT"], batch.get("branches_BT")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
-from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles, within
+from atelier.engine.model.attention import Cache, additive, attention_mask, rope_angles, within
 from atelier.engine.model.contract import Carried, Output, Relations, Split, compute_dtype
 from atelier.engine.model.mixtures import MixtureModel
 from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
@@ -61,14 +61,8 @@ class Decoder(MixtureModel[Shared]):
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
         """An empty cache for `max_len` tokens in each of `batch_size` rows, keys and values of `dtype`."""
-        device = self.embed.weight.device
-        kind = {"dtype": dtype, "device": device}
-        shapes = [(batch_size, spec.kv_heads, max_len, spec.head_width) for spec in self._cached()]
-        return Cache(
-            blocks=[Seen(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for shape in shapes],
-            documents_BS=torch.full((batch_size, max_len), -1, device=device),
-            branches_BS=torch.zeros((batch_size, max_len), dtype=torch.long, device=device),
-        )
+        blocks = [(spec.kv_heads, spec.head_width) for spec in self._cached()]
+        return Cache.empty(blocks, batch_size, max_len, dtype=dtype, device=self.embed.weight.device)
 
     def _cached(self) -> list[GPT]:
         """The spec of each block that uses the cache, in order."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from atelier.engine.config.base import canonical
-from atelier.engine.config.error import DataError
-from atelier.engine.config.kind_files import kind_module
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.kind_files import MEND, kind_module
 from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
@@ -60,8 +60,18 @@ CONFIG = "config.json"
 
 
 def build(spec: ModelSpec) -> Model:
-    """The network of `spec` on the current default device; its weights are not yet set."""
-    return kind_module("model", spec.kind, "build").build(spec)
+    """The network of `spec` on the current default device; its weights are not yet set. Raises ConfigError,
+    with the file, for one that is no Model, or has no spec or blocks.
+    """
+    model, file = kind_module("model", spec.kind, "build").build(spec), f"engine/model/{spec.kind}.py"
+    if not isinstance(model, Model):
+        raise ConfigError(
+            f"model.{spec.kind}", f"{file}: build gives no Model, but {type(model).__name__}", MEND
+        )
+    if missing := [name for name in ("spec", "blocks") if not hasattr(model, name)]:
+        problem = f"{file}: {type(model).__name__} sets no self.{missing[0]}"
+        raise ConfigError(f"model.{spec.kind}", problem, MEND)
+    return model
 
 
 def initialise(model: Model, *, seed: int, name: str) -> None:

@@ -73,7 +73,7 @@ def rope(config: Config, theta: float = 10000.0) -> Fields:
     """Rotary positions in transformers' newer spelling (rope_parameters) or the older one (rope_theta and
     rope_scaling); where there are both they have to say the same.
     """
-    base = given(config, "rope_theta", theta)
+    base = _positive(given(config, "rope_theta", theta), "rope_theta")
     if given(config, "partial_rotary_factor") not in (None, 1):
         raise ConfigError("partial_rotary_factor", "is not 1: only some of a head's dims would turn")
     newer, older = (given(config, name, None, _section) for name in ("rope_parameters", "rope_scaling"))
@@ -175,6 +175,12 @@ def biases(*, default: bool = False, mlp: bool = False) -> Reader:
     return read
 
 
+def _width(config: Config, default: int | None) -> Json:
+    """`sliding_window`; null is none, whatever the default is."""
+    value = config.get("sliding_window", default)
+    return None if value is None else _positive(value, "sliding_window")
+
+
 def window(default: int | None, *, is_asked: bool = False) -> Reader:
     """`sliding_window` of all blocks; `is_asked`: where use_sliding_window says so. `layer_types` may say the
     same.
@@ -182,8 +188,8 @@ def window(default: int | None, *, is_asked: bool = False) -> Reader:
 
     def read(config: Config) -> Fields:
         is_used = given(config, "use_sliding_window", False, flag) if is_asked else True
-        width = config.get("sliding_window", default)
-        width = number(width) if width is not None and is_used else None
+        width = _width(config, default)
+        width = width if is_used else None
         kinds, wanted = config.get("layer_types"), FULL if width is None else SLIDING
         if kinds is not None and (not isinstance(kinds, list) or {*map(str, kinds)} != {wanted}):
             raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{wanted} of all blocks")
@@ -203,7 +209,7 @@ def no_window(config: Config) -> Fields:
 def some_windows(config: Config) -> Fields:
     """`sliding_window` of the blocks that layer_types or max_window_layers say, as Qwen has it."""
     count = int(cast(int, given(config, "num_hidden_layers", 0)))
-    first, width = given(config, "max_window_layers", 28), config.get("sliding_window", 4096)
+    first, width = given(config, "max_window_layers", 28), _width(config, 4096)
     if not given(config, "use_sliding_window", False, flag):
         width = None
     usual = [SLIDING if width is not None and n >= cast(int, first) else FULL for n in range(count)]

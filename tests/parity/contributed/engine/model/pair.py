@@ -213,17 +213,9 @@ class PairModel(Model):
         return found
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
-        spec, device = self.spec, self.embed.weight.device
-        shape = (batch_size, spec.num_heads, max_len, spec.head_width)
-        count = spec.num_layers - spec.encoder_layers
-        return Cache(
-            blocks=[
-                Seen(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
-                for _ in range(count)
-            ],
-            documents_BS=torch.full((batch_size, max_len), -1, device=device),
-            branches_BS=torch.zeros((batch_size, max_len), dtype=torch.long, device=device),
-        )
+        count = self.spec.num_layers - self.spec.encoder_layers
+        blocks = [(self.spec.num_heads, self.spec.head_width)] * count
+        return Cache.empty(blocks, batch_size, max_len, dtype=dtype, device=self.embed.weight.device)
 
 
 def build(spec: Pair) -> PairModel:
