@@ -20,7 +20,7 @@ MEMORY, CPU_S = 2 << 30, 60.0
 MOST_IDS = 1 << 22  # the largest public vocabularies have about a million
 LONGEST_TOKEN = 1 << 16  # characters
 MOST_GROWTH = 64.0  # times the length of a text, by rules that replace; NFKD has 18 at most
-RUN = 1000  # times that a character is repeated in a text that is tried
+RUN = 100  # times that a character is repeated in a text that is tried
 WAY_OUT = "give the tokenizer.json that the model was published with"
 TEXTS = (
     "".join(map(chr, range(32, 127))),
