@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import torch
 
-from atelier.engine.config.batch import unread_note
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
@@ -130,10 +129,8 @@ class Loop:
                     member.outer.log.check_follows(self.train.link.rounds, place)
         damages = {"damages": where.damages} if where.damages else {}
         self.report.say(resumed=self.begin if any(where.has_checkpoint.values()) else 0, **damages)
-        for text in filter(None, (each.what_is_cut() for each in self.data.labelled)):
+        for text in self.data.notes():
             self._warn(text)
-        if said := unread_note(self.data.tokens, self.train.sequence):
-            self._warn(said)
         compiled = [
             member.name for member in self.order if member.body is not None and member.body.is_compiled
         ]

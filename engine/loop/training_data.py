@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.batch import unread
+from atelier.engine.config.batch import unread, unread_note
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
@@ -86,6 +86,11 @@ class TrainingData:
         """The data of step `clock`."""
         self._before, self._last = self._last, clock
         return self._feed.at(clock)
+
+    def notes(self) -> list[str]:
+        """What of the data is cut or never read, as sentences."""
+        cut = [each.what_is_cut() for each in self.labelled]
+        return [text for text in (*cut, unread_note(self.tokens, self._sequence)) if text]
 
     def summary(self) -> dict[str, Json]:
         """What a model's summary says of its data: prompts of labelled examples that are cut, and the tokens
