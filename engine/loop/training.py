@@ -131,9 +131,7 @@ class Loop:
         self.report.say(resumed=self.begin if any(where.has_checkpoint.values()) else 0, **damages)
         for text in self.data.notes():
             self._warn(text)
-        compiled = [
-            member.name for member in self.order if member.body is not None and member.body.is_compiled
-        ]
+        compiled = [one.name for one in self.order if one.body is not None and one.body.is_compiled]
         self.report.say(
             layout={
                 "ranks": self.gang.world,
