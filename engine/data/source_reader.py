@@ -192,7 +192,7 @@ class SourceReader:
 
     def _parsed(self, raw: bytes, where: str) -> dict[str, Json] | None:
         try:
-            line = json.loads(raw)
+            line = json.loads(raw.decode("utf-8-sig"))  # bytes would be taken for UTF-16 where they may be
         except UnicodeDecodeError as error:
             self.broken(where, f"byte {error.start} of the line is not UTF-8")
         except (ValueError, RecursionError) as error:

@@ -86,7 +86,7 @@ class Workshop:
         return self.run("label", config | {"place": "also.other"}, {"tuned": tuned}, "labels")
 
     def lines(self, artifact: ArtifactInput, name: str) -> list[dict]:
-        return [json.loads(line) for line in (Path(artifact.url) / name).read_text().splitlines()]
+        return [json.loads(line) for line in (Path(artifact.url) / name).read_bytes().splitlines()]
 
 
 @pytest.fixture

@@ -102,6 +102,16 @@ def test_text_that_is_not_utf8_is_named_with_the_byte(workshop, tmp_path):
         workshop.curate(Source(source=str(tmp_path / "*.txt")))
 
 
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_lines_in_utf_16_are_refused_and_never_read_as_other_letters(workshop, tmp_path, coding):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes("".join(f'{{"text": "a line, number {n}"}}\n' for n in range(6)).encode(coding))
+    with pytest.raises(DataError, match=r"x\.jsonl:1: (not JSON|byte 0 of the line is not UTF-8)"):
+        workshop.curate(Source(source=str(path)))
+    with pytest.raises(DataError, match="holds no text"):
+        workshop.curate(Source(source=str(path), on_error="skip"))
+
+
 def test_a_file_that_changed_since_planning_is_refused_by_name(workshop, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"}\n')
