@@ -33,6 +33,7 @@ INNER = (
     ip_network("2002::/16"),
 )  # IPv6 that leads to an IPv4 address: NAT64, 6to4
 KIND = re.compile(r"[A-Za-z][\w+.-]+")
+LINK = re.compile(r"[A-Za-z][\w+-]+")  # of a chain: fsspec takes a bare word for a kind, a file has a dot
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str], Iterable[str]]
 
@@ -100,7 +101,8 @@ def check_address(url: str, place: str, named: str | None = None) -> None:
     named = os.environ.get(NAMED, "") if named is None else named
     for part in url.split("::"):
         kind, mark, _ = part.partition("://")
-        kind = kind.lower() if mark and KIND.fullmatch(kind) else ""  # what is no kind opens nothing
+        is_kind = KIND.fullmatch(kind) if mark else "::" in url and LINK.fullmatch(kind)
+        kind = kind.lower() if is_kind else ""  # what is no kind opens nothing
         if kind.partition("+")[0] in HOSTLESS:
             continue
         try:

@@ -139,11 +139,14 @@ def test_the_operator_names_hosts_networks_and_ports() -> None:
 def test_a_form_is_told_at_once_what_it_may_not_name() -> None:
     for url in ("http://127.0.0.1/a.txt", "https://localhost./a", "http://user@10.0.0.1:8/a", "ftp://h/a.txt",
                 "zip://a.txt::http://[::1]/b.zip", "reference://x", "sftp://h/a", "http:///a", "http://0/a.txt",
-                "http://h:99999/a", "http://[1/a", "postgresql://h/db"):  # fmt: skip
+                "http://h:99999/a", "http://[1/a", "postgresql://h/db",
+                "reference::https://example.org/a.json", "reference::file:///a.json",
+                "zip::simplecache::reference::s3://a/b.json", "arrow_hdfs::file:///a"):  # fmt: skip
         with pytest.raises(ConfigError, match=NAMED):
             check_address(url, "data.source", "")
     for url in ("/a/b.txt", "hf://datasets/a/b", "s3://bucket/a", "https://example.org/a.txt", "see http://x",
-                "zip://a.txt::https://example.org/b.zip", "sqlite:////a.db"):  # fmt: skip
+                "zip://a.txt::https://example.org/b.zip", "sqlite:////a.db", "zip://a.txt::b.zip",
+                "simplecache::zip::https://example.org/b.zip", "zip://a.txt::/b/c"):  # fmt: skip
         check_address(url, "data.source", "")
     check_address("ftp://data.internal/a.txt", "data.source", "Data.Internal")
     assert (written("LOCALHOST".lower()), written("1.2"), written("a.example")) == (
