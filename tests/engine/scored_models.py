@@ -132,3 +132,16 @@ class Study:
             scratch=str(self.scratch),
             layout=Parallel(threads=1, device="cpu"),
         )
+
+
+def cut_as_qwen(study: Study) -> Study:
+    """With a tokenizer that cuts text by the rules of Qwen 2, which transformers takes for that family."""
+    from transformers import Qwen2Tokenizer  # takes seconds to load
+
+    document = json.loads(study.file(study.tokenizer, "tokenizer.json").read_text())
+    rules = json.loads(Qwen2Tokenizer().backend_tokenizer.to_str())
+    document |= {name: rules[name] for name in ("normalizer", "pre_tokenizer")}
+    files = {"tokenizer.json": json.dumps(document).encode()}
+    study.tokenizer = open_input(artifact(study.folder / "of-qwen", "tokenizer", files))
+    study.vocabulary = Vocabulary.read(study.file(study.tokenizer, "tokenizer.json"))
+    return study

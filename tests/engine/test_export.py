@@ -19,14 +19,12 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.auto_tokenizer import NOT_COMPARED
 from atelier.engine.data.examples import NOT_SCORED
-from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.sampling import TextModel
 from atelier.engine.inference.scoring import label_nats
-from atelier.engine.io.artifact import ArtifactInput, open_input
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.load import read_model
-from tests.engine.scored_models import Study
-from tests.engine.trainings import artifact
+from tests.engine.scored_models import Study, cut_as_qwen
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,14 +50,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 @pytest.fixture(scope="module")
 def studies(study: Study, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
     """By family; transformers has the text of Qwen 2 cut by rules of Qwen 2."""
-    made = Study(tmp_path_factory.mktemp("qwen"))
-    document = json.loads(made.file(made.tokenizer, "tokenizer.json").read_text())
-    rules = transformers.Qwen2Tokenizer().backend_tokenizer
-    document |= {name: json.loads(rules.to_str())[name] for name in ("normalizer", "pre_tokenizer")}
-    files = {"tokenizer.json": json.dumps(document).encode()}
-    made.tokenizer = open_input(artifact(made.folder / "of-qwen", "tokenizer", files))
-    made.vocabulary = Vocabulary.read(made.file(made.tokenizer, "tokenizer.json"))
-    return dict.fromkeys(MODELS, study) | {"qwen2": made}
+    return dict.fromkeys(MODELS, study) | {"qwen2": cut_as_qwen(Study(tmp_path_factory.mktemp("qwen")))}
 
 
 def run_file(source: ArtifactInput, folder: Path, **config: Any) -> RunFile:

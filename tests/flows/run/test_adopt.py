@@ -26,7 +26,7 @@ from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.plan import make_plan
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
-from tests.engine.scored_models import Study
+from tests.engine.scored_models import Study, cut_as_qwen
 from tests.engine.trainings import artifact
 from tests.stored_models import store_with
 
@@ -35,7 +35,7 @@ CPU = Parallel(shard=1, threads=1, device="cpu")
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return Study(tmp_path_factory.mktemp("study"))
+    return cut_as_qwen(Study(tmp_path_factory.mktemp("study")))
 
 
 @pytest.fixture(scope="module")
