@@ -84,6 +84,8 @@ def importances(rows: list[SweepRow], direction: str) -> dict[str, float]:
         return {}
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction=optuna.study.StudyDirection[direction.upper()])
+    values = [row.value for row in found if row.value is not None]
+    low, high = min(values), max(values)
     for row in found:
         params = {
             key: row.values[key]
@@ -91,9 +93,16 @@ def importances(rows: list[SweepRow], direction: str) -> dict[str, float]:
             else number(row.values[key])
             for key in space
         }
-        study.add_trial(optuna.create_trial(params=params, distributions=space, value=row.value))
+        study.add_trial(
+            optuna.create_trial(params=params, distributions=space, value=_between(row.value, low, high))
+        )
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+
+
+def _between(value: float | None, low: float, high: float) -> float:
+    """From 0 to 1: the trees see no variance in values that differ by very little, or are very large."""
+    return ((value or 0.0) / 2 - low / 2) / (high / 2 - low / 2)
 
 
 def number(text: str) -> float | None:

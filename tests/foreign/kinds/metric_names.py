@@ -27,7 +27,7 @@ from atelier.infra.store.store import Store
 from tests.infra.records import Shelf
 
 COUNT = 10
-LOWER = ("loss", "bits_per_byte", "loss_after", "loss_before", "gzip", "trigram")
+LOWER = ("loss", "eval_loss", "bits_per_byte", "loss_after", "loss_before", "gzip", "trigram")
 HIGHER = ("accuracy", "accuracy_normalised", "bytes_per_token")
 STEMS = ("word", "eval", "bits", "exact", "in", "score", "näher", "Loss", "1", "")
 ENDS = ("accuracy", "loss", "f1", "auc", "exact_match", "perplexity", "loss_drop", "error", "params", "länge")
