@@ -69,6 +69,10 @@ class Sandbox:
         except Exception as error:
             return {"error": f"{self._place}: {_said(error)}"}
         text = "".join(self._parts)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return {"error": f"{self._place}: writes half of a surrogate pair, which is not text"}
         if not self._has_blocks:
             return {"text": text}
         if not all(text[begin : begin + len(block)] == block for begin, block in self._blocks):

@@ -52,7 +52,9 @@ def plain_body(kind: str, body: bytes) -> bytes:
     params = document.get("params") or {}
     if not isinstance(params, dict) or "prompt" in params:
         raise BodyRefused(f"params is {shown(params)}; give an object of values that all rows have")
-    return _column([params | _given(row) for row in rows_of(forms[0], document[forms[0]])])
+    rows = rows_of(forms[0], document[forms[0]])
+    _check_shared(params, len(rows))
+    return _column([params | _given(row) for row in rows])
 
 
 def check_type(kind: str) -> str:
@@ -107,6 +109,7 @@ def csv_rows(body: bytes) -> list[dict[str, str]]:
         raise BodyRefused(f"line 1 has a name twice: {shown(', '.join(names))}")
     names = ["prompt"] if len(names) == 1 else names
     _check_number(len(lines))
+    _check_shared(names, len(lines))
     for number, line in enumerate(lines, 2):
         if len(line) != len(names):
             raise BodyRefused(f"row {number - 1} has {len(line)} fields, and there are {len(names)} names")
@@ -137,6 +140,7 @@ def columns_of(given: dict[str, Any]) -> list[dict[str, Any]]:
         told = ", ".join(f"{shown(key)} {len(value)}" for key, value in many.items())
         raise BodyRefused(f"the lists of a request are of one length; got {told}")
     _check_number(max(counts))
+    _check_shared({key: None if key in many else value for key, value in given.items()}, max(counts))
     return [
         {key: many[key][row] if key in many else value for key, value in given.items()}
         for row in range(counts.pop())
@@ -152,6 +156,7 @@ def _joined(given: Any) -> list[dict[str, Any]]:
     ):
         raise BodyRefused('dataframe_split is {"columns": [names], "data": [[values], ...]}')
     names = ["prompt"] if len(names) == 1 else names
+    _check_shared(names, len(data))
     for number, row in enumerate(data, 1):
         if not isinstance(row, list) or len(row) != len(names):
             raise BodyRefused(f"row {number}: give a list of {len(names)} values")
@@ -168,6 +173,13 @@ def _given(row: Any) -> dict[str, Any]:
 def _check_number(rows: int) -> None:
     if rows > MOST_ROWS:
         raise BodyRefused(f"{rows} rows are more than {MOST_ROWS}; send several requests")
+
+
+def _check_shared(values: Any, rows: int) -> None:
+    """Each row has a copy of them, also of names: of one short body, thousands."""
+    if len(json.dumps(values)) * rows > MOST_BYTES:
+        problem = f"what all {rows} rows have is larger than {MOST_BYTES >> 20} MiB in all"
+        raise BodyRefused(f"{problem}; send several requests", 413)
 
 
 def _column(rows: list[dict[str, Any]]) -> bytes:

@@ -17,6 +17,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+PORTS = {"http": 80, "https": 443}  # kinds, each with the port that its clients leave out
 REFUSED = "this server answers only to its own address and its own pages"
 
 
@@ -54,8 +55,10 @@ class RequestFilter:
 
     def _here(self, server: tuple[str, int | None] | None) -> frozenset[str]:
         name, port = server or ("", None)
-        hosts = {f"{each}:{port}" for each in (*LOOPBACK, host_of(name))} if port else set[str]()
-        return frozenset(f"{kind}://{host}" for host in {*hosts, *self._more} for kind in ("http", "https"))
+        names = (*LOOPBACK, host_of(name)) if port else ()
+        hosts = {*(f"{each}:{port}" for each in names), *self._more}
+        unsaid = {f"{kind}://{each}" for kind, usual in PORTS.items() if port == usual for each in names}
+        return frozenset(f"{kind}://{host}" for host in hosts for kind in PORTS) | unsaid
 
 
 class BodyFilter:

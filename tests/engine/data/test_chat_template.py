@@ -171,3 +171,8 @@ def test_messages_are_not_changed_by_a_template() -> None:
     with pytest.raises(DataError):
         template("{{ messages[0].update(role='system') }}").render(talk)
     assert talk == [{"role": "user", "content": "x"}]
+
+
+def test_half_a_surrogate_pair_of_a_template_is_its_fault() -> None:
+    with pytest.raises(DataError, match="chat_template: writes half of a surrogate pair"):
+        template("{{ messages[0].content }}\ud800").render([{"role": "user", "content": "x"}])

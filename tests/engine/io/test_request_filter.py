@@ -67,3 +67,16 @@ def test_an_address_at_which_the_request_arrived_and_named_hosts_are_own_too() -
     assert outcomes("its address", "http", *named) == ["passed"] * 2
     assert outcomes("its address", "http", [(b"host", b"model.example:81")]) == [403]
     assert outcomes("its address", "http", [(b"host", b"")], server=None) == [403]
+
+
+def test_clients_leave_the_usual_port_out() -> None:
+    for port, kind, other in ((80, b"http", b"https"), (443, b"https", b"http")):
+        for host in (b"localhost", b"192.168.1.5", b"localhost:%d" % port):
+            own = [(b"host", host), (b"origin", kind + b"://" + host)]
+            assert outcomes("its address", "http", own, server=("192.168.1.5", port)) == ["passed"]
+        foreign = [
+            [(b"host", b"evil.example")],
+            [(b"host", b"localhost"), (b"origin", other + b"://localhost")],
+        ]
+        assert outcomes("its address", "http", *foreign, server=("192.168.1.5", port)) == [403] * 2
+    assert outcomes("its address", "http", [(b"host", b"localhost")], server=("127.0.0.1", 81)) == [403]
