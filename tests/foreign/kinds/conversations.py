@@ -118,6 +118,7 @@ def check(case: dict[str, Any], folder: Path) -> str:
 
 def _outcome(tokens: ChatTokens, style: Style, talk: list[ChatMessage]) -> str:
     messages = messages_of({"messages": cast(Json, talk)}, "messages")
+    talk = [cast(ChatMessage, {**one, "content": one["content"].removeprefix("\ufeff")}) for one in talk]
     wanted = None if _is_refused(style, talk) else _rows(style, talk)
     try:
         rows = None if isinstance(messages, str) else tokens.rows(messages)
