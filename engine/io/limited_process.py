@@ -32,6 +32,7 @@ MOST_MESSAGE = 1 << 30  # bytes of a request or an answer
 SILENCE_S = 300.0  # without any answer
 NO_MEMORY = 88  # exit code
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+SECRET = ("PREFECT_", "MLFLOW_")  # variables with credentials, which no file of a stranger needs
 SETTINGS = dict.fromkeys(ONE_THREAD, "1") | {"RUST_BACKTRACE": "0"}
 
 
@@ -76,7 +77,8 @@ class LimitedProcess:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env=os.environ | SETTINGS,
+                    env={key: one for key, one in os.environ.items() if not key.startswith(SECRET)}
+                    | SETTINGS,
                 )
             ours.settimeout(self._silence_s)
             self._channel = ours

@@ -111,7 +111,7 @@ def tighten(path: Path) -> None:
     for end in ("", "-wal", "-shm", "-journal"):
         with suppress(OSError):  # not there, or another user's
             file = path.with_name(path.name + end)
-            if file.stat().st_mode & 0o077:
+            if not file.is_symlink() and file.stat().st_mode & 0o077:
                 file.chmod(0o600)
 
 

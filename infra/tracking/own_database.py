@@ -126,7 +126,7 @@ def _correct(database: sqlite3.Connection, former: str, root: str) -> None:
             continue
         for (address,) in database.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall():
             old = path_of(address or "")
-            if old is None or not old.startswith(f"{former}/"):
+            if old is None or not old.startswith(f"{former}/") or old.startswith(f"{root}/"):
                 continue
             new = root + old[len(former) :]
             if os.path.exists(new) or not os.path.exists(old):
@@ -137,10 +137,12 @@ def _correct(database: sqlite3.Connection, former: str, root: str) -> None:
         if column not in _columns(database, table):
             continue
         database.execute(
-            f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-            (f"{root}/", len(former) + 2, len(former) + 1, f"{former}/"),
+            f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
+            f" AND substr({column}, 1, ?) != ?",  # a store may move below its former root
+            (f"{root}/", len(former) + 2, len(former) + 1, f"{former}/", len(root) + 1, f"{root}/"),
         )
         database.execute(
-            f"UPDATE {table} SET {column} = replace({column}, ?, ?) WHERE instr({column}, ?)",
-            (f"`{former}/", f"`{root}/", f"`{former}/"),
+            f"UPDATE {table} SET {column} = replace({column}, ?, ?) WHERE instr({column}, ?)"
+            f" AND NOT instr({column}, ?)",
+            (f"`{former}/", f"`{root}/", f"`{former}/", f"`{root}/"),
         )

@@ -164,3 +164,15 @@ def test_a_store_that_mlflow_would_read_under_another_name_is_refused(tmp_path: 
     with pytest.raises(ConfigError, match=r"tracker: MLflow reads .*50%25 as .*50%: .*tracker=none"):
         settle(Store(str(tmp_path / "50%25")))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_moves_below_its_former_root_is_corrected_once(store: Store):
+    tracking_address("", store)
+    moved_to = Path(store.root).with_name("aside")
+    shutil.move(store.root, moved_to)
+    Path(store.root).mkdir()
+    below = Store(str(shutil.move(moved_to, f"{store.root}/below")))
+    assert loads(tracking_address("", below))
+    before = addresses(below)
+    assert loads(tracking_address("", below)) and addresses(below) == before
+    assert not any("/below/below" in text for text in before)
