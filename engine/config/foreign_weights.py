@@ -49,6 +49,11 @@ def matching(stored: Mapping[str, Stored], family: Family, spec: Said) -> Matchi
             refused.append(f"models of the family {family.name} have no {ours}")
             continue
         part = part._replace(name=part.name.removeprefix(bare))
+        if is_stack(part) and shape[0] > len(stored):
+            refused.append(
+                f"{part.name} is missing: {shape[0]} experts, and {len(stored)} weights are stored"
+            )
+            continue
         count = range(shape[0]) if is_stack(part) else range(1)
         names = [part.name.replace("{e}", str(number)) for number in count]
         inner = shape[1:] if is_stack(part) else shape

@@ -21,6 +21,7 @@ ROPE = {  # our name of a number: transformers'
     "high": "high_freq_factor", "fast": "beta_fast", "slow": "beta_slow", "attention": "attention_factor",
 }  # fmt: skip
 OPTIONAL = ("fast", "slow", "attention")
+MOST_LAYERS = 1000  # of a model: engine/config/blocks.py
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -208,7 +209,9 @@ def no_window(config: Config) -> Fields:
 
 def some_windows(config: Config) -> Fields:
     """`sliding_window` of the blocks that layer_types or max_window_layers say, as Qwen has it."""
-    count = int(cast(int, given(config, "num_hidden_layers", 0)))
+    count = given(config, "num_hidden_layers")
+    if type(count) is not int or not 0 < count <= MOST_LAYERS:
+        raise ConfigError("num_hidden_layers", f"{count!r} is not understood", f"1 to {MOST_LAYERS}")
     first, width = given(config, "max_window_layers", 28), _width(config, 4096)
     if not given(config, "use_sliding_window", False, flag):
         width = None

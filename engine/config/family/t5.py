@@ -58,7 +58,8 @@ def _written_mlp(spec: EncDec) -> dict[str, Json]:
 
 def _said(config: Config) -> Fields:
     layers, both = given(config, "num_decoder_layers"), given(config, "num_layers", 6)
-    start, pad = config.get("decoder_start_token_id"), config.get("pad_token_id", 0)
+    start, pad = given(config, "decoder_start_token_id"), config.get("pad_token_id", 0)
+    pad = None if pad is None else given(config, "pad_token_id", 0)
     if start is not None and start != pad:
         raise ConfigError("decoder_start_token_id", f"is {start}, and the decoder begins with padding, {pad}")
     tied = given(config, "tie_word_embeddings", True, flag)

@@ -11,13 +11,16 @@ from atelier.engine.config.families import difference, family_of, reading_of
 from tests.foreign.foreign_models import CHANGES, FAMILIES, beside, fields, without_activation
 from tests.foreign.search import Case
 
-COUNT = 400
+COUNT = 250
 WRONG: list[Any] = [
     None, True, False, 0, -1, 1, 7, 1.5, -0.25, 10**30, "", "x", "64", "true", [], [1], {}, {"a": {"b": [1]}},
     "full_attention", ["full_attention"], "ü\u0000",
 ]  # fmt: skip
-NULL = ("head_dim", "num_key_value_heads", "sliding_window", "n_inner", "num_decoder_layers", "layer_types",
-        "rope_scaling", "rope_parameters", "mlp_only_layers", "num_experts", "num_local_experts")  # fmt: skip
+NULL = (
+    "decoder_start_token_id", "head_dim", "layer_types", "mlp_only_layers", "n_inner", "num_decoder_layers",
+    "num_experts", "num_key_value_heads", "num_local_experts", "pad_token_id", "rope_parameters",
+    "rope_scaling", "sliding_window",
+)  # fmt: skip
 broken = without_activation
 
 
