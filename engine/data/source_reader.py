@@ -8,6 +8,7 @@ import io
 import json
 import os
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
@@ -154,7 +155,7 @@ class SourceReader:
                 where = f"{path}:{number}"
                 if len(raw) > MOST_TEXT:
                     raise _too_long(where)
-                row = self._parsed(raw, where) if raw.strip() else None
+                row = None if _is_blank(raw) else self._parsed(raw, where)
                 if row is not None:
                     yield number, where, row
 
@@ -168,7 +169,7 @@ class SourceReader:
                 for line, raw in enumerate(texts[tar.LINES].splitlines(), start=1):
                     number += 1
                     there = f"{where}.{tar.LINES}:{line}"
-                    if raw.strip() and (row := self._parsed(raw, there)) is not None:
+                    if not _is_blank(raw) and (row := self._parsed(raw, there)) is not None:
                         yield number, there, row
                 continue
             number += 1
@@ -202,6 +203,11 @@ class SourceReader:
                 return line
             self.broken(where, f"{kind_of(line)} where an object is expected")
         return None
+
+
+def _is_blank(line: bytes) -> bool:
+    """Whether a line has nothing, a byte order mark apart."""
+    return not line.removeprefix(BOM_UTF8).strip()
 
 
 class _Seekable(io.RawIOBase):
