@@ -110,9 +110,10 @@ def _more(text: str, longer: str) -> str:
 
 def _way(document: Mapping[str, Any]) -> str:
     rules = _rules(document.get("decoder"))
-    if not rules:  # joined with spaces by the library, unless it is plain how spaces are written
+    if not rules:  # the library joins with spaces, also what no pre-tokenizer parted or took spaces from
         around = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")], ensure_ascii=False)
-        return BYTES if '"ByteLevel"' in around else PIECES if "▁" in around else OWN
+        is_joined = "▁" in around or document.get("pre_tokenizer") is None
+        return BYTES if '"ByteLevel"' in around else PIECES if is_joined else OWN
     kinds = [str(rule.get("type")) for rule in rules]
     if kinds[0] == "ByteLevel" and set(kinds[1:]) <= {"Fuse"}:
         return BYTES

@@ -133,7 +133,7 @@ def test_compressors_read_the_text_as_it_was_where_a_tokenizer_changes_it(
     path.write_text(wordpiece().to_str())
     tokenizer = workshop.run("learn_tokenizer", {"tokenizer": {"load": str(path)}}, {}, "tokenizer")
     tokens = workshop.tokens(corpus, tokenizer)
-    assert tokens.record.summary["held_out_changed"] == len(held_out)
+    assert dict(tokens.record.summary)["held_out_changed"] == len(held_out)
     raw = "".join(held_out).encode()
     assert (Path(tokens.url) / "held_out.txt").read_bytes() == raw
     text = read_held_out(tokens, vocabulary, tmp_path, 10**6)

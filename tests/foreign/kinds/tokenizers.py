@@ -238,7 +238,7 @@ def _libraries(document: dict[str, Any]) -> list[Tokenizer]:
     decoders = [given]
     if given is None and '"ByteLevel"' in around:
         decoders = [BYTES[0]]
-    elif given is None and "▁" in around:
+    elif given is None and ("▁" in around or document["pre_tokenizer"] is None):
         decoders = [{"type": "Sequence", "decoders": [SPACES, *fallback]}]
     elif document["model"].get("byte_fallback") and given and "ByteFallback" not in json.dumps(given):
         for order in ([given, *fallback], [*fallback[:1], given]):
@@ -252,7 +252,9 @@ def _libraries(document: dict[str, Any]) -> list[Tokenizer]:
 def _check_text(ours: Vocabulary, libraries: list[Tokenizer], ids: list[int], text: str) -> None:
     whole = ours.bytes_of(ids).decode("utf-8", "replace")
     wanted = {text, *(written for each in libraries for written in (each.decode(ids), _by_words(each, ids)))}
-    assert whole in wanted or whole.removeprefix(" ") in wanted, f"{text!r}: {whole!r}, wanted {wanted}"
+    # of its first token the library's decoder leaves out a space, which belongs to a text that goes on
+    is_right = whole in wanted or whole.replace(" ", "", 1) in wanted
+    assert is_right, f"{text!r}: {whole!r}, wanted {wanted}"
     assert ours.behind([], ids) == whole, (
         f"{text!r}: {ours.behind([], ids)!r} behind nothing, {whole!r} whole"
     )
