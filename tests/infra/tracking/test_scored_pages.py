@@ -95,6 +95,7 @@ def test_each_point_of_a_sweep_has_its_value_beside_its_swept_keys(root: Path):
             metric="model.eval_loss",
             is_lower_better=True,
             numbers={},
+            tags={},
             is_failed=False,
         )
     found = {
