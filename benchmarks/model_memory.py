@@ -93,7 +93,7 @@ def publishing(model: str, folder: Path, world: int) -> dict[str, float]:
     context = BuildContext(gang=gang, layout=layout, inputs={"base": source}, scratch=scratch)
     state = build_member("model", member, training=training, build_context=context)
     loaded, began = peak_mb(), time.perf_counter()
-    publish(state, str(folder / "published"), inputs={}, scratch=scratch, most=FILE_BYTES)
+    publish(state, str(folder / "published"), inputs={}, scratch=scratch, most=FILE_BYTES, rows={})
     seconds = time.perf_counter() - began
     gang.barrier()
     held = sum(local(weight).nbytes for weight in state.weights.parameters().values()) / MB

@@ -21,7 +21,7 @@ from atelier.engine.config.train import Bad
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.role_state import ALL, RoleState, is_finite
 from atelier.engine.loop.stage import AUX, ForwardResult
-from atelier.engine.loop.teacher_outputs import own_rows, teacher_side_for
+from atelier.engine.loop.teacher_outputs import check_same_ids, own_rows, teacher_side_for
 from atelier.engine.objective.load import RIGHT, SHARE, reads_relations
 from atelier.engine.parallel.gang import Gang
 
@@ -277,6 +277,7 @@ class RoleStep:
                 compared = {n: s for n, s in student.compared_with(teacher.name).items() if n in work.mix}
                 if not compared:
                     continue
+                check_same_ids(student.role.model, teacher.role.model)
                 side = teacher_side_for(
                     student.grid,
                     teacher.grid,

@@ -7,6 +7,8 @@ student's layout. B rows, T tokens, D hidden, V vocabulary, H heads, E head widt
 import torch
 from torch import Tensor
 
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.loop.stage import ForwardResult
 from atelier.engine.model.contract import Relations
 from atelier.engine.objective.chunked import TeacherSide
@@ -18,6 +20,15 @@ from atelier.engine.parallel.grid import Grid
 def lies_alike(student: Grid, teacher: Grid) -> bool:
     mine, theirs = student.axes, teacher.axes
     return (mine.data, mine.context, mine.tensor) == (theirs.data, theirs.context, theirs.tensor)
+
+
+def check_same_ids(student: ModelSpec, teacher: ModelSpec) -> None:
+    """Raise ConfigError for models of other tokens; rows of padding behind them may differ."""
+    if student.ids != teacher.ids:
+        sizes = f"{teacher.ids} tokens, the student's {student.ids}"
+        raise ConfigError(
+            "objective", f"the teacher's vocabulary has {sizes}", "give both the same tokenizer"
+        )
 
 
 def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str, Tensor]:
