@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.io.user_folders import expanded
+from atelier.engine.io.user_folders import with_home
 
 FILE = "file://"
 URL = re.compile(r"(^|::)[A-Za-z][A-Za-z0-9+.-]+://")  # of one letter is a drive to fsspec
@@ -30,7 +30,7 @@ def check_chain(url: str) -> None:
 def absolute(path: str) -> str:
     """An absolute path; a relative one begins at the working directory."""
     if not path.startswith("/"):
-        path = str(Path.cwd() / expanded(path, "path"))
+        path = str(Path.cwd() / with_home(path))
     return path.rstrip("/") or "/"
 
 

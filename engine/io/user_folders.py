@@ -43,6 +43,11 @@ def expanded(path: str, place: str) -> Path:
         raise ConfigError(place, problem, "give a whole path, or set HOME") from None
 
 
+def with_home(path: str) -> str:
+    """`path` with a leading ~ filled in, unchanged where nobody knows that home."""
+    return os.path.expanduser(path)
+
+
 def user_name() -> str:
     """The user's login name, `uid-<number>` where it has none."""
     found = next((name for key in NAMES if (name := os.environ.get(key))), "")
