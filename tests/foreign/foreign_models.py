@@ -5,6 +5,7 @@ ones that change what is computed.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -121,13 +122,13 @@ def fields(rng: random.Random, family: str, share: float = 0.35) -> Case:
     found = dict(FAMILIES[family][1])
     for key, values in may_be.items():
         if rng.random() < share:
-            found[key] = rng.choice(values)
+            found[key] = deepcopy(rng.choice(values))  # transformers writes into it
     return found
 
 
 def beside(rng: random.Random) -> Case:
     """Some keys that change nothing."""
-    return {key: KEEPS[key] for key in rng.sample(sorted(KEEPS), rng.randint(0, 5))}
+    return {key: deepcopy(KEEPS[key]) for key in rng.sample(sorted(KEEPS), rng.randint(0, 5))}
 
 
 @contextmanager

@@ -348,3 +348,18 @@ def test_what_does_nothing_for_a_finished_model_is_refused(idle: dict[str, objec
         finished(**idle)
     with pytest.raises(ConfigError, match="name it with init"):
         role(trainable={"kind": "none"})
+
+
+def test_only_a_student_with_padding_that_compares_logits_has_another_identity_than_before() -> None:
+    """Padding had mass in the comparison."""
+
+    def said(**model: Any) -> Any:
+        net = GPT(num_layers=1, hidden=16, num_heads=2, vocab=30, **model)
+        roles = {"teacher": role(model=net), "s": role(**STUDENT, model=net)}
+        return {
+            name: parts[0].identity.get("padding")
+            for name, parts in segments_of(roles, train(), FEED, {}).items()
+        }
+
+    assert said() == {"teacher": None, "s": None}
+    assert said(vocab_padding=4) == {"teacher": None, "s": 2}

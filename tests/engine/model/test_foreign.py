@@ -352,3 +352,11 @@ def test_a_model_that_no_family_can_say_has_none() -> None:
     with pytest.raises(ConfigError, match=r"--family: llama cannot say multipliers.logits 0.5"):
         family_of({"model_type": "llama"}, "").config(GPT(**shape, base_width=8))
     assert family_of({"model_type": "llama"}, "").config(GPT(**shape, base_width=16))
+
+
+def test_a_t5_is_another_model_than_before_only_where_its_activation_was_not_read() -> None:
+    family = family_of({"model_type": "t5"}, "")
+    usual = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
+    assert family.version({}) == family.version(usual) == 1
+    assert family.version({"dense_act_fn": "gelu"}) == family.version(usual | {"dense_act_fn": "gelu"}) == 2
+    assert family_of({"model_type": "llama"}, "").version({"hidden_act": "gelu"}) == 1

@@ -4,6 +4,7 @@ adopt` does it, their logits are those of transformers, or they are refused by n
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,10 +51,14 @@ def draw(rng: random.Random) -> Case:
         "dtype": rng.choice(["float32", "bfloat16"]), "seed": rng.randrange(10**6),
     }  # fmt: skip
     may_be = {**(MAY_BE["rotary"] if family not in ("gpt2", "t5") else {}), **MAY_BE[family]}
+    if family == "mixtral" and case["config"].get("head_dim") is None:
+        case["config"]["head_dim"] = (
+            8  # without it transformers 5.24 cannot make one whose positions are yarn
+        )
     for key in rng.sample(sorted(may_be), rng.choice([0, 0, 1, 2])):  # after the weights were written
-        case["extra"][key] = rng.choice(may_be[key])
+        case["extra"][key] = deepcopy(rng.choice(may_be[key]))
     for key in rng.sample(sorted(CHANGES), rng.choice([0, 0, 0, 1])):
-        case["extra"][key] = CHANGES[key]
+        case["extra"][key] = deepcopy(CHANGES[key])
     if rng.random() < 0.2:
         case["extra"][rng.choice(sorted(FAMILIES[family][1]))] = rng.choice(ODD)
     if rng.random() < 0.15:
@@ -110,7 +115,9 @@ def written(case: Case, folder: Path) -> Path:
     ids |= {"decoder_start_token_id": ids["pad_token_id"]} if kind == "T5" else {}
     ids |= {"bos_token_id": made.token_to_id("<s>") if case["begins"] else None}
     torch.manual_seed(case["seed"])
-    how = {key: value for key, value in case["config"].items() if key not in ids and value is not None}
+    how = {
+        key: deepcopy(value) for key, value in case["config"].items() if key not in ids and value is not None
+    }
     null = {key: None for key, value in case["config"].items() if value is None}
     config = getattr(transformers, f"{kind}Config")(vocab_size=size + case["rows"], **how, **ids)
     auto: Any = transformers.AutoModelForSeq2SeqLM if kind == "T5" else transformers.AutoModelForCausalLM

@@ -3,6 +3,7 @@ model, and all of it is read or idle; or it is refused by the name of a key.
 """
 
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ def draw(rng: random.Random) -> Case:
     case: Case = {"config": config, "changes": [], "wrong": {}, "left": []}
     if rng.random() < 0.3:
         case["changes"] = rng.sample(sorted(CHANGES), rng.randint(1, 3))
-        config |= {key: CHANGES[key] for key in case["changes"]}
+        config |= {key: deepcopy(CHANGES[key]) for key in case["changes"]}
     for key in rng.sample(sorted(FAMILIES[family][1]), rng.choice([0, 0, 1, 2])):
-        case["wrong"][key] = config[key] = rng.choice(WRONG)
+        case["wrong"][key] = config[key] = deepcopy(rng.choice(WRONG))
     if rng.random() < 0.2:
         case["left"] = [left := rng.choice(sorted(set(config) - {TYPE}))]
         del config[left]
