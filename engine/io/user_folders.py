@@ -27,11 +27,11 @@ def own_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/atelier, by default ~/.cache/atelier, for what may be deleted at any time. It need not
-    exist.
+    """For what may be deleted at any time: $XDG_CACHE_HOME/atelier where that is a whole path, else
+    ~/.cache/atelier. It need not exist.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~")
-    return base / "atelier" if base.is_absolute() and _is_writable(base / "atelier") else own_folder()
+    return base / "atelier" if base.is_absolute() else own_folder()
 
 
 def expanded(path: str, place: str) -> Path:

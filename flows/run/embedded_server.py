@@ -23,12 +23,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from http.client import HTTPException
+from io import StringIO
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from atelier import IMPORT_ROOT
-from atelier.engine.config.error import AtelierError
+from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.io.storage import is_local, local_path
 from atelier.engine.io.user_folders import home
 from atelier.infra.stack.database_check import PREFECT, check_database, tighten
@@ -282,8 +285,8 @@ EMBEDDED = {
 
 def embed(root: str) -> EmbeddedServer | None:
     """Settings and server of this process, before Prefect is imported; None when the user configured one.
-    Raises ConfigError for a database that Prefect cannot use.
-    Raises ConfigError for proxies that Prefect's client cannot read.
+    Raises ConfigError for a database that Prefect cannot use, for proxies that its client cannot read, and
+    for settings that Prefect refuses.
     """
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
@@ -291,6 +294,7 @@ def embed(root: str) -> EmbeddedServer | None:
     join_stack(root)
     check_proxies()
     if is_configured(root):
+        _check_settings()
         return None
     check_database(home / "prefect.db", PREFECT)
     tighten(home / "prefect.db")
@@ -301,7 +305,22 @@ def embed(root: str) -> EmbeddedServer | None:
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()
+    _check_settings()  # while the server starts; it reads the address above
     return server
+
+
+def _check_settings() -> None:
+    """Raises ConfigError for a setting, of the environment or of a profile, that Prefect does not take."""
+    try:
+        with redirect_stderr(StringIO()):  # Prefect prints each twice
+            from prefect.settings import get_current_settings  # 1.5 s: plans, help and errors do without
+
+            get_current_settings()
+    except ValidationError as error:
+        wrong = [one for one in error.errors() if one["type"] != "default_factory_not_called"]
+        about = "; ".join(f"{one['loc'][-1]}: {one['msg']}, not {one.get('input')!r}" for one in wrong)
+        place = f"PREFECT_... ({error.title})"
+        raise ConfigError(place, about, "correct or unset the variable, or Prefect's profile") from None
 
 
 def _home(root: str) -> Path:

@@ -1,10 +1,17 @@
 """The Prefect server of a run that has none."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from atelier.flows.run.embedded_server import EMBEDDED, EmbeddedServer
+from tests.checkout import python_path
+
+CHECK = "from atelier.flows.run.embedded_server import _check_settings; _check_settings()"
 
 
 @pytest.mark.slow
@@ -26,3 +33,22 @@ def test_servers_that_start_at_once_in_a_new_store_all_come_up(
     finally:
         for server in servers:
             server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("PREFECT_LOGGING_LEVEL=NOPE", "level: Input should be 'DEBUG', .* not 'NOPE'"),
+        ("PREFECT_CLIENT_MAX_RETRIES=nope", "max_retries: .* not 'nope'; correct or unset"),
+    ],
+)
+def test_a_setting_that_prefect_does_not_take_is_refused_with_its_value(
+    tmp_path: Path, setting: str, says: str
+) -> None:
+    name, _, value = setting.partition("=")
+    more = {name: value, "PREFECT_HOME": str(tmp_path), "PYTHONPATH": python_path()}
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], env=os.environ | more, capture_output=True, text=True
+    )
+    assert re.search(f"ConfigError: PREFECT_.*{says}", done.stderr) and "plugins" not in done.stderr
