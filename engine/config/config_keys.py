@@ -14,7 +14,7 @@ Fields = dict[str, Json]  # of the model
 Reader = Callable[[Config], Fields]  # the fields that some keys say; a key that it looks up is understood
 
 
-class Asked(dict[str, Json]):
+class ReadConfig(dict[str, Json]):
     """A config that keeps which keys it was asked for."""
 
     def __init__(self, config: Config) -> None:

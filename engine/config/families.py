@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.config_keys import ARCHITECTURES, TYPE, Asked, Config, Fields, Key, Reader, short
+from atelier.engine.config.config_keys import (
+    ARCHITECTURES,
+    TYPE,
+    Config,
+    Fields,
+    Key,
+    ReadConfig,
+    Reader,
+    short,
+)
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.idle_keys import IDLE, NEVER, Idle, row_of
 from atelier.engine.config.model.encdec import EncDec
@@ -80,7 +89,7 @@ class Family:
 
     def reading(self, config: Config, place: str) -> Reading:
         """All that a config says, and all that is refused of it."""
-        asked, found, refused = Asked(config), dict(self.fixed), list[ConfigError]()
+        asked, found, refused = ReadConfig(config), dict(self.fixed), list[ConfigError]()
         for key in self.keys:
             value = asked.get(key.name, key.default)
             if value is None and key.default is None:

@@ -42,7 +42,7 @@ class _Answer(TypedDict):
     error: NotRequired[str]
 
 
-Asked = tuple[Sequence[ChatMessage], bool]  # messages; whether what begins an answer follows them
+RenderRequest = tuple[Sequence[ChatMessage], bool]  # messages; whether what begins an answer follows them
 Key = tuple[tuple[tuple[str, str], ...], bool]
 
 
@@ -77,7 +77,7 @@ class ChatTemplate:
         self._ready: dict[Key, _Answer] = {}
         self._open()
 
-    def prepare(self, asked: Sequence[Asked]) -> None:
+    def prepare(self, asked: Sequence[RenderRequest]) -> None:
         """Render all that `render` will be asked for next, in one request, which takes less time."""
         self._ready.clear()
         some = {_key(*each): each for each in asked}
@@ -103,7 +103,7 @@ class ChatTemplate:
         except LimitError as error:
             raise ConfigError(self._place, f"is no chat template ({error})", "mend or remove it") from None
 
-    def _answers(self, asked: Sequence[Asked], most_ends: int) -> list[_Answer]:
+    def _answers(self, asked: Sequence[RenderRequest], most_ends: int) -> list[_Answer]:
         if not self._process.is_running:
             self._open()
         try:

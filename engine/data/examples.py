@@ -19,7 +19,7 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.corpus import LabelledLine
 from atelier.engine.data.counter_rng import Permutation
-from atelier.engine.data.options import Continued, any_begins_another, check_apart, continued
+from atelier.engine.data.options import JointOptions, any_begins_another, check_apart, continued
 from atelier.engine.data.pairs import paired, side
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
@@ -132,7 +132,9 @@ class Examples:
             self.length = max(len(e.completion) for e in self.examples)
             self.encoder_length = 1 + max(len(e.prompt) for e in self.examples)
 
-    def _example(self, asked: Continued, answer: int, num_cut: int, soft: SoftPrompt, first: int) -> Example:
+    def _example(
+        self, asked: JointOptions, answer: int, num_cut: int, soft: SoftPrompt, first: int
+    ) -> Example:
         """Its prompt leaves room for the longest option. `num_cut`: ids of it that were cut before."""
         prompt, options = (asked.whole, self._alone) if self.is_paired else (asked.prompt, asked.options)
         if self._has_ends and any_begins_another(options):

@@ -13,7 +13,7 @@ AT_ONCE = 256  # prompts that are encoded together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continued:
+class JointOptions:
     """A prompt and its options as ids: the ids of prompt and option k together are `prompt` and `options[k]`.
     `whole`: the ids of the prompt alone, of which the last ones may differ.
     """
@@ -25,7 +25,7 @@ class Continued:
 
 def continued(
     vocabulary: Vocabulary, prompts: Sequence[str], options: Sequence[str], place: str
-) -> Iterator[Continued]:
+) -> Iterator[JointOptions]:
     """Of each prompt the first ids that it has alone and before every option, and for each option the others.
 
     Raises DataError for options that the tokenizer does not tell apart behind a prompt.
@@ -38,7 +38,7 @@ def continued(
             shared = min(_num_equal(whole, ids) for ids in each)
             behind = tuple(tuple(ids[shared:]) for ids in each)
             check_apart(behind, options, f"{place}: behind {prompt[-40:]!r} the tokenizer")
-            yield Continued(prompt=tuple(whole[:shared]), options=behind, whole=tuple(whole))
+            yield JointOptions(prompt=tuple(whole[:shared]), options=behind, whole=tuple(whole))
 
 
 def check_apart(ids: Sequence[tuple[int, ...]], options: Sequence[str], place: str) -> None:

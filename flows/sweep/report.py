@@ -88,7 +88,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
     tracker, pool = some.frozen.tracker, some.frozen.pool
     text = to_markdown(content)
     if tracker.kind == "mlflow":
-        from atelier.infra.tracking.direct import SweepPoint, show_sweep  # MLflow: two seconds
+        from atelier.infra.tracking.direct import PlottedPoint, show_sweep  # MLflow: two seconds
 
         with suppress(Exception):  # a page is only for display
             pages = show_sweep(
@@ -101,7 +101,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 paths=paths,
                 trajectories=_trajectories(session),
                 points=[
-                    SweepPoint(entry.words, row.values, entry.value)
+                    PlottedPoint(entry.words, row.values, entry.value)
                     for entry, row in zip(session.ledger.entries(), content.rows, strict=True)
                     if entry.value is not None
                 ],

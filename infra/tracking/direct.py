@@ -15,7 +15,7 @@ from atelier.infra.tracking.views import sweep_view
 
 
 @dataclass(frozen=True)
-class SweepPoint:
+class PlottedPoint:
     """A finished point: the words of its command, its swept keys, what it is compared by."""
 
     words: Sequence[str]
@@ -47,7 +47,7 @@ def show_sweep(
     markdown: str,
     paths: Sequence[Path],
     trajectories: Sequence[str],
-    points: Sequence[SweepPoint],
+    points: Sequence[PlottedPoint],
     keys: Sequence[str],
     metric: str,
     is_lower_better: bool,
@@ -91,7 +91,7 @@ def show_sweep(
 
 
 def _write_points(
-    backend: Backend, experiment: str, sweep: str, points: Sequence[SweepPoint], metric: str
+    backend: Backend, experiment: str, sweep: str, points: Sequence[PlottedPoint], metric: str
 ) -> None:
     """Write each point's value and swept keys to its flow runs, so that MLflow plots one by the other."""
     query = f"tags.`atelier.sweep` = '{sweep}' AND tags.`atelier.kind` = 'flow'"

@@ -22,7 +22,7 @@ from tokenizers import (
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data import examples
 from atelier.engine.data.examples import Examples, OptionRow
-from atelier.engine.data.options import Continued
+from atelier.engine.data.options import JointOptions
 from atelier.engine.io.artifact import open_input
 from tests.engine.trainings import artifact
 
@@ -198,9 +198,11 @@ def tokenizer(name: str) -> Tokenizer:
 def broken() -> AbstractContextManager[object]:
     """Options are encoded apart from their prompt."""
 
-    def apart(vocabulary: Any, prompts: list[str], options: tuple[str, ...], place: str) -> list[Continued]:
+    def apart(
+        vocabulary: Any, prompts: list[str], options: tuple[str, ...], place: str
+    ) -> list[JointOptions]:
         own = tuple(tuple(vocabulary.encode(option)) for option in options)
         whole = [tuple(vocabulary.encode(prompt)) for prompt in prompts]
-        return [Continued(prompt=each, options=own, whole=each) for each in whole]
+        return [JointOptions(prompt=each, options=own, whole=each) for each in whole]
 
     return mock.patch.object(examples, "continued", apart)

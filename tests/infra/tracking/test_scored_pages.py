@@ -5,7 +5,7 @@ from pathlib import Path
 
 from atelier.engine.config.record import Record
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.direct import SweepPoint, show_sweep
+from atelier.infra.tracking.direct import PlottedPoint, show_sweep
 from atelier.infra.tracking.views import COLUMNS, TAG
 from tests.infra.records import Family, family
 from tests.infra.runs import client, models, publish_all, runs, tracker, uri
@@ -78,8 +78,8 @@ def test_each_point_of_a_sweep_has_its_value_beside_its_swept_keys(root: Path):
         [flow] = runs(root, f"tags.`atelier.run` = '{run_id}' AND tags.`atelier.kind` = 'flow'")
         client(root).set_tag(flow.info.run_id, "mlflow.source.name", f"atelier demo optim.lr={rate}")
     points = [
-        SweepPoint(["optim.lr=0.01"], {"optim.lr": "0.01"}, 4.5),
-        SweepPoint(["optim.lr=0.03"], {"optim.lr": "0.03"}, 4.2),
+        PlottedPoint(["optim.lr=0.01"], {"optim.lr": "0.01"}, 4.5),
+        PlottedPoint(["optim.lr=0.03"], {"optim.lr": "0.03"}, 4.2),
     ]
     for _ in range(2):  # shown again after the next point
         show_sweep(
