@@ -7,6 +7,7 @@ import re
 import shlex
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -56,7 +57,12 @@ def connected(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
 
 
-def check_database(path: Path, tables: Tables, still_s: float = STILL_S) -> None:
+def check_database(
+    path: Path,
+    tables: Tables,
+    still_s: float = STILL_S,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
     """Raise ConfigError, with what helps, for a database that its library could not use however long it
     waited. Older tables are looked at until they stay the same for `still_s` seconds: another process may be
     making them.
@@ -74,7 +80,7 @@ def check_database(path: Path, tables: Tables, still_s: float = STILL_S) -> None
             before, since = found, time.monotonic()
         elif not is_older or time.monotonic() - since >= still_s:
             raise _other_version(path, tables, found[0], is_older)
-        time.sleep(LOOK_S)
+        sleep(LOOK_S)
 
 
 def _other_version(path: Path, tables: Tables, found: str, is_older: bool) -> ConfigError:

@@ -88,11 +88,10 @@ def test_the_command_that_is_named_mends_older_tables(tmp_path: Path):
     assert path.with_name("mlflow.db.backup").exists()
 
 
-def test_tables_that_another_process_is_making_are_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tables_that_another_process_is_making_are_waited_for(root: Path):
     path, steps = root / "mlflow.db", iter([OLDER, "0c779009ac13", _get_latest_schema_revision()])
-    monkeypatch.setattr("time.sleep", lambda seconds: set_version(path, next(steps)))
     set_version(path, OLDER)
-    check_database(path, MLFLOW)
+    check_database(path, MLFLOW, sleep=lambda seconds: set_version(path, next(steps)))
     assert next(steps, None) is None
 
 
