@@ -51,14 +51,15 @@ def check(case: Case, folder: Path) -> str:
     before = os.getcwd()
     os.chdir(home)
     try:
-        given = _given(case, home, target)
+        given = address(case, home, target)
         with patch.dict(os.environ, {"ATELIER_ROOT": given, "HOME": str(away)}):
             return _used(Path(os.path.abspath(target)), home, away)
     finally:
         os.chdir(before)
 
 
-def _given(case: Case, home: Path, target: Path) -> str:
+def address(case: Case, home: Path, target: Path) -> str:
+    """The store as the case writes it."""
     relative = str(Path(case["name"]) / case["below"]) if case["below"] else case["name"]
     if case["way"] == "link":
         (home.parent / "link").symlink_to(home)
