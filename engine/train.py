@@ -106,7 +106,7 @@ def train_from(history: History, training: Training, services: TrainingServices)
             step = loop.begin_step(clock)  # who trains, on what; a stop request saves and raises StoppedError
             # forward, backward and update of every role, students beside their teacher; a bad step: no update
             outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)
-            outcomes |= loop.detect(step)  # roles that learn which tokens these have replaced
+            outcomes |= loop.after_step(step)  # roles whose steps an extension takes
             outcomes |= step.passed_over()  # roles that leave this step out, rolled back or away
             loop.measure(step, outcomes)
             loop.exchange_if_due(step, outcomes)  # with other sites, where the training has some

@@ -44,7 +44,7 @@ def distill(
     )
     extract_adapters(models, low_rank(roles, begun))
     here = {name: role for name, role in roles.items() if train.link.is_here(name)}
-    taught = {name: role for name, role in here.items() if role.teacher and not role.detects}
+    taught = {name: role for name, role in here.items() if role.teacher and not role.reads_changed}
     students = [*taught] if score.controls else []
     by_themselves = controls_of(taught) if students else {}
     if by_themselves:
@@ -60,8 +60,7 @@ def distill(
             extras=extras(text, by_themselves),
             name="train.controls",
         )
-    detecting = [name for name, role in roles.items() if role.detects_alone]  # they predict no tokens
-    predicting = {name: model for name, model in models.items() if name not in detecting}
+    predicting = {name: model for name, model in models.items() if name not in roles or roles[name].predicts}
     scores = score_models(
         predicting, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
     )

@@ -11,17 +11,18 @@ from types import ModuleType
 from atelier import PROJECT
 from atelier.engine.config.base import Kind
 from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.extensions import kinds_of
 
 MEND = "mend it (docs/extend/adding-a-model.md)"
 
 
 def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
-    """The module engine/<group>/<kind>.py. Raises ConfigError, naming file and line, when it cannot be
-    imported or lacks one of the functions that it has to offer.
+    """The module engine/<group>/<kind>.py, or that of an extension. Raises ConfigError, naming file and line,
+    when it cannot be imported or lacks one of the functions that it has to offer.
     """
-    file, place = f"engine/{group}/{kind}.py", f"{group.rsplit('/', 1)[-1]}.{kind}"
+    file, place = kind_file(group, kind), f"{group.rsplit('/', 1)[-1]}.{kind}"
     try:
-        module = importlib.import_module(f"atelier.engine.{group.replace('/', '.')}.{kind}")
+        module = importlib.import_module(f"atelier.{file.removesuffix('.py').replace('/', '.')}")
     except AtelierError:
         raise
     except Exception as error:  # whatever the file does when it is imported
@@ -32,6 +33,12 @@ def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
     return module
 
 
+def kind_file(group: str, kind: str) -> str:
+    """The file of a kind, below the project's folder."""
+    extension = kinds_of(group).get(kind, "")
+    return f"engine/{f'extensions/{extension}/' if extension else ''}{group}/{kind}.py"
+
+
 def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
     """The class of specs that engine/config/<group>/<kind>.py defines. Raises ConfigError when there is none,
     or when it lacks what such specs have to offer.
@@ -39,7 +46,7 @@ def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
     module = kind_module(f"config/{group}", kind)
     own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
     found = [v for v in own if issubclass(v, base) and "kind" in v.model_fields]
-    place, file = f"{group}.{kind}", f"engine/config/{group}/{kind}.py"
+    place, file = f"{group}.{kind}", kind_file(f"config/{group}", kind)
     if not found:
         name = base.__name__
         raise ConfigError(place, f"{file} has no {name} with a field `kind: Literal[{kind!r}]`", MEND)

@@ -2,7 +2,7 @@
 a document.
 
 The folder is the registry: `kind: gpt` of group `model` is engine/config/model/gpt.py, and a name can only
-select a file of that folder. Torch-free.
+select a file of that folder, or of the same folder of an extension. Torch-free.
 """
 
 import re
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from atelier.engine.config.base import Given, Json, Kind, Spec, parse
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError, nearest
+from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.kind_files import kind_class
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
@@ -115,9 +116,9 @@ class ObjectiveSpec(Kind):
     )
     reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
     extras: ClassVar[tuple[str, ...]] = ()  # tensors that only its rows have, for the model to read
-    reads_drawn: ClassVar[bool] = (
-        False  # whether its teacher has drawn the tokens in the place of hidden ones
-    )
+    # from its teacher: its answers to the same rows, or a lesson of another name, that changes the rows
+    lesson: ClassVar[str] = "answers"
+    predicts: ClassVar[bool] = True  # tokens; else its role has no loss of text by it
     is_of_every_token: ClassVar[bool] = (
         False  # a mean over all tokens of its rows, not over those with labels
     )
@@ -131,6 +132,11 @@ class ObjectiveSpec(Kind):
     def added(self, model: ModelSpec, teacher_hidden: int) -> dict[str, tuple[int, ...]]:
         """Weights that it adds to the student, by name; the finished model is without them."""
         return {}
+
+    @property
+    def steps_behind(self) -> int:
+        """How many steps its role is behind its teacher."""
+        return 0
 
     @property
     def encoder_length(self) -> int:
@@ -209,7 +215,8 @@ FOLDER = Path(__file__).parent
 @cache
 def kinds(group: str) -> tuple[str, ...]:
     """The allowed values of `kind:` in a group, sorted."""
-    return tuple(sorted(path.stem for path in (FOLDER / group).glob("*.py") if path.stem != "__init__"))
+    own = (path.stem for path in (FOLDER / group).glob("[!_]*.py"))
+    return tuple(sorted({*own, *kinds_of(f"config/{group}")}))
 
 
 @cache

@@ -6,10 +6,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Spec, Step
-from atelier.engine.config.objective.replaced import Replaced
+from atelier.engine.config.extensions import extension_of
 from atelier.engine.config.registry import Model, Objectives, Optim
 from atelier.engine.config.soft_prompt import Place, SoftPrompt
 
+ANSWERS = "answers"  # of a teacher to the rows of its students
 OF_KIND = {  # fields of Trainable that a kind has
     "lora": ("rank", "alpha", "targets"),
     "parts": ("parts",),
@@ -131,19 +132,33 @@ class Role(Spec):
         return tuple(dict.fromkeys([*filter(None, [self.teacher]), *self.other_teachers.values()]))
 
     @property
-    def detects(self) -> bool:
-        """Whether it learns which tokens its teacher, a generator, has replaced."""
-        return any(type(spec).reads_drawn for spec in self.objective.values())
+    def lesson(self) -> str:
+        """By what its teacher teaches it: '' = it has none; answers to the same rows; or a lesson of another
+        name, that changes the rows.
+        """
+        found = {type(spec).lesson for spec in self.objective.values() if type(spec).needs_teacher}
+        return max(found, key=lambda name: name != ANSWERS, default="")
 
     @property
-    def detects_alone(self) -> bool:
-        """Whether detection is all that it learns: it predicts no tokens."""
-        return all(type(spec).reads_drawn for spec in self.objective.values())
+    def reads_changed(self) -> bool:
+        """Whether it reads rows that its teacher has changed. It takes its step after that of its teacher."""
+        return self.lesson not in ("", ANSWERS)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it learns to predict tokens."""
+        return any(type(spec).predicts for spec in self.objective.values())
 
     @property
     def delay(self) -> int:
-        """Of a role that detects: the steps that it is behind its generator."""
-        return max((spec.delay for spec in self.objective.values() if isinstance(spec, Replaced)), default=0)
+        """The steps that it is behind its teacher, where it reads rows that this has changed."""
+        return max((spec.steps_behind for spec in self.objective.values()), default=0)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The extensions that its kinds are of."""
+        kinds = (type(spec) for spec in (self.model, self.optim, *self.objective.values()))
+        return tuple(sorted({*map(extension_of, kinds)} - {""}))
 
     def last(self, num_steps: int) -> int:
         """The step at which the role's training ends, in a training of `num_steps`."""

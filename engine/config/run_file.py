@@ -78,6 +78,13 @@ class SegmentAddress(Spec):
     is_leased: bool = Field(default=True, description="the gang may write there")
 
 
+class LessonMessages(Spec):
+    """The messages of one lesson of a role: their name, and the digest of the code that computes them."""
+
+    trajectory: str = Field(pattern=r"^[0-9a-f]{64}$")
+    code: str = ""
+
+
 class Member(Spec):
     """A role in a gang. `train` trains and is stored; `replay` trains, is not stored and must end with
     `digest`; `frozen` does not train; `elsewhere` is at another site, and teaches a role here or learns from
@@ -104,15 +111,8 @@ class Member(Spec):
         pattern=r"^([0-9a-f]{64})?$",
         description="elsewhere: the last trajectory of a role that learns from one here",
     )
-    answers: str = Field(
-        default="",
-        pattern=r"^([0-9a-f]{64})?$",
-        description="names the messages with its answers to students at other sites; empty = it has none",
-    )
-    drawings: str = Field(
-        default="",
-        pattern=r"^([0-9a-f]{64})?$",
-        description="names the messages with the tokens that it draws, to roles at other sites; empty = none",
+    lessons: dict[str, LessonMessages] = Field(
+        default={}, description="by lesson, its messages to students at other sites"
     )
 
     @property
@@ -176,11 +176,6 @@ class Training(Spec):
         """The roles elsewhere that learn from a role here."""
         away = {key: each.role for key, each in self.members.items() if each.mode == "elsewhere"}
         return {key: role for key, role in away.items() if role.teacher == name}
-
-    def detectors(self, name: str) -> dict[str, Role]:
-        """The roles, here or elsewhere, that learn which tokens a role has replaced."""
-        roles = {key: each.role for key, each in self.members.items()}
-        return {key: role for key, role in roles.items() if role.teacher == name and role.detects}
 
     def readers_end(self, name: str) -> int:
         """The last step at which a role here has one elsewhere that learns from it; 0 = it has none."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.record import identify
-from atelier.engine.config.role import Role
+from atelier.engine.config.role import ANSWERS, Role
 from atelier.engine.config.train import Train
 
 VERSION = 1
@@ -223,7 +223,7 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     identity |= train.as_identity()
     if train.link.roles:
         identity.pop("link", None)  # a teacher is the same whoever learns from it
-        if train.link.is_apart(name, role.teacher) and not role.detects:
+        if train.link.is_apart(name, role.teacher) and role.lesson == ANSWERS:
             identity["answers"] = train.link.answers
     return identity
 

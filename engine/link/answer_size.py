@@ -1,5 +1,5 @@
-"""Bytes of a teacher's answers to the batch of a step (engine/objective/top.py), and of what a generator has
-drawn there (engine/loop/drawn.py), as a message holds them. Torch-free.
+"""Bytes of a teacher's answers to the batch of a step (engine/objective/top.py), as a message holds them.
+Torch-free.
 """
 
 from atelier.engine.config.link import Link
@@ -24,18 +24,6 @@ def answer_entries(link: Link, vocab: int, *, rows: int, tokens: int, precision:
         found.append(TensorEntry("ids_NK", "U16" if vocab <= NARROW else "I32", (tokens, top)))
         found.append(TensorEntry("others_N", "U16" if is_short else exact, (tokens,)))
     return in_file_order(found)
-
-
-def drawing_entries(ids: int, *, rows: int, tokens: int) -> list[TensorEntry]:
-    """The tensors of the drawings for `tokens` hidden tokens in `rows` rows, of a vocabulary of `ids`."""
-    return in_file_order(
-        [
-            TensorEntry("samples", "I64", (rows,)),
-            TensorEntry("hidden", "I32", (rows,)),
-            TensorEntry("places", "I32", (tokens,)),
-            TensorEntry("ids", "U16" if ids <= NARROW else "I32", (tokens,)),
-        ]
-    )
 
 
 def answer_bytes(link: Link, vocab: int, *, rows: int, tokens: int, precision: str) -> int:

@@ -11,6 +11,7 @@ from atelier.engine.config.base import canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.record import FileEntry
+from atelier.engine.config.role import ANSWERS
 from atelier.engine.io.storage import (
     Stamp,
     exists,
@@ -27,14 +28,12 @@ from atelier.engine.io.storage import (
 )
 from atelier.engine.link.messages import (
     BODY,
-    KINDS,
     AboutRounds,
     AboutTraining,
     Contribution,
     Message,
     OfStep,
     ReaderProgress,
-    What,
     head_of,
 )
 
@@ -80,10 +79,10 @@ class Mailbox:
         *,
         most: int,
         ahead: int,
-        what: What = "answers",
+        what: str = ANSWERS,
         students: Mapping[str, dict[str, str]] | None = None,
     ) -> None:
-        """Say that this site takes part in a teacher's answers, or drawings, before the first: agents take
+        """Say that this site takes part in a teacher's lesson before the first: agents take
         none of more than `most` bytes, and none of steps that are more than `ahead` before what this site
         has learned.
         """
@@ -150,13 +149,13 @@ class Mailbox:
                 " outer weights would differ between the sites. Train on in the layout in which it was sent"
             )
 
-    def answer(self, step: int, site: str, parts: Iterable[Part], what: What = "answers") -> None:
-        """Send a teacher's answers to the batch of a step, from 1, or what it has drawn there; what was sent
+    def answer(self, step: int, site: str, parts: Iterable[Part], what: str = ANSWERS) -> None:
+        """Send a teacher's lesson about the batch of a step, from 1; what was sent
         before has to have the same bytes. Raises DataError when it has not.
         """
         there, body = self._put(step, site, parts)
         given = {"kind": what, "trajectory": self.trajectory, "site": site, "round": step, "body": body}
-        head = KINDS[what].model_validate(given | {"code": self.code})
+        head = OfStep.model_validate(given | {"code": self.code})
         place = self.folder(step, site)
         if there is None:
             write_bytes(join(place, HEAD), head.text)
@@ -227,8 +226,8 @@ class Mailbox:
             raise DamageError(f"{self.folder(number, site)}: is of kind {found.kind}, not a contribution")
         return found
 
-    def answers(self, step: int, site: str, what: What = "answers") -> OfStep | None:
-        """`read`, of a teacher's answers to a step, or drawings. Raises DamageError for another kind, too."""
+    def answers(self, step: int, site: str, what: str = ANSWERS) -> OfStep | None:
+        """`read`, of a teacher's lesson of a step. Raises DamageError for another kind, too."""
         found = self.read(step, site)
         if found is not None and found.kind != what:
             raise DamageError(f"{self.folder(step, site)}: is of kind {found.kind}, not a teacher's {what}")

@@ -4,19 +4,36 @@ ranks say of a training to their agent. Torch-free.
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import DamageError, DataError
+from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.link import ANY, Membership, SiteName
 from atelier.engine.config.record import Digest, FileEntry, identify
+from atelier.engine.config.role import ANSWERS
 
 BODY, WHAT = "tensors.safetensors", "the head of a message"
 MOST_ROLES = 1000  # of which a progress says something
+LESSONS = "config/lesson"  # of extensions
+
+
+def lessons() -> tuple[str, ...]:
+    """By what a teacher at another site can teach: its answers, or what an extension has for it."""
+    return (ANSWERS, *sorted(kinds_of(LESSONS)))
+
+
+def _is_lesson(name: str) -> str:
+    if name not in lessons():
+        raise ValueError(f"no lesson {name[:40]!r}; there are: {', '.join(lessons())}")
+    return name
+
+
+LessonName = Annotated[str, AfterValidator(_is_lesson)]
 
 
 class Head(Spec):
@@ -66,35 +83,26 @@ class Contribution(Head):
     )
 
 
-class Answers(Head):
-    """What a teacher says of the batch of a step to students at other sites; `round` is the step, from 1."""
-
-    kind: Literal["answers"]
-
-
-class Drawings(Head):
-    """The tokens that a generator has drawn in the place of hidden ones, for roles at other sites that detect
-    them: numbers of samples, places and ids; `round` is the generator's step, from 1.
+class OfStep(Head):
+    """A lesson of a teacher about the batch of a step, to students at other sites: its answers, or another
+    one (engine/link/lessons.py). `round` is the teacher's step, from 1.
     """
 
-    kind: Literal["drawings"]
+    kind: LessonName
 
 
-OfStep = Answers | Drawings  # of a step, by the role that others learn from
-What = Literal["answers", "drawings"]
+CONTRIBUTION = "contribution"
 Message = Contribution | OfStep
-KINDS: dict[str, type[Message]] = {
-    "contribution": Contribution, "answers": Answers, "drawings": Drawings,
-}  # fmt: skip
 
 
 def head_of(data: bytes | str, place: str) -> Message:
     """The head of a message. Raises DamageError for what is none."""
     document = parse_object(data, place, WHAT)
-    kind = document.get("kind", "contribution")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise DamageError(f"{place}: kind {str(kind)[:40]!r}, not one of {', '.join(KINDS)}", place=place)
-    return check_as(KINDS[kind], document, place, WHAT)
+    kind = document.get("kind", CONTRIBUTION)
+    if kind not in (CONTRIBUTION, *lessons()):
+        known = ", ".join((CONTRIBUTION, *lessons()))
+        raise DamageError(f"{place}: kind {str(kind)[:40]!r}, not one of {known}", place=place)
+    return check_as(Contribution if kind == CONTRIBUTION else OfStep, document, place, WHAT)
 
 
 def model_at(trajectory: str, step: int) -> str:
@@ -168,7 +176,7 @@ class AboutTraining(Spec):
         description="of a contribution's body by codec: of all weights, then of each fragment; empty = any",
     )
     teacher: str = Field(default="", description="the site whose answers the others learn from; '' = none")
-    what: What = Field(default="answers", description="what that site sends")
+    what: LessonName = Field(default=ANSWERS, description="what that site sends")
     most: int = Field(default=0, ge=0, description="bytes of the answers to a step, at most; 0 = any")
     ahead: int = Field(default=0, ge=0, description="steps that the teacher may be before this site")
     students: dict[SiteName, dict[Digest, Digest]] = Field(

@@ -12,7 +12,7 @@ from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import What, model_at
+from atelier.engine.link.messages import model_at
 
 ENDED = 1  # the round of the only message of an ending
 
@@ -31,10 +31,10 @@ class ReadingSites:
     """
 
     def __init__(
-        self, box: Mailbox, what: What, learners: Mapping[str, Learner], link: Link, *, steps: int, end: int
+        self, box: Mailbox, what: str, learners: Mapping[str, Learner], link: Link, *, steps: int, end: int
     ) -> None:
         self.box, self.end = box, end
-        self.what: What = what
+        self.what = what
         by_site: dict[str, list[Learner]] = {}
         for name, learner in learners.items():
             by_site.setdefault(link.site_of(name), []).append(learner)
@@ -118,17 +118,18 @@ def ending(box: Mailbox, model: str, begun: int) -> Mailbox:
     return Mailbox(box.url, identify("ending", 1, {"begun": begun}, parents))
 
 
-def reading_sites(training: Training, name: str, what: What) -> ReadingSites | None:
+def reading_sites(training: Training, name: str, what: str) -> ReadingSites | None:
     """The sites of those that learn from a role here by messages of this kind; None where there are none."""
     member, link = training.members[name], training.train.link
-    box = Mailbox(link.mailbox, member.drawings if what == "drawings" else member.answers, member.code)
     learners = {
         key: Learner(role, training.members[key].trajectory)
         for key, role in training.readers(name).items()
-        if role.detects == (what == "drawings")
+        if role.lesson == what
     }
-    if not box.trajectory or not learners:
+    if what not in member.lessons or not learners:
         return None
+    messages = member.lessons[what]
+    box = Mailbox(link.mailbox, messages.trajectory, messages.code)
     steps = training.train.num_steps
     return ReadingSites(box, what, learners, link, steps=steps, end=member.role.last(steps))
 
@@ -137,7 +138,7 @@ def asked_from(training: Training) -> dict[str, int]:
     """By role here that is trained again for others at other sites: from which step on."""
     found: dict[str, int] = {}
     for name, member in training.here.items():
-        for what in ("answers", "drawings") if member.role.moves and member.mode != "frozen" else ():
+        for what in member.lessons if member.role.moves and member.mode != "frozen" else ():
             sites = reading_sites(training, name, what)
             asked = sites.asked_from(training.train.link.site) if sites and sites.is_replayed_for else None
             if asked is not None:

@@ -1,18 +1,14 @@
 """The two ends of what a role says of its steps to others at other sites (engine/loop/answers.py): the sites
 that read what a role here says, and what is heard here of a role elsewhere. Steps are those of the role that
-says it; a role that detects replaced tokens is `delay` steps behind it.
+says it; a role may be `delay` steps behind it.
 """
 
 from torch import Tensor
 
 from atelier.engine.config.error import DataError
-from atelier.engine.config.registry import ModelSpec
-from atelier.engine.config.role import Role
-from atelier.engine.config.train import Train
-from atelier.engine.link.answer_size import answer_bytes, drawing_entries
-from atelier.engine.link.encoded import body_bytes
+from atelier.engine.config.role import ANSWERS
 from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import OfStep, ReaderProgress, What, model_at
+from atelier.engine.link.messages import OfStep, ReaderProgress, model_at
 from atelier.engine.link.readers import ReadingSites, ending
 from atelier.engine.loop.role_state import RoleState
 
@@ -23,13 +19,12 @@ class Readers:
     def __init__(self, sites: ReadingSites, member: RoleState) -> None:
         self.sites, self.member = sites, member
         self.box = sites.box
-        self.what: What = sites.what
+        self.what = sites.what
 
     def whole(self, clock: int) -> dict[str, Tensor]:
         """What is sent of a step. A collective."""
-        if self.what == "drawings":
-            assert self.member.drawing is not None  # it has detectors
-            return self.member.drawing.at(clock).sent(self.member.role.model.ids)
+        if self.what != ANSWERS:
+            return self.member.taps[self.what].message(clock)
         assert self.member.answering is not None  # it has students elsewhere
         return self.member.answering.whole()
 
@@ -80,25 +75,15 @@ class Readers:
         return min(min(self.sites.come(site)[1], steps.stop - 1) for site, steps in self.sites.taught.items())
 
 
-def most_bytes(train: Train, model: ModelSpec, what: What) -> int:
-    """The message of a step has at most so many bytes: those of one in which every token is scored, or
-    hidden. `model`: the teacher's, or one of the same vocabulary.
-    """
-    rows, tokens = train.global_batch, train.global_batch * train.sequence
-    if what == "drawings":
-        return body_bytes(drawing_entries(model.ids, rows=rows, tokens=tokens))
-    return answer_bytes(train.link, model.ids, rows=rows, tokens=tokens, precision=train.precision)
-
-
 class Heard:
     """What comes of a teacher at another site, `site`, for its students here: `told` are its steps whose
     messages this site will not ask for again, `begun` says how often this site has begun, `done` which roles
     of this site are published.
     """
 
-    def __init__(self, box: Mailbox, what: What, site: str, students: list[RoleState]) -> None:
+    def __init__(self, box: Mailbox, what: str, site: str, students: list[RoleState]) -> None:
         self.box, self.site, self.students = box, site, students
-        self.what: What = what
+        self.what = what
         models = {each.spec.segments[-1].fingerprint: each.end for each in students}
         self.models = {each: model_at(each, models[each]) for each in sorted(models)}  # by trajectory
         self.done: tuple[str, ...] = ()
@@ -179,8 +164,3 @@ class Heard:
                 f" site's checkpoints are lost, or too old; begin all sites again, without {self.box.place}"
             )
         return None
-
-
-def what_of(role: Role) -> What:
-    """What a role hears of a teacher elsewhere."""
-    return "drawings" if role.detects else "answers"

@@ -1,5 +1,5 @@
-"""A distillation over several sites (engine/config/link.py): a teacher's answers to the batches of its steps,
-or the tokens that a generator has drawn in them, go as messages to the sites of its students, and nothing
+"""A distillation over several sites (engine/config/link.py): a teacher's lessons about its steps
+(engine/link/lessons.py), its answers above all, go as messages to the sites of its students, and nothing
 else does; how far those have come goes back, in steps of the teacher.
 
 All sites compute the same samples from the seed: a message says of which samples it is. A teacher waits for
@@ -9,23 +9,23 @@ have passed in two checkpoints is removed.
 
 import time
 from collections.abc import Callable, Mapping
-from itertools import product
 from pathlib import Path
 
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DataError, StoppedError
+from atelier.engine.config.role import ANSWERS
 from atelier.engine.config.run_file import Training
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.io.tensorfile import in_file_order
 from atelier.engine.link.encoded import body_bytes
+from atelier.engine.link.lessons import most_bytes
 from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, OfStep, ReaderProgress, What
+from atelier.engine.link.messages import BODY, OfStep, ReaderProgress
 from atelier.engine.link.readers import ENDED, reading_sites
-from atelier.engine.loop.answer_ends import Heard, Readers, most_bytes, what_of
+from atelier.engine.loop.answer_ends import Heard, Readers
 from atelier.engine.loop.answer_parts import AnswerParts, opened
-from atelier.engine.loop.drawn import opened_drawn
 from atelier.engine.loop.link_meter import LinkMeter
 from atelier.engine.loop.long_wait import LongWait
 from atelier.engine.loop.role_state import RoleState
@@ -36,7 +36,6 @@ from atelier.engine.parallel.gang import Gang
 LOOK_EVERY = 0.05  # seconds between looks for messages
 CONCLUSION = (b"ended",)
 MOST_CONCLUSION = 1 << 10  # bytes
-WHATS: tuple[What, ...] = ("answers", "drawings")
 
 
 class SitesApart:
@@ -58,19 +57,20 @@ class SitesApart:
         self._readers: list[Readers] = []
         self._heard: list[Heard] = []
         self._opened: dict[str, str] = {}  # digests of the messages of this step, by student
-        for (name, spec), what in product(training.members.items(), WHATS):
-            box = Mailbox(
-                self._link.mailbox, spec.drawings if what == "drawings" else spec.answers, spec.code_elsewhere
-            )
-            if not box.trajectory:
-                continue
+        each = (
+            (name, spec, *lesson)
+            for name, spec in training.members.items()
+            for lesson in spec.lessons.items()
+        )
+        for name, spec, what, messages in each:
+            box = Mailbox(self._link.mailbox, messages.trajectory, "" if spec.accept_code else messages.code)
             if spec.mode == "elsewhere":
-                taught = [m for m in members.values() if m.role.teacher == name and what_of(m.role) == what]
+                taught = [m for m in members.values() if m.role.teacher == name and m.role.lesson == what]
                 if taught:
                     self._heard.append(Heard(box, what, self._link.site_of(name), taught))
             elif name in members and (sites := reading_sites(training, name, what)) is not None:
                 self._readers.append(Readers(sites, members[name]))
-                if what == "answers":
+                if what == ANSWERS:
                     ids = members[name].role.model.ids
                     members[name].answering = AnswerParts(self._link, gang, members[name].grid, ids)
         self._has_moving = any(member.moves for member in members.values())
@@ -181,7 +181,7 @@ class SitesApart:
                 size = heads[number].body.bytes
                 self._meter.add(student.name, link_received_bytes=size, link_ahead_steps=ahead)
         for each in late:
-            if each.what == "answers":
+            if each.what == ANSWERS:
                 assert each.member.answering is not None  # it has students elsewhere
                 each.member.answering.begin()
         return time.perf_counter() - began
@@ -216,10 +216,9 @@ class SitesApart:
         verify(str(path), head.body, place)
         self._opened |= {student.name: head.body.sha256 for student in students}
         model = students[0].role.model
-        if heard.what == "drawings":
-            drawn = opened_drawn(path, place, num_ids=model.ids, step=head.round - 1, train=self._train)
+        if heard.what != ANSWERS:
             for student in students:
-                student.drawn = drawn
+                student.inboxes[heard.what].open(path, place, head.round - 1)
             return
         received = opened(path, place, self._link, model.ids)
         if not all(student.learned_from for student in students):  # the first ones

@@ -47,7 +47,7 @@ class Diverged:
         """
         ended = [each for each in self._members if each is member or self._needs(each, member.name)]
         left = [each for each in self._members if each.is_kept and not (each.has_diverged or each in ended)]
-        if not (self._goes_on and left) or any(each.drawing is not None for each in ended):
+        if not (self._goes_on and left) or any(each.taps for each in ended):
             raise AtelierError("; ".join(dict.fromkeys([*self._problems.values(), problem])))
         for each in ended:
             each.has_diverged = True

@@ -82,7 +82,7 @@ class HeldOut:
 
     def _of_text(self, member: RoleState) -> dict[str, float]:
         read = [name for name in self._sources if self._places[f"/{name}"]]
-        if not read or member.role.detects_alone:
+        if not read or not member.role.predicts:
             return {}
         sums = {name: self._sums(member, f"/{name}", member.text) for name in read}
         several = {f"eval/source/{name}": loss / number for name, (loss, _, number) in sums.items()}

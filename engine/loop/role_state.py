@@ -22,7 +22,7 @@ from atelier.engine.loop.answer_parts import AnswerParts, Received
 from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
-from atelier.engine.loop.drawn import Drawing, Drawn
+from atelier.engine.loop.hooks import Inbox, Tap
 from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.stage import After, Private, RoleModel, Seen, StepWork
@@ -73,8 +73,8 @@ class RoleState:
         self.answering: AnswerParts | None = None  # to students at other sites
         self.heard: Received | None = None  # of a teacher at another site, of this step
         self.learned_from = ""  # the digest of that of the last step
-        self.drawing: Drawing | None = None  # of a generator, for those that detect
-        self.drawn: Drawn | None = None  # by a generator at another site, for this step
+        self.taps: dict[str, Tap] = {}  # by lesson: what extensions take from its outputs
+        self.inboxes: dict[str, Inbox] = {}  # by lesson: from a teacher at another site
         self.private: Private | None = None  # gradients, where rows are clipped one by one
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
@@ -124,8 +124,9 @@ class RoleState:
 
     @property
     def is_asked(self) -> bool:
-        """Whether roles elsewhere, or those that detect, need its outputs of this step."""
-        return any(each is not None and each.is_asked for each in (self.answering, self.drawing))
+        """Whether others than its students here need its outputs of this step."""
+        is_answering = self.answering is not None and self.answering.is_asked
+        return is_answering or any(tap.is_asked for tap in self.taps.values())
 
     def is_active(self, clock: int) -> bool:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:
@@ -214,10 +215,10 @@ class RoleState:
 
     @property
     def text(self) -> str:
-        """The name of the cross-entropy of all scored tokens among the sums; where nothing but detection is
-        learned, that of its own.
+        """The name of the cross-entropy of all scored tokens among the sums; where it predicts no tokens,
+        that of its own loss.
         """
-        if self.role.detects_alone:
+        if not self.role.predicts:
             return next(iter(self.role.objective))
         return "lm" if self.reads("lm") is None else ALL
 
@@ -340,7 +341,7 @@ class RoleState:
             **({"pace": self.pace.state()} if self.pace is not None else {}),
             **({"privacy": {"key": self.private.key}} if self.private is not None else {}),
             **({"outer": self.outer.state()} if self.outer is not None else {}),
-            **({"drawn": drawn} if self.drawing is not None and (drawn := self.drawing.state()) else {}),
+            **{tap.name: kept for tap in self.taps.values() if (kept := tap.state())},
             **({"learned_from": self.learned_from} if self.learned_from else {}),
         }
 
@@ -376,8 +377,8 @@ class RoleState:
             self.private.key = str(state["privacy"]["key"])
         if self.pace is not None:
             self.pace.restore(state.get("pace", []), step)
-        if self.drawing is not None:
-            self.drawing.restore(state.get("drawn", {}))
+        for tap in self.taps.values():
+            tap.restore(state.get(tap.name, {}))
         self.learned_from = str(state.get("learned_from", ""))
         self.step = self.stored_step = step
         self.durable_steps = (-1, step)

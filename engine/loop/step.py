@@ -229,9 +229,10 @@ class RoleStep:
         if member.answering is not None and member.answering.is_asked:
             batch = self.works[member.name].batches[index]
             member.answering.add(batch, result.hidden_BTD, result.head_weight_VD)
-        if member.drawing is not None and member.drawing.is_asked:
-            batch = self.works[member.name].batches[index]
-            member.drawing.add(batch, self.clock, result.hidden_BTD, result.head_weight_VD)
+        for tap in member.taps.values():
+            if tap.is_asked:
+                batch = self.works[member.name].batches[index]
+                tap.add(batch, self.clock, result.hidden_BTD, result.head_weight_VD)
         students = self.step_group.students.get(member.name, ())
         asked = {t for s in students if s.is_distilling() for t in s.role.other_teachers.values()}
         others = [other for other in self.step_group.beside.get(member.name, ()) if other.name in asked]
@@ -367,7 +368,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
         means = {metric_name(key): value for key, value in objectives.items()}
         result.bad = member.health.judge(loss, norm, means)
     result.skipped = bool(result.bad)
-    if member.lead is not None and result.has_text and not member.role.detects:
+    if member.lead is not None and result.has_text and not member.role.reads_changed:
         lead = loss - _teacher_loss(member, numbers)
         if is_finite(lead):
             member.lead.observe(lead, member.step)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.extensions import part
 from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.config.train import Train
-from atelier.engine.plan.detector_checks import check_detectors
 from atelier.engine.plan.expert_checks import (
     check_axis,
     check_products,
@@ -50,7 +50,9 @@ def check_layout(
     check_link(layout, roles, train, prefix=prefix, section=section)
     check_apart(layout, roles, train, prefix=prefix, section=section)
     check_privacy(layout, {f"{prefix}{name}." if prefix else "": role for name, role in roles.items()}, train)
-    check_detectors(layout, roles, train, prefix=prefix, section=section)
+    for name in sorted({name for role in roles.values() for name in role.extensions}):
+        if (checks := part(name, "checks")) is not None:
+            checks.check(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
     _check_lengths(roles, train, prefix, section)
     for step in train.progressive.first_steps():

@@ -9,9 +9,12 @@ from typing import TypedDict
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.link import Link
-from atelier.engine.link.answer_size import answer_bytes, drawing_entries
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.link.chooser import CodecChooser
-from atelier.engine.link.encoded import Layout, body_bytes, layouts_of, sizes_of
+from atelier.engine.link.encoded import Layout, layouts_of, sizes_of
+from atelier.engine.link.lessons import form_of, usual_bytes
 from atelier.engine.link.rounds import Rounds
 
 BITS, MEGA = 8, 1e6
@@ -77,40 +80,24 @@ def chosen(
     return link.codecs[chooser_of(link, step_s).choose(sizes, rates, None)]
 
 
-def answer_cost(
-    link: Link,
-    vocab: int,
+def lesson_cost(
+    train: Train,
+    model: ModelSpec,
+    lesson: str,
+    teacher: Role,
     *,
-    rows: int,
-    sequence: int,
     steps: int,
-    precision: str,
     step_s: float,
     rate: float,
 ) -> LinkCost:
-    """Of a teacher's answers to the batches of `steps` steps, for one other site; all tokens are counted, of
-    which those at documents' ends are not scored. `rate`: bytes a second, 0 = not known.
+    """Of a teacher's messages about the batches of `steps` steps, for one other site. `model`: the teacher's,
+    or one of the same vocabulary; `rate`: bytes a second, 0 = not known.
     """
-    size = answer_bytes(link, vocab, rows=rows, tokens=rows * sequence, precision=precision)
-    return _cost_of_steps(f"top {link.top}, {link.values}", size, steps, step_s, rate)
-
-
-def drawing_cost(
-    ids: int, hidden: float, *, rows: int, sequence: int, steps: int, step_s: float, rate: float
-) -> LinkCost:
-    """The same of what a generator draws, of a vocabulary of `ids`: every row is counted as one in which the
-    share `hidden` of the tokens is hidden, which it is on average.
-    """
-    entries = drawing_entries(ids, rows=rows, tokens=round(rows * sequence * hidden))
-    return _cost_of_steps("drawn ids", body_bytes(entries), steps, step_s, rate)
-
-
-def _cost_of_steps(codec: str, size: int, steps: int, step_s: float, rate: float) -> LinkCost:
-    """Of a message a step, of `size` bytes."""
+    size = usual_bytes(train, model, lesson, teacher)
     took = size / rate if rate else None
     waited = max(0.0, took - step_s) if took is not None and step_s else None
     return {
-        "codec": codec,
+        "codec": form_of(train.link, lesson),
         "bytes": size,
         "fragments": [],
         "sent": size * steps,

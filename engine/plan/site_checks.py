@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.link import Link
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.role import Role
+from atelier.engine.config.role import ANSWERS, Role
 from atelier.engine.config.train import Train
 
 
@@ -35,7 +35,7 @@ def check_apart(
     section: str = "train",
 ) -> None:
     """Raise ConfigError for a role at no site, a student that needs more of a teacher elsewhere than its
-    answers or drawings, answers of more tokens than there are, or a layout at which answers are not built.
+    messages of a step, answers of more tokens than there are, or a layout at which answers are not built.
     `section`: of the configuration, that has the link.
     """
     link, where = train.link, f"{section}.link"
@@ -59,7 +59,7 @@ def check_apart(
         if link.is_apart(name, role.teacher):
             _check_student(place, name, role, roles, link, where)
     _check_circle(roles, link, where)
-    crossing = [n for n, role in roles.items() if link.is_apart(n, role.teacher) and not role.detects]
+    crossing = [n for n, role in roles.items() if link.is_apart(n, role.teacher) and role.lesson == ANSWERS]
     if crossing:
         _check_layout(layout, {*crossing, *(roles[name].teacher for name in crossing)})
 
@@ -86,10 +86,10 @@ def _check_student(
 ) -> None:
     """`where`: the link's place."""
     teacher = role.teacher
-    if teacher in roles and roles[teacher].detects:
+    if teacher in roles and roles[teacher].reads_changed:
         raise ConfigError(
             f"{place}.teacher",
-            f"{teacher} reads tokens that its generator has drawn, which {name} has none of at"
+            f"{teacher} reads rows that {roles[teacher].teacher} has changed, and {name} has none of them at"
             f" {link.site_of(name)}",
             f"both at one site in {where}.roles",
         )
@@ -115,7 +115,7 @@ def _check_student(
             f"frozen, which is not built for a teacher at another site ({teacher})",
             f"replay, which trains {teacher} again, or both roles at one site in {where}.roles",
         )
-    for each in () if role.detects else (name, teacher):
+    for each in () if role.lesson != ANSWERS else (name, teacher):
         model = roles[each].model if each in roles else None
         vocab = getattr(model, "vocab", "auto")
         if model is not None and vocab != "auto" and link.top != "all" and link.top > model.ids:
@@ -131,7 +131,7 @@ def _check_compared(place: str, role: Role, link: Link, where: str) -> None:
     teacher = role.teacher
     at = f"{teacher} at {link.site_of(teacher)}"
     for key, spec in role.objective.items():
-        is_sent = type(spec).reads_logits_only or type(spec).reads_drawn
+        is_sent = type(spec).reads_logits_only or type(spec).lesson != ANSWERS
         if type(spec).needs_teacher and not is_sent:
             raise ConfigError(
                 f"{place}.objective.{key}",

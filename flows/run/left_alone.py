@@ -8,7 +8,7 @@ from atelier.engine.link.rounds import Rounds
 from atelier.flows.run.over_sites import SiteHere
 from atelier.flows.run.plan import PlanRow
 from atelier.infra.dag import Node
-from atelier.infra.run.roles_apart import answers_of, drawings_of
+from atelier.infra.run.roles_apart import lesson_of
 from atelier.infra.store.run_manifest import row_name
 
 Place = tuple[Node, PlanRow]  # a role at a site
@@ -78,7 +78,7 @@ def _boxes(node: Node, other: Node, role: str, here: SiteHere) -> list[Mailbox]:
         return [Mailbox(here.mailbox, each) for each in node.products[role].trajectories]
     spec = node.training.roles[role]
     last = other.products[spec.teacher].trajectories[-1]
-    return [Mailbox(here.mailbox, drawings_of(last) if spec.detects else answers_of(last, link))]
+    return [Mailbox(here.mailbox, lesson_of(spec.lesson, last, link))]
 
 
 def _told(

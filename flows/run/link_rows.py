@@ -4,15 +4,13 @@ link (engine/plan/link_cost.py); and what a plan refuses of a link.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
-from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
-from atelier.engine.config.train import Train
-from atelier.engine.link.answer_size import drawing_entries, token_bytes
+from atelier.engine.link.lessons import bytes_of_token
 from atelier.engine.link.rates import rate_to
 from atelier.engine.link.round_log import check_followed
 from atelier.engine.link.rounds import Rounds
@@ -21,10 +19,9 @@ from atelier.engine.plan.link_cost import (
     BITS,
     MEGA,
     LinkCost,
-    answer_cost,
     chosen,
     contribution_costs,
-    drawing_cost,
+    lesson_cost,
 )
 from atelier.infra.dag import Node
 from atelier.infra.sites.policy import GIGA
@@ -54,12 +51,12 @@ class SiteRow(TypedDict):
 
 class LinkRow(TypedDict):
     """What crosses between sites for one role of a training: contributions of each site to all others, or a
-    teacher's answers, or a generator's drawings, from the first site to the second.
+    teacher's lessons, from the first site to the second.
     """
 
     task: str
     role: str
-    kind: Literal["contributions", "answers", "drawings"]
+    kind: str  # contributions, or the name of a lesson
     sites: list[str]
     messages: int  # of a site: rounds, or steps that are answered
     every: int  # steps from one message to the next
@@ -207,27 +204,29 @@ def _contributions(name: str, node: Node, step_s: float, vocab: int, here: Here)
 
 
 def _answers(name: str, node: Node, step_s: float, vocab: int, here: Here) -> Iterable[LinkRow]:
-    """Of the teachers here, to each site of their students, or of those that detect what they have drawn."""
+    """Of the teachers here, to each site of their students."""
     training = node.training
     train, link = training.train, training.train.link
     for teacher in node.products:
         model = _model(training.roles[teacher], vocab)
         if model is None:
             continue
-        readers: dict[tuple[str, bool], list[Role]] = {}
+        readers: dict[tuple[str, str], list[Role]] = {}
         for key, role in training.roles.items():
             if role.teacher == teacher and link.is_apart(key, teacher):
-                readers.setdefault((link.site_of(key), role.detects), []).append(role)
-        for (site, is_drawn), roles in readers.items():
+                readers.setdefault((link.site_of(key), role.lesson), []).append(role)
+        for (site, lesson), roles in readers.items():
             asked = [role.asked(train.num_steps) for role in roles]
             steps = max(each.stop for each in asked) - min(each.start for each in asked)
             rates = _rates(link, here, link.site, [site])
             rate = rates.get(site, 0.0)
-            cost, each = _cost_of(training.roles[teacher], model, train, is_drawn, steps, step_s, rate)
+            cost = lesson_cost(
+                train, model, lesson, training.roles[teacher], steps=steps, step_s=step_s, rate=rate
+            )
             yield {
                 "task": name,
                 "role": teacher,
-                "kind": "drawings" if is_drawn else "answers",
+                "kind": lesson,
                 "sites": [link.site, site],
                 "messages": steps,
                 "every": 1,
@@ -236,32 +235,8 @@ def _answers(name: str, node: Node, step_s: float, vocab: int, here: Here) -> It
                 "mbps": _mbps(rates),
                 "costs": [cost],
                 "chosen": "",
-                "token_bytes": each,
+                "token_bytes": bytes_of_token(link, model, lesson, train.precision),
             }
-
-
-def _cost_of(
-    role: Role,
-    model: ModelSpec,
-    train: Train,
-    is_drawn: bool,
-    steps: int,
-    step_s: float,
-    rate: float,
-) -> tuple[LinkCost, int]:
-    """Of what a role says of each step to one site; and the bytes of a token of it."""
-    rows, sequence = train.global_batch, train.sequence
-    if not is_drawn:
-        cost = answer_cost(
-            train.link, model.tokens, rows=rows, sequence=sequence, steps=steps, precision=train.precision,
-            step_s=step_s, rate=rate,
-        )  # fmt: skip
-        return cost, token_bytes(train.link, model.tokens, precision=train.precision)
-    hidden = max((spec.rate for spec in role.objective.values() if isinstance(spec, MLM)), default=0.0)
-    cost = drawing_cost(
-        model.ids, hidden, rows=rows, sequence=sequence, steps=steps, step_s=step_s, rate=rate
-    )
-    return cost, sum(entry.num_bytes for entry in drawing_entries(model.ids, rows=0, tokens=1))
 
 
 def log_refusals(node: Node, store: Store) -> list[str]:

@@ -22,6 +22,7 @@ from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import Scoring
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.kind_files import kind_file
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.io.source_check import source_digest
@@ -35,7 +36,7 @@ Map = dict[str, dict[str, str]]  # file -> function, Class, Class.method or '' (
 Cache = dict[str, tuple[list[str], dict[str, str]]]  # digest of a file -> its imports and parts
 
 MOST = 2000  # files in the cache
-LOOP = "engine/train.py"
+LOOP, EXTENSIONS = "engine/train.py", "engine/extensions/"
 REGISTRIES = (
     "model",
     "model/router",
@@ -74,7 +75,10 @@ LEFT_OUT = (
         for name in ("computed_by", "publish", "replica_check", "report", "resume", "save", "stop")
     ),
     "engine/loop/straggler.py",
-    *(f"engine/config/{name}.py" for name in ("base", "device", "document", "error", "kind_files", "metric")),
+    *(
+        f"engine/config/{name}.py"
+        for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric")
+    ),
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
     *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
 )
@@ -114,13 +118,16 @@ class SourceFile:
 def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path = PROJECT) -> Map:
     """Code map of training the role `name`: loop, data, and the kinds of the role and its teachers."""
     kinds: set[str] = set()
+    hooks: set[str] = set()
     waiting = [name]
     while waiting:
         role = roles[waiting.pop()]
+        hooks |= {f"{EXTENSIONS}{extension}/hook.py" for extension in role.extensions}
         kinds |= {*model_kinds(role.model), f"optim/{role.optim.kind}"}
         kinds.update(*(_objective_kinds(objective) for objective in role.objective.values()))
         waiting += role.teachers
-    return code_map(ROOTS[task], kinds, project)
+    hooks = {file for file in hooks if (project / file).exists()}
+    return code_map((*ROOTS[task], *sorted(hooks)), kinds, project)
 
 
 def model_kinds(spec: ModelSpec) -> tuple[str, ...]:
@@ -144,7 +151,8 @@ def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PR
 
 @cache
 def _code_map(roots: tuple[str, ...], kinds: frozenset[str], project: Path) -> Map:
-    chosen = {f"engine/{kind}.py" for kind in kinds} | {f"engine/config/{kind}.py" for kind in kinds}
+    each = [kind.rpartition("/")[::2] for kind in kinds]
+    chosen = {kind_file(f"{above}{group}", kind) for group, kind in each for above in ("", "config/")}
     chosen = {file for file in chosen if (project / file).exists()}
     waiting, found = [*roots, *chosen], {}
     with _cached() as known:

@@ -14,15 +14,16 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.config.trajectory import Segment, in_teaching_order
 from atelier.engine.io.weight_files import weights_digest
+from atelier.engine.link.lessons import state_of
 from atelier.infra.code.code_map import Map, changed, digest_of, files_of
 from atelier.infra.code.provenance import engine_digest
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import (
     TrajectoryState,
     code_at,
-    drawn_at,
     read_code,
     segment_addresses,
+    steps_kept,
     trajectory_state,
 )
 
@@ -132,8 +133,7 @@ class Situation:
 @dataclass(frozen=True)
 class Refusal:
     """Refusal of a student whose start step has passed, with the cost of the ways out in teacher steps.
-    `delay`: steps that one which detects replaced tokens is behind its generator; it cannot learn from a
-    finished one.
+    `delay`: the steps that it is behind its teacher; then it cannot learn from a finished one.
     """
 
     student: str
@@ -145,7 +145,7 @@ class Refusal:
     delay: int = 0
 
     def __str__(self) -> str:
-        behind = f"whose drawn tokens it learns at its start, {self.start}" if self.delay else "its start"
+        behind = f"whose lesson it learns at its start, {self.start}" if self.delay else "its start"
         replay = f"roles.{self.student}.attach=replay"
         text = (
             f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past step"
@@ -269,7 +269,7 @@ def _refusal(
         return None
     teacher = found[role.teacher]
     at = teacher.standing.end if teacher.is_finished else teacher.standing.newest or 0
-    if at <= student.standing.start and _has_drawn(at, role, student, teacher, store):
+    if at <= student.standing.start and _has_lessons(at, role, student, teacher, store):
         return None
     return Refusal(
         student=name,
@@ -282,12 +282,12 @@ def _refusal(
     )
 
 
-def _has_drawn(step: int, role: Role, student: Situation, teacher: Situation, store: Store) -> bool:
+def _has_lessons(step: int, role: Role, student: Situation, teacher: Situation, store: Store) -> bool:
     """Whether a student can go on from its teacher's checkpoint of `step`, or with its first one: whether
-    that has the drawn tokens of the steps before, where the student is `delay` steps behind.
+    that has the lessons of the steps before, where the student is `delay` steps behind.
     """
     missing = {*range(max(step, student.standing.start) - role.delay, step)}
-    return not missing or missing <= drawn_at(store, teacher.segments, step)
+    return not missing or missing <= steps_kept(store, teacher.segments, step, state_of(role.lesson))
 
 
 def _resume_step(
@@ -308,7 +308,8 @@ def _resume_step(
             return False
         behind = [name for name in moving if roles[name].delay and roles[name].teacher in moving]
         return all(
-            _has_drawn(step, roles[name], moving[name], moving[roles[name].teacher], store) for name in behind
+            _has_lessons(step, roles[name], moving[name], moving[roles[name].teacher], store)
+            for name in behind
         )
 
     if not moving:

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
 from atelier.engine.config.record import identify
-from atelier.engine.config.role import Role
-from atelier.engine.config.run_file import Member
+from atelier.engine.config.role import ANSWERS, Role
+from atelier.engine.config.run_file import LessonMessages, Member
 from atelier.engine.config.trajectory import Segment
 from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import ReaderProgress, What, model_at
+from atelier.engine.link.messages import ReaderProgress, lessons, model_at
 from atelier.engine.link.readers import Learner, ReadingSites
-from atelier.infra.code.code_map import Map, digest_of
+from atelier.infra.code.code_map import EXTENSIONS, Map, digest_of
 
 VERSION = 1  # of what answers are
 
@@ -42,22 +42,17 @@ def check_finished(roles: Mapping[str, Role], link: Link, *, section: str = "tra
             )
 
 
-def answers_of(trajectory: str, link: Link) -> str:
-    """Names the answers of a teacher by its last trajectory: equal at all sites, another one where they would
-    differ.
+def lesson_of(lesson: str, trajectory: str, link: Link) -> str:
+    """Names the messages of a teacher by its last trajectory: equal at all sites, another name where the
+    messages would differ.
     """
-    return identify("answers", VERSION, link.answers, {"teacher": trajectory})
+    config = link.answers if lesson == ANSWERS else {}
+    return identify(lesson, VERSION, config, {"teacher": trajectory})
 
 
-def drawings_of(trajectory: str) -> str:
-    """The same of what a generator draws."""
-    return identify("drawings", VERSION, {}, {"teacher": trajectory})
-
-
-def box_of(name: str, segments: Mapping[str, list[Segment]], link: Link, what: What) -> Mailbox:
-    """Of a role's messages of this kind."""
-    last = segments[name][-1].fingerprint
-    return Mailbox(link.mailbox, drawings_of(last) if what == "drawings" else answers_of(last, link))
+def box_of(name: str, segments: Mapping[str, list[Segment]], link: Link, lesson: str) -> Mailbox:
+    """Of a role's messages of this lesson."""
+    return Mailbox(link.mailbox, lesson_of(lesson, segments[name][-1].fingerprint, link))
 
 
 def asked_of(
@@ -78,18 +73,17 @@ def asked_of(
 
 def _taught_elsewhere(
     roles: Mapping[str, Role], segments: Mapping[str, list[Segment]], link: Link
-) -> Iterator[tuple[str, What, dict[str, Learner]]]:
-    """The roles of this site that teach others elsewhere, by what of messages, and whom."""
-    whats: tuple[What, ...] = ("answers", "drawings")
+) -> Iterator[tuple[str, str, dict[str, Learner]]]:
+    """The roles of this site that teach others elsewhere, by which lesson, and whom."""
     for name in (name for name, role in roles.items() if role.moves and link.mailbox and link.is_here(name)):
-        for what in whats:
+        for lesson in lessons():
             learners = {
                 key: Learner(role, segments[key][-1].fingerprint)
                 for key, role in roles.items()
-                if role.teacher == name and link.is_apart(key, name) and role.detects == (what == "drawings")
+                if role.teacher == name and link.is_apart(key, name) and role.lesson == lesson
             }
             if learners:
-                yield name, what, learners
+                yield name, lesson, learners
 
 
 def tell_finished(
@@ -103,14 +97,13 @@ def tell_finished(
         role = roles[name]
         if not link.is_apart(name, role.teacher) or role.teacher not in replayed or not link.mailbox:
             continue
-        what: What = "drawings" if role.detects else "answers"
-        box, last = box_of(role.teacher, segments, link, what), segments[name][-1]
+        box, last = box_of(role.teacher, segments, link, role.lesson), segments[name][-1]
         known, model = box.progress(link.site), model_at(last.fingerprint, last.end)
         if known is not None and model in known.done:
             continue
         if box.about(link.site) is None:
             teacher = link.site_of(role.teacher)
-            box.open_answers(link.site, (link.site, teacher), teacher, most=1, ahead=1, what=what)
+            box.open_answers(link.site, (link.site, teacher), teacher, most=1, ahead=1, what=role.lesson)
         known = known or ReaderProgress(trajectory=box.trajectory, site=link.site, step=0, safe=0)
         box.tell(known.model_copy(update={"done": known.finished({model})}))
 
@@ -133,27 +126,32 @@ def with_others(
     if not link.roles:
         return dict(members)
     apart = [role for name, role in roles.items() if link.is_apart(name, role.teacher)]
-    answering = {role.teacher for role in apart if not role.detects}
-    drawing = {role.teacher for role in apart if role.detects}
-    if answering and link.top != "all" and link.top > vocab:
+    if any(role.lesson == ANSWERS for role in apart) and link.top != "all" and link.top > vocab:
         raise ConfigError(
             f"{section}.link.top", f"{link.top}, and the vocabulary has {vocab}", f"{section}.link.top=all"
         )
 
-    def told(name: str) -> dict[str, str]:
-        last = segments[name][-1].fingerprint if name in answering | drawing else ""
-        found = {"answers": answers_of(last, link)} if name in answering else {}
-        return found | ({"drawings": drawings_of(last)} if name in drawing else {})
+    def taught(name: str, code: str) -> dict[str, dict[str, LessonMessages]]:
+        """Its messages to students elsewhere. `code`: the digest of its own code."""
+        found: dict[str, LessonMessages] = {}
+        for key, role in roles.items():
+            if role.teacher == name and link.is_apart(key, name):
+                trajectory = lesson_of(role.lesson, segments[name][-1].fingerprint, link)
+                extra = {file: parts for file, parts in maps[key].items() if file.startswith(EXTENSIONS)}
+                computed = code if role.lesson == ANSWERS else digest_of({**maps[name], **extra})
+                found[role.lesson] = LessonMessages(trajectory=trajectory, code=computed)
+        return {"lessons": dict(sorted(found.items()))}
 
-    found = {name: member.model_copy(update=told(name)) for name, member in members.items()}
+    found = {name: member.model_copy(update=taught(name, member.code)) for name, member in members.items()}
     for name, role in roles.items():
         teaches = any(link.is_apart(one, name) and roles[one].teacher == name for one in members)
         learns = role.teacher in members and link.is_apart(name, role.teacher)
         if name not in members and (teaches or learns):
             sized = role.model_copy(update={"model": role.model.resolved(vocab)})
             known = {"trajectory": segments[name][-1].fingerprint} if learns else {}
-            other = Member(role=sized, mode="elsewhere", code=digest_of(maps[name]), accept_code=accept_code)
-            found[name] = other.model_copy(update=told(name) | known)
+            code = digest_of(maps[name])
+            other = Member(role=sized, mode="elsewhere", code=code, accept_code=accept_code)
+            found[name] = other.model_copy(update={**taught(name, code), **known})
     return found
 
 

@@ -223,9 +223,9 @@ def code_at(address: str, step: int) -> str | None:
     return None
 
 
-def drawn_at(store: Store, segments: list[Segment], step: int) -> set[int]:
-    """The steps whose drawn tokens are in a generator's checkpoint of `step`; none where its manifest cannot
-    be read.
+def steps_kept(store: Store, segments: list[Segment], step: int, state: str) -> set[int]:
+    """The steps of which a checkpoint of `step` has a state of this name; none where its manifest cannot be
+    read.
     """
     segment = next((one for one in segments if one.start < step <= one.end), None)
     if segment is None:
@@ -235,7 +235,7 @@ def drawn_at(store: Store, segments: list[Segment], step: int) -> set[int]:
     with suppress(OSError, DamageError):
         values = read_object(place, "a checkpoint's manifest").get("values", [])
         keys = [entry[0] for entry in values if isinstance(entry, list)] if isinstance(values, list) else []
-        return {int(str(key[1])) for key in keys if isinstance(key, list) and key[0] == "drawn" and key[1:]}
+        return {int(str(key[1])) for key in keys if isinstance(key, list) and key[0] == state and key[1:]}
     return set()
 
 

@@ -8,9 +8,9 @@ from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.objective.mlm import MLM
-from atelier.engine.config.objective.replaced import Replaced
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from tests.engine.row_inputs import VOCAB
 from tests.engine.trainings import role
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
-from atelier.engine.config.run_file import Member, Training
+from atelier.engine.config.run_file import LessonMessages, Member, Training
 from tests.engine.loop.at_sites import all_at_once
 from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 from tests.parity.cases import finished_model
@@ -20,7 +20,7 @@ SIZES = {"precision": "fp64", "global_batch": 4, "micro_batch": 2, "checkpoint_e
 class Apart:
     """A teacher at site a, each student at a site of its own."""
 
-    field = "answers"  # of a member, what names the messages
+    lesson = "answers"  # of the teacher
     sizes: Mapping[str, Any] = SIZES
     code = ""  # of the teacher, as the others compute its digest
     replayed = ""  # the digest of a finished teacher, which is trained again
@@ -51,6 +51,9 @@ class Apart:
         setup.train(setup.training(roles, train(steps, **({**self.sizes} | more))))
         return setup
 
+    def lessons(self, code: str) -> dict[str, LessonMessages]:
+        return {self.lesson: LessonMessages(trajectory=ANSWERS, code=code)}
+
     def training(self, site: str, steps: int = STEPS, **more: Any) -> Training:
         setup, link = self.setups[site], self.link | {"site": site}
         teacher = self.teacher(setup, steps)
@@ -59,13 +62,13 @@ class Apart:
                 name: Member(role=spec, mode="elsewhere", trajectory=setup.segment(name, 0, 1).fingerprint)
                 for name, spec in self.students.items()
             }
-            members = {"teacher": teacher.model_copy(update={self.field: ANSWERS}), **away}
+            members = {"teacher": teacher.model_copy(update={"lessons": self.lessons(teacher.code)}), **away}
         else:
             setup.inputs.pop("teacher", None)
             here = {name: spec for name, spec in self.students.items() if self.site_of[name] == site}
             none = {"segments": (), "output": "", "init": ""}
             away = teacher.model_copy(
-                update={"mode": "elsewhere", self.field: ANSWERS, "code": self.code, **none}
+                update={"mode": "elsewhere", "lessons": self.lessons(self.code), "code": self.code, **none}
             )
             members = {"teacher": away, **here}
         return setup.training(members, train(steps, **({**self.sizes} | {"link": link} | more)))

@@ -21,6 +21,7 @@ from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, Trainable
+from atelier.engine.config.train import Train
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.link.answer_size import answer_bytes, token_bytes
 from atelier.engine.link.encoded import layouts_of
@@ -34,7 +35,7 @@ from atelier.engine.model.soft_prompt import tune_prompt
 from atelier.engine.model.weights import entry_of
 from atelier.engine.objective.load import add_modules
 from atelier.engine.plan.exchanged import exchanged
-from atelier.engine.plan.link_cost import answer_cost, chosen, contribution_costs
+from atelier.engine.plan.link_cost import chosen, contribution_costs, lesson_cost
 from tests.engine.loop.apart import ANSWERS, Apart, taught
 from tests.engine.loop.test_outer import STEPS, Sites
 from tests.engine.trainings import TrainingSetup, role, tokens
@@ -194,10 +195,8 @@ def test_answers_have_the_bytes_that_were_planned(
     sites.setups["b"].train(sites.training("b", precision=precision))
     assert len(sent) == training.num_steps
     most, told = training.global_batch * training.sequence, 0
-    cost = answer_cost(
-        link, 64, rows=training.global_batch, sequence=training.sequence, steps=len(sent),
-        precision=precision, step_s=1.0, rate=0.0,
-    )  # fmt: skip
+    teacher = role()
+    cost = lesson_cost(training, teacher.model, "answers", teacher, steps=len(sent), step_s=1.0, rate=0.0)
     for message in sent:
         sizes = {
             answer_bytes(link, 64, rows=training.global_batch, tokens=n, precision=precision)
@@ -247,9 +246,10 @@ def test_what_is_not_known_is_none_and_not_nothing() -> None:
         (0.5, {"b": 1e6}, {"needs_mbps", "seconds", "stall"}),
     ):
         [of_weights] = contribution_costs(link, weights, steps=40, step_s=step_s, roles=1, rates=rates)
-        sizes = {"rows": 2, "sequence": 16, "steps": 4, "precision": "fp32"}
-        of_answers = answer_cost(
-            Link(roles={"a": ["t"], "b": ["s"]}), 64, step_s=step_s, rate=rates.get("b", 0.0), **sizes
+        apart = Link(roles={"a": ["t"], "b": ["s"]}, mailbox="/m", site="a")
+        train = Train(global_batch=2, sequence=16, steps=4, precision="fp32", link=apart)
+        of_answers = lesson_cost(
+            train, role().model, "answers", role(), steps=4, step_s=step_s, rate=rates.get("b", 0.0)
         )
         for cost in (of_weights, of_answers):
             assert {key for key in ("needs_mbps", "seconds", "stall") if cost[key] is not None} == known

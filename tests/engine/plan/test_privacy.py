@@ -18,7 +18,7 @@ from atelier.engine.data.blend import Blend
 from atelier.engine.plan import epsilon as accounting
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.epsilon import epsilon, poisson_epsilon, sentence, statement
-from tests.engine.loop.detection import detector, generator
+from tests.engine.extensions.detection.detection import detector, generator
 from tests.engine.trainings import model, role, student, train
 from tests.parity.cases import layout as layout_of
 

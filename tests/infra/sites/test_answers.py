@@ -10,7 +10,7 @@ import pytest
 
 from atelier.engine.config.record import FileEntry
 from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Answers, Contribution, Drawings, ReaderProgress, What
+from atelier.engine.link.messages import BODY, Contribution, OfStep, ReaderProgress
 from atelier.engine.link.rates import rate_to, tell_rate
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
@@ -67,13 +67,13 @@ def test_with_agents_between_them_a_student_learns_as_with_one_mailbox(
         assert check(log) and {line["kind"] for line in lines if "kind" in line} == {"answers", "progress"}
 
 
-def answers(**more: Any) -> Answers:
+def answers(**more: Any) -> OfStep:
     entry = FileEntry(path=BODY, bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
     given = {"kind": "answers", "trajectory": ANSWERS, "site": "a", "round": 1, "body": entry} | more
-    return Answers.model_validate(given)
+    return OfStep.model_validate(given)
 
 
-def opened(folder: Path, step: int = 0, safe: int = 0, what: What = "answers") -> Incoming:
+def opened(folder: Path, step: int = 0, safe: int = 0, what: str = "answers") -> Incoming:
     box = Mailbox(str(folder), ANSWERS)
     box.open_answers("b", ("a", "b", "c"), "a", most=1000, ahead=3, what=what)
     box.tell(ReaderProgress(trajectory=ANSWERS, site="b", step=step, safe=safe))
@@ -83,7 +83,7 @@ def opened(folder: Path, step: int = 0, safe: int = 0, what: What = "answers") -
 
 def test_a_message_of_another_kind_than_the_trainings_is_not_taken(tmp_path: Path) -> None:
     """Answers where a generator's drawings are awaited, and the other way round."""
-    drawings = Drawings.model_validate(answers().model_dump(by_alias=True) | {"kind": "drawings"})
+    drawings = OfStep.model_validate(answers().model_dump(by_alias=True) | {"kind": "drawings"})
     incoming = opened(tmp_path / "answers")
     incoming.judge(answers(), "a")
     with pytest.raises(NotTaken, match="no messages of kind drawings"):

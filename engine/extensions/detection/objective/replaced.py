@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED
-from atelier.engine.config.objective.replaced import Replaced
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from atelier.engine.objective.chunked import Side
 from atelier.engine.objective.load import RIGHT, SHARE
 from atelier.engine.objective.terms import State, Term

@@ -15,13 +15,20 @@ from torch import Tensor
 
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.link.answer_size import drawing_entries
+from atelier.engine.extensions.detection.config.lesson.drawings import entries
 from atelier.engine.link.encoded import body_bytes
-from atelier.engine.plan.link_cost import drawing_cost
+from atelier.engine.plan.link_cost import lesson_cost
 from atelier.engine.plan.site_checks import check_apart
+from tests.engine.extensions.detection.detection import (
+    MASKED,
+    SIZES,
+    STEPS,
+    DetectedApart,
+    elsewhere,
+    generator,
+)
 from tests.engine.loop.apart import ANSWERS
 from tests.engine.loop.at_sites import beside_a_gang, killed_until_they_end
-from tests.engine.loop.detection import MASKED, SIZES, STEPS, DetectedApart, elsewhere, generator
 from tests.engine.loop.hostile import HostileMessages
 from tests.engine.plan.test_link_cost import timings
 from tests.engine.row_inputs import VOCAB, harbour
@@ -75,8 +82,9 @@ def test_drawings_have_the_bytes_that_a_plan_reckons_with(tmp_path: Path, text: 
     apart.setups["a"].train(apart.training("a"))  # alone, so that all messages stay
     sizes = [path.stat().st_size for path in messages(apart)]
     hidden = [len(load_file(path)["ids"]) for path in messages(apart)]
-    assert sizes == [body_bytes(drawing_entries(VOCAB, rows=4, tokens=number)) for number in hidden]
-    cost = drawing_cost(VOCAB, 0.25, rows=4, sequence=32, steps=len(sizes), step_s=1.0, rate=0.0)
+    assert sizes == [body_bytes(entries(VOCAB, rows=4, tokens=number)) for number in hidden]
+    train, teacher = apart.training("a").train, generator()
+    cost = lesson_cost(train, teacher.model, "drawings", teacher, steps=len(sizes), step_s=1.0, rate=0.0)
     assert sum(sizes) == pytest.approx(cost["sent"], rel=0.1)
     apart.setups["b"].train(apart.training("b"))
     last, read = len(sizes), len(sizes) - 2  # the generator gets ahead step by step, the detector catches up

@@ -11,7 +11,14 @@ import pytest
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.role import Role
 from atelier.engine.loop.prefetch import Prefetcher, StepData
-from tests.engine.loop.detection import SIZES, STEPS, DetectedApart, detector, elsewhere, generator
+from tests.engine.extensions.detection.detection import (
+    SIZES,
+    STEPS,
+    DetectedApart,
+    detector,
+    elsewhere,
+    generator,
+)
 from tests.engine.row_inputs import harbour
 from tests.engine.trainings import AfterSteps, TrainingSetup, train
 

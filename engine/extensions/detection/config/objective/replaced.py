@@ -18,7 +18,8 @@ class Replaced(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = True
     reads: ClassVar[str] = MLM.reads
     extras: ClassVar[tuple[str, ...]] = MLM.extras
-    reads_drawn: ClassVar[bool] = True
+    lesson: ClassVar[str] = "drawings"
+    predicts: ClassVar[bool] = False
     is_of_every_token: ClassVar[bool] = True
 
     kind: Literal["replaced"] = "replaced"
@@ -29,6 +30,11 @@ class Replaced(ObjectiveSpec):
         le=64,  # the drawn tokens of so many steps are in memory and in each checkpoint of the generator
         description="steps d: its step s learns from the rows and the drawn tokens of its generator's s - d",
     )
+
+    @property
+    def steps_behind(self) -> int:
+        """As the base's: its `delay`."""
+        return self.delay
 
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
         """As the base's: the model needs a head of one logit."""

@@ -1,5 +1,5 @@
 """The tokens that a generator has drawn in the place of the hidden ones of a step's rows, for the roles that
-learn which tokens are replaced (engine/objective/replaced.py).
+learn which tokens are replaced (objective/replaced.py).
 
 The generator's step s has rows of its own, a function of the samples' numbers, and one forward pass of them;
 from its logits the tokens are drawn, with its weights after s steps. All that a detector needs of it are the
@@ -22,11 +22,11 @@ from atelier.engine.config.batch import NOT_SCORED, PLACES
 from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Train
-from atelier.engine.link.answer_size import NARROW
+from atelier.engine.extensions.detection.config.lesson.drawings import NARROW, STATE
+from atelier.engine.extensions.detection.gumbel import drawn
 from atelier.engine.loop.stage import rows_of, slice_of
 from atelier.engine.model.transformer import noise_keys
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.objective.gumbel import drawn
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 
@@ -125,8 +125,8 @@ def hidden(batch: Mapping[str, Tensor], parts: Sequence[int]) -> Tensor:
 
 
 class Drawing:
-    """What a generator draws, on this rank. `parts`: of the mixture, the rows with hidden tokens; `num_ids`:
-    tokens of the vocabulary; `keep`: how many steps the last detector is behind.
+    """The tap of a generator: what it draws, on this rank. `parts`: of the mixture, the rows with hidden
+    tokens; `num_ids`: tokens of the vocabulary; `keep`: how many steps the last detector is behind.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Drawing:
     ) -> None:
         self._train, self._seed_name, self._gang, self._grid = train, seed_name, gang, grid
         self._parts, self._num_ids, self._keep = parts, num_ids, keep
-        self.is_asked = False  # at this step
+        self.name, self.is_asked = STATE, False  # at this step
         self._cells: list[Tensor] = []  # (sample, place, id) of each token drawn on this rank
         self._kept: dict[int, Drawn] = {}
 
@@ -180,6 +180,10 @@ class Drawing:
         found = Drawn(rows_R + first, hidden_R, places_N, whole[rows_N, places_N] - 1, f"step {clock + 1}")
         since = {step: each for step, each in self._kept.items() if step >= clock - self._keep}
         self._kept = since | {clock: found}
+
+    def message(self, clock: int) -> dict[str, Tensor]:
+        """As the tap's."""
+        return self.at(clock).sent(self._num_ids)
 
     def at(self, step: int) -> Drawn:
         """What was drawn in a step. Raises DataError for one that is not kept."""

@@ -3,43 +3,56 @@ own, after the generators' step: its rows are those of the generator's step `del
 that the generator has drawn there. Students of a detector read the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.objective.mlm import MLM
+from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
+from atelier.engine.extensions.detection.drawn import Drawing, Drawn, opened_drawn
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.drawn import Drawing, Drawn
+from atelier.engine.loop.hooks import Hook, Learned
 from atelier.engine.loop.prefetch import Batch, Prefetcher, StepData
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at, train_step
+from atelier.engine.loop.training_data import TrainingData
 from atelier.engine.parallel.gang import Gang
 
+LESSON = "drawings"
 
-class Detecting:
-    """The detectors of a gang, and the generators here that they, or detectors at other sites, learn from.
-    `open_feed` opens the training's batches once more.
-    """
+
+class DrawnInbox:
+    """What a generator at another site has drawn, for a detector here."""
+
+    def __init__(self, training: Training, num_ids: int) -> None:
+        self._train, self._num_ids = training.train, num_ids
+        self.drawn: Drawn | None = None  # of this step
+
+    def open(self, path: Path, place: str, step: int) -> None:
+        """As the base's."""
+        self.drawn = opened_drawn(path, place, num_ids=self._num_ids, step=step, train=self._train)
+
+
+class Extension(Hook):
+    """The detectors of a gang, and the generators here that they, or detectors at other sites, learn from."""
 
     def __init__(
-        self,
-        training: Training,
-        members: Mapping[str, RoleState],
-        gang: Gang,
-        open_feed: Callable[[], Prefetcher],
+        self, training: Training, members: Mapping[str, RoleState], gang: Gang, data: TrainingData
     ) -> None:
-        self._gang, self._open_feed = gang, open_feed
+        self._gang, self._open_feed = gang, data.open_feed
         self._feeds: dict[int, Prefetcher] = {}  # by delay
         end = training.train.num_steps
         self._asking: dict[str, list[range]] = {}  # by generator: its steps that are drawn in
+        self._drawings: dict[str, Drawing] = {}  # by generator
         for name, member in members.items():
-            readers = training.detectors(name)
+            readers = _detectors(training, name)
             if not readers:
                 continue
             self._asking[name] = [each.asked(end) for each in readers.values()]
-            member.drawing = Drawing(
+            drawing = Drawing(
                 training.train,
                 member.role.seed_name or name,
                 gang,
@@ -48,33 +61,32 @@ class Detecting:
                 num_ids=member.role.model.ids,
                 keep=max((each.delay for key, each in readers.items() if key in members), default=0),
             )
-        self._generators = {name: members[name] for name in self._asking}
-        self._trees = {name: _below(members, name) for name, each in members.items() if each.role.detects}
-        self._rest = {
-            name: member
-            for name, member in members.items()
-            if not any(name in tree for tree in self._trees.values())
+            self._drawings[name] = member.taps[LESSON] = drawing
+        self._inboxes: dict[str, DrawnInbox] = {}
+        for name, member in members.items():
+            if member.role.lesson == LESSON and member.role.teacher not in members:
+                self._inboxes[name] = inbox = DrawnInbox(training, member.role.model.ids)
+                member.inboxes[LESSON] = inbox
+        self._trees = {
+            name: _below(members, name) for name, each in members.items() if each.role.lesson == LESSON
         }
+        self.roles = frozenset(name for tree in self._trees.values() for name in tree)
 
-    def begin(self, clock: int) -> tuple[StepGroup, list[StepGroup]]:
-        """The roles of a step: those that see its batches, and each detector with its students."""
-        for name, member in self._generators.items():
-            assert member.drawing is not None  # it has detectors
-            member.drawing.is_asked = any(clock in steps for steps in self._asking[name])
+    def begin(self, clock: int) -> list[StepGroup]:
+        """As the base's: each detector with its students."""
+        for name, drawing in self._drawings.items():
+            drawing.is_asked = any(clock in steps for steps in self._asking[name])
         found = [step_group_at(tree, clock) for tree in self._trees.values()]
-        return step_group_at(self._rest, clock), [group for group in found if group.roots]
+        return [group for group in found if group.roots]
 
-    def learn(
-        self, groups: list[StepGroup], clock: int, data: StepData, counts: Counts
-    ) -> tuple[dict[str, StepOutcome], dict[str, Counts]]:
-        """After the generators' step: gather what they have drawn, then take the detectors' steps. Their
-        outcomes, and what they have read, by role. A collective.
+    def after_step(self, groups: list[StepGroup], clock: int, data: StepData, counts: Counts) -> Learned:
+        """As the base's: gather what the generators have drawn, then take the detectors' steps.
 
         Raises DataError for drawn tokens of a generator elsewhere that are not of these rows.
         """
-        for member in self._generators.values():
-            if member.drawing is not None and member.drawing.is_asked:
-                member.drawing.finish(clock)
+        for drawing in self._drawings.values():
+            if drawing.is_asked:
+                drawing.finish(clock)
         outcomes: dict[str, StepOutcome] = {}
         read: dict[str, Counts] = {}
         delays = dict.fromkeys(group.roots[0].role.delay for group in groups)
@@ -100,15 +112,13 @@ class Detecting:
 
     def _batches(self, detector: RoleState, clock: int, data: StepData) -> list[Batch]:
         parts, role = detector.parts_of(MLM.reads), detector.role
-        if role.teacher in self._generators:
-            drawing = self._generators[role.teacher].drawing
-            assert drawing is not None  # it has detectors
-            drawn: Drawn = drawing.at(clock - role.delay)
+        if role.teacher in self._drawings:
+            drawn = self._drawings[role.teacher].at(clock - role.delay)
             return [drawn.put(batch, parts) for batch in data.batches]
-        assert detector.drawn is not None  # the loop has waited for it
-        drawn, found = detector.drawn, list[Batch]()
+        received, found = self._inboxes[detector.name].drawn, list[Batch]()
+        assert received is not None  # the loop has waited for it
         all_or_none(
-            self._gang, lambda: found.extend(drawn.put(each, parts) for each in data.batches), nothing
+            self._gang, lambda: found.extend(received.put(each, parts) for each in data.batches), nothing
         )
         return found
 
@@ -117,10 +127,16 @@ class Detecting:
             feed.close()
 
 
+def _detectors(training: Training, name: str) -> dict[str, Role]:
+    """The roles, here or elsewhere, that learn which tokens a role has replaced."""
+    roles = {key: each.role for key, each in training.members.items()}
+    return {key: role for key, role in roles.items() if role.teacher == name and role.lesson == LESSON}
+
+
 def _below(members: Mapping[str, RoleState], name: str) -> dict[str, RoleState]:
     """A role and its students, direct or not, but for those that are detectors."""
     found = {name: members[name]}
     for other, member in members.items():
-        if member.role.teacher == name and not member.role.detects:
+        if member.role.teacher == name and member.role.lesson != LESSON:
             found |= _below(members, other)
     return found

@@ -7,9 +7,12 @@ from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
+
+LESSON = Replaced.lesson
 
 
-def check_detectors(
+def check(
     layout: Parallel,
     roles: Mapping[str, Role],
     train: Train,
@@ -23,9 +26,9 @@ def check_detectors(
     """
     for name, role in roles.items():
         place = f"{prefix}{name}." if prefix else ""
-        if role.teacher in roles and roles[role.teacher].detects:
+        if role.teacher in roles and roles[role.teacher].reads_changed:
             _check_taught(place, role, roles[role.teacher])
-        if not role.detects:
+        if role.lesson != LESSON:
             continue
         _check_objectives(place, role, roles)
         _check_steps(place, role, roles)
@@ -49,7 +52,7 @@ def check_detectors(
 
 def _check_taught(place: str, role: Role, teacher: Role) -> None:
     """Check a role whose teacher detects."""
-    if role.detects:
+    if role.lesson == LESSON:
         raise ConfigError(
             f"{place}teacher",
             f"{role.teacher} detects itself, and draws before it has read what its own generator drew",
@@ -62,13 +65,13 @@ def _check_taught(place: str, role: Role, teacher: Role) -> None:
             "leave it out",
         )
     for key, spec in role.objective.items():
-        if teacher.detects_alone and (type(spec).reads_logits_only or spec.schedule.follows_lead):
+        if not teacher.predicts and (type(spec).reads_logits_only or spec.schedule.follows_lead):
             raise ConfigError(
                 f"{place}objective.{key}",
                 f"compares with how {role.teacher} predicts tokens, which it does not learn",
                 f"an objective of its hidden states, or roles.{role.teacher} with lm or mlm beside",
             )
-    if teacher.detects_alone and role.gate != "open":
+    if not teacher.predicts and role.gate != "open":
         raise ConfigError(
             f"{place}gate",
             f"{role.gate} nats before {role.teacher}, which predicts no tokens",
@@ -91,15 +94,15 @@ def _check_objectives(place: str, role: Role, roles: Mapping[str, Role]) -> None
             f"{other}, and a role that detects has its generator alone: not built",
             "leave it out",
         )
-    number = sum(type(spec).reads_drawn for spec in role.objective.values())
+    number = sum(isinstance(spec, Replaced) for spec in role.objective.values())
     for key, spec in role.objective.items():
-        if role.teacher_of(key) == role.teacher and not type(spec).reads_drawn:
+        if role.teacher_of(key) == role.teacher and not isinstance(spec, Replaced):
             raise ConfigError(
                 f"{place}objective.{key}",
                 f"compares with {role.teacher}, which reads other tokens than a role that detects",
                 "leave it out",
             )
-        if type(spec).reads_drawn and (spec.schedule.follows_lead or number > 1):
+        if isinstance(spec, Replaced) and (spec.schedule.follows_lead or number > 1):
             what = "is there twice" if number > 1 else "follows a lead, and there is none over a generator"
             raise ConfigError(f"{place}objective.{key}", what, "one objective of kind replaced, without it")
 
@@ -113,7 +116,7 @@ def _check_steps(place: str, role: Role, roles: Mapping[str, Role]) -> None:
     teacher = roles.get(role.teacher)
     begins = int(teacher.start) if teacher is not None and teacher.moves else 0
     if role.delay and (role.attach == "frozen" or (teacher is not None and not teacher.moves)):
-        key = next(key for key, spec in role.objective.items() if type(spec).reads_drawn)
+        key = next(key for key, spec in role.objective.items() if isinstance(spec, Replaced))
         raise ConfigError(
             f"{place}objective.{key}.delay",
             f"{role.delay}, and {role.teacher} is finished: what it draws is the same in every step",

@@ -6,10 +6,10 @@ from typing import Any
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.mlm import MLM
-from atelier.engine.config.objective.replaced import Replaced
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from tests.engine.loop.apart import Apart
 from tests.engine.row_inputs import VOCAB
 from tests.engine.trainings import TrainingSetup, role
@@ -46,7 +46,7 @@ def detector(delay: int = 0, own: Mapping[str, ObjectiveSpec] | None = None, **m
 class DetectedApart(Apart):
     """A generator, called teacher, at site a, each that detects at a site of its own."""
 
-    field = "drawings"
+    lesson = "drawings"
     sizes = SIZES | {"checkpoint_every": 3}
 
     def teacher(self, setup: TrainingSetup, steps: int) -> Member:

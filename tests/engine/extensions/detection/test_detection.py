@@ -11,13 +11,21 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
-from atelier.engine.config.objective.replaced import Replaced
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.schedule import WeightSchedule
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from atelier.engine.plan.checks import check_layout, check_teaching
+from tests.engine.extensions.detection.detection import (
+    MASKED,
+    MIXED,
+    SIZES,
+    STEPS,
+    detector,
+    ernie,
+    generator,
+)
 from tests.engine.loop.at_sites import killed_until_they_end
-from tests.engine.loop.detection import MASKED, MIXED, SIZES, STEPS, detector, ernie, generator
 from tests.engine.row_inputs import harbour
 from tests.engine.trainings import ONE, TrainingSetup, role, train
 

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from atelier.engine.config.objective.replaced import Replaced
+from atelier.engine.extensions.detection import gumbel
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
+from atelier.engine.extensions.detection.objective.replaced import terms
 from atelier.engine.model.contract import Output
 from atelier.engine.model.transformer import noise_keys
-from atelier.engine.objective import gumbel
-from atelier.engine.objective.replaced import terms
 from atelier.engine.objective.terms import State, Term
 from atelier.engine.objective.vocab_slice import VocabSlice
 

@@ -9,11 +9,11 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
-from atelier.engine.config.objective.replaced import Replaced
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from atelier.engine.plan.checks import check_layout
-from tests.engine.loop.detection import MASKED, SIZES, detector, ernie, generator
+from tests.engine.extensions.detection.detection import MASKED, SIZES, detector, ernie, generator
 from tests.engine.trainings import ONE, role, train
 
 APART = {"roles": {"a": ["generator", "d", "old"], "b": ["pupil"]}, "site": "b", "mailbox": "/tmp/mail"}
@@ -60,7 +60,7 @@ def pupil(**objective: Any) -> Role:
         (
             {"d": detector(own=MASKED), "pupil": pupil(kd=Logits())},
             {"link": APART},
-            "roles.pupil.teacher: d reads tokens that its generator has drawn.*both at one site",
+            "roles.pupil.teacher: d reads rows that g has changed.*both at one site",
         ),
     ],
 )

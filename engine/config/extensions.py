@@ -1,0 +1,44 @@
+"""Extensions: optional capabilities, each a folder of engine/extensions. The core finds them by their folder
+and imports none of their files unless a configuration names one of their kinds. Torch-free.
+
+An extension has its kinds where the engine has its own: `kind: replaced` of group `objective` may be
+engine/extensions/detection/config/objective/replaced.py. Beside them it may have
+
+    checks.py   check(layout, roles, train, *, prefix, section): raise ConfigError for what is not built
+    hook.py     a class `Extension`: what it does in a training (engine/loop/hooks.py)
+"""
+
+import importlib
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parent.parent / "extensions"
+MODULE = "atelier.engine.extensions."
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """All extensions, sorted."""
+    return tuple(sorted(path.name for path in FOLDER.glob("[!_]*") if path.is_dir()))
+
+
+@cache
+def kinds_of(group: str) -> dict[str, str]:
+    """The kinds of a group that extensions have, each with its extension. `group`: objective,
+    config/objective.
+    """
+    return {path.stem: name for name in names() for path in sorted((FOLDER / name / group).glob("[!_]*.py"))}
+
+
+def extension_of(kind: type) -> str:
+    """The extension that defines a class; '' for one of the core."""
+    module = kind.__module__
+    return module.removeprefix(MODULE).partition(".")[0] if module.startswith(MODULE) else ""
+
+
+def part(extension: str, name: str) -> ModuleType | None:
+    """A file of an extension, such as checks; None where it has none."""
+    if not (FOLDER / extension / f"{name}.py").exists():
+        return None
+    return importlib.import_module(f"{MODULE}{extension}.{name}")

@@ -1,0 +1,29 @@
+"""The lesson `drawings`: the tokens that a generator has drawn in the place of the hidden ones of a step's
+rows, as a message holds them. Torch-free.
+"""
+
+from atelier.engine.config.objective.mlm import MLM
+from atelier.engine.config.role import Role
+from atelier.engine.io.tensorfile import TensorEntry, in_file_order
+
+NARROW = 1 << 16  # vocabularies up to here have ids of 16 bits
+SHOWN, STATE = "drawn ids", "drawn"
+
+
+def entries(ids: int, *, rows: int, tokens: int) -> list[TensorEntry]:
+    """The tensors of the message for `tokens` hidden tokens in `rows` rows, of a vocabulary of `ids`."""
+    return in_file_order(
+        [
+            TensorEntry("samples", "I64", (rows,)),
+            TensorEntry("hidden", "I32", (rows,)),
+            TensorEntry("places", "I32", (tokens,)),
+            TensorEntry("ids", "U16" if ids <= NARROW else "I32", (tokens,)),
+        ]
+    )
+
+
+def share(teacher: Role) -> float:
+    """Of the tokens, those that a message is about: every row is counted as one with hidden tokens, of which
+    it has this share on average.
+    """
+    return max((spec.rate for spec in teacher.objective.values() if isinstance(spec, MLM)), default=0.0)

@@ -1,0 +1,102 @@
+"""What extensions (engine/config/extensions.py) do in a training. The file engine/extensions/<name>/hook.py
+has a class `Extension`, a `Hook`; a training has one of each extension that a kind of its roles is of. The
+loop calls it
+
+    __init__      before the first checkpoint is read: it chooses its roles, and adds taps and inboxes to them
+    begin         before a step: the groups of its own roles that take this step
+    after_step    after the step of all other roles: its roles take theirs
+    close         at the end, and where training stops
+
+The state of a tap is part of its role's checkpoint.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from atelier.engine.checkpoint.state import Nested, Tree
+from atelier.engine.config.extensions import part
+
+if TYPE_CHECKING:
+    from atelier.engine.config.run_file import Training
+    from atelier.engine.loop.counts import Counts
+    from atelier.engine.loop.prefetch import StepData
+    from atelier.engine.loop.role_state import RoleState
+    from atelier.engine.loop.step import StepGroup, StepOutcome
+    from atelier.engine.loop.training_data import TrainingData
+    from atelier.engine.parallel.gang import Gang
+
+Learned = tuple[dict[str, "StepOutcome"], dict[str, "Counts"]]  # by role: outcomes, and what was read
+
+
+class Tap(Protocol):
+    """Takes what others need from a role's outputs, in each micro-batch of the steps in which it is asked."""
+
+    @property
+    def name(self) -> str:
+        """Of its state in the role's checkpoint."""
+        ...
+
+    @property
+    def is_asked(self) -> bool:
+        """At this step."""
+        ...
+
+    def add(
+        self, batch: Mapping[str, Tensor], clock: int, hidden_BTD: Tensor, head_weight_VD: Tensor
+    ) -> None:
+        """Take from a micro-batch of this rank's tokens."""
+        ...
+
+    def message(self, clock: int) -> dict[str, Tensor]:
+        """What is sent of a step to students at other sites. A collective."""
+        ...
+
+    def state(self) -> dict[str, Tree]:
+        """To be checkpointed; empty where there is nothing."""
+        ...
+
+    def restore(self, state: Nested) -> None: ...
+
+
+class Inbox(Protocol):
+    """Where a role gets what a teacher at another site sends of a step."""
+
+    def open(self, path: Path, place: str, step: int) -> None:
+        """Read the verified message of the teacher's step, from 0, in the file `path`, which messages call
+        `place`. Raises DataError for what is none of that step.
+        """
+        ...
+
+
+class Hook:
+    """What an extension does in a training; by itself, nothing. `roles`: those whose steps it takes."""
+
+    def __init__(
+        self, training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
+    ) -> None:
+        self.roles: frozenset[str] = frozenset()
+
+    def begin(self, clock: int) -> "list[StepGroup]":
+        """The groups of its roles that take this step."""
+        return []
+
+    def after_step(
+        self, groups: "list[StepGroup]", clock: int, data: "StepData", counts: "Counts"
+    ) -> Learned:
+        """Take the step of these groups; what came of it. A collective."""
+        return {}, {}
+
+    def close(self) -> None:
+        """End threads; let go of files."""
+
+
+def hooks_of(
+    training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
+) -> list[Hook]:
+    """A hook of each extension that the roles of a training use, here or at other sites."""
+    used = sorted({name for member in training.members.values() for name in member.role.extensions})
+    modules = [module for name in used if (module := part(name, "hook")) is not None]
+    return [module.Extension(training, members, gang, data) for module in modules]
