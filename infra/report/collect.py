@@ -5,14 +5,16 @@ infra/report/render.py renders it.
 import itertools
 import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict, cast
 
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
-from atelier.engine.config.document import whole_of
+from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.evaluation import HeadScore
+from atelier.engine.config.extensions import kinds_of, part
 from atelier.engine.config.metric import FOLDER, CurveLine, is_segment, merge
 from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
@@ -20,7 +22,7 @@ from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
 from atelier.infra.report.lineage import find_trajectory, lineage
 from atelier.infra.report.link_use import link_tables
-from atelier.infra.report.notes import MAJORITY, ON, detection_rows, notes_of
+from atelier.infra.report.notes import MAJORITY, ON, notes_of
 from atelier.infra.report.render import ReportContent, ReportRow, write_report
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
@@ -120,8 +122,8 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     rows += [row for row in answered if row is not None]
     rows += [row for key in found for row in _head_rows(key, scores)]
     lines = {key: _curve(store, record) for key, record in found.items()}
-    detected = [detection_rows(key, each) for key, each in lines.items()]
-    rows += [row for each, _ in detected for row in each]
+    extra = [each for key, record in found.items() for each in _of_extensions(store, key, record, lines[key])]
+    rows += [row for each, _ in extra for row in each]
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(scores)
     curves = {
@@ -139,7 +141,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         curves=curves,
         samples=samples,
         graph=lineage(store, found[focus].fingerprint),
-        notes=[*notes_of(rows, found), *(note for _, each in detected for note in each)],
+        notes=[*notes_of(rows, found), *(note for _, each in extra for note in each)],
         more=link_tables(found, store, _curve),
         controls={v: k for k, v in controls.items()},
         starts={k: found[k].summary.get("started_at", 0) for k in found},
@@ -348,6 +350,19 @@ def _tuned_rows(scores: dict[str, Scores]) -> list[ReportRow]:
     return rows + [
         {"name": name, "kind": "baseline", "accuracy": accuracy} for name, accuracy in majorities.items()
     ]
+
+
+def _of_extensions(
+    store: Store, name: str, record: Record, lines: list[CurveLine]
+) -> Iterator[tuple[list[ReportRow], list[str]]]:
+    """Rows and notes by the extensions that the objectives of a model are of."""
+    trained = find_trajectory(store, record.parents.get("trajectory", ""))
+    objectives = section_of(trained.identity.get("objective", {})) if trained is not None else {}
+    kinds = {str(section_of(each).get("kind", "")) for each in objectives.values()}
+    for extension in sorted({kinds_of("config/objective").get(kind, "") for kind in kinds} - {""}):
+        if (report := part(extension, "report")) is not None:
+            rows, notes = report.rows(name, lines)
+            yield cast(list[ReportRow], rows), notes
 
 
 def _curve(store: Store, record: Record) -> list[CurveLine]:

@@ -1,19 +1,13 @@
-"""What stands below the table of a report: what its numbers are of, and what is not as it should be; and the
-rows of roles that detect replaced tokens, with what stands below for them.
-"""
+"""What stands below the table of a report: what its numbers are of, and what is not as it should be."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from atelier.engine.config.metric import CurveLine
 from atelier.engine.config.record import Record
 from atelier.engine.plan.epsilon import sentence
 from atelier.infra.report.render import ReportRow
 
 MAJORITY = "majority class"  # the row of always giving the most common answer
 ON = " on "  # between a model and the other examples that it is scored on
-SHARE, RIGHT = "objective/share/", "objective/accuracy/"  # metrics of detection
-LAST = 0.25  # of the steps
 
 
 def notes_of(rows: list[ReportRow], found: Mapping[str, Record]) -> list[str]:
@@ -67,31 +61,3 @@ def _of_privacy(found: Mapping[str, Record]) -> list[str]:
         if isinstance(privacy := record.summary.get("privacy"), Mapping):
             told.setdefault(sentence(privacy), []).append(key)
     return [f"privacy of {', '.join(keys)}: {text}" for text, keys in told.items()]
-
-
-def _mean(key: str, lines: Sequence[Mapping[str, float | None]]) -> float:
-    """Over the steps that have the number: one without a hidden token has none."""
-    found = [value for line in lines if (value := line.get(key)) is not None]
-    return math.fsum(found) / max(1, len(found))
-
-
-def detection_rows(name: str, lines: Sequence[CurveLine]) -> tuple[list[ReportRow], list[str]]:
-    """Of a model that detects replaced tokens the row of its head, beside one that finds none, and a note:
-    means over the last quarter of its steps, in each of which it is asked before it learns. None of a model
-    that detects nothing.
-    """
-    last = [line.get("values", {}) for line in lines[-max(1, round(len(lines) * LAST)) :]]
-    rows: list[ReportRow] = []
-    notes: list[str] = []
-    for key in sorted({key for values in last for key in values if key.startswith(SHARE)}):
-        head = key.removeprefix(SHARE)
-        share, right, loss = (_mean(each, last) for each in (key, RIGHT + head, f"objective/{head}"))
-        row: ReportRow = {"name": name, "kind": "head", "head": head, "right": right}
-        row["right_without"], row["by"] = 1 - share, "calls none replaced"
-        rows.append(row)
-        guess = -share * math.log(share) - (1 - share) * math.log1p(-share) if 0 < share < 1 else 0.0
-        notes.append(
-            f"{name}: {loss:.3f} nats a token in its last {len(last)} steps, in which {share:.1%} of the"
-            f" tokens were replaced ({guess:.3f} nats for one that knows this share alone)"
-        )
-    return rows, notes

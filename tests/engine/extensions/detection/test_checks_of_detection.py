@@ -60,7 +60,7 @@ def pupil(**objective: Any) -> Role:
         (
             {"d": detector(own=MASKED), "pupil": pupil(kd=Logits())},
             {"link": APART},
-            "roles.pupil.teacher: d reads rows that g has changed.*both at one site",
+            "roles.pupil.teacher: d reads rows that generator has changed.*both at one site",
         ),
     ],
 )

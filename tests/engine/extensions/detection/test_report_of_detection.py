@@ -1,7 +1,7 @@
 """What a report says of heads that detect replaced tokens."""
 
 from atelier.engine.config.metric import CurveLine
-from atelier.infra.report.notes import detection_rows
+from atelier.engine.extensions.detection.report import rows
 
 
 def line(step: int, **values: float | None) -> CurveLine:
@@ -17,7 +17,7 @@ def test_steps_without_a_hidden_token_take_no_part_in_a_mean() -> None:
         line(14),
         line(15, share=0.1, right=0.6, loss=0.3),
     ]
-    (row,), (note,) = detection_rows("d", early + late)
+    (row,), (note,) = rows("d", early + late)
     assert (row["name"], row["head"], round(row["right"], 9), round(row["right_without"], 9)) == (
         "d",
         "rtd",
@@ -28,4 +28,4 @@ def test_steps_without_a_hidden_token_take_no_part_in_a_mean() -> None:
 
 
 def test_a_model_that_detects_nothing_has_none() -> None:
-    assert detection_rows("plain", [{"step": 0, "values": {"train/loss": 1.0}}]) == ([], [])
+    assert rows("plain", [{"step": 0, "values": {"train/loss": 1.0}}]) == ([], [])
