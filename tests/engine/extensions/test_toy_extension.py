@@ -1,0 +1,136 @@
+"""An extension that the core has never heard of: a folder, and no line changed anywhere else."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atelier.engine.extensions
+from atelier.engine.config import extensions, registry
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ObjectiveSpec, spec_class
+from atelier.engine.config.role import Role
+from atelier.engine.plan.checks import check_layout
+from atelier.infra.code.code_map import training_map
+from tests.engine.extensions.detection.detection import detector, generator
+from tests.engine.trainings import ONE, TrainingSetup, role, train
+
+KIND = """
+from typing import ClassVar, Literal
+from atelier.engine.config.registry import ObjectiveSpec
+
+class Toy(ObjectiveSpec):
+    term: ClassVar[str] = "lm"
+    kind: Literal["toy"] = "toy"
+"""
+CHECKS = """
+from atelier.engine.config.error import ConfigError
+
+def check(layout, roles, train, *, prefix, section):
+    if train.precision == "fp64":
+        raise ConfigError("train.precision", "fp64, and a toy is not built for it", "fp32")
+"""
+HOOK = """
+from atelier.engine.loop.hooks import Hook
+
+class Count:
+    name, is_asked = "toy", True
+
+    def __init__(self):
+        self.tokens = 0
+
+    def add(self, batch, clock, hidden_BTD, head_weight_VD):
+        self.tokens += hidden_BTD.shape[0] * hidden_BTD.shape[1]
+
+    def state(self):
+        return {"tokens": self.tokens}
+
+    def restore(self, state):
+        self.tokens = state.get("tokens", 0)
+
+class Extension(Hook):
+    seen = []
+
+    def __init__(self, training, members, gang, data):
+        super().__init__(training, members, gang, data)
+        self.taps = [member.taps.setdefault("toy", Count()) for member in members.values()
+                     if "toy" in member.role.extensions]
+
+    def after_step(self, groups, clock, data, counts):
+        self.seen.append((clock, [tap.tokens for tap in self.taps]))
+        return super().after_step(groups, clock, data, counts)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "extensions"
+    place = folder / "toy"
+    (place / "config" / "objective").mkdir(parents=True)
+    (place / "config" / "objective" / "toy.py").write_text(KIND)
+    (place / "checks.py").write_text(CHECKS)
+    (place / "hook.py").write_text(HOOK)
+    caches = (extensions.names, extensions.kinds_of, registry.kinds, registry.spec_class)
+    monkeypatch.setattr(extensions, "FOLDER", folder)
+    monkeypatch.setattr(atelier.engine.extensions, "__path__", [str(folder)])
+    for cached in caches:
+        cached.cache_clear()
+    yield place
+    monkeypatch.undo()
+    for cached in caches:
+        cached.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("atelier.engine.extensions.toy")]:
+        del sys.modules[name]
+
+
+def objective() -> ObjectiveSpec:
+    found = spec_class("objective", "toy")()
+    assert isinstance(found, ObjectiveSpec)
+    return found
+
+
+def roles() -> dict[str, Role]:
+    return {"m": role(objective={"toy": objective()}), "plain": role()}
+
+
+def test_its_hook_is_called_in_each_step_and_its_state_goes_on_after_a_stop(
+    toy: Path, tmp_path: Path
+) -> None:
+    setup = TrainingSetup(tmp_path / "run")
+    assert setup.train_in_pieces(setup.training(roles(), train(8)), 3) >= 2
+    hook: Any = sys.modules["atelier.engine.extensions.toy.hook"]
+    tokens = 4 * 16  # rows, tokens of a step
+    assert hook.Extension.seen == [(clock, [tokens * (clock + 1)]) for clock in range(8)]
+
+
+def test_its_checks_are_asked_where_a_role_uses_it(toy: Path) -> None:
+    exact = train(2, precision="fp64")
+    check_layout(ONE, {"plain": role()}, exact)
+    with pytest.raises(ConfigError, match=r"train\.precision: fp64, and a toy is not built for it; fp32"):
+        check_layout(ONE, roles(), exact)
+
+
+def test_a_training_that_does_not_use_it_imports_none_of_its_files(toy: Path, tmp_path: Path) -> None:
+    setup = TrainingSetup(tmp_path / "run")
+    setup.train(setup.training({"plain": role()}, train(2)))
+    assert not [name for name in sys.modules if name.startswith("atelier.engine.extensions.toy")]
+
+
+def test_without_its_folder_its_kind_is_refused_by_name(toy: Path, tmp_path: Path) -> None:
+    toy.rename(tmp_path / "away")
+    for cached in (extensions.names, extensions.kinds_of, registry.kinds, registry.spec_class):
+        cached.cache_clear()
+    with pytest.raises(ValueError, match="no objective of kind 'toy'"):
+        spec_class("objective", "toy")
+
+
+def test_the_code_of_a_role_has_the_hooks_of_its_extensions() -> None:
+    every = {"generator": generator(), "detector": detector(), "plain": role()}
+    of = {
+        name: {file for file in training_map("train", every, name) if "extensions/" in file} for name in every
+    }
+    assert "engine/extensions/detection/hook.py" in of["detector"]
+    assert "engine/extensions/detection/objective/replaced.py" in of["detector"]
+    assert not of["generator"] and not of["plain"]
