@@ -119,6 +119,8 @@ def _way(document: Mapping[str, Any]) -> str:
         return BYTES
     if "Strip" in kinds[:-1] or (kinds[-1] == "Strip" and "Fuse" not in kinds):
         return OWN  # of each token
+    if "Fuse" in kinds and "Metaspace" in kinds[kinds.index("Fuse") :]:
+        return OWN  # of a text that is one token by then: it loses all its spaces
     has_spaces = {"Metaspace", "Replace"} & set(kinds)
     return PIECES if has_spaces and all(map(_is_of_pieces, rules)) else OWN
 
