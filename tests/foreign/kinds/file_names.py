@@ -43,8 +43,8 @@ def draw(rng: random.Random) -> Case:
 
 
 def check(case: Case, folder: Path) -> str:
-    ending, top = case["ending"], folder / "here"
-    top.mkdir()
+    ending, top = case["ending"], folder / "here" / "there"  # so that a folder called .. has no other files
+    top.mkdir(parents=True)
     files = _files(case, top)
     try:
         for number, path in enumerate(files):
