@@ -78,6 +78,19 @@ def test_new_runs_of_a_moved_store_write_to_where_it_lies(store: Store, moved: P
     assert list(Path(store.root).rglob("a.txt")) and not moved.with_name("old").exists()
 
 
+def test_a_store_that_moves_before_its_first_file_is_known_by_its_folders(
+    tmp_path: Path, empty_database: Path
+):
+    (tmp_path / "old").mkdir()
+    shutil.copy(empty_database, tmp_path / "old" / "mlflow.db")
+    old = Store(str(tmp_path / "old"))
+    Backend(settle(old), own_files(old)).experiment("demo")
+    new = Store(str(shutil.move(old.root, tmp_path / "new")))
+    settle(new)
+    assert f"file://{new.root}/mlartifacts/demo" in addresses(new)
+    assert not any(f"{old.root}/" in text for text in addresses(new))
+
+
 def test_a_copy_uses_its_own_files_and_the_original_its_own(store: Store):
     settle(store)
     copy = Store(shutil.copytree(store.root, f"{store.root}-copy"))
@@ -104,7 +117,15 @@ def test_a_store_behind_another_link_keeps_its_addresses(store: Store, tmp_path:
 def test_addresses_of_another_store_and_of_servers_stay(store: Store, tmp_path: Path):
     other = tmp_path / "other" / "mlartifacts" / "else"
     other.mkdir(parents=True)
-    kept = {f"file://{other}", "s3://bucket/mlartifacts/x", "mlflow-artifacts:/7", "/plain/folder"}
+    absent = "file:///media/unplugged/mlartifacts/else"  # of a disk that comes back
+    kept = {
+        f"file://{other}",
+        absent,
+        "file:///media/mlartifacts/",
+        "s3://bucket/mlartifacts/x",
+        "mlflow-artifacts:/7",
+        "/plain/folder",
+    }
     with sqlite3.connect(f"{store.root}/mlflow.db") as database:
         for number, place in enumerate(sorted(kept), 100):
             row = (number, str(number), place, "active")
