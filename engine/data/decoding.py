@@ -43,7 +43,8 @@ class TokenDecoder:
         """The UTF-8 bytes of a text's ids; in a vocabulary of bytes also those of a part of a character."""
         if self.way == OWN:
             return self._own(ids).encode()
-        return b"".join(self.spellings_V[number] for number in ids)
+        found = b"".join(self.spellings_V[number] for number in ids)
+        return found.replace("▁".encode(), b" ") if self.way == PIECES else found  # also of its bytes
 
     def behind(self, before: Sequence[int], ids: Sequence[int], *, has_end: bool) -> str:
         """The text of `ids` behind `before`; without the part of a character at which it was cut where it has
@@ -58,7 +59,8 @@ class TokenDecoder:
     def stream(self, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
         """`behind` in pieces, as the ids come; at once where the decoder may change what it wrote before."""
         if self.way != OWN:
-            yield from whole_characters(self.spellings_V[number] for number in ids)
+            texts = whole_characters(self.spellings_V[number] for number in ids)
+            yield from (text.replace("▁", " ") for text in texts) if self.way == PIECES else texts
         elif [rule.get("type") for rule in self._rules] in [[name] for name in STABLE] or not self._rules:
             yield from self._as_they_come(list(before), ids)
         elif text := self.behind(before, list(ids), has_end=True):
@@ -119,6 +121,8 @@ def _way(document: Mapping[str, Any]) -> str:
         return BYTES
     if "Strip" in kinds[:-1] or (kinds[-1] == "Strip" and "Fuse" not in kinds):
         return OWN  # of each token
+    if "Fuse" in kinds and "Metaspace" in kinds[kinds.index("Fuse") :]:
+        return OWN  # of a text that is one token by then: it loses all its spaces
     has_spaces = {"Metaspace", "Replace"} & set(kinds)
     return PIECES if has_spaces and all(map(_is_of_pieces, rules)) else OWN
 

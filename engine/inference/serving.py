@@ -22,7 +22,7 @@ from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.io.machine import num_cores
 from atelier.engine.io.process import say
 
-LONGEST = 500_000  # characters of a prompt: making its tokens takes up to 350 bytes for each
+LONGEST = 500_000  # characters of a prompt, and of its wishes: tokens of a text take up to 350 bytes for each
 WAY_OUT = 'send {"prompt": "..."} on one line'
 
 
@@ -149,10 +149,10 @@ class Desk:
         self._running = [each for each in self._running if each[0].ticket.number != number]
 
     def _asked(self, ticket: Ticket, request: Request) -> ServedRequest:
-        if len(request.prompt) > LONGEST:
-            raise ConfigError(
-                "prompt", f"has {len(request.prompt)} characters, more than {LONGEST}", "shorten it"
-            )
+        wishes = f"{request.wishes.topic}{', '.join(request.wishes.keywords)}"
+        for place, length in (("prompt", len(request.prompt)), ("wishes", len(wishes))):
+            if length > LONGEST:
+                raise ConfigError(place, f"has {length} characters, more than {LONGEST}", "shorten it")
         before = self._generator.before(request.prompt, request)
         num_rows = min(request.best_of, TOGETHER)
         room, reading = self.rows.room(before, request) * num_rows, self.rows.reading(before) * num_rows

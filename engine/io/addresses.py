@@ -22,7 +22,21 @@ NAMED = (
     "ATELIER_FORM_ADDRESSES"  # in the environment: sources are chosen by forms; its value names more hosts
 )
 WAY_OUT = f"{NAMED} in the environment of `atelier up` or `atelier worker` names other hosts that may be read"
-CHECKED = ("http", "https")  # kinds whose every connection is checked
+CLOSED = tuple(
+    map(
+        ip_network,
+        (
+            "fec0::/10",  # site-local, before fd00::/8
+            "3fff::/20",  # for documentation
+            "168.63.129.16/32",  # Azure's platform: credentials and extensions of the machine
+            "192.0.0.0/24",  # of protocols; Oracle's platform at 192.0.0.192
+            "192.88.99.0/24",  # relays of 6to4
+        ),
+    )
+)  # closed, though ipaddress says "global"
+NOWHERE = ("192.0.2.1", "2001:db8::1")  # for documentation: no machine has them
+PORTS = {"http": 80, "https": 443}
+CHECKED = tuple(PORTS)  # kinds whose every connection is checked
 # kinds without a host of their own: it is fixed, in the environment, or there is none
 HOSTLESS = (
     "", "file", "local", "memory", "data", "hf", "github", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss",
@@ -46,9 +60,28 @@ def resolved(name: str) -> list[str]:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the open Internet, not of this machine or its networks."""
+    """Whether an address is one of the open Internet, not of this machine, its networks or its cloud."""
     address = inner(ip_address(text))
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    return not any(address in network for network in CLOSED) and not _is_own(address)
+
+
+def _is_own(address: Address) -> bool:
+    """Whether an interface of this machine has it. Where the system lets any address be bound, none counts as
+    its own.
+    """
+    return _can_bind(str(address)) and not _can_bind(NOWHERE[isinstance(address, IPv6Address)])
+
+
+def _can_bind(text: str) -> bool:
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((text, 0))
+    except OSError:
+        return False
+    return True
 
 
 def inner(address: Address) -> Address:
@@ -64,11 +97,14 @@ def inner(address: Address) -> Address:
 
 
 def is_allowed(text: str, port: int, named: str, resolve: Resolve = resolved) -> bool:
-    """Whether an address may be connected to: a public one, or one of the hosts, networks and host:port that
-    are `named` with commas or blanks.
+    """Whether an address may be connected to: a public one, or one that is `named`."""
+    return is_public(text) or _is_named(text, port, named, resolve)
+
+
+def _is_named(text: str, port: int, named: str, resolve: Resolve) -> bool:
+    """Whether an address is one of the hosts, networks and host:port that are `named` with commas or
+    blanks.
     """
-    if is_public(text):
-        return True
     address = inner(ip_address(text))
     for entry in named.replace(",", " ").split():
         host, number = _split(entry)
@@ -107,7 +143,7 @@ def check_address(url: str, place: str, named: str | None = None) -> None:
             continue
         try:
             found = urlsplit(part)
-            host, port = found.hostname or "", found.port or {"http": 80, "https": 443}.get(kind, 0)
+            host, port = found.hostname or "", found.port or PORTS.get(kind, 0)
         except ValueError as error:
             raise ConfigError(place, f"{printable(part, 80)} is no address ({error})", WAY_OUT) from None
         problem = _fault(kind, host, port, named)
@@ -117,8 +153,7 @@ def check_address(url: str, place: str, named: str | None = None) -> None:
 
 def _fault(kind: str, host: str, port: int, named: str) -> str:
     """Why a form may not name a host, '' when it may."""
-    entries = [_split(entry.lower()) for entry in named.replace(",", " ").split()]
-    if (host, None) in entries or (host, port) in entries:
+    if is_named(host, port, named):
         return ""
     if kind not in CHECKED:
         return f"{printable(kind, 40)}:// names a host, and forms read such only by http and https"
@@ -126,6 +161,28 @@ def _fault(kind: str, host: str, port: int, named: str) -> str:
         return "names no host"
     text = written(host)
     return f"{printable(host, 80)} is no public address" if text and not is_allowed(text, port, named) else ""
+
+
+def is_named(host: str, port: int, named: str | None = None) -> bool:
+    """Whether the operator names a host as it is written: its name, or an address in a network. Names are not
+    looked up.
+    """
+    named = os.environ.get(NAMED, "") if named is None else named
+    entries = [_split(entry.lower()) for entry in named.replace(",", " ").split()]
+    if (host, None) in entries or (host, port) in entries:
+        return True
+    text = written(host)
+    return bool(text) and _is_named(text, port, named, lambda name: ())
+
+
+def with_hosts(named: str, urls: Iterable[str]) -> str:
+    """What is `named`, and the hosts of `urls` that are written as addresses, each with its port. A host's
+    name is not added: it may lead elsewhere tomorrow.
+    """
+    found = [urlsplit(url) for url in urls if url.startswith(tuple(f"{kind}://" for kind in CHECKED))]
+    texts = [(written(one.hostname or ""), one.port or PORTS[one.scheme]) for one in found]
+    hosts = [f"[{text}]:{port}" if ":" in text else f"{text}:{port}" for text, port in texts if text]
+    return " ".join(filter(None, (named, *hosts)))
 
 
 def written(host: str) -> str:

@@ -9,16 +9,20 @@ import csv
 import io
 import json
 import re
+from itertools import islice
 from typing import Any, NoReturn
 
 MOST_BYTES = 8 << 20
 MOST_DEPTH = 32  # brackets within each other; the deepest form of a request has 3
 MOST_ROWS = 10_000
+MOST_LINES = 2 * MOST_ROWS + 2  # of CSV; some programs write an empty one after each
+MOST_WORDS = 300_000  # marks and texts of a document; 10,000 rows that give every value have 220,000
 MOST_DIGITS = 100
 FORMS = ("inputs", "instances", "dataframe_records", "dataframe_split")
+SEVERAL = "send several requests"
 TYPES = ("application/json", "text/csv")
-# texts, so that brackets in them do not count; possessive: a long one takes no memory
-WORD = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+# texts, so that marks in them do not count; possessive: a long one takes no memory
+WORD = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},:]', re.DOTALL)
 
 
 class BodyRefused(Exception):
@@ -34,7 +38,7 @@ def plain_body(kind: str, body: bytes) -> bytes:
     a row, and `prompt` itself, which is answered by a bare list. Raises BodyRefused.
     """
     if len(body) > MOST_BYTES:
-        raise BodyRefused(f"the body is larger than {MOST_BYTES >> 20} MiB; send several requests", 413)
+        raise BodyRefused(f"the body is larger than {MOST_BYTES >> 20} MiB; {SEVERAL}", 413)
     if check_type(kind) == TYPES[1]:
         return _column(csv_rows(body))
     document = read_json(body)
@@ -48,7 +52,7 @@ def plain_body(kind: str, body: bytes) -> bytes:
         return json.dumps({"prompt": columns_of(document)}).encode()
     other = sorted(map(shown, document.keys() - {forms[0], "params"}))
     if other:
-        raise BodyRefused(f"a request has {forms[0]} and params; got {', '.join(other)} besides")
+        raise BodyRefused(f"a request has {forms[0]} and params; got {cut(', '.join(other))} besides")
     params = document.get("params") or {}
     if not isinstance(params, dict) or "prompt" in params:
         raise BodyRefused(f"params is {shown(params)}; give an object of values that all rows have")
@@ -66,9 +70,13 @@ def check_type(kind: str) -> str:
 
 
 def read_json(body: bytes) -> Any:
-    """A document of JSON alone: no NaN, no number that a machine does not hold. Raises BodyRefused."""
+    """A document of JSON alone: no NaN, no number that a machine does not hold. Raises BodyRefused, before it
+    is read where it has so many values that others would wait for it.
+    """
     depth = 0
-    for found in WORD.finditer(body):
+    for number, found in enumerate(WORD.finditer(body)):
+        if number >= MOST_WORDS:
+            raise BodyRefused(f"the document has more than {MOST_WORDS} marks and texts; {SEVERAL}", 413)
         depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)
         if depth > MOST_DEPTH:
             raise BodyRefused(f"the document is nested deeper than {MOST_DEPTH}; send requests as rows")
@@ -96,11 +104,18 @@ def csv_rows(body: bytes) -> list[dict[str, str]]:
     """
     csv.field_size_limit(MOST_BYTES)
     try:
-        lines = list(csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True))
+        found = csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True)
+        lines = list(islice(found, MOST_LINES + 1))
     except UnicodeDecodeError:
         raise BodyRefused("the body is not UTF-8") from None
     except csv.Error as error:
         raise BodyRefused(f"the body is not CSV ({error})") from None
+    for count, most, what in (
+        (len(lines), MOST_LINES, "lines"),
+        (sum(map(len, lines)), MOST_WORDS, "fields"),
+    ):
+        if count > most:
+            raise BodyRefused(f"the body has more than {most} {what}; {SEVERAL}", 413)
     lines = [line for line in lines if line]
     if not lines:
         raise BodyRefused("the body is empty; its first line has the names of the columns")
@@ -138,7 +153,7 @@ def columns_of(given: dict[str, Any]) -> list[dict[str, Any]]:
     counts = {len(value) for value in many.values()} or {1}
     if len(counts) > 1:
         told = ", ".join(f"{shown(key)} {len(value)}" for key, value in many.items())
-        raise BodyRefused(f"the lists of a request are of one length; got {told}")
+        raise BodyRefused(f"the lists of a request are of one length; got {cut(told)}")
     _check_number(max(counts))
     _check_shared({key: None if key in many else value for key, value in given.items()}, max(counts))
     return [
@@ -172,14 +187,14 @@ def _given(row: Any) -> dict[str, Any]:
 
 def _check_number(rows: int) -> None:
     if rows > MOST_ROWS:
-        raise BodyRefused(f"{rows} rows are more than {MOST_ROWS}; send several requests")
+        raise BodyRefused(f"{rows} rows are more than {MOST_ROWS}; {SEVERAL}")
 
 
 def _check_shared(values: Any, rows: int) -> None:
     """Each row has a copy of them, also of names: of one short body, thousands."""
     if len(json.dumps(values)) * rows > MOST_BYTES:
         problem = f"what all {rows} rows have is larger than {MOST_BYTES >> 20} MiB in all"
-        raise BodyRefused(f"{problem}; send several requests", 413)
+        raise BodyRefused(f"{problem}; {SEVERAL}", 413)
 
 
 def _column(rows: list[dict[str, Any]]) -> bytes:
@@ -188,5 +203,9 @@ def _column(rows: list[dict[str, Any]]) -> bytes:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
+    """`text` as far as an answer repeats it."""
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -11,6 +11,7 @@ from atelier.engine.config.base import JsonObject, parse
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.io.addresses import NAMED, with_hosts
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import flow_names
 from atelier.flows.run.compose import Frozen, resolved
@@ -109,7 +110,10 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
             if refusal := policy.refusal(order):
                 raise ConfigError("policy", refusal)
             frozen = frozen_of(order, policy, mailbox, store)
-            os.environ |= site_of(frozen.pool).environment() | {"ATELIER_ROOT": store.root}  # the agent's
+            os.environ |= site_of(frozen.pool).environment() | {
+                "ATELIER_ROOT": store.root,  # the agent's
+                NAMED: with_hosts(os.environ.get(NAMED, ""), policy.reads),  # home has chosen the addresses
+            }
             nodes = collect_nodes(frozen, store)
             check_tasks(order, nodes)
             check_inputs(order, nodes, policy, store)

@@ -38,10 +38,12 @@ from atelier.flows.run.over_sites import (
     with_sites,
 )
 from atelier.flows.run.overrides import check_overrides
+from atelier.flows.run.pools import tracker_of
 from atelier.flows.run.registry import is_idle, parameters
 from atelier.infra.calibration.history import facts
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.store import default_root
+from atelier.infra.tracking.address import check_form_uri
 from atelier.infra.tracking.factory import TrackerSpec
 
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
@@ -117,7 +119,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     document = _hydra(flow, [prepared(text, flow, known) for text in _spelled_out(overrides)])
     _check_roles(document)
     if from_form:
-        _check_addresses(document, "")
+        _check_addresses({key: value for key, value in document.items() if key != "tracker"}, "")
     taken = filled(document)
     given = {key: value for key, value in document.items() if key in known}
     stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
@@ -126,10 +128,15 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     tracker.check()
+    if from_form:
+        check_form_uri(tracker.uri, default_root(), [tracker_of(name).uri for name in options("tracker")])
     resume = parse(Resume, given.pop("resume", {}), "resume")
     if from_form and not any(text.lstrip("+~").startswith("sites") for text in overrides):
         given.pop("sites", None)  # a form's run is at one site
     sites = parse(Sites, given.pop("sites", {}), "sites")
+    if sites.names and from_form:
+        way_out = "leave sites out; `atelier <flow> sites=[a,b]` runs over several"
+        raise ConfigError("sites", "a form's run is at one site", way_out)
     if not sites.names and sites != Sites():
         raise ConfigError("sites.names", "is empty, and other keys of sites are given", "sites=[a,b]")
     here = site_here(sites, default_root()) if sites.names else None

@@ -113,12 +113,18 @@ def known_revisions(tables: Tables) -> dict[str, bool]:
 
 
 def tighten(path: Path) -> None:
-    """Let only its owner read a file, and what sqlite keeps beside a database."""
+    """Let only its owner use a file, and what sqlite keeps beside a database. A group that may write to the
+    folder could replace them: it may do what their owner may.
+    """
     for end in ("", "-wal", "-shm", "-journal"):
         with suppress(OSError):  # not there, or another user's
             file = path.with_name(path.name + end)
-            if not file.is_symlink() and file.stat().st_mode & 0o077:
-                file.chmod(0o600)
+            about, folder = file.stat(), file.parent.stat()
+            is_shared = bool(folder.st_mode & 0o020) and about.st_gid == folder.st_gid
+            mode = about.st_mode & 0o700
+            mode |= (mode & 0o600) >> 3 if is_shared else 0
+            if not file.is_symlink() and about.st_mode & 0o777 != mode:
+                file.chmod(mode)
 
 
 def _revisions(path: Path, tables: Tables) -> list[str]:

@@ -15,6 +15,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.workers.base import BaseWorker
 
+from atelier.infra.stack.prefect_results import refuse_results
+
 
 def be_patient() -> None:
     """Patch Prefect: workers of this process skip runs that still hold a limiter token."""
@@ -38,4 +40,5 @@ def hear_interrupts() -> None:
 if __name__ == "__main__":
     hear_interrupts()
     be_patient()
+    refuse_results()
     app()

@@ -19,7 +19,10 @@ from prefect.states import Cancelling
 
 from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import ConfigError
+from atelier.infra.stack.prefect_results import refuse_results
 from atelier.infra.stack.service import check_proxies
+
+refuse_results()  # of every process that reads runs
 
 SEEN_S = 90  # a worker without a heartbeat for longer counts as offline
 AWAY = (httpx.TransportError, OSError)

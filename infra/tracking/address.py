@@ -6,8 +6,11 @@ environment must hold those of the server in use, and no others.
 
 import os
 import re
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from atelier.engine.config.error import ConfigError, printable
+from atelier.engine.io.addresses import PORTS, WAY_OUT, is_named
 from atelier.engine.io.proxies import LOOPBACK, exempt_loopback
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store
@@ -52,6 +55,24 @@ def tracking_address(given: str, store: Store) -> str:
     return uri
 
 
+def check_form_uri(uri: str, root: str, own: Iterable[str]) -> None:
+    """Raise ConfigError for a tracker that a form may not name: one that is not empty, `own`, that of the
+    environment or the stack's, nor at a host that the operator names. MLflow's client makes the connection,
+    and it follows names and redirects to any address.
+    """
+    known = {"", *own, os.environ.get(URI, ""), Stack(root).tracking().get(URI, "")}
+    if uri in known or any(is_same_server(uri, each) for each in known):
+        return
+    try:
+        found = urlsplit(uri)
+        host, port = found.hostname or "", found.port or PORTS.get(found.scheme, 0)
+    except ValueError:
+        host, port = "", 0
+    if not host or not is_named(host, port):
+        problem = f"{printable(uri, 80)} is not the stack's tracker, and a form names no other"
+        raise ConfigError("tracker.uri", problem, f"leave it out; {WAY_OUT}")
+
+
 def _restore() -> None:
     """Restore the credentials as the user had them."""
     for key, value in _lent.items():
@@ -71,7 +92,7 @@ def is_same_server(one: str, other: str) -> bool:
 def _server(url: str) -> tuple[str, str, int] | tuple[()]:
     try:
         parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        port = parts.port or PORTS[parts.scheme]
     except (ValueError, KeyError):
         return ()
     host = parts.hostname or ""

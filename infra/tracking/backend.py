@@ -9,9 +9,11 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.io.local_url import path_of
 from atelier.engine.io.user_folders import user_name
 from atelier.infra.tracking.address import without_secret
 from atelier.infra.tracking.retry_worker import is_lasting
@@ -135,6 +137,10 @@ class Backend:
 
     def _new_experiment(self, name: str) -> str:
         location = None if self.page else f"{self.artifacts.rstrip('/')}/{plain_name(name)}"
+        if location and (folder := path_of(location)):
+            Path(folder).mkdir(
+                parents=True, exist_ok=True
+            )  # by which a store that is moved knows it as its own
         note = f"runs of `atelier {name}`"
         try:
             return self.client.create_experiment(name, artifact_location=location, tags={NOTE: note})

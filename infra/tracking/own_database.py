@@ -99,17 +99,16 @@ def _columns(database: sqlite3.Connection, table: str) -> list[str]:
 
 
 def _former_roots(database: sqlite3.Connection, root: Path) -> Iterator[str]:
-    """Where the store lay before: roots of the experiments' folders `<root>/mlartifacts/<name>` that are gone
-    (it was moved), or whose folder of an experiment is here too (it was copied).
+    """Where the store lay before: roots of experiments' folders `<root>/mlartifacts/<name>`, one of which is
+    here. Of another root that is gone nothing is known: it may come back, as a disk does.
     """
     if "artifact_location" not in _columns(database, "experiments"):
         return
     seen = set()
     for (location,) in database.execute("SELECT artifact_location FROM experiments").fetchall():
         base, folder, name = (path_of(location or "") or "").rpartition(f"/{FILES}/")
-        if not folder or base in seen or _is_same(base, root):
-            continue
-        if not Path(base).is_dir() or (root / FILES / name).is_dir():
+        is_here = bool(folder and name) and (root / FILES / name).is_dir()
+        if is_here and base not in seen and not _is_same(base, root):
             seen.add(base)
             yield base
 

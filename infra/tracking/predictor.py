@@ -42,6 +42,7 @@ Value = str | int | float
 DEFAULTS: dict[str, int | float] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, "seed": 1}
 HOSTS = "ATELIER_SERVE_HOSTS"  # hosts by which the server may be addressed, besides loopback and its address
 MOST = 2**63  # what no number of a request reaches
+MOST_DIGITS = 100  # characters of a number that is given as a text
 
 
 class Fault(MlflowException):
@@ -92,7 +93,7 @@ def rows_of(model_input: Any) -> list[Any]:
         counts = {len(value) for value in many.values()} or {1}
         if len(counts) > 1:
             told = ", ".join(f"{key} {len(value)}" for key, value in many.items())
-            raise BadRequest(f"the lists of a request are of one length; got {told}")
+            raise BadRequest(f"the lists of a request are of one length; got {shown(0, told)}")
         return [
             {key: many[key][i] if key in many else value for key, value in given.items()}
             for i in range(counts.pop())
@@ -109,7 +110,7 @@ def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, V
     if unknown or "prompt" not in row:
         raise BadRequest(
             f"{place}a request has `prompt` and any of {', '.join(DEFAULTS)}; "
-            f"got {', '.join(map(str, row)) or 'nothing'}"
+            f"got {shown(0, ', '.join(map(str, row)) or 'nothing')}"
         )
     row = {key: plain(value) for key, value in row.items()}
     prompt = row.pop("prompt")
@@ -122,14 +123,12 @@ def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, V
 
 def number_of(key: str, value: Any, place: str) -> int | float:
     """The value of one of DEFAULTS, in its type."""
-    is_whole = isinstance(DEFAULTS[key], int)
-    try:
-        number = Decimal(str(value))
-    except ArithmeticError:  # no number
-        number = Decimal("nan")
-    if not number.is_finite() or abs(number) >= MOST or (is_whole and number % 1):
-        raise BadRequest(f"{place}{key} is {shown(value)}; give a {'whole ' if is_whole else ''}number")
-    return int(number) if is_whole else float(number)
+    is_whole, text = isinstance(DEFAULTS[key], int), str(value)
+    with suppress(ArithmeticError):  # no number, or one that Decimal cannot compare
+        number = Decimal(text if len(text) <= MOST_DIGITS else "nan")
+        if number.is_finite() and abs(number) < MOST and not (is_whole and number % 1):
+            return int(number) if is_whole else float(number)
+    raise BadRequest(f"{place}{key} is {shown(value)}; give a {'whole ' if is_whole else ''}number")
 
 
 def plain(value: Any) -> Any:
@@ -137,8 +136,8 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def shown(value: Any) -> str:
-    return text if len(text := repr(value)) <= 60 else f"{text[:60]}..."
+def shown(value: Any, text: str = "") -> str:
+    return text if len(text := text or repr(value)) <= 60 else f"{text[:60]}..."
 
 
 class Client:

@@ -17,7 +17,9 @@ from tests.flow.reader import Machine, Reader
 PAGES = [*sorted((TOP / "docs").rglob("*.md")), TOP / "README.md", TOP / "CONTRIBUTING.md"]
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^ *```$")
 QUOTED = re.compile(r"`([^`]+)`")
-PROGRAM = r"(?:make|python3?|pytest|(?:\.venv/bin/)?pip|prefect|docker-compose|kubectl|ssh|eval|[A-Z_]+=\S+)"
+PROGRAM = (
+    r"(?:make|python3?|pytest|(?:\.venv/bin/)?pip|prefect|docker-compose|kubectl|ssh|eval(?= \")|[A-Z_]+=\S+)"
+)
 TYPED = re.compile(rf"(?:atelier [a-z]+|{PROGRAM}) \S|infra/docker/\w+$")  # `atelier gc` is a name
 HIDDEN = re.compile(rf"(?: {{4,}}|\$ )(?:\$ )?(?:atelier|{PROGRAM}) \S")
 

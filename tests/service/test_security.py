@@ -269,7 +269,8 @@ def post(served: Served, path: str, body: Any, method: str = "POST") -> tuple[in
 )
 def test_the_form_refuses_what_no_run_takes(served: Served, field: str, value: Any, says: str) -> None:
     deployment = served.api("GET", "/deployments/name/pretrain/atelier")["id"]
-    status, text = post(served, f"/deployments/{deployment}/create_flow_run", {"parameters": {field: value}})
+    given = {"advanced": {field: value}} if field in ("overrides", "code") else {field: value}
+    status, text = post(served, f"/deployments/{deployment}/create_flow_run", {"parameters": given})
     assert status == 409 and field in text and says in text, text
 
 

@@ -5,11 +5,10 @@ blocks of a side share. Scores are not scaled by the head width. Each side reads
 D hidden, H heads, E head width, F ffn, V vocab, R buckets
 """
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Count
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.blocks import Auto, MLPKind
 from atelier.engine.config.registry import Limit
@@ -24,7 +23,7 @@ class EncDec(TextBlocks):
 
     kind: Literal["encdec"] = "encdec"
     num_layers: int = Field(ge=1, le=1000, description="blocks of the decoder")
-    encoder_layers: Count | Auto = Field(
+    encoder_layers: Annotated[int, Field(ge=1, le=1000)] | Auto = Field(
         default="auto", description="blocks of the encoder; auto = as many as the decoder's"
     )
     mlp: MLPKind = Field(default="geglu", description="as gpt's")

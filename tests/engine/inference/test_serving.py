@@ -174,6 +174,14 @@ def test_a_prompt_too_long_for_the_memory_is_refused_alone(speaker: Generator) -
     assert error.startswith("max_tokens: 128 tokens after 60000 need 0.097 GB of keys, values and masks")
 
 
+def test_every_text_of_a_request_is_bounded(speaker: Generator) -> None:
+    """Making tokens of a text takes 350 times its memory, whatever the text is for."""
+    long = "x" * 500_001
+    for more in ({"prompt": long}, {"wishes": {"topic": long}}, {"wishes": {"keywords": [""] * 250_002}}):
+        [answer] = answers(speaker, [line(id=1, **more)])
+        assert answer["error"].endswith("characters, more than 500000; shorten it"), answer["error"][:200]
+
+
 def test_a_request_that_is_left_frees_its_row_and_gets_no_answer(speaker: Generator) -> None:
     asked = requests(6)
     free = {answer["id"]: answer for answer in answers(speaker, [line(**one) for one in asked])}

@@ -2,20 +2,25 @@
 
 import http.server
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import ConfigError
-from atelier.engine.io.addresses import NAMED, check_address, is_allowed, is_public, written
+from atelier.engine.io.addresses import NAMED, check_address, is_allowed, is_public, with_hosts, written
 from atelier.engine.io.source_files import files_of
 from atelier.flows.run.compose import compose
 from atelier.infra.launch.supervisor import passed
 from atelier.infra.stack.settings import worker
 from atelier.infra.store.source_contents import contents_of
+from atelier.infra.tracking.address import check_form_uri
+from tests.checkout import TOP
 
 SECRET = b"aws_secret_access_key = planted"
 
@@ -120,9 +125,27 @@ def test_a_form_is_led_to_nothing_of_this_machine_by_a_redirect_or_a_name(
 def test_addresses_of_no_open_network_are_not_public() -> None:
     closed = ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
               "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fd00::1", "ff02::1",
-              "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "198.18.0.1", "240.0.0.1"]  # fmt: skip
+              "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "198.18.0.1", "240.0.0.1",
+              "fec0::1", "feff::1", "3fff::1", "168.63.129.16", "::ffff:168.63.129.16", "192.0.0.192",
+              "192.88.99.1", "2002:a83f:8110::"]  # fmt: skip
     assert [each for each in closed if is_public(each)] == []
     assert is_public("93.184.216.34") and is_public("2606:2800:220:1::1") and is_public("64:ff9b::5db8:d822")
+
+
+def test_an_address_of_this_machine_itself_is_not_public() -> None:
+    """In a network of its own that has a public address, and where any address may be bound."""
+    ask = (
+        "from atelier.engine.io.addresses import is_public\nfor a in ('8.8.4.4', '8.8.8.8', '2606:4700::1'):"
+    )
+    ask += " print(is_public(a))"
+    bound = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind; "
+    for before, expected in (("", "False True False"), (bound, "True True False")):
+        up = "ip link set lo up; ip addr add 8.8.4.4/32 dev lo; ip addr add 2606:4700::1/128 dev lo; "
+        command = ["unshare", "-rn", "sh", "-ec", f'{up}{before}exec "$@"', "sh", sys.executable, "-c", ask]
+        found = subprocess.run(command, cwd=TOP, capture_output=True, text=True)
+        if found.returncode and not found.stdout:
+            pytest.skip(f"no network of its own can be made here: {found.stderr[-200:]}")
+        assert found.stdout.split() == expected.split()
 
 
 def test_the_operator_names_hosts_networks_and_ports() -> None:
@@ -134,6 +157,14 @@ def test_the_operator_names_hosts_networks_and_ports() -> None:
     ):  # fmt: skip
         assert is_allowed(address, port, named, lambda name: names(name) or []) == right, (address, port)
     assert not is_allowed("127.0.0.1", 1, "unknown.example,,")
+    reads = [
+        "/data",
+        "http://10.0.0.5/a",
+        "https://[fd00::1]/a",
+        "http://127.1:8/a",
+        "https://data.example/a",
+    ]
+    assert with_hosts("a.internal", reads) == "a.internal 10.0.0.5:80 [fd00::1]:443 127.0.0.1:8"
 
 
 def test_a_form_is_told_at_once_what_it_may_not_name() -> None:
@@ -160,9 +191,34 @@ def test_what_a_form_refuses_the_command_line_takes() -> None:
     words = ["experiment=tiny", "data.source=http://169.254.169.254/latest/a.txt", "tracker=none"]
     with pytest.raises(ConfigError, match=r"data.source: 169.254.169.254 is no public address; ATELIER_FORM"):
         compose("corpus", words, from_form=True)
-    with pytest.raises(ConfigError, match=r"tracker.uri: 10.0.0.9 is no public"):
-        compose("corpus", ["experiment=tiny", "tracker.uri=http://10.0.0.9:5000"], from_form=True)
     assert compose("corpus", words)
+
+
+def test_a_form_names_no_tracker_but_the_stacks_and_those_that_the_operator_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow's client follows names and redirects to any address."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    monkeypatch.setenv(NAMED, "10.1.0.0/16 tracker.example:443 data.example:80")
+
+    for uri in ("http://rebound.example:5000", "http://10.0.0.9:5000", "https://93.184.216.34", "sqlite:////a.db",
+                "http://data.example:81", "http://127.0.0.1:5001", "postgresql://db/x",
+                "http://a:99999"):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"^tracker.uri: .*not the stack's.* leave it out; {NAMED}"):
+            check_form_uri(uri, str(tmp_path), ["http://conf.example"])
+    for uri in ("", "http://127.0.0.1:5000", "http://localhost:5000/", "https://tracker.example",
+                "http://10.1.2.3:1", "http://data.example", "http://conf.example"):  # fmt: skip
+        check_form_uri(uri, str(tmp_path), ["http://conf.example"])
+    words = ["experiment=tiny", "tracker.uri=http://rebound.example:5000"]
+    with pytest.raises(ConfigError, match=rf"^tracker.uri: {words[1][12:]} is not the stack's"):
+        compose("corpus", words, from_form=True)
+    assert compose("corpus", words).tracker.uri == words[1][12:]
+
+
+def test_a_forms_run_is_at_one_site() -> None:
+    for words in (["sites=[a,b]", "sites.loopback=true"], ["sites.names=[a,b]"]):
+        with pytest.raises(ConfigError, match=r"^sites: a form's run is at one site"):
+            compose("nebula", ["experiment=tiny", *words], from_form=True)
 
 
 def test_flows_of_workers_and_their_gangs_check_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """What a site checks of an order before it does it: all of what is made, by which code, from what."""
 
+import http.server
 import os
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,6 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.site import Site
+from atelier.engine.io.addresses import NAMED
 from atelier.flows.deployments import ordered as module
 from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of, work_on
 from atelier.flows.run.compose import compose
@@ -207,3 +210,55 @@ def test_the_gangs_of_an_order_use_the_interface_of_the_site_of_its_pool(
     [found] = ranks
     assert [found[name] for name in names[:2]] == ["eth7"] * 2
     assert (os.environ["ATELIER_ADDRESS"], os.environ["ATELIER_ROOT"]) == ("node-7", store.root)
+
+
+class Moving(http.server.BaseHTTPRequestHandler):
+    """What the policy lets be read, which leads to what it does not."""
+
+    asked: ClassVar[list[str]] = []
+    elsewhere = ""
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        is_moved = self.path.startswith("/moved")
+        self.send_response(302 if is_moved else 200)
+        if is_moved:
+            self.send_header("Location", self.elsewhere)
+        self.send_header("Content-Length", "0" if is_moved else "6")
+        self.send_header("ETag", "1")
+        self.end_headers()
+        if self.command == "GET" and not is_moved:
+            self.wfile.write(b"secret")
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_an_order_is_led_nowhere_that_its_policy_does_not_name(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Home chooses the addresses, as a form does: a redirect ends at this site's own services no more."""
+    monkeypatch.setenv(NAMED, "")  # restored afterwards: the order's process sets it
+    monkeypatch.delenv(NAMED)
+    servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Moving) for _ in range(2)]
+    for each in servers:
+        threading.Thread(target=each.serve_forever, args=(0.05,), daemon=True).start()
+    read, inner = (f"http://127.0.0.1:{each.server_address[1]}" for each in servers)
+    Moving.elsewhere = f"{inner}/metadata.txt"
+    policies, desk = Policies(tmp_path / "keys"), OrderDesk(str(tmp_path / "mail"))
+    policies.set(POLICY.model_copy(update={"reads": (read,)}))
+    document = compose("pretrain", [*WORDS, f"data.source={read}/moved.txt"]).document
+    order = ordered(store, document=linked_at(document, "", ""))
+    desk.put(order)
+    try:
+        assert work_on(desk, order, policies, str(tmp_path / "mail"), store) == 1
+    finally:
+        for each in servers:
+            each.shutdown()
+            each.server_close()
+    reply = desk.reply(order.id)
+    assert reply is not None and f"is no public address; {NAMED}" in reply.problem
+    assert {*Moving.asked} == {"/moved.txt"} and rank_env(store.root, 1)[NAMED] == read.removeprefix(
+        "http://"
+    )

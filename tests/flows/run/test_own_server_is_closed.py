@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -148,3 +149,35 @@ def test_a_forged_state_has_no_pickle_loaded(
     with pytest.raises(AtelierError, match="which are never opened"):
         flow()
     assert not mark.exists()
+
+
+def test_a_forged_state_has_no_module_imported(
+    server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's client imports the library of the pickles when it reads the run, whoever named it."""
+    mark, named = tmp_path / "imported", "planted_serializer"
+    lines = (
+        f"import pathlib; pathlib.Path({str(mark)!r}).touch()",
+        "dumps = loads = compress = decompress = len",
+    )
+    (tmp_path / f"{named}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refuse_results()
+    inner = {"type": "pickle", "picklelib": named}
+    with get_client(sync_client=True) as client:
+        for serializer in (
+            inner,
+            {"type": "compressed", "compressionlib": named, "serializer": {"type": "json"}},
+            {"type": "compressed/pickle", "serializer": inner},
+            {"type": ["pickle"], "picklelib": named},
+        ):
+            run = client.create_flow_run(FLOW(nothing, name="forged", persist_result=False))
+            data = {"storage_key": "a", "serializer": serializer}
+            body = {"state": {"type": "COMPLETED", "data": data}, "force": True}
+            route = "/flow_runs/{id}/set_state"
+            client.request("POST", route, path_params={"id": run.id}, json=body)
+            assert client.read_flow_run(run.id).state_name == "Completed"
+            [state] = [one for one in client.read_flow_run_states(run.id) if one.is_completed()]
+            with pytest.raises(AtelierError, match="which are never opened"):
+                state.result(retry_result_failure=False)
+            assert not mark.exists() and named not in sys.modules, serializer

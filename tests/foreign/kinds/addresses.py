@@ -1,10 +1,9 @@
 """Addresses that a form names, drawn: every notation, names that lead to this machine, redirects, userinfo,
-ports, fragments,
-    chains and other kinds. None leads to a service of this machine that the operator has not named.
+ports, fragments, chains and other kinds. None leads to a service of this machine that the operator has not
+named, and none to an address that is not public.
 
-Names of the drawn cases are looked up in the case,
-    not in the world; what is no address of this machine is not
-connected to at all.
+Names of the drawn cases are looked up in the case, not in the world; what is no address of this machine is
+not connected to at all.
 """
 
 import http.server
@@ -37,6 +36,9 @@ CLOSED = [
     "100.64.0.1",
     "224.0.0.1",
     "240.0.0.1",
+    "168.63.129.16",
+    "192.0.0.192",
+    "192.88.99.1",
 ]
 NAMES = ["evil.example", "localtest.me", "a.b", "xn--nxasmq6b", "LOCALHOST", "localhost", "localhost.",
     "x.localhost",
@@ -98,7 +100,9 @@ def draw(rng: random.Random) -> Case:
     ])  # fmt: skip
     return {
         "url": [rng.choice(WRAPS), rng.choice(KINDS), rng.choice(USERS), host, rng.choice(PATHS)],
-        "leads": rng.choice([*INSIDE, *CLOSED, "::1", "::ffff:127.0.0.1", "fe80::1", "93.184.216.34"]),
+        "leads": rng.choice(
+            [*INSIDE, *CLOSED, "::1", "::ffff:127.0.0.1", "fe80::1", "fec0::1", "93.184.216.34"]
+        ),
         "redirect": rng.choice([*INSIDE, "localhost", "[::1]", "2130706433", "evil.example"]),
         "named": rng.choice(["", "", "", "10.0.0.1", "example.org", "127.0.0.9, data.internal", ",,"]),
     }
@@ -153,6 +157,7 @@ def check(case: Case, folder: Path) -> str:
     wrap, kind, user, host, path = case["url"]
     Gate.target = f"http://{case['redirect']}:{port}/creds.txt"
     asked, found, connect = Service.num_asked, socket.getaddrinfo, socket.socket.connect
+    tried = set[str]()
 
     def lookup(name: Any, *more: Any, **named: Any) -> Any:
         text = name.decode() if isinstance(name, bytes) else str(name)
@@ -162,6 +167,7 @@ def check(case: Case, folder: Path) -> str:
 
     def near(one: socket.socket, place: Any) -> None:
         """Connects on this machine alone."""
+        tried.add(str(place[0]))
         if isinstance(place, tuple) and not ipaddress.ip_address(place[0].partition("%")[0]).is_loopback:
             raise ConnectionRefusedError(place)
         connect(one, place)
@@ -187,6 +193,8 @@ def check(case: Case, folder: Path) -> str:
             finally:
                 HTTPFileSystem.clear_instance_cache()
     assert Service.num_asked == asked, f"{urls} reached a service of this machine"
+    closed = {each for each in (*CLOSED, "fec0::1", "fe80::1") if each not in case["named"]}
+    assert not tried & closed, f"{urls} led to {tried & closed}"
     assert outcomes[-1] == "works", "what the operator has named is refused"
     return outcomes[0]
 

@@ -114,6 +114,7 @@ BASE = {"PATH": os.environ.get("PATH", ""), "HOME": HERE, "LANG": "C.UTF-8", "US
 NOBODY = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
 AS_IT_IS = "import sys; from atelier.__main__ import main; sys.exit(main())"
 PROGRAM = [AS_IT_IS]
+NOTES = ("note: ", "Invalid -W option")  # lines besides; the second is of Python itself
 
 
 def draw(rng: random.Random) -> Case:
@@ -146,7 +147,7 @@ def check(case: Case, folder: Path) -> str:
         assert done.returncode == 2 and "did you mean steps" in said, said
     if done.returncode == 0:
         return "works"
-    lines = [line for line in said.splitlines() if not line.startswith("note: ")]
+    lines = [line for line in said.splitlines() if not line.startswith(NOTES)]
     assert done.returncode == 2 and len(lines) == 1, f"exit code {done.returncode}: {said}"
     return "refused"
 

@@ -43,8 +43,8 @@ def draw(rng: random.Random) -> Case:
 
 
 def check(case: Case, folder: Path) -> str:
-    ending, top = case["ending"], folder / "here"
-    top.mkdir()
+    ending, top = case["ending"], folder / "here" / "there"  # so that a folder called .. has no other files
+    top.mkdir(parents=True)
     files = _files(case, top)
     try:
         for number, path in enumerate(files):
@@ -104,7 +104,8 @@ def _read(given: str, wanted: list[Path], ending: str, workshop: Workshop) -> st
     assert source.source == given, f"{given!r} became {source.source!r}"
     assert source.title and not UNSEEN.search(source.title), source.title
     files = [list(each) for each in source_contents.contents_of(source_files.files_of(source))]
-    assert sorted(path for path, _ in files) == sorted(map(str, map(os.path.abspath, wanted)))
+    found, expected = (sorted(map(os.path.realpath, each)) for each in ([p for p, _ in files], wanted))
+    assert found == expected, f"{found}, wanted {expected}"
     source_contents.identity_of([(path, digest) for path, digest in files])
     run = {"schema": 1, "task": "curate", "version": 1, "scratch": "", "config": {"files": files}}
     assert (

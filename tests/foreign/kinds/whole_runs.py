@@ -58,7 +58,11 @@ def _done(given: dict[str, str], home: Path) -> str | None:
     said = (done.stdout + done.stderr).decode(errors="backslashreplace")
     assert "Traceback" not in said and "a fault in the program" not in said, said
     if done.returncode == 2:
-        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line[:6] != "note: "]
+        lines = [
+            line
+            for line in done.stderr.decode(errors="replace").splitlines()
+            if not line.startswith(environments.NOTES)
+        ]
         assert len(lines) == 1, said
         return None
     assert done.returncode == 0, f"exit code {done.returncode}: {said}"

@@ -12,6 +12,7 @@ import mlflow
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.infra.stack.database_check import tighten
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.address import tracking_address
 from atelier.infra.tracking.backend import Backend
@@ -78,6 +79,19 @@ def test_new_runs_of_a_moved_store_write_to_where_it_lies(store: Store, moved: P
     assert list(Path(store.root).rglob("a.txt")) and not moved.with_name("old").exists()
 
 
+def test_a_store_that_moves_before_its_first_file_is_known_by_its_folders(
+    tmp_path: Path, empty_database: Path
+):
+    (tmp_path / "old").mkdir()
+    shutil.copy(empty_database, tmp_path / "old" / "mlflow.db")
+    old = Store(str(tmp_path / "old"))
+    Backend(settle(old), own_files(old)).experiment("demo")
+    new = Store(str(shutil.move(old.root, tmp_path / "new")))
+    settle(new)
+    assert f"file://{new.root}/mlartifacts/demo" in addresses(new)
+    assert not any(f"{old.root}/" in text for text in addresses(new))
+
+
 def test_a_copy_uses_its_own_files_and_the_original_its_own(store: Store):
     settle(store)
     copy = Store(shutil.copytree(store.root, f"{store.root}-copy"))
@@ -104,7 +118,15 @@ def test_a_store_behind_another_link_keeps_its_addresses(store: Store, tmp_path:
 def test_addresses_of_another_store_and_of_servers_stay(store: Store, tmp_path: Path):
     other = tmp_path / "other" / "mlartifacts" / "else"
     other.mkdir(parents=True)
-    kept = {f"file://{other}", "s3://bucket/mlartifacts/x", "mlflow-artifacts:/7", "/plain/folder"}
+    absent = "file:///media/unplugged/mlartifacts/else"  # of a disk that comes back
+    kept = {
+        f"file://{other}",
+        absent,
+        "file:///media/mlartifacts/",
+        "s3://bucket/mlartifacts/x",
+        "mlflow-artifacts:/7",
+        "/plain/folder",
+    }
     with sqlite3.connect(f"{store.root}/mlflow.db") as database:
         for number, place in enumerate(sorted(kept), 100):
             row = (number, str(number), place, "active")
@@ -158,6 +180,35 @@ def test_the_database_is_its_owners_alone_when_it_is_made_and_when_it_is_old(sto
         os.umask(before)
     files = [path, path.with_name("mlflow.db-wal"), Path(new.root, "mlflow.db")]
     assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
+
+
+def test_a_group_that_shares_a_store_shares_its_database(tmp_path: Path):
+    """Whoever may write to the folder could replace it. Others, and groups of another kind, get nothing."""
+    store, mode = Store(str(tmp_path / "shared")), {}
+    Path(store.root).mkdir()
+    path = Path(store.root, "mlflow.db")
+    settle(store)
+    for folder in (0o2770, 0o2777, 0o755, 0o2750, 0o775, 0o700):
+        Path(store.root).chmod(folder)
+        path.with_name("mlflow.db-shm").touch(0o644)
+        settle(store)
+        files = (path, path.with_name("mlflow.db-shm"))
+        mode[folder] = {oct(file.stat().st_mode & 0o777) for file in files}
+    alone, shared = {"0o600"}, {"0o660"}
+    assert mode == {0o2770: shared, 0o2777: shared, 0o755: alone, 0o2750: alone, 0o775: shared, 0o700: alone}
+    Path(store.root).chmod(0o2770)
+    path.chmod(0o400)
+    tighten(path)
+    assert path.stat().st_mode & 0o777 == 0o440, "nobody may write what its owner may not"
+
+
+@pytest.mark.root
+def test_a_group_that_the_folder_is_not_of_gets_nothing(tmp_path: Path):
+    tmp_path.chmod(0o770)
+    (path := tmp_path / "mlflow.db").touch(0o660)
+    os.chown(path, -1, 54321)
+    tighten(path)
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_store_that_mlflow_would_read_under_another_name_is_refused(tmp_path: Path):

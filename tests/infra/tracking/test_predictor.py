@@ -43,6 +43,9 @@ def test_any_form_of_input_becomes_one_request_a_row() -> None:
         ([{"prompt": "a", "max_tokens": "many"}], "^max_tokens is 'many'; give a whole number$"),
         ([{"prompt": "a", "max_tokens": 1.5}], "^max_tokens is 1.5; give a whole number$"),
         ([{"prompt": "a", "max_tokens": 1e300}], "^max_tokens is 1e\\+300; give a whole number$"),
+        ([{"prompt": "a", "seed": "1e9999999"}], "^seed is '1e9999999'; give a whole number$"),
+        ([{"prompt": "a", "seed": " " * 100 + "1"}], r"^seed is ' {59}\.\.\.; give a whole number$"),
+        ([{"x" * 100: 1}], r"got x{60}\.\.\.$"),
         ([{"prompt": "a", "temperature": math.inf}], "^temperature is inf; give a number$"),
         (
             {"prompt": ["a", "b"], "seed": [1]},
