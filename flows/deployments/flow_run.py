@@ -46,8 +46,7 @@ def run(flow: str, parameters: JsonObject) -> State:
         if sweep:
             frozen = in_sweep(frozen, Ledger(store, sweep).entry(int(number)))
         plan = make_plan(frozen, store)
-        if plan.refusals:
-            raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+        plan.check()
     except AtelierError as error:
         text = str(error)[:LONGEST]
         log.error(text)

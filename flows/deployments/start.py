@@ -63,8 +63,7 @@ def _planned_and_run(
     elsewhere = Elsewhere(frozen, plan, store, run_id) if plan.there else None
     if elsewhere is not None and not plan.refusals:
         plan = elsewhere.planned(plan)
-    if plan.refusals:
-        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+    plan.check()
     with Screen() as screen:
         totals = plan.document()["totals"]
         takes = f", about {duration(plan.wall_s)}" if plan.wall_s else ""
