@@ -18,7 +18,7 @@ MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than win
 BYTES = 256
 
 
-STDLIB_CHARS, UNCUT = 400, 1 << 30  # of a prompt; more than any text has (also in tokens)
+STDLIB_CHARS, UNCUT = 320, 1 << 30  # of a prompt; more than any text has (also in tokens)
 STDLIB = {"stdlib": "", "stdlib-prose": "prose", "stdlib-code": "code"}  # source -> part of it
 
 
