@@ -104,6 +104,10 @@ class DivergedError(AtelierError):
     exit_code = 71
 
 
+class AllDivergedError(AtelierError):
+    """Every role of a training diverged: it was ended, and nothing of it is published."""
+
+
 class StoppedError(AtelierError):
     """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""
 
