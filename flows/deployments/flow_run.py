@@ -24,7 +24,8 @@ from atelier.flows.deployments.generated_name import is_generated
 from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.submit_task import TaskSubmitter
 from atelier.flows.run.compose import Frozen, compose
-from atelier.flows.run.execute import Host, RunOutcome, run_flow
+from atelier.flows.run.execute import Host, run_flow
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.sweep_ledger import Ledger, PointEntry
 from atelier.flows.run.sweep_point import with_companions

@@ -8,8 +8,9 @@ from atelier.engine.config.message import Message
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import is_configured
-from atelier.flows.run.execute import RunOutcome, new_run_id, reuse_all, run_flow
+from atelier.flows.run.execute import new_run_id, reuse_all, run_flow
 from atelier.flows.run.loopback import loopback
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import check_launcher
 from atelier.flows.run.screen import Screen

@@ -17,7 +17,8 @@ from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.engine.config.message import Message
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import RunOutcome, run_flow
+from atelier.flows.run.execute import run_flow
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import make_plan
 from atelier.flows.run.screen import Screen
 from atelier.flows.run.sweep_ledger import DONE, FAILED, STOPPED, Ledger, PointEnd, PointEntry

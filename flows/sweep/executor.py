@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import DONE, FAILED, PRUNED, STOPPED, Ledger, PointEntry
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.pruning import CurveWatch, CurveWatchThread, Look

@@ -10,7 +10,7 @@ from optuna.study import StudyDirection
 
 from atelier.engine.config.error import ConfigError
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import Ledger, SweepInfo
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.optuna import Search
