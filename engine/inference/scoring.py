@@ -65,8 +65,8 @@ class HeldOutText:
         return vocabulary.bytes_of(self.tokens_N)
 
     def pairs(self, sequence: int) -> Iterator[Batch]:
-        """For models with an encoder: every token but the documents' first ones is said once by the decoder,
-        at most `sequence` of them in a row, of which the encoder reads as many before it in its document.
+        """For models with an encoder: every token but the documents' first ones is predicted once by the
+        decoder, at most `sequence` of them in a row; the encoder reads as many before them in their document.
         """
         pairs: list[Pair] = []
         for first, last in zip([0, *self.ends_D[:-1].tolist()], self.ends_D.tolist(), strict=True):
