@@ -325,7 +325,7 @@ def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Pat
     read as many.
     """
     vocabulary = exam.vocabulary
-    raw = vocabulary.bytes_of(text.tokens_N) if text.original is None else text.original
+    raw = text.raw(vocabulary)
     dtype = token_dtype(vocabulary.size)
     read_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
     vocab, end, train_N, held_out_N = vocabulary.size, vocabulary.end_id, read_N, text.tokens_N

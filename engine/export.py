@@ -2,7 +2,7 @@
 
 run.json: config is an Exporting, inputs {"model": a model artifact}, no outputs. What was written is read
 back and its logits, and where transformers is installed the ids of its tokenizer, compared with the model's
-before `done` is said; what could not be finished is removed.
+before `done` is reported; what could not be finished is removed.
 """
 
 import json
@@ -50,7 +50,7 @@ class Exporting(Spec):
 
 
 def export(run: RunFile) -> dict[str, Json]:
-    """Write the model's files to the url; returns what is said of them."""
+    """Write the model's files to the url; returns their description."""
     asked = parse(Exporting, run.config, "config")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     source, scratch = input_of(run, "model"), Path(run.scratch)

@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.error import AtelierError, StoppedError, of_system
+from atelier.engine.config.error import AllDivergedError, AtelierError, DivergedError, StoppedError, of_system
 from atelier.engine.config.run_file import RunFile, Training, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import began, leave, say_last
 from atelier.engine.link.readers import asked_from
 from atelier.engine.loop.build import BuildContext, build_roles
-from atelier.engine.loop.diverged import not_published
+from atelier.engine.loop.diverged import not_published, together
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.resume import resume_point_together
 from atelier.engine.loop.role_state import RoleState
@@ -35,7 +35,10 @@ from atelier.engine.parallel.gang import Gang, start_gang
 
 
 def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
-    """Run all trainings one after another; checkpoints are removed last, when everything is published."""
+    """Run all trainings one after another; checkpoints are removed last, when everything is published. One in
+    which roles diverge does not keep the others from running. Raises DivergedError for those, or
+    AllDivergedError where nothing is published.
+    """
     config = parse(Trainings, run.config, "config")
     scratch = Path(run.scratch)
     inputs = {key: open_input(url) for key, url in run.inputs.items()}
@@ -53,13 +56,21 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
         file_bytes=config.file_bytes,
     )
     done: list[RoleState] = []
+    diverged: dict[str, AllDivergedError | DivergedError] = {}
     for training in config.trainings:
-        roles = run_training(training, services)
+        roles: list[RoleState] = []
+        try:
+            roles = run_training(training, services)
+        except (AllDivergedError, DivergedError) as error:
+            names = ", ".join(member.output for member in training.members.values() if member.output)
+            diverged[names] = error.with_traceback(None)  # it would keep the roles in memory
         services = replace(services, began=time.monotonic())
         report.before += training.end
         if not training.train.keep:
             done += roles
     forget(done, gang)
+    if diverged:
+        raise together(diverged, len(config.trainings))
 
 
 def run_training(training: Training, services: TrainingServices) -> list[RoleState]:

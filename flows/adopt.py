@@ -26,5 +26,5 @@ def adopt(source: str, name: Name = "adopted", base: ModelName = "") -> None:
 
 
 def survey(source: str, name: Name = "adopted", base: ModelName = "") -> surveys.Survey:
-    """What `atelier plan adopt` says of the source before it plans."""
+    """What of the source comes in, and all that is refused: before anything is planned."""
     return surveys.survey_adapter(source) if base else surveys.survey(source)

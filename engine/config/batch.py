@@ -25,7 +25,7 @@ def unread(tokens: int, sequence: int) -> int:
 
 
 def unread_note(tokens: Mapping[str, int], sequence: int) -> str:
-    """What to say of the tokens after the last windows of texts, which have names; '' where those are less
+    """A note on the tokens behind the last window of each text, by the texts' names; '' where they are less
     than a hundredth of each.
     """
     found = {name: (unread(size, sequence), size) for name, size in tokens.items()}

@@ -18,7 +18,7 @@ MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than win
 BYTES = 256
 
 
-STDLIB_CHARS, UNCUT = 400, 1 << 30  # of a prompt; more than any text has (also in tokens)
+STDLIB_CHARS, UNCUT = 320, 1 << 30  # of a prompt; more than any text has (also in tokens)
 STDLIB = {"stdlib": "", "stdlib-prose": "prose", "stdlib-code": "code"}  # source -> part of it
 
 
@@ -35,7 +35,7 @@ def stdlib_part(source: str) -> str:
 
 
 def share_note(held_out: int, all_of_it: int, asked: float, place: str) -> str:
-    """What to say of the share of a text that is held out; '' where it is near what was asked for."""
+    """A note on a held-out share that is far from the one that was asked for; '' where it is near."""
     share = held_out / max(1, all_of_it)
     if asked / 4 <= share <= 2 * asked:
         return ""
@@ -72,7 +72,7 @@ class Source(Spec):
 
     @property
     def title(self) -> str:
-        """What people call the text: stdlib, or the last part of the path that is no pattern, without its
+        """A short name of the text: stdlib, or the last part of the path that is no pattern, without its
         ending.
         """
         if is_stdlib(self.source):
@@ -180,8 +180,8 @@ class TextEnds(_Started):
 
 
 class AdoptedEnds(_Started):
-    """What the configurations of a checkpoint say of them. `begin`: the name of the token before texts, none
-    for '', or what tokenizer.json puts there by itself.
+    """How texts begin and end by the configurations of a checkpoint. `begin`: the name of the token before
+    texts, '' for none, None for the one that tokenizer.json adds.
     """
 
     begin: str | None = None

@@ -31,6 +31,8 @@ OF_CURVES: dict[str, Direction] = {
     HELD_OUT_LOSS: "minimize",
     "answers/kept": "maximize",  # engine/loop/answer_parts.py
 }
+# word of a model's summary -> the metric of its curve that it is the last value of (engine/loop/publish.py)
+RECORDED = {"loss": "loss", EVAL_LOSS: HELD_OUT_LOSS}
 # metrics of a curve that end with a name of the configuration (engine/loop/step.py, evaluation.py)
 NAMED_IN_CURVES: dict[str, Direction] = {
     "objective/accuracy/": "maximize",

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 UNSEEN = re.compile(  # control characters, bidirectional controls, lone surrogates
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -64,6 +64,14 @@ class ConfigError(AtelierError):
         super().__init__(f"{self.place}: {self.problem}" + (f"; {self.way_out}" if way_out else ""))
 
 
+class RefusedError(ConfigError):
+    """A run whose plan is refused: a line for each of the `reasons`, of which there is at least one."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("plan", reasons[0], "; ".join(reasons[1:]))
+        self.args = ("\n".join(f"plan: {printable(reason, 0)}" for reason in reasons),)
+
+
 class DataError(AtelierError):
     """The input cannot be used: an empty source, a broken line, a tokenizer that does not fit."""
 
@@ -94,6 +102,10 @@ class DivergedError(AtelierError):
     """Training of some roles diverged and was ended; those of the other roles are finished, and published."""
 
     exit_code = 71
+
+
+class AllDivergedError(AtelierError):
+    """Every role of a training diverged: it was ended, and nothing of it is published."""
 
 
 class StoppedError(AtelierError):

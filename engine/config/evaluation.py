@@ -32,8 +32,8 @@ def scored_name(tokens: str, num_tokens: int, sequence: int) -> str:
 
 
 class HeadScore(TypedDict):
-    """What is got right of the rows of an objective of classes; without a network, by what, and by
-    guessing.
+    """The share of right rows of an objective of classes; of a baseline without a network also its name, and
+    the share by guessing.
     """
 
     right: float
@@ -43,7 +43,7 @@ class HeadScore(TypedDict):
 
 
 class Target(Spec):
-    """What one model is scored on."""
+    """The tests that one model is scored on."""
 
     text: bool = Field(default=True, description="held-out text: loss, bits per byte and a sample")
     labels: bool = Field(default=False, description="labelled test examples: accuracy")

@@ -17,7 +17,7 @@ Combine = Literal["softmax_chosen", "softmax_all", "sum"]
 
 
 class Experts(Spec):
-    """What a mixture's experts are and how tokens find them."""
+    """The experts of a mixture, and how tokens are routed to them."""
 
     ffn: Count | Auto = Field(default="auto", description="inner width of an expert; auto = the MLP's")
     activation: MLPKind | Auto = Field(default="auto", description="one of mlp's kinds; auto = the MLP's")
@@ -85,7 +85,7 @@ class MixedBlocks(Blocks):
 
     @property
     def expert_mlp(self) -> MLPKind:
-        """What an expert is as an MLP."""
+        """The kind of MLP of an expert."""
         return self.mlp if self.experts.activation == "auto" else self.experts.activation
 
     @property

@@ -35,8 +35,8 @@ Said = GPT | EncDec  # the kinds of model that families say
 
 
 class Reading(NamedTuple):
-    """What a config says: the model, None where something is refused; the keys that say it; those that change
-    nothing of it, with the reason; all that is refused.
+    """A config as it is read: the model, None where something is refused; the keys that describe it; those
+    that change nothing of it, with the reason; all that is refused.
     """
 
     spec: "Said | None"
@@ -189,7 +189,7 @@ def difference(one: Said, other: Said) -> str:
 
 
 def _meaning(spec: Said) -> dict[str, Json]:
-    """What of a spec says what it computes, `auto` resolved."""
+    """The fields of a spec on which its computation depends, `auto` resolved."""
     document = spec.model_dump(mode="json", exclude=FREE)
     if isinstance(spec, EncDec):
         sizes = {"encoder_layers": spec.num_encoding, "ffn": spec.inner, "vocab": spec.tokens}

@@ -86,7 +86,8 @@ def _faults(stored: Mapping[str, Stored], names: list[str], wanted: tuple[int, .
 def _rest(
     stored: Mapping[str, Stored], family: Family, spec: Said, bare: str, used: set[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """What is there besides: copies of the embedding, and what nothing reads."""
+    """The weights that no part of the model reads: copies of the embedding by name, and refusals of the
+    others."""
     tied = family.foreign(HEAD, spec) if spec.tied else None
     known = {name.removeprefix(bare) for name in (*family.copies, *([tied.name] if tied is not None else []))}
     embedding = family.foreign(EMBEDDING, spec)

@@ -341,7 +341,7 @@ class Link(Spec):
 
     @property
     def answers(self) -> dict[str, Json]:
-        """What a student hears of a teacher elsewhere, as identity."""
+        """The identity of the answers that a student gets from a teacher elsewhere."""
         heat: dict[str, Json] = {} if self.temperature == 1 else {"temperature": self.temperature}
         return {"top": self.top, "values": self.values} | heat
 

@@ -75,7 +75,7 @@ class ProductKeyMemory(MemorySizes):
 
 
 class MemoryShape(NamedTuple):
-    """What one token asks of a block on average, for cost estimates: multiply-adds, numbers of value rows
+    """The cost of one token in a block, on average: multiply-adds, numbers of value rows
     that it reads, scores of both halves, and numbers of 32 bits that are kept for the backward pass.
     """
 

@@ -12,7 +12,7 @@ from atelier.engine.config.error import AtelierError, DamageError, DataError, pr
 
 
 class Message(TypedDict, total=False):
-    """What a rank, a supervisor or the run context tells about a node."""
+    """A message about a node, from a rank, a supervisor or the run context."""
 
     state: str  # of the node: running, done, reused, failed, stopped
     detail: str  # beside an end: what was made

@@ -1,4 +1,4 @@
-"""What objectives with rows of their own have in common. Torch-free."""
+"""Shared by the objectives with rows of their own. Torch-free."""
 
 from pydantic import Field, field_validator
 

@@ -69,7 +69,7 @@ class Axes(Spec):
 
     @property
     def row_unit(self) -> int:
-        """What the tokens of a row have to be a multiple of."""
+        """The number of which the tokens of a row must be a multiple."""
         return self.tensor * (2 * self.context if self.context > 1 else 1)
 
 

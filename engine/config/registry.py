@@ -274,8 +274,8 @@ class KindChooser:
 
 
 def chooser_of(metadata: Iterable[object]) -> KindChooser | None:  # pydantic's: of any type
-    """What chooses among the kinds of a group for a field of type Model, Objective, Optim or Router, by the
-    field's metadata.
+    """The chooser among the kinds of a group, from the metadata of a field of type Model, Objective, Optim or
+    Router.
     """
     found = (getattr(item, "func", None) for item in metadata)
     return next((chooser for chooser in found if isinstance(chooser, KindChooser)), None)

@@ -50,7 +50,7 @@ class Trainable(Spec):
 
     @property
     def soft_prompt(self) -> SoftPrompt:
-        """What it adds to a model."""
+        """The soft prompt that it adds to a model."""
         return SoftPrompt(length=self.length, place=self.place) if self.kind == "prompt" else SoftPrompt()
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What objectives of classes of rows have in common. Torch-free."""
+"""Shared by the objectives of classes of rows. Torch-free."""
 
 from typing import ClassVar
 

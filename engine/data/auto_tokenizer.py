@@ -20,8 +20,9 @@ NOT_COMPARED = "its tokenizer is not compared with AutoTokenizer's: transformers
 
 
 def compare_ids(folder: Path, vocabulary: Vocabulary, family: str) -> str:
-    """What is said of the ids of TEXTS texts under the AutoTokenizer of the folder, which has config.json and
-    the tokenizer's files, and under this vocabulary. Raises ConfigError where they differ.
+    """Compare the ids of TEXTS texts under the AutoTokenizer of the folder, which has config.json and the
+    tokenizer's files, with those under this vocabulary; a line for the user. Raises ConfigError where they
+    differ.
     """
     try:
         import transformers  # optional, and it takes seconds to load

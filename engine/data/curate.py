@@ -24,7 +24,7 @@ from atelier.engine.io.source_files import total_bytes
 
 @dataclass
 class _Found:
-    """What is known of the documents that were read: never their texts."""
+    """Counts and digests of the documents that were read, never their texts."""
 
     groups: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # characters

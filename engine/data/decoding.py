@@ -103,7 +103,7 @@ class TokenDecoder:
 
 
 def _more(text: str, longer: str) -> str:
-    """What a text has that follows what both begin with."""
+    """The rest of the longer text behind the beginning that both share."""
     if longer.startswith(text):
         return longer[len(text) :]
     pairs = enumerate(zip(text, longer, strict=False))

@@ -264,7 +264,7 @@ class Examples:
         }
 
     def _read(self, example: Example) -> list[int]:
-        """What an encoder reads of it."""
+        """The ids that an encoder reads of the example."""
         return [*example.prompt, self._vocabulary.end_id]
 
     def row_tokens(self, index: int) -> int:

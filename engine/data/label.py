@@ -119,7 +119,7 @@ def label(
 
 
 def tuned_on(labels: ArtifactInput, scratch: Path) -> TunedOn:
-    """What is known of examples that models are tuned on."""
+    """Prompts, options and groups of the examples that models are tuned on."""
     parts = {
         split: labels.lines(f"{name}.jsonl", scratch)
         for split, name in ((TRAIN, "train"), (HELD_OUT, "test"))

@@ -211,8 +211,8 @@ def messages_of(row: dict[str, Json], field: str) -> list[ChatMessage] | str:
 
 
 def checked(given: Json, whole: str, each: str) -> list[ChatMessage] | str:
-    """What is given as messages, or what is wrong with it. `whole`, `each`: what to call it, and one of its
-    messages by number.
+    """The given value as messages, or the reason why it is none. `whole`, `each`: names of the value and of a
+    message, by its number, in the reason.
     """
     if not isinstance(given, list):
         return f"{whole} is {kind_of(given)}, not a list of messages"

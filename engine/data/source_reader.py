@@ -261,7 +261,7 @@ def _unpacked(file: IO[bytes], path: str) -> IO[bytes]:
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """What changes when a local file does; of others nothing."""
+    """Numbers that change when a local file does; none for other files."""
     if not is_local(path):
         return ()
     stat = os.stat(local_path(path))

@@ -93,8 +93,8 @@ class Vocabulary:
         return str(self._tokenizer.id_to_token(number))
 
     def names(self) -> list[bytes]:
-        """What each id stands for, whatever the tokenizer's way to spell: the bytes of its text behind a zero
-        byte, or the name of a special token; b"" where there is none.
+        """A name of each id that does not depend on how the tokenizer spells: the bytes of its text behind a
+        zero byte, or the name of a special token; b"" where there is none.
         """
         return [
             b"\0" + text if text else (self._tokenizer.id_to_token(number) or "").encode()
@@ -115,7 +115,7 @@ class Vocabulary:
         return found.ids[:number], text[: found.offsets[number - 1][1]]
 
     def ended(self, text: str, number: int) -> tuple[str, int]:
-        """What the last `number` ids of a text stand for, and how many there are before them."""
+        """The part of a text that its last `number` ids encode, and the number of ids before them."""
         found = self._tokenizer.encode(text, add_special_tokens=False)
         more = max(0, len(found.ids) - number)
         return (text[found.offsets[more][0] :] if more else text), more

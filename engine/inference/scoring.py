@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
+from atelier.engine.config.error import DataError
 from atelier.engine.data.encode import ORIGINAL
 from atelier.engine.data.examples import Examples, OptionRow
 from atelier.engine.data.pairs import Pair, paired
@@ -41,7 +42,7 @@ class HeldOutText:
     ends_D: tokens up to and including each document's end token. num_bytes: UTF-8 bytes of the documents'
     text. original: these bytes, None where the tokens hold them. is_begun: documents begin with a token of
     their own, which is no text. start, end: what a decoder behind an encoder reads first, and the encoder
-    last.
+    last. place: of the tokens artifact.
     """
 
     tokens_N: np.ndarray
@@ -51,10 +52,21 @@ class HeldOutText:
     is_begun: bool = False
     start: int = 0
     end: int = 0
+    place: str = ""
+
+    def raw(self, vocabulary: Vocabulary) -> bytes:
+        """The UTF-8 bytes of the documents' text. Raises DataError where neither the tokens hold them nor
+        `original`.
+        """
+        if self.original is not None:
+            return self.original
+        documents = np.split(self.tokens_N, self.ends_D[:-1])
+        _check_holds(self.place, sum(len(vocabulary.bytes_of(each)) for each in documents), self.num_bytes)
+        return vocabulary.bytes_of(self.tokens_N)
 
     def pairs(self, sequence: int) -> Iterator[Batch]:
-        """For models with an encoder: every token but the documents' first ones is said once by the decoder,
-        at most `sequence` of them in a row, of which the encoder reads as many before it in its document.
+        """For models with an encoder: every token but the documents' first ones is predicted once by the
+        decoder, at most `sequence` of them in a row; the encoder reads as many before them in their document.
         """
         pairs: list[Pair] = []
         for first, last in zip([0, *self.ends_D[:-1].tolist()], self.ends_D.tolist(), strict=True):
@@ -98,7 +110,9 @@ class HeldOutText:
 def read_held_out(
     tokens: ArtifactInput, vocabulary: Vocabulary, scratch: Path, max_tokens: int
 ) -> HeldOutText:
-    """The first held-out documents, at most `max_tokens` tokens; of a longer first one its beginning."""
+    """The first held-out documents, at most `max_tokens` tokens; of a longer first one its beginning. Raises
+    DataError for a beginning whose bytes are not known.
+    """
     dtype = token_dtype(int(tokens.record.summary["vocab"]))
     ends = np.load(tokens.file("held_out.ends.npy", scratch), allow_pickle=False)
     sizes = np.load(tokens.file("held_out.bytes.npy", scratch), allow_pickle=False)
@@ -109,6 +123,9 @@ def read_held_out(
     if num_whole:
         size, ends = int(sizes[:num_whole].sum()), ends[:num_whole]
     else:
+        if ORIGINAL not in tokens.names():
+            first = np.fromfile(file, dtype=dtype, count=int(ends[0]))
+            _check_holds(tokens.url, len(vocabulary.bytes_of(first)), int(sizes[0]))
         size, ends = len(vocabulary.bytes_of(taken)), np.array([len(taken)])
     original = None
     if ORIGINAL in tokens.names():
@@ -126,7 +143,18 @@ def read_held_out(
         is_begun=bool(vocabulary.before),
         start=vocabulary.start_id,
         end=vocabulary.end_id,
+        place=tokens.url,
     )
+
+
+def _check_holds(place: str, found: int, num_bytes: int) -> None:
+    """Raise DataError where tokens hold other bytes than their text has and there is no copy of it."""
+    if found != num_bytes:
+        raise DataError(
+            f"{place}: tokens that hold {found:,} of {num_bytes:,} bytes of held-out text, as their tokenizer"
+            f" changes texts, and no {ORIGINAL}: an earlier version made them; move this folder away, the"
+            " next run makes it again"
+        )
 
 
 def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:

@@ -158,7 +158,7 @@ class ForkingProcess:
 
 
 def _loaded(env: Mapping[str, str]) -> dict[str, str]:
-    """What an environment says to libraries that are loaded, but for what libraries themselves have set."""
+    """The variables that libraries read when they are loaded, without those that libraries set themselves."""
     return {
         name: value
         for name, value in env.items()

@@ -86,7 +86,7 @@ class LimitedProcess:
         return self._channel
 
     def ask(self, request: Json) -> Json:
-        """What the module answers. Raises the ConfigError or DataError with which it refuses, and LimitError
+        """The module's answer. Raises the ConfigError or DataError with which it refuses, and LimitError
         where the process ends, or says nothing.
         """
         try:
@@ -191,7 +191,7 @@ def _tried(act: Callable[[Json], Json], body: memoryview, limits: Limits) -> tup
 
 
 def fault(error: BaseException) -> str:
-    """What a library says of a file, on one line."""
+    """The error of a library, on one line."""
     said = printable(" ".join(str(error).split()))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
-from atelier.engine.config.error import ConfigError
 from atelier.engine.io.user_folders import with_home
 
 FILE = "file://"
@@ -32,16 +31,6 @@ def absolute(path: str) -> str:
     if not path.startswith("/"):
         path = str(Path.cwd() / with_home(path))
     return path.rstrip("/") or "/"
-
-
-def check_text(path: str, place: str) -> None:
-    """Raise ConfigError for a path that is no UTF-8: records, web servers and databases hold text."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            place, f"the path {path} is not UTF-8", "rename the folder, or give another"
-        ) from None
 
 
 def file_url(path: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, memory, 16-bit arithmetic. Torch-free.
+"""The resources that this process may use: cores, memory, 16-bit arithmetic. Torch-free.
 
 Containers limit both by control groups (cgroup v1 and v2), which neither the number of cores nor the memory
 that the system names takes into account. `root` is where /proc and /sys lie, for tests.

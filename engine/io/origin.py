@@ -13,7 +13,7 @@ MOST_CARD = 1 << 20  # bytes that are read of a model card
 
 
 def origin(source: str, known: Mapping[str, str]) -> dict[str, Json]:
-    """What a record says of `source`. `known`: the URLs of its files by name."""
+    """The fields of a record about `source`. `known`: the URLs of its files by name."""
     is_here = storage.is_local(source)  # of this machine's folders a record names the last
     where = storage.local_path(source).absolute().name if is_here else source
     return {
@@ -24,7 +24,7 @@ def origin(source: str, known: Mapping[str, str]) -> dict[str, Json]:
 
 
 def _licence(known: Mapping[str, str]) -> str:
-    """What the model card says, or that there is a file."""
+    """The licence by the model card, or the name of a licence file."""
     if CARD in known:
         found = LICENCE.search(storage.read_bytes(known[CARD], MOST_CARD).decode(errors="replace"))
         if found:

@@ -27,7 +27,7 @@ from atelier.engine.io.local_url import FILE, absolute, check_chain, is_path
 
 
 class FileSystem(Protocol):
-    """What is used of fsspec's filesystems besides `ask`; these declare no types."""
+    """The methods of fsspec's filesystems that are called besides `ask`; fsspec declares no types."""
 
     protocol: str | tuple[str, ...]
 
@@ -130,7 +130,7 @@ def _in_thread(name: str, ask_it: Callable[[], Result], seconds: float) -> Resul
 
 
 def _polite(system: FileSystem, act: Callable[[], Result], path: Argument = "") -> Result:
-    """What `act` returns. Errors that name no file get a note that names `path`."""
+    """The result of `act`. Errors that name no file get a note that names `path`."""
     try:
         with _errors():
             try:

@@ -1,5 +1,5 @@
-"""What of a checkpoint would come in, what changes nothing and what is refused, all at once: of its
-configuration and the headers of its weights alone. Torch-free.
+"""A list of all that would come in of a checkpoint, changes nothing or is refused, from its configuration and
+the headers of its weights alone. Torch-free.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

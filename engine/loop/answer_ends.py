@@ -106,7 +106,7 @@ class Heard:
         return self.progress(own, min(known.step, step))
 
     def progress(self, own: str, step: int, *, is_over: bool = False) -> ReaderProgress:
-        """What is said of having learned from `step` steps; `is_over`: and of being published."""
+        """The message of a reader that has learned from `step` steps; `is_over`: and is published."""
         said = ReaderProgress(
             trajectory=self.box.trajectory,
             site=own,

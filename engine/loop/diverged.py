@@ -6,7 +6,7 @@ keeps a training that is resumed from waiting for it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from atelier.engine.config.error import AtelierError, DivergedError
+from atelier.engine.config.error import AllDivergedError, AtelierError, DivergedError
 from atelier.engine.config.train import Health
 from atelier.engine.io.storage import join, write_bytes
 from atelier.engine.loop.report import ProgressReport
@@ -42,13 +42,15 @@ class Diverged:
             )
 
     def end(self, member: RoleState, problem: str) -> None:
-        """End the role and its unfinished students. Raises AtelierError where no role can go on without
-        them.
+        """End the role and its unfinished students. Raises AllDivergedError where no role is left, another
+        AtelierError where the others may not go on without them.
         """
         ended = [each for each in self._members if each is member or self._needs(each, member.name)]
         left = [each for each in self._members if each.is_kept and not (each.has_diverged or each in ended)]
-        if not (self._goes_on and left) or any(each.taps for each in ended):
-            raise AtelierError("; ".join(dict.fromkeys([*self._problems.values(), problem])))
+        may_go_on = self._goes_on and not any(each.taps for each in ended)
+        if not (may_go_on and left):
+            kind = AllDivergedError if may_go_on else AtelierError
+            raise kind("; ".join(dict.fromkeys([*self._problems.values(), problem])))
         for each in ended:
             each.has_diverged = True
             if each.is_kept and each.gang.is_first:
@@ -93,6 +95,18 @@ class Diverged:
 
 def _names(members: Sequence[RoleState]) -> str:
     return ", ".join(each.name for each in members)
+
+
+def together(errors: Mapping[str, AllDivergedError | DivergedError], num_trainings: int) -> AtelierError:
+    """One error of those of several trainings, by their outputs' names: an AllDivergedError where nothing is
+    published.
+    """
+    places = {names: f"{names}: " if num_trainings > 1 else "" for names in errors}
+    text = "; ".join(f"{places[names]}{error}" for names, error in errors.items())
+    is_any_published = len(errors) < num_trainings or any(
+        isinstance(error, DivergedError) for error in errors.values()
+    )
+    return (DivergedError if is_any_published else AllDivergedError)(text)
 
 
 def not_published(problems: Iterable[str], lost: Sequence[str]) -> DivergedError:

@@ -93,10 +93,36 @@ class Hook:
         """End threads; let go of files."""
 
 
-def hooks_of(
-    training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
-) -> list[Hook]:
-    """A hook of each extension that the roles of a training use, here or at other sites."""
-    used = sorted({name for member in training.members.values() for name in member.role.extensions})
-    modules = [module for name in used if (module := part(name, "hook")) is not None]
-    return [module.Extension(training, members, gang, data) for module in modules]
+class Hooks:
+    """The hooks of the extensions that the roles of a training use, here or at other sites. `others`: the
+    roles whose steps no extension takes.
+    """
+
+    def __init__(
+        self, training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
+    ) -> None:
+        used = sorted({name for member in training.members.values() for name in member.role.extensions})
+        modules = [module for name in used if (module := part(name, "hook")) is not None]
+        self._hooks: list[Hook] = [module.Extension(training, members, gang, data) for module in modules]
+        theirs = frozenset[str]().union(*(hook.roles for hook in self._hooks))
+        self.others = {name: member for name, member in members.items() if name not in theirs}
+
+    def begin(self, clock: int) -> "list[list[StepGroup]]":
+        """By hook, the groups that take this step."""
+        return [hook.begin(clock) for hook in self._hooks]
+
+    def after_step(
+        self, later: "list[list[StepGroup]]", clock: int, data: "StepData", counts: "Counts"
+    ) -> Learned:
+        """Have each hook take the step of its groups. A collective."""
+        outcomes: dict[str, StepOutcome] = {}
+        read: dict[str, Counts] = {}
+        for hook, groups in zip(self._hooks, later, strict=False):  # of a step that is passed over, none
+            found, own = hook.after_step(groups, clock, data, counts)
+            outcomes |= found
+            read |= own
+        return outcomes, read
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.close()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NoReturn
 
 import torch
@@ -17,7 +18,7 @@ from atelier.engine.loop.answers import SitesApart
 from atelier.engine.loop.clip import clip_values
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.diverged import Diverged
-from atelier.engine.loop.hooks import Hook, hooks_of
+from atelier.engine.loop.hooks import Hooks
 from atelier.engine.loop.link_meter import LinkMeter
 from atelier.engine.loop.outer import OuterSteps
 from atelier.engine.loop.prefetch import StepData
@@ -48,7 +49,7 @@ class LoopStep:
     counts: Counts  # of all ranks
     began: float  # time.perf_counter()
     is_usual: bool  # this process has computed one like it, so that nothing is compiled
-    later: list[tuple[Hook, list[StepGroup]]] = field(default_factory=list)  # those of extensions
+    later: list[list[StepGroup]] = field(default_factory=list)  # by extension, groups of its roles
     read: dict[str, Counts] = field(default_factory=dict)  # of these roles
     timing: dict[str, float] = field(default_factory=dict)  # what it took, once it has ended
 
@@ -106,9 +107,7 @@ class Loop:
         )
         is_alone = self.sites.is_alone and not self.train.link.is_linked
         self.diverged = Diverged(self.order, self.train.health, self.report, goes_on=is_alone)
-        self.hooks = hooks_of(training, members, self.gang, self.data)
-        theirs = {name for hook in self.hooks for name in hook.roles}
-        self.own = {name: member for name, member in members.items() if name not in theirs}
+        self.hooks = Hooks(training, members, self.gang, self.data)
 
     def _warn(self, text: str) -> None:
         self.report.say(warning=text)
@@ -159,12 +158,12 @@ class Loop:
         self.link_meter.begin()
         self.waited_s = self.sites.meet(clock)
         began = time.perf_counter()
-        later = [(hook, hook.begin(clock)) for hook in self.hooks]
-        group, passing = part(step_group_at(self.own, clock), clock)
+        later = self.hooks.begin(clock)
+        group, passing = part(step_group_at(self.hooks.others, clock), clock)
         if self.outer_steps.sits_out(clock):
             return self._passed_over(clock, [*group.moving(), *passing], began)
         sizes = self.train.at(clock)
-        every = [member for each in (group, *_groups(later)) for member in each.all()]
+        every = [member for each in (group, *chain(*later)) for member in each.all()]
         now = {(m.name, *m.mix(), f"{sizes.global_batch} x {sizes.sequence}") for m in every}
         for member in every:
             member.scale_dropout(self.train.progressive.dropout_at(clock))
@@ -179,11 +178,7 @@ class Loop:
 
     def after_step(self, step: LoopStep) -> Outcomes:
         """Take the step of the roles of extensions."""
-        outcomes: Outcomes = {}
-        for hook, groups in step.later:
-            found, read = hook.after_step(groups, step.clock, step.data, step.counts)
-            outcomes |= found
-            step.read |= read
+        outcomes, step.read = self.hooks.after_step(step.later, step.clock, step.data, step.counts)
         return outcomes
 
     def _passed_over(self, clock: int, passing: list[RoleState], began: float) -> LoopStep:
@@ -247,7 +242,7 @@ class Loop:
         if self.services.peak_flops and step.counts.tokens:
             # a frozen teacher has no backward pass, which is two thirds
             sequence = self.train.at(step.clock).sequence
-            every = [member for group in (step.group, *_groups(step.later)) for member in group.all()]
+            every = [member for group in (step.group, *chain(*step.later)) for member in group.all()]
             each = sum(member.flops_per_token(sequence) for member in every)
             peak = self.services.peak_flops * self.gang.world
             timing["mfu"] = each * step.counts.tokens / step_s / peak
@@ -375,8 +370,7 @@ class Loop:
     def stop_reading(self) -> None:
         """End the thread that reads ahead, and the profiler."""
         self.data.close()
-        for hook in self.hooks:
-            hook.close()
+        self.hooks.close()
         self.profiler.close()
 
     def publish(self) -> None:
@@ -404,8 +398,3 @@ class Loop:
         self.gang.barrier()
         self.sites.finish()
         self.diverged.check()
-
-
-def _groups(later: list[tuple[Hook, list[StepGroup]]]) -> Iterator[StepGroup]:
-    for _, groups in later:
-        yield from groups

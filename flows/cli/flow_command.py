@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from atelier.engine.config.error import ConfigError, DamageError, printable
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.compose import Frozen, compose
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.overrides import DRY, FRESH, MULTIRUN
 from atelier.flows.run.table import plain_console
 from atelier.infra.dag import Node

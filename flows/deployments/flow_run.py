@@ -24,7 +24,8 @@ from atelier.flows.deployments.generated_name import is_generated
 from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.submit_task import TaskSubmitter
 from atelier.flows.run.compose import Frozen, compose
-from atelier.flows.run.execute import Host, RunOutcome, run_flow
+from atelier.flows.run.execute import Host, run_flow
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.sweep_ledger import Ledger, PointEntry
 from atelier.flows.run.sweep_point import with_companions
@@ -46,8 +47,7 @@ def run(flow: str, parameters: JsonObject) -> State:
         if sweep:
             frozen = in_sweep(frozen, Ledger(store, sweep).entry(int(number)))
         plan = make_plan(frozen, store)
-        if plan.refusals:
-            raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+        plan.check()
     except AtelierError as error:
         text = str(error)[:LONGEST]
         log.error(text)

@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 
 from atelier.engine.config.message import LiveState, Message
 from atelier.flows.deployments.live import forget_live, left_s, read_live
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.prefect_page import replace_artifact
 from atelier.flows.run.reasons import text_of

@@ -8,8 +8,9 @@ from atelier.engine.config.message import Message
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import is_configured
-from atelier.flows.run.execute import RunOutcome, new_run_id, reuse_all, run_flow
+from atelier.flows.run.execute import new_run_id, reuse_all, run_flow
 from atelier.flows.run.loopback import loopback
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import check_launcher
 from atelier.flows.run.screen import Screen
@@ -63,8 +64,7 @@ def _planned_and_run(
     elsewhere = Elsewhere(frozen, plan, store, run_id) if plan.there else None
     if elsewhere is not None and not plan.refusals:
         plan = elsewhere.planned(plan)
-    if plan.refusals:
-        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+    plan.check()
     with Screen() as screen:
         totals = plan.document()["totals"]
         takes = f", about {duration(plan.wall_s)}" if plan.wall_s else ""

@@ -14,7 +14,7 @@ from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.task_request import ParentRun, TaskRequest
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node
 from atelier.infra.launch.rendezvous import NodePlace

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from atelier.flows.run.compose import Frozen
 from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import embed
 from atelier.flows.run.measured import record_measurements
+from atelier.flows.run.outcome import RunOutcome, wait_for
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
@@ -41,36 +42,6 @@ from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 
 AGAIN_S = 1.0  # one request to stop may come as several signals: from a terminal and from a worker
 MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
-
-
-@dataclass
-class RunOutcome:
-    """How a run ended: per node its state, the first failure, and where the time went (seconds)."""
-
-    run_id: str
-    states: dict[str, str] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
-    errors: dict[str, Exception] = field(default_factory=dict)
-    failure: Exception | None = None
-    failed: str = ""
-    untracked: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # where curves can be looked at, besides MLflow
-    is_whole: bool = False  # every node has ended in a known state, whatever happens to Prefect
-    prefect_s: float = 0.0
-    total_s: float = 0.0
-
-    @property
-    def status(self) -> str:
-        """finished, stopped or failed."""
-        return "finished" if self.failure is None else "stopped" if self.is_stopped else "failed"
-
-    @property
-    def is_stopped(self) -> bool:
-        return isinstance(self.failure, StoppedError)
-
-    @property
-    def reused(self) -> list[str]:
-        return [name for name, state in self.states.items() if state == "reused"]
 
 
 Make = Callable[[Node, RunContext, RunOutcome], dict[str, str]]
@@ -374,27 +345,9 @@ def _inside(
             body(frozen.flow)(**frozen.call())
         finally:
             stop_scheduling(token)
-            _wait_for(scheduler, outcome)
+            wait_for(scheduler, outcome)
             if elsewhere is not None:
                 elsewhere.close()
         outcome.is_whole = True
     if outcome.failure is None:
         show_report(outcome.nodes, context)
-
-
-def _wait_for(scheduler: PrefectScheduler, outcome: RunOutcome) -> None:
-    """Wait for every future; the first real failure is the run's, a stop only where nothing failed."""
-    for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
-        future.wait()
-        outcome.states.setdefault(node.name, "skipped")
-    errors = [
-        (node.name, outcome.errors[node.name]) for node in scheduler.nodes if node.name in outcome.errors
-    ]
-    errors.sort(key=lambda pair: isinstance(pair[1], StoppedError))
-    if errors:
-        outcome.failed, outcome.failure = errors[0]
-        return
-    for name, state in outcome.states.items():
-        if state not in ("done", "reused"):
-            outcome.failed, outcome.failure = name, AtelierError(f"ended as {state}, without a reason")
-            return

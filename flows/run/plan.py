@@ -9,12 +9,13 @@ from typing import TypedDict
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Tokenizer
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError, RefusedError, nearest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Record
 from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.train import Train
+from atelier.engine.io.survey import SurveyRow
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
@@ -26,6 +27,7 @@ from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.link_rows import Here, LinkRow, SiteRow, link_rows, log_refusals, site_rows
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.reasons import Reason, reasons_of
+from atelier.flows.run.registry import survey
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.flows.run.written import written_row
@@ -119,6 +121,12 @@ class Plan:
     there: Mapping[str, list[Node]] = field(default_factory=dict)  # the nodes of other sites
     here: Here = field(default_factory=Here)
     links: list[LinkRow] = field(default_factory=list)
+    source: list[SurveyRow] | None = None  # of a flow that takes a model from outside
+
+    def check(self) -> None:
+        """Raise RefusedError where the plan is refused."""
+        if self.refusals:
+            raise RefusedError(self.refusals)
 
     @property
     def sites(self) -> list[SiteRow]:
@@ -172,6 +180,9 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     """Plan a flow. Raises ConfigError for a vocabulary that the layout does not divide and an unknown
     --fresh; other refusals are in the plan.
     """
+    surveyed = of_source(**frozen.call()) if (of_source := survey(frozen.flow)) else None
+    if surveyed is not None and surveyed.refused:
+        return Plan(frozen.flow, [], [], surveyed.refused, source=surveyed.rows)
     placed = placed_nodes(frozen, store)
     nodes = placed.here
     before = nearest_run(store, frozen.flow, frozen.document)
@@ -224,6 +235,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         seconds=seconds,
         there=placed.there,
         here=_here(frozen, nodes),
+        source=surveyed and surveyed.rows,
     )
     return plan.with_rows(rows, vocab)
 

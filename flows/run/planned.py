@@ -14,7 +14,6 @@ from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.measured import MeasuredRow, measured
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
 from atelier.flows.run.plan import Plan, PlanDocument, PlanRow, PlanTotals, make_plan
-from atelier.flows.run.registry import survey
 from atelier.infra.store.store import Store
 
 
@@ -67,7 +66,11 @@ class PlanResult:
     plan: Plan
     measured: list[MeasuredRow]
     search: list[TaskLayouts] | None = None
-    source: list[SurveyRow] | None = None
+
+    @property
+    def source(self) -> list[SurveyRow] | None:
+        """Of a flow that takes a model from outside: what of it comes in."""
+        return self.plan.source
 
     @property
     def flow(self) -> str:
@@ -108,12 +111,9 @@ def planned(flow: str, overrides: Sequence[str], store: Store, *, search: bool =
     """
     check_flow(flow, "atelier plan")
     frozen = compose(flow, list(overrides))
-    surveyed = of_source(**frozen.call()) if (of_source := survey(flow)) else None
-    if surveyed is not None and surveyed.refused:
-        return PlanResult(Plan(flow, [], [], surveyed.refused), [], source=surveyed.rows)
     plan = _over_sites(frozen, store) if frozen.sites.names else make_plan(frozen, store)
     found = search_layouts(plan, frozen) if search else None
-    return PlanResult(plan, measured(plan, store), found, surveyed and surveyed.rows)
+    return PlanResult(plan, measured(plan, store), found)
 
 
 def _over_sites(frozen: Frozen, store: Store) -> Plan:

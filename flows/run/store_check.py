@@ -4,8 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from atelier.engine.config.error import ConfigError
-from atelier.engine.io.local_url import check_text
+from atelier.engine.config.error import ConfigError, check_utf8
 from atelier.engine.io.storage import is_local, local_path, reach
 from atelier.infra.store.conditional_create import check_exclusive
 from atelier.infra.store.store import Store, default_root
@@ -19,7 +18,7 @@ def check_root(*, will_write: bool = False) -> None:
     cannot be written to or has no exclusive create. In one that was moved MLflow's addresses are corrected.
     """
     root = default_root()
-    check_text(root, "ATELIER_ROOT")
+    check_utf8(root, "ATELIER_ROOT", "the path")
     if not is_local(root):
         if will_write:
             reach(root)

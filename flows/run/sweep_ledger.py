@@ -21,6 +21,7 @@ from atelier.infra.store.store import Store
 
 FOLDER = "sweeps"
 ID = re.compile(r"[0-9a-f]{12}")
+OF_EARLIER_VERSIONS = {"looks"}  # fields of a point's file that are read no more
 OPEN, DONE, FAILED, STOPPED, PRUNED = "open", "done", "failed", "stopped", "pruned"
 
 
@@ -42,7 +43,6 @@ class PointEntry:
     direction: str = (
         ""  # whether points with a higher or a lower value are better; '' = by an earlier version
     )
-    looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep polls it
     started: float = 0.0
     ended: float = 0.0
     run: str = ""  # id of the point's run in an array of jobs, and the job of the batch system that holds it
@@ -158,8 +158,9 @@ class Ledger:
     def _read(self, name: str) -> PointEntry:
         place = join(self.folder, "points", name)
         try:
-            document = read_object(place, "a point of a sweep")
-            entry = PointEntry(**cast(dict[str, Any], document))  # their types are checked below
+            document = cast(dict[str, Any], read_object(place, "a point of a sweep"))
+            document = {key: value for key, value in document.items() if key not in OF_EARLIER_VERSIONS}
+            entry = PointEntry(**document)  # their types are checked below
             for one in dataclasses.fields(PointEntry):
                 default = getattr(PointEntry(0, "", []), one.name)
                 types = (float, int, type(None)) if one.name == "value" else _types_of(default)

@@ -13,11 +13,12 @@ import tempfile
 import threading
 from dataclasses import replace
 
-from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system
+from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.engine.config.message import Message
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import RunOutcome, run_flow
+from atelier.flows.run.execute import run_flow
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import make_plan
 from atelier.flows.run.screen import Screen
 from atelier.flows.run.sweep_ledger import DONE, FAILED, STOPPED, Ledger, PointEnd, PointEntry
@@ -39,8 +40,7 @@ def run(ledger: Ledger, entry: PointEntry, on_message: Listener, stop: threading
     roles = {name: Role.model_validate(document) for name, document in entry.companions.items()}
     frozen = with_companions(frozen, roles)
     plan = make_plan(frozen, ledger.store)
-    if plan.refusals:
-        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+    plan.check()
     command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
     return run_flow(
         frozen, plan, ledger.store, command, on_message, sweep=ledger.id, run_id=entry.run, stop=stop

@@ -2,7 +2,7 @@
 or as tasks of a job array (flows/sweep/job_array.py).
 
 The sweeper passes three functions. `ask` returns the next point to start, or None while there is none; `tell`
-receives how a point ended; `look` receives its held-out losses and returns False to stop it.
+receives how a point ended; `look` receives the metric's values while it trains and returns False to stop it.
 """
 
 import shlex
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import DONE, FAILED, PRUNED, STOPPED, Ledger, PointEntry
 from atelier.flows.run.sweep_point import SweepPoint
-from atelier.flows.sweep.pruning import Look, LossWatch, LossWatchThread
+from atelier.flows.sweep.pruning import CurveWatch, CurveWatchThread, Look
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State  # 1.5 s: no sweep here waits for Prefect
@@ -43,15 +43,15 @@ RunHere = Callable[[SweepPoint, str, threading.Event], RunOutcome]
 
 @dataclass
 class Executor:
-    """Settings of a sweep's run, and the loop that runs points in this process. `curve` names the model whose
-    losses `look` receives; `code` is the frozen code's digest, '' = as it is; `run_here` runs a point in this
-    process and returns its RunOutcome.
+    """Settings of a sweep's run, and the loop that runs points in this process. `look` receives the values of
+    `metric`; `code` is the frozen code's digest, '' = as it is; `run_here` runs a point in this process and
+    returns its RunOutcome.
     """
 
     ledger: Ledger
     say: Callable[[str], None]
     run_here: RunHere
-    curve: str = ""
+    metric: str = ""
     width: int = 1
     code: str = ""
 
@@ -65,9 +65,9 @@ class Executor:
     def one_here(self, point: SweepPoint, tell: Tell, look: Look | None) -> None:
         """Run the point in this process. Raises StoppedError when the user stops it."""
         stop = threading.Event()
-        looking = LossWatch(point, self.curve, look or (lambda *_: True))
+        looking = CurveWatch(point, self.metric, look or (lambda *_: True))
         try:
-            with LossWatchThread(looking, stop):
+            with CurveWatchThread(looking, stop):
                 outcome = self.run_here(point, self.ledger.id, stop)
         except AtelierError as error:
             tell(point, Ending(FAILED, str(error)))
@@ -90,7 +90,7 @@ class Running:
 
     point: SweepPoint
     entry: PointEntry
-    looking: LossWatch
+    looking: CurveWatch
     attempts: int = 1
     is_cancelled: bool = False
     silent_since: dict[str, float] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class RemoteExecutor(ABC):
         """Start points until `width` of them run; whether any was started."""
         new: list[Running] = []
         while len(self.running) + len(new) < self.executor.width and (point := self.ask()) is not None:
-            looking = LossWatch(point, self.executor.curve, self.look)
+            looking = CurveWatch(point, self.executor.metric, self.look)
             new.append(Running(point, self.executor.ledger.entry(point.number), looking))
         self.running += new
         if new:

@@ -3,7 +3,7 @@ the first rung; the better ones go on from their checkpoints to the next; the be
 
 Settings (`hydra.sweeper.<...>`): `rungs` in all, the last is the end; `keep`, the share of points that goes
 on (a rung has `keep` times the steps of the next). Rungs are moved up to steps whose held-out loss is
-measured (train.eval_every), and points are compared by that loss.
+measured (train.eval_every). Points are compared by the value of the sweep's metric at the rung.
 """
 
 import math
@@ -14,14 +14,17 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
 from atelier.engine.config.base import JsonObject
-from atelier.engine.config.direction import HELD_OUT_LOSS, OF_CURVES, sign_of
+from atelier.engine.config.direction import is_held_out_loss, sign_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.train import Train
-from atelier.flows.run.sweep_ledger import DONE, PointEntry
+from atelier.flows.run.sweep_ledger import DONE
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.executor import Ending
+from atelier.flows.sweep.pruning import recorded, unrecorded
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.held_out import WAY_OUT, differing
+
+WITHOUT_RUNGS = "compare by <model>.eval_loss, or use hydra/sweeper=optuna"
 
 
 class HalvingSettings(TypedDict):
@@ -33,7 +36,7 @@ class HalvingSettings(TypedDict):
 
 def sweep(session: Session, words: list[Override], settings: JsonObject, width: int) -> list[float | None]:
     """Run all rungs; the values of the points that were trained to the end. Raises ConfigError for invalid
-    settings and for points that are measured on different held-out sets.
+    settings, for a metric that is not recorded during training, and for held-out losses of different sets.
     """
     given = cast(HalvingSettings, settings)
     keep, number = float(given["keep"]), int(given["rungs"])
@@ -44,17 +47,21 @@ def sweep(session: Session, words: list[Override], settings: JsonObject, width: 
     batches = BasicSweeper.split_arguments(words, None)
     points = session.enter([list(job) for batch in batches for job in batch])
     steps = rungs(points[0], keep, number)
+    metric = session.metric_of(points[0])
+    if problem := unrecorded(points[0], metric):
+        raise ConfigError("hydra.sweeper.metric", problem, WITHOUT_RUNGS)
     session.say(f"{len(points)} points; rungs at steps {', '.join(map(str, steps))}")
     if session.is_dry:
         return []
     alive = points
-    if problem := differing((f"#{point.number}", point.looked_at) for point in alive):
+    pairs = [(f"#{point.number}", point.looked_at) for point in alive]
+    if is_held_out_loss(metric) and (problem := differing(pairs)):
         raise ConfigError("hydra/sweeper", problem, WAY_OUT)
-    sign = sign_of(OF_CURVES[HELD_OUT_LOSS])
+    sign = sign_of(session.direction)
     for step in steps[:-1]:
-        looks = _to_rung(session, alive, step, width)
+        values = _to_rung(session, alive, step, width)
         many = max(1, math.ceil(keep * len(alive)))
-        ranked = sorted((sign * looks[p.number], p.number, p) for p in alive if p.number in looks)
+        ranked = sorted((sign * values[p.number], p.number, p) for p in alive if p.number in values)
         alive = [point for _, _, point in ranked[:many]]
         session.say(f"rung {step}: {', '.join(f'#{p.number}' for p in alive) or 'none'} go on")
     left = session.left(alive)
@@ -70,9 +77,7 @@ def rungs(point: SweepPoint, keep: float, number: int) -> list[int]:
     train: Train | None = getattr(point.frozen.arguments, "train", None)
     every = train.eval_every if train is not None else 0
     if train is None or not every:
-        raise ConfigError(
-            "train.eval_every", "halving compares held-out losses during training", "give e.g. 20"
-        )
+        raise ConfigError("train.eval_every", "halving compares points during training", "give e.g. 20")
     end = train.num_steps
     found = [math.ceil(end * keep**k / every) * every for k in range(number - 1, 0, -1)]
     if len({*found, end}) < number or found[-1] >= end:
@@ -85,27 +90,18 @@ def rungs(point: SweepPoint, keep: float, number: int) -> list[int]:
 
 
 def _to_rung(session: Session, points: list[SweepPoint], step: int, width: int) -> dict[int, float]:
-    """Train the points to `step` and return their losses there; points that fail are left out."""
-    losses: dict[int, float] = {}
-    for point in points:
-        known = session.ledger.entry(point.number).looks.get(str(step))
-        if known is not None:
-            losses[point.number] = known
-    queue = deque(session.left([point for point in points if point.number not in losses]))
+    """Train the points to `step` and return the metric's values there; points that fail are left out."""
 
-    def look(point: SweepPoint, at: int, loss: float) -> bool:
-        if at <= step:
-            entry: PointEntry = session.ledger.entry(point.number)
-            entry.looks[str(at)] = loss
-            session.ledger.write(entry)
-        if at == step:
-            losses[point.number] = loss
-        return at < step
+    def at_rung(point: SweepPoint) -> float | None:
+        return recorded(point, session.metric_of(point)).get(step)
+
+    queue = deque(session.left([point for point in points if at_rung(point) is None]))
 
     def tell(point: SweepPoint, ending: Ending) -> None:
         session.tell(point, ending)
-        if ending.state == DONE and point.number not in losses:
-            raise ConfigError("train.eval_every", f"point {point.number} has no held-out loss at step {step}")
+        if ending.state == DONE and at_rung(point) is None:
+            metric = session.metric_of(point)
+            raise ConfigError("train.eval_every", f"point {point.number} has no {metric} at step {step}")
 
-    session.drive(lambda: queue.popleft() if queue else None, tell, look, width)
-    return losses
+    session.drive(lambda: queue.popleft() if queue else None, tell, lambda _, at, __: at < step, width)
+    return {point.number: value for point in points if (value := at_rung(point)) is not None}

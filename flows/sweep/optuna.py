@@ -4,10 +4,11 @@ Values are written in Hydra's syntax: `optim.lr=tag(log, interval(1e-4, 1e-1))`,
 `model=choice(gpt_nano, gpt_mini)`; a plain `key=value` is the same in all points. Settings
 (`hydra.sweeper.<...>`):
   trials      points in all, those of earlier calls counted
-  metric      `<model>.<word of its summary>`, or a list of them (several objectives: nothing is pruned then)
+  metric      `<model>.<word of its summary>`, or a list of them (several objectives)
   direction   minimize or maximize, or a list; '' = as the metric declares
   sampler     tpe or random;  seed, of the sampler
-  prune       whether a point that is worse than the median of the others at the same step is ended
+  prune       whether a point is ended whose metric is worse than the median of the others at the same step;
+              auto = where training records the metric
   startup     points that are proposed at random and never pruned, at first
   only_if     {key: {other: value}}: a key that is varied only where another has this value
 The study's journal lies in the sweep's folder, so that the same command resumes it.
@@ -33,10 +34,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.direction import (
     DIRECTIONS,
+    EVAL_LOSS,
     HELD_OUT_LOSS,
     OF_CURVES,
     is_held_out_loss,
-    is_higher_better,
     sign_of,
 )
 from atelier.engine.config.document import section_of
@@ -45,6 +46,7 @@ from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.run.sweep_ledger import DONE, PRUNED, STOPPED, PointEntry
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.executor import Ending
+from atelier.flows.sweep.pruning import unrecorded
 from atelier.flows.sweep.session import Session, direction_of, listed
 from atelier.infra.report.held_out import WAY_OUT, differing
 from atelier.infra.store.run_manifest import measured
@@ -53,6 +55,7 @@ NUMBER = "atelier.number"  # a trial's point
 WORDS = "atelier.words"
 JOURNAL = "optuna.journal"
 SAMPLERS = ("tpe", "random")
+AUTO = "auto"
 
 
 def sweep(session: Session, words: list[Override], settings: JsonObject, width: int) -> Sequence[FrozenTrial]:
@@ -62,7 +65,7 @@ def sweep(session: Session, words: list[Override], settings: JsonObject, width: 
         while search.ask() is not None:  # its proposals without any results
             pass
         return []
-    session.drive(search.ask, search.tell, search.look if search.prunes else None, width)
+    session.drive(search.ask, search.tell, search.look, width)
     if len(search.metrics) > 1:
         session.notes += search.trade_offs()
     return search.study.best_trials
@@ -76,7 +79,7 @@ class OptunaSettings(TypedDict):
     trials: int
     seed: int
     sampler: str
-    prune: bool
+    prune: bool | str
     startup: int
     only_if: dict[str, Json] | None
 
@@ -100,7 +103,7 @@ class Search:
         for known in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             if (number := known.user_attrs.get(NUMBER)) is not None:
                 self._problem(self.session.ledger.entry(number))
-        self.prunes = bool(settings["prune"]) and len(self.metrics) == 1
+        self.prune: bool | None = None  # not known before the first point
         self.trials: dict[int, Trial] = {}
         self._again = [t for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
 
@@ -113,6 +116,8 @@ class Search:
             if trial is None:
                 return None
             [point] = self.session.enter([words])
+            if self.prune is None:
+                self.prune = self._prunes(point)
             trial.set_user_attr(NUMBER, point.number)
             trial.set_user_attr(WORDS, words)
             self.trials[point.number] = trial
@@ -158,15 +163,32 @@ class Search:
                 return problem
         return ""
 
-    def look(self, point: SweepPoint, step: int, loss: float) -> bool:
+    def look(self, point: SweepPoint, step: int, value: float) -> bool:
+        """Report the metric's value at a step to the study; False = stop the point."""
         trial = self.trials[point.number]
         self.looked_at = self.looked_at or point.looked_at
-        if point.looked_at != self.looked_at:  # no loss to compare with those of the others
+        is_of_set = is_held_out_loss(self._metrics_as(EVAL_LOSS)[0])
+        if self.prune is False or (
+            is_of_set and point.looked_at != self.looked_at
+        ):  # nothing to compare with
             return True
-        # Optuna prunes in the study's direction, whatever the direction of what it is told
-        is_same = is_higher_better(self.directions[0]) == is_higher_better(OF_CURVES[HELD_OUT_LOSS])
-        trial.report(loss if is_same else -loss, step)
+        trial.report(value, step)
         return not trial.should_prune()
+
+    def _prunes(self, point: SweepPoint) -> bool:
+        """Whether points are ended early. Raises ConfigError for prune=true where no values are recorded."""
+        place, given = "hydra.sweeper.prune", self.settings["prune"]
+        if given not in (True, False, AUTO):
+            raise ConfigError(place, f"is {given!r}", "give true, false or auto")
+        if given is False:
+            return False
+        metrics = self._metrics_of(point)
+        problem = unrecorded(point, metrics[0]) if len(metrics) == 1 else "there are several metrics"
+        if problem and given is True:
+            raise ConfigError(place, f"is true, but {problem}", "give auto or false, or one recorded metric")
+        if problem:
+            self.session.say(f"no point is ended early: {problem}")
+        return not problem
 
     def _next(self) -> tuple[Trial | None, list[str]]:
         if self._again:

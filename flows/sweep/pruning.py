@@ -1,11 +1,12 @@
-"""Held-out losses of a point while it is trained, polled from the store: a sweep prunes points by them. Any
-process with access to the store can read them, wherever the gang runs.
+"""Values of the sweep's metric while a point is trained, polled from the store: points are pruned by them.
+Any process with access to the store can read them, wherever the gang runs.
 """
 
 import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from atelier.engine.config.direction import RECORDED
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.infra.store.trajectory import segment_addresses
@@ -13,7 +14,7 @@ from atelier.infra.tracking.curve import SegmentReader
 from atelier.tasks import train
 
 POLL_S = 0.5
-Look = Callable[[SweepPoint, int, float], bool]  # a step and its held-out loss; False = stop it
+Look = Callable[[SweepPoint, int, float], bool]  # a step and the metric's value; False = stop it
 
 
 def curve_of(point: SweepPoint, name: str) -> tuple[SegmentAddress, ...]:
@@ -31,33 +32,57 @@ def curve_of(point: SweepPoint, name: str) -> tuple[SegmentAddress, ...]:
     return found
 
 
-class LossWatch:
-    """Calls `look` for every held-out loss of a point once, in order; `is_hopeless` when it returned False
-    before the training's last step: a finished training is not stopped.
+def unrecorded(point: SweepPoint, metric: str) -> str:
+    """Why the metric `<model>.<word>` has no values while the point trains; '' when it has."""
+    name, _, word = metric.rpartition(".")
+    if word not in RECORDED:
+        return f"training does not record {metric}"
+    return "" if curve_of(point, name) else f"no training of this sweep records {metric}"
+
+
+def recorded(point: SweepPoint, metric: str) -> dict[int, float]:
+    """The values of the metric `<model>.<word>` in a point's curve so far, by step."""
+    found: dict[int, float] = {}
+
+    def note(_: SweepPoint, step: int, value: float) -> bool:
+        found[step] = value
+        return True
+
+    CurveWatch(point, metric, note).go_on()
+    return found
+
+
+class CurveWatch:
+    """Calls `look` for every value of the metric `<model>.<word>` in a point's curve once, in order;
+    `is_hopeless` when it returned False before the training's last step: a finished training is not stopped.
     """
 
-    def __init__(self, point: SweepPoint, name: str, look: Look) -> None:
+    def __init__(self, point: SweepPoint, metric: str, look: Look) -> None:
         self._point, self._look = point, look
-        segments = curve_of(point, name)
+        name, _, word = metric.rpartition(".")
+        self._metric = RECORDED.get(word, "")
+        segments = curve_of(point, name) if self._metric else ()
         self._last = max((segment.end for segment in segments), default=0)
         self._reader = SegmentReader(segments)
         self._told: set[int] = set()
         self.is_hopeless = False
 
     def go_on(self) -> bool:
-        """Pass new losses to `look`; False once the point is to be pruned."""
+        """Pass new values to `look`; False once the point is to be pruned."""
         self._reader.read()
-        for step, loss in sorted(self._reader.eval_loss.items()):
-            if step not in self._told and not self.is_hopeless:
+        lines, self._reader.pending = self._reader.pending, []
+        for line in sorted(lines, key=lambda line: line["step"]):
+            step, value = line["step"], line.get("values", {}).get(self._metric)
+            if value is not None and step not in self._told and not self.is_hopeless:
                 self._told.add(step)
-                self.is_hopeless = not self._look(self._point, step, loss) and step < self._last
+                self.is_hopeless = not self._look(self._point, step, value) and step < self._last
         return not self.is_hopeless
 
 
-class LossWatchThread:
+class CurveWatchThread:
     """Polls beside a run of this process and sets `stop` when the point is to be pruned."""
 
-    def __init__(self, looking: LossWatch, stop: threading.Event) -> None:
+    def __init__(self, looking: CurveWatch, stop: threading.Event) -> None:
         self._looking, self._stop = looking, stop
         self._ended = threading.Event()
         self._error: Exception | None = None

@@ -23,7 +23,7 @@ from atelier.infra.report.sweep_report import (
 from atelier.infra.store.run_manifest import measured
 
 FOLDER = "report"
-BUDGETS = (1, 10, 100)  # times the FLOPs of the largest training, for which the best model is said
+BUDGETS = (1, 10, 100)  # times the FLOPs of the largest training, for which the report names the best model
 
 
 def content_of(session: Session) -> SweepContent:

@@ -236,7 +236,7 @@ class Session:
         def give() -> SweepPoint | None:
             return given.popleft() if given else ask()
 
-        executor = Executor(self.ledger, self.say, self.run_here, curve=self.model_of(first))
+        executor = Executor(self.ledger, self.say, self.run_here, metric=self.metric_of(first))
         if self.launcher == ARRAY:
             from atelier.flows.sweep.job_array import ArrayExecutor  # here: no other sweep has a batch system
 

@@ -6,6 +6,7 @@ import time
 from typing import cast
 
 from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.direction import RECORDED
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import DATA_KINDS, Record
@@ -33,7 +34,7 @@ SCORES = {  # column of a report's table -> metric
     "delta": "loss_vs_control",
     "accuracy": "accuracy",
 }
-FINAL = {"loss": "loss", "eval/loss": "eval_loss", "tokens": "tokens"}  # metric -> key of a record's summary
+FINAL = {curve: word for word, curve in RECORDED.items()} | {"tokens": "tokens"}  # metric -> key of a summary
 
 
 class Models:

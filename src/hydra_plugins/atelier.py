@@ -110,7 +110,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
     "SlurmLauncher": {"width": 0},
     "GridSweeper": {"metric": "", "direction": ""},
     "OptunaSweeper": {
-        "metric": "", "direction": "", "trials": 20, "seed": 1, "sampler": "tpe", "prune": True,
+        "metric": "", "direction": "", "trials": 20, "seed": 1, "sampler": "tpe", "prune": "auto",
         "startup": 5, "only_if": None,
     },
     "HalvingSweeper": {"metric": "", "direction": "", "keep": 0.5, "rungs": 3},

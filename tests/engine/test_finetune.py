@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import AllDivergedError, ConfigError, DivergedError
 from atelier.engine.config.mixture import Stream
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
 from tests.engine.labelled import labelled_setup
+from tests.engine.loop.test_diverged import broken
 from tests.engine.trainings import TrainingSetup, model, role, train
 
 
@@ -55,6 +56,25 @@ def test_several_draws_run_in_one_gang_each_from_the_parent(training_setup: Trai
     assert [line["values"]["loss"] for line in training_setup.curve("one")] == [
         line["values"]["loss"] for line in training_setup.curve("again")
     ]
+
+
+def test_draws_after_one_that_diverges_are_trained_and_published(training_setup: TrainingSetup) -> None:
+    alone = tuning(training_setup, "alone", draw=1)
+    training_setup.train(alone)
+    first, second = tuning(training_setup, "first"), tuning(training_setup, "second", draw=1)
+    health = first.train.health.model_copy(update={"patience": 2})
+    [member] = first.members.values()
+    members = {"first": member.model_copy(update={"role": broken(member.role)})}
+    first = first.model_copy(
+        update={"train": first.train.model_copy(update={"health": health}), "members": members}
+    )
+    with pytest.raises(DivergedError, match=r"^first: roles\.first: .* in a row, up to step .; lower its"):
+        training_setup.train(first, second)
+    assert not training_setup.output("first").exists()
+    assert training_setup.weights("second") == training_setup.weights("alone")
+    with pytest.raises(AllDivergedError, match=r"^roles\.first: ") as caught:
+        training_setup.train(first)
+    assert caught.value.exit_code == 1
 
 
 def test_the_tokenizer_is_published_with_the_model(training_setup: TrainingSetup) -> None:

@@ -4,7 +4,7 @@ tests.flow.bare <flow> <words>`. The same as a command, in a fraction of its tim
 
 import sys
 
-from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.error import AtelierError
 from atelier.flows.run.compose import compose
 from atelier.flows.run.execute import new_run_id, open_context
 from atelier.flows.run.overrides import resuming
@@ -18,8 +18,7 @@ def main(flow: str, words: list[str]) -> int:
     try:
         frozen = compose(flow, [*resuming(words), "tracker=none"])
         plan = make_plan(frozen, store)
-        if plan.refusals:
-            raise ConfigError("plan", "; ".join(plan.refusals))
+        plan.check()
         context = open_context(frozen, store, "bare", new_run_id(), lambda node, message: None)
         for node in plan.nodes:
             if node.task not in ("score", "report", "register"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.metric import merge
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
 from tests.flow.command import Atelier
@@ -200,27 +201,39 @@ def test_optuna_varies_a_key_only_where_it_means_something_and_trades_metrics_of
     assert f"no point is better in every metric than #{small['number']}: model.eval_loss" in said.out
 
 
+def held_out_curves(root: Path, every: int) -> list[dict[int, float]]:
+    """The held-out losses by step of each trajectory that is first measured at step `every`."""
+    curves = []
+    for folder in root.glob("trajectory/*/metrics"):
+        lines = merge((path.name, path.read_text()) for path in sorted(folder.iterdir()))
+        found = {line["step"]: line.get("values", {}).get("eval/loss") for line in lines}
+        curves.append({step: loss for step, loss in found.items() if loss is not None})
+    return [losses for losses in curves if min(losses, default=0) == every]
+
+
 @pytest.mark.slow
 def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, root: Path) -> None:
-    words = (*TINY, "train.steps=32", "train.eval_every=8", "optim=adamw")
+    words = (*TINY, "train.steps=36", "train.eval_every=9", "optim=adamw")
     sweep = ("-m", "optim.lr=1e-5,3e-4,3e-3,1e-2", "hydra/sweeper=halving")
+    assert atelier("pretrain", *words, "optim.lr=3e-3").code == 0  # a point that is finished takes part
     said = atelier("pretrain", *words, *sweep)
     assert said.code == 0, said.err
-    found = points(root)
-    assert [point["state"] for point in found].count("done") == 1
-    done = next(point for point in found if point["state"] == "done")
-    best_at_8 = min(found, key=lambda point: point["looks"]["8"])
-    assert done["looks"]["16"] <= min(p["looks"].get("16", 9.9) for p in found) and best_at_8["looks"]["16"]
-    assert all("32" not in p["looks"] for p in found if p["state"] == "pruned")
+    [done] = [point for point in points(root) if point["state"] == "done"]
+    curves = held_out_curves(root, every=9)
+    assert len(curves) == 4 and 18 in min(curves, key=lambda losses: losses[9])
+    [trunk] = [losses for losses in curves if 27 in losses]  # of the learning rate's decay to step 36
+    assert trunk[18] == min(losses[18] for losses in curves if 18 in losses)
+    assert "optim.lr=0.003" in done["words"] and f"rung 18: #{done['number']} go on" in said.out
 
 
 @pytest.mark.slow
 def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Atelier, root: Path) -> None:
     words = ["pretrain", *TINY, "train.steps=400", "train.checkpoint_every=20", "-m", "train.seed=11,12"]
     command, env = [sys.executable, "-m", "atelier", *words], os.environ | {"ATELIER_ROOT": str(root)}
+    before = atelier.gangs().count("train")
     first = subprocess.Popen(command, cwd=TOP, env=env, stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: atelier.gangs()[-1:] == ["train"], 60, "the first training")
+        wait_for(lambda: atelier.gangs().count("train") > before, 60, "the first training")
         said = atelier(*words)
         assert said.code == 2 and f"is being run by process {first.pid}" in said.err
     finally:
@@ -240,6 +253,21 @@ def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Ate
         ("train.seed=1,-2", "train.seed", "greater than or equal to 0"),
         ("hydra/sweeper=optuna train.seed=1", "nothing is varied", "interval"),
         ("hydra/sweeper=halving train.seed=1,2 train.eval_every=0", "train.eval_every", "give e.g."),
+        (
+            "hydra/sweeper=halving train.seed=1,2 train.eval_every=2 hydra.sweeper.metric=scores.accuracy",
+            "hydra.sweeper.metric: training does not record scores.accuracy",
+            "compare by <model>.eval_loss",
+        ),
+        (
+            "hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.prune=true hydra.sweeper.metric=scores.loss",
+            "hydra.sweeper.prune: is true, but no training of this sweep records scores.loss",
+            "give auto or false",
+        ),
+        (
+            "hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.prune=maybe",
+            "is 'maybe'",
+            "true, false or auto",
+        ),
         ("hydra/sweeper=grit train.seed=1,2", "hydra/sweeper=grit", ""),
         (
             "hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if={optim.lr:{train.seed:1}}",

@@ -1,4 +1,4 @@
-"""What families after Llama have in common: keys, rotary positions, windows, names of weights."""
+"""Shared by the families after Llama: keys, rotary positions, windows, names of weights."""
 
 import math
 from collections.abc import Mapping

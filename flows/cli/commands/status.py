@@ -1,14 +1,18 @@
-"""`atelier status`: which parts of the local stack run, where, and which runs are in progress."""
+"""`atelier status`: which parts of the local stack run, where, and which runs are in progress. Addresses that
+MLflow keeps are corrected where the store was moved.
+"""
 
 import argparse
 import json
 import shlex
+from contextlib import suppress
 
 from atelier.engine.config.error import ConfigError, printable
 from atelier.flows.run.store_check import open_store
 from atelier.infra.report.listing import run_row
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.run_manifest import manifests
+from atelier.infra.tracking.own_database import follow
 
 
 def run(options: argparse.Namespace) -> int:
@@ -16,6 +20,8 @@ def run(options: argparse.Namespace) -> int:
     --env without a running stack.
     """
     store = open_store()
+    with suppress(ConfigError):  # of a database that only a tracker needs, which says so
+        follow(store)
     stack = Stack(store.root)
     if options.password:
         print(stack.credentials.prefect)

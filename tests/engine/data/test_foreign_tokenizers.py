@@ -7,12 +7,15 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from atelier.engine.config.data import TextEnds
+from atelier.engine.config.error import DataError
 from atelier.engine.data.ngram import gzip_bits
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling
 from atelier.engine.evaluate import Exam, baselines
 from atelier.engine.inference.scoring import read_held_out
+from atelier.engine.io.artifact import open_input
 from tests.engine.data.conftest import Workshop
+from tests.engine.trainings import artifact
 
 TEXTS = ["Read the naïve path, and return it again. \N{FISH} Größe"] * 4 + [
     "The lead says seven fathoms."
@@ -146,3 +149,21 @@ def test_compressors_read_the_text_as_it_was_where_a_tokenizer_changes_it(
     )
     exam = Exam(sequence=8, prompt="", vocabulary=vocabulary, text=text, tokens="", examples={}, heads=None)
     assert baselines(exam, text, tokens, tmp_path)["gzip"] == gzip_bits(raw)
+
+
+def test_bytes_that_older_tokens_do_not_hold_are_not_counted(workshop: Workshop, tmp_path: Path) -> None:
+    corpus = workshop.corpus(
+        [f"Poem {n}: The SEA is {n * 7} Fathoms deep, Größe {n}." for n in range(40)], held_out=0.4
+    )
+    vocabulary, path = vocabulary_of(wordpiece()), tmp_path / "tokenizer.json"
+    path.write_text(wordpiece().to_str())
+    tokenizer = workshop.run("learn_tokenizer", {"tokenizer": {"load": str(path)}}, {}, "tokenizer")
+    now = workshop.tokens(corpus, tokenizer)
+    files = {name: (Path(now.url) / name).read_bytes() for name in now.names() if name != "held_out.txt"}
+    older = open_input(artifact(tmp_path / "older", "tokens", files, **now.record.summary))
+    text = read_held_out(older, vocabulary, tmp_path, 10**6)
+    assert text.num_bytes == read_held_out(now, vocabulary, tmp_path, 10**6).num_bytes
+    with pytest.raises(DataError, match=r"older: .*bytes of held-out text.* no held_out.txt.*; move"):
+        text.raw(vocabulary)
+    with pytest.raises(DataError, match=r"no held_out\.txt"):
+        read_held_out(older, vocabulary, tmp_path, 5)

@@ -182,7 +182,7 @@ def test_prompts_of_which_nothing_is_left_to_tell_their_answers_by_are_refused(w
 
 def test_the_standard_library_s_prompts_are_cut_as_before_and_keep_their_identity():
     assert "max_chars" not in Labels(max_chars=400).as_identity()
-    assert [Labels(source=each).most_chars for each in ("stdlib", "x.jsonl")] == [400, 1 << 30]
+    assert [Labels(source=each).most_chars for each in ("stdlib", "x.jsonl")] == [320, 1 << 30]
     assert Labels(source="x.jsonl", max_chars=50).most_chars == 50
 
 

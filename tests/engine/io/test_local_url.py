@@ -12,7 +12,7 @@ from mlflow.store.db.utils import create_sqlalchemy_engine_with_retry
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io import storage
-from atelier.engine.io.local_url import absolute, check_text, file_url, path_of, sqlite_file, sqlite_url
+from atelier.engine.io.local_url import absolute, file_url, path_of, sqlite_file, sqlite_url
 
 STRANGE = (
     "c::d",
@@ -89,8 +89,3 @@ def test_chained_urls_are_no_paths(tmp_path: Path):
 def test_a_chain_that_begins_with_a_path_is_refused(chain: str):
     with pytest.raises(ConfigError, match="a chain begins with a kind of storage, not with the path"):
         storage.exists(chain)
-
-
-def test_a_path_that_is_not_utf_8_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"^ATELIER_ROOT: the path /a\\udcff is not UTF-8; rename"):
-        check_text("/a\udcff", "ATELIER_ROOT")

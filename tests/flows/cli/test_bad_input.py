@@ -369,7 +369,7 @@ def test_an_error_inside_such_a_kind_is_named_by_file_and_line(tmp_path: Path) -
 
 @pytest.mark.parametrize("folder", ["plain", "d\udce9r"])
 def test_a_file_or_word_that_is_not_utf8_is_named_escaped(
-    root: Path, capsys: pytest.CaptureFixture[str], folder: str
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     (root.parent / folder).mkdir()
     os.chdir(root.parent / folder)
@@ -386,3 +386,6 @@ def test_a_file_or_word_that_is_not_utf8_is_named_escaped(
         assert said.startswith("atelier: the word ") and "caf\\udce9" in said
     with pytest.raises(ConfigError, match="overrides: the word"):
         compose("corpus", ["data.source=caf\udce9.txt"])
+    monkeypatch.setenv("ATELIER_ROOT", "/caf\udce9")
+    said = refused(capsys, "plan", "corpus")
+    assert said.startswith("ATELIER_ROOT: the path /caf\\udce9 is not UTF-8; give it as UTF-8")

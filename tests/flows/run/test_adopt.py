@@ -334,7 +334,7 @@ def test_an_export_asks_for_room_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_plan_lists_all_that_is_refused_of_a_source_and_makes_nothing(
+def test_a_plan_and_a_run_list_all_that_is_refused_of_a_source_and_make_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATELIER_ROOT", str(tmp_path / "store"))
@@ -344,10 +344,13 @@ def test_a_plan_lists_all_that_is_refused_of_a_source_and_makes_nothing(
     say(folder, gate_scale=2, rope_interleaved=True, neftune_noise_alpha=5, quantization_config={"bits": 4})
     assert run(["plan", "adopt", f"source={folder}"]) == 2
     out, err = capsys.readouterr()
+    assert not (tmp_path / "store").exists()
+    assert run(["adopt", f"source={folder}"]) == 2
+    assert capsys.readouterr() == ("", err)
     assert [line.removeprefix("plan: config.json: ") for line in err.splitlines()] == [
         "gate_scale: 2: what qwen2 would compute with it is not known",
         "rope_interleaved: True is not understood; it may be False",
         "quantization_config: holds quantised weights; the checkpoint before it was quantised",
     ]
     assert "5: only training reads it" in out and "to make" not in out
-    assert not (tmp_path / "store").exists()
+    assert not [*(tmp_path / "store").glob("*/*/record.json")]

@@ -10,6 +10,7 @@ from atelier.flows.run.plan import make_plan
 from atelier.infra.store.store import Store
 from tests.infra.records import Shelf
 
+LABELS = "finetune.labels.source"
 ASKED = ["experiment=tiny", "tracker=none", "train.sequence=512"]
 
 
@@ -44,3 +45,13 @@ def test_a_plan_says_what_is_held_out_and_what_is_never_read_once_it_is_known(
         return
     assert found[0].startswith("curate: 33.0 % is held out where data.held_out asks for 10 %")
     assert "train.sequence=512 are never read: 469 of 1494 of main/train;" in found[1]
+
+
+def test_prompts_of_a_user_s_own_examples_are_not_cut_unless_a_number_is_given() -> None:
+    def most(*words: str) -> int | str:
+        return compose("titan", list(words)).arguments.model_dump()["finetune"]["labels"]["max_chars"]
+
+    assert (most(f"{LABELS}=mine.jsonl"), most(f"{LABELS}=mine.jsonl", f"{LABELS[:-6]}max_chars=50")) == (
+        "auto",
+        50,
+    )

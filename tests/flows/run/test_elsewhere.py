@@ -17,7 +17,7 @@ from atelier.flows.run import elsewhere as module
 from atelier.flows.run import execute
 from atelier.flows.run.compose import Frozen, compose
 from atelier.flows.run.elsewhere import LOOK_EVERY, PATIENCE_S, PLANNING_S, STOPPING_S, Elsewhere
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext

@@ -27,6 +27,7 @@ from atelier.infra.stack.prefect_results import refuse_results
 from tests.checkout import TOP
 from tests.prefect_server import started
 
+pytestmark = pytest.mark.slow  # Prefect's server takes 7 s and more to start
 EVIL = "http://evil.example"
 FLOW: Any = prefect.flow  # its types ask for a decorator
 
@@ -70,7 +71,6 @@ def test_who_has_no_password_reads_cancels_and_deletes_nothing(server: EmbeddedS
         assert [str(run.id) for run in client.read_flow_runs()] == [flow_run]
 
 
-@pytest.mark.slow
 def test_the_paths_without_the_password_are_those_that_the_page_names(server: EmbeddedServer) -> None:
     address = urlsplit(server.url).netloc
     with closing(http.client.HTTPConnection(address, timeout=60)) as link:  # one: there are many paths

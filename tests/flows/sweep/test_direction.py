@@ -9,7 +9,7 @@ import pytest
 from atelier.engine.config.direction import declared
 from atelier.engine.config.error import ConfigError
 from atelier.flows.cli.main import run
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import DONE, Ledger, PointEntry, SweepInfo
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.pick import choose

@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import held_out_name, scored_name
 from atelier.engine.config.record import Record
 from atelier.flows.cli.main import run
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import DONE, Ledger, PointEntry, SweepInfo
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.pick import choose

@@ -1,4 +1,4 @@
-"""An Optuna study goes in the direction of its metric, and prunes in that of the held-out loss."""
+"""An Optuna study goes in the direction of its metric, and prunes in it."""
 
 import threading
 from pathlib import Path
@@ -10,7 +10,7 @@ from optuna.study import StudyDirection
 
 from atelier.engine.config.error import ConfigError
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import Ledger, SweepInfo
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.optuna import Search
@@ -29,20 +29,28 @@ def search_of(store: Store, metric: str | list[str], direction: str | list[str] 
     return Search(session, OverridesParser.create().parse_overrides(["optim.lr=interval(0.1,0.2)"]), settings)
 
 
-@pytest.mark.parametrize("metric", ["", "model.eval_loss", "scores.accuracy"])
-def test_the_point_of_the_higher_held_out_loss_is_pruned_whatever_the_metric(
-    tmp_path: Path, metric: str
+@pytest.mark.parametrize(
+    ("metric", "direction", "third_goes_on"),
+    [
+        ("", "", False),
+        ("model.eval_loss", "", False),
+        ("model.loss", "", False),
+        ("model.loss", "maximize", True),
+    ],
+)
+def test_a_point_is_pruned_in_the_direction_of_the_metric(
+    tmp_path: Path, metric: str, direction: str, third_goes_on: bool
 ) -> None:
-    search = search_of(Store(str(tmp_path)), metric)
+    search = search_of(Store(str(tmp_path)), metric, direction)
     nothing: Any = None
     frozen: Frozen = nothing
     gone_on = []
-    for number, loss in enumerate([3.0, 2.0, 4.0]):
+    for number, value in enumerate([3.0, 3.5 if third_goes_on else 2.0, 4.0]):
         search.trials[number] = search.study.ask()
         point = SweepPoint(number, (), frozen, [], search.session.store)
-        gone_on.append(search.look(point, 8, loss))
+        gone_on.append(search.look(point, 8, value))
         search.study.tell(search.trials[number], 0.5)
-    assert gone_on == [True, True, False]
+    assert gone_on == [True, True, third_goes_on]
 
 
 def test_a_study_of_several_metrics_goes_in_the_direction_of_each(tmp_path: Path) -> None:

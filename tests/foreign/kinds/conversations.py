@@ -19,10 +19,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
+from atelier.engine.data import chat_template
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, EDGE, MARK, ChatTokens
 from atelier.engine.data.render import messages_of
 from atelier.engine.io.artifact import open_input
+from atelier.engine.io.limited_process import LimitedProcess, Limits
 from tests.engine.trainings import artifact
 
 COUNT = 16
@@ -104,6 +106,12 @@ def _talk(rng: random.Random) -> list[dict[str, str]]:
     return [{"role": role, "content": one} for role, one in zip(roles, content, strict=True)]
 
 
+@cache
+def _process(module: str, limits: Limits) -> LimitedProcess:
+    """One for all cases, of which each sends its own template."""
+    return LimitedProcess(module, limits)
+
+
 def check(case: dict[str, Any], folder: Path) -> str:
     style = case["style"]
     files = {
@@ -111,7 +119,8 @@ def check(case: dict[str, Any], folder: Path) -> str:
         "tokenizer_config.json": json.dumps({"bos_token": "<s>", "eos_token": "</s>"}).encode(),
         "chat_template.jinja": template(style).encode(),
     }
-    tokens = ChatTokens(open_input(artifact(folder / "model", "model", files)), folder)
+    with mock.patch.object(chat_template, "LimitedProcess", _process):
+        tokens = ChatTokens(open_input(artifact(folder / "model", "model", files)), folder)
     ends = {_outcome(tokens, style, talk) for talk in case["talks"]}
     return "works" if "works" in ends else "refused"
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from atelier.engine.config.error import ConfigError
 from atelier.flows.cli.main import run
-from atelier.flows.run.execute import RunOutcome
+from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import DONE, Ledger, PointEntry, SweepInfo
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep import pick, session

@@ -12,6 +12,7 @@ import mlflow
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.flows.cli.main import run
 from atelier.infra.stack.database_check import tighten
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.address import tracking_address
@@ -69,6 +70,15 @@ def test_a_registered_model_is_loaded_after_the_store_has_moved_twice(
     again = Store(shutil.move(store.root, f"{store.root}er"))
     assert loads(tracking_address("", again)) and not Path(store.root).exists()
     assert not any(f"{store.root}/" in text for text in addresses(again))
+
+
+def test_status_corrects_the_addresses_of_a_store_that_was_moved(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ATELIER_ROOT", store.root)
+    assert not loads(f"sqlite:///{store.root}/mlflow.db")
+    run(["status"])
+    assert loads(f"sqlite:///{store.root}/mlflow.db")
 
 
 def test_new_runs_of_a_moved_store_write_to_where_it_lies(store: Store, moved: Path, tmp_path: Path):

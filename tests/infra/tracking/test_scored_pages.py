@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from atelier.engine.config.record import Record
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.direct import PlottedPoint, show_sweep
@@ -29,35 +31,35 @@ def report_of(made: Family) -> Record:
     return made.shelf.publish("report", "distill", parents, summary=summary, controls=controls)
 
 
-def test_a_students_page_begins_with_its_scores_its_control_and_its_teacher(root: Path):
+@pytest.fixture
+def reported(root: Path) -> Path:
+    """A store whose models and report MLflow shows."""
     made = family(root)
     report = report_of(made)
     tracked = tracker(root)
     publish_all(tracked, made)
     tracked.report(report, "# distill", [])
     assert tracked.close() == []
-    [student] = models(root, "tags.`atelier.kind` = 'model' AND tags.`atelier.role` = 'student_a'")
+    return root
+
+
+def test_a_students_page_begins_with_its_scores_its_control_and_its_teacher(reported: Path):
+    [student] = models(reported, "tags.`atelier.kind` = 'model' AND tags.`atelier.role` = 'student_a'")
     rows = [line for line in student.tags[NOTE].splitlines() if line.startswith("| ")]
     words = [row.split("&nbsp;")[0].strip("| ") for row in rows]
     assert words[1:5] == ["bits/byte", "loss (documents)", "loss vs control", "teacher @ steps 101-400"], rows
     assert "-0.400 beside [control_a](/#/models" in rows[3] or "-0.400 beside [control_a](/#/exp" in rows[3]
 
 
-def test_scores_are_metrics_of_the_flows_run_and_of_the_models_run(root: Path):
-    made = family(root)
-    report = report_of(made)
-    tracked = tracker(root)
-    publish_all(tracked, made)
-    tracked.report(report, "# distill", [])
-    assert tracked.close() == []
-    [flow] = runs(root, "tags.`atelier.kind` = 'flow'")
+def test_scores_are_metrics_of_the_flows_run_and_of_the_models_run(reported: Path):
+    [flow] = runs(reported, "tags.`atelier.kind` = 'flow'")
     numbers = {key: value for key, value in flow.data.metrics.items() if "student_a" in key}
     assert numbers == {
         "student_a/loss": 4.2,
         "student_a/bits_per_byte": 1.6,
         "student_a/loss_vs_control": -0.4,
     }
-    [run] = runs(root, "tags.`atelier.kind` = 'trajectory' AND tags.`atelier.role` = 'student_a'")
+    [run] = runs(reported, "tags.`atelier.kind` = 'trajectory' AND tags.`atelier.role` = 'student_a'")
     assert run.data.metrics["score/loss_vs_control"] == -0.4
 
 
