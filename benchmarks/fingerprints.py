@@ -18,7 +18,7 @@ from atelier.infra.code.provenance import code_provenance
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
 
-FLOWS = ("corpus", "pretrain", "distill", "titan")
+FLOWS = ("corpus", "pretrain", "distill", "titan", "semoe", "cpm2", "nebula")
 KEPT = Path(__file__).parent / "results" / "fingerprints.json"
 
 
