@@ -8,12 +8,13 @@ engine/extensions/detection/config/objective/replaced.py. Beside them it may hav
     hook.py     a class `Extension`: what it does in a training (engine/loop/hooks.py)
 """
 
-import importlib
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
-FOLDER = Path(__file__).parent.parent / "extensions"
+from atelier.engine.config.error import ConfigError
+
+CORE = Path(__file__).parent.parent  # engine
+FOLDER = CORE / "extensions"
 MODULE = "atelier.engine.extensions."
 
 
@@ -28,17 +29,18 @@ def kinds_of(group: str) -> dict[str, str]:
     """The kinds of a group that extensions have, each with its extension. `group`: objective,
     config/objective.
     """
-    return {path.stem: name for name in names() for path in sorted((FOLDER / name / group).glob("[!_]*.py"))}
+    found: dict[str, str] = {}
+    for name in names():
+        for path in sorted((FOLDER / name / group).glob("[!_]*.py")):
+            other = "the core" if (CORE / group / path.name).exists() else found.get(path.stem, "")
+            if other:
+                place = f"engine/extensions/{name}/{group}/{path.name}"
+                raise ConfigError(place, f"{other} has a file of that name, too", "rename this one")
+            found[path.stem] = name
+    return found
 
 
 def extension_of(kind: type) -> str:
     """The extension that defines a class; '' for one of the core."""
     module = kind.__module__
     return module.removeprefix(MODULE).partition(".")[0] if module.startswith(MODULE) else ""
-
-
-def part(extension: str, name: str) -> ModuleType | None:
-    """A file of an extension, such as checks; None where it has none."""
-    if not (FOLDER / extension / f"{name}.py").exists():
-        return None
-    return importlib.import_module(f"{MODULE}{extension}.{name}")

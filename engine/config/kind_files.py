@@ -11,7 +11,7 @@ from types import ModuleType
 from atelier import PROJECT
 from atelier.engine.config.base import Kind
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config.extensions import kinds_of
+from atelier.engine.config import extensions
 
 MEND = "mend it (docs/extend/adding-a-model.md)"
 
@@ -35,8 +35,15 @@ def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
 
 def kind_file(group: str, kind: str) -> str:
     """The file of a kind, below the project's folder."""
-    extension = kinds_of(group).get(kind, "")
+    extension = extensions.kinds_of(group).get(kind, "")
     return f"engine/{f'extensions/{extension}/' if extension else ''}{group}/{kind}.py"
+
+
+def extension_part(extension: str, name: str, *offers: str) -> ModuleType | None:
+    """A file of an extension, such as checks; None where it has none. Raises ConfigError as `kind_module`."""
+    if not (extensions.FOLDER / extension / f"{name}.py").exists():
+        return None
+    return kind_module(f"extensions/{extension}", name, *offers)
 
 
 def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:

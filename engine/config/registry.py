@@ -116,9 +116,9 @@ class ObjectiveSpec(Kind):
     )
     reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
     extras: ClassVar[tuple[str, ...]] = ()  # tensors that only its rows have, for the model to read
-    # from its teacher: its answers to the same rows, or a lesson of another name, that changes the rows
+    # what its teacher gives: outputs for the same rows (answers), or another lesson, which changes the rows
     lesson: ClassVar[str] = "answers"
-    predicts: ClassVar[bool] = True  # tokens; else its role has no loss of text by it
+    predicts: ClassVar[bool] = True  # whether its role predicts tokens by it
     is_of_every_token: ClassVar[bool] = (
         False  # a mean over all tokens of its rows, not over those with labels
     )

@@ -133,11 +133,11 @@ class Role(Spec):
 
     @property
     def lesson(self) -> str:
-        """By what its teacher teaches it: '' = it has none; answers to the same rows; or a lesson of another
-        name, that changes the rows.
+        """What it learns from: `answers`, its teacher's outputs for the same rows, or a lesson of another name
+        (engine/link/lessons.py), which changes the rows; '' where no objective needs a teacher.
         """
         found = {type(spec).lesson for spec in self.objective.values() if type(spec).needs_teacher}
-        return max(found, key=lambda name: name != ANSWERS, default="")
+        return next(iter(sorted(found - {ANSWERS})), ANSWERS if found else "")
 
     @property
     def reads_changed(self) -> bool:
@@ -203,6 +203,13 @@ class Role(Spec):
                     f"objectives {other} and {name} read the same kind of rows, {type(spec).reads}, made by "
                     "other numbers; give both the same, or leave one out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _one_lesson(self) -> "Role":
+        found = sorted({type(spec).lesson for spec in self.objective.values()} - {ANSWERS})
+        if len(found) > 1:
+            raise ValueError(f"its objectives learn from {' and '.join(found)} of one teacher; leave one out")
         return self
 
     @model_validator(mode="after")

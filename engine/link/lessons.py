@@ -1,5 +1,5 @@
-"""What a message to a student at another site holds, by lesson: a teacher's answers (answer_size.py), or a
-lesson of an extension, in its config/lesson/<name>.py:
+"""The messages to students at other sites, by lesson: a teacher's answers (answer_size.py), or a lesson of
+an extension, in its config/lesson/<name>.py:
 
     SHOWN    how a plan calls the form of its messages
     STATE    the name of what a teacher's checkpoint keeps for students that are steps behind
@@ -19,10 +19,12 @@ from atelier.engine.link.answer_size import answer_bytes, token_bytes
 from atelier.engine.link.encoded import body_bytes
 from atelier.engine.link.messages import LESSONS
 
+OFFERS = ("SHOWN", "STATE", "entries", "share")
+
 
 def message_entries(lesson: str, ids: int, *, rows: int, tokens: int) -> list[TensorEntry]:
     """The tensors of a message of an extension's lesson."""
-    return kind_module(LESSONS, lesson, "entries", "share").entries(ids, rows=rows, tokens=tokens)
+    return kind_module(LESSONS, lesson, *OFFERS).entries(ids, rows=rows, tokens=tokens)
 
 
 def most_bytes(train: Train, model: ModelSpec, lesson: str) -> int:
@@ -41,7 +43,7 @@ def usual_bytes(train: Train, model: ModelSpec, lesson: str, teacher: Role) -> i
     """
     rows, tokens = train.global_batch, train.global_batch * train.sequence
     if lesson != ANSWERS:
-        tokens = round(tokens * kind_module(LESSONS, lesson).share(teacher))
+        tokens = round(tokens * kind_module(LESSONS, lesson, *OFFERS).share(teacher))
         return body_bytes(message_entries(lesson, model.ids, rows=rows, tokens=tokens))
     return answer_bytes(train.link, model.tokens, rows=rows, tokens=tokens, precision=train.precision)
 
@@ -55,9 +57,11 @@ def bytes_of_token(link: Link, model: ModelSpec, lesson: str, precision: str) ->
 
 def form_of(link: Link, lesson: str) -> str:
     """How a plan calls the form of its messages."""
-    return kind_module(LESSONS, lesson).SHOWN if lesson != ANSWERS else f"top {link.top}, {link.values}"
+    return (
+        kind_module(LESSONS, lesson, *OFFERS).SHOWN if lesson != ANSWERS else f"top {link.top}, {link.values}"
+    )
 
 
 def state_of(lesson: str) -> str:
     """The name of what a teacher's checkpoint keeps for its students."""
-    return kind_module(LESSONS, lesson).STATE if lesson != ANSWERS else ""
+    return kind_module(LESSONS, lesson, *OFFERS).STATE if lesson != ANSWERS else ""

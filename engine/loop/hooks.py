@@ -1,4 +1,4 @@
-"""What extensions (engine/config/extensions.py) do in a training. The file engine/extensions/<name>/hook.py
+"""The interface of extensions (engine/config/extensions.py) to a training. The file engine/extensions/<name>/hook.py
 has a class `Extension`, a `Hook`; a training has one of each extension that a kind of its roles is of. The
 loop calls it
 
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from atelier.engine.checkpoint.state import Nested, Tree
-from atelier.engine.config.extensions import part
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.kind_files import extension_part
 
 if TYPE_CHECKING:
     from atelier.engine.config.run_file import Training
@@ -66,13 +67,13 @@ class Inbox(Protocol):
 
     def open(self, path: Path, place: str, step: int) -> None:
         """Read the verified message of the teacher's step, from 0, in the file `path`, which messages call
-        `place`. Raises DataError for what is none of that step.
+        `place`. Raises DataError for a message that does not fit the step.
         """
         ...
 
 
 class Hook:
-    """What an extension does in a training; by itself, nothing. `roles`: those whose steps it takes."""
+    """The base of all hooks; it does nothing. `roles`: those whose steps the extension takes."""
 
     def __init__(
         self, training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
@@ -102,9 +103,17 @@ class Hooks:
         self, training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
     ) -> None:
         used = sorted({name for member in training.members.values() for name in member.role.extensions})
-        modules = [module for name in used if (module := part(name, "hook")) is not None]
+        modules = [
+            module for name in used if (module := extension_part(name, "hook", "Extension")) is not None
+        ]
         self._hooks: list[Hook] = [module.Extension(training, members, gang, data) for module in modules]
-        theirs = frozenset[str]().union(*(hook.roles for hook in self._hooks))
+        theirs: set[str] = set()
+        for hook in self._hooks:
+            if twice := sorted(theirs & hook.roles):
+                raise ConfigError(
+                    f"roles.{twice[0]}", "two extensions take its steps", "leave one of them out"
+                )
+            theirs |= hook.roles
         self.others = {name: member for name, member in members.items() if name not in theirs}
 
     def begin(self, clock: int) -> "list[list[StepGroup]]":

@@ -18,6 +18,7 @@ from atelier.engine.checkpoint.state import nested
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.run_file import Member, SegmentAddress
 from atelier.engine.io.storage import exists, join, reach, read_text
+from atelier.engine.link.lessons import state_of
 
 CHECKPOINTS = "checkpoints"
 DIVERGED = "diverged.txt"  # in a trajectory that was ended while other roles went on: why
@@ -66,7 +67,8 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
         at_most = min([limits.get(name, end), end, *(result.steps[student] for student in unfinished)])
         step = _newest(member, at_most, result.damages)
         first = min((result.steps[s] - members[s].role.delay for s in unfinished), default=at_most)
-        while step is not None and step > first and not {*range(first, step)} <= _drawn(member, step):
+        states = {state_of(members[s].role.lesson) for s in unfinished if members[s].role.delay}
+        while step is not None and step > first and not _has_kept(member, step, states, range(first, step)):
             step = _newest(member, step - 1, result.damages)
         result.has_checkpoint[name] = step is not None
         start = int(member.role.start)
@@ -154,11 +156,11 @@ def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
     return None
 
 
-def _drawn(member: Member, step: int) -> set[int]:
-    """The steps whose drawn tokens are in a generator's good checkpoint of `step`."""
+def _has_kept(member: Member, step: int, states: set[str], needed: range) -> bool:
+    """Whether a teacher's good checkpoint of `step` keeps the needed steps, under each of these names."""
     segment = next(each for each in member.segments if step <= each.end)
-    manifest = read_manifest(address(checkpoints(segment), step), step=step)
-    return {int(key) for key in nested(manifest.values).get("drawn", {})}
+    values = nested(read_manifest(address(checkpoints(segment), step), step=step).values)
+    return all({*needed} <= {int(key) for key in values.get(state, {})} for state in states)
 
 
 def _check_leases(member: Member, step: int, damages: list[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.extensions import part
+from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
@@ -51,7 +51,7 @@ def check_layout(
     check_apart(layout, roles, train, prefix=prefix, section=section)
     check_privacy(layout, {f"{prefix}{name}." if prefix else "": role for name, role in roles.items()}, train)
     for name in sorted({name for role in roles.values() for name in role.extensions}):
-        if (checks := part(name, "checks")) is not None:
+        if (checks := extension_part(name, "checks", "check")) is not None:
             checks.check(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
     _check_lengths(roles, train, prefix, section)

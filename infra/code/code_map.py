@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -123,6 +124,9 @@ def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path 
     while waiting:
         role = roles[waiting.pop()]
         hooks |= {f"{EXTENSIONS}{extension}/hook.py" for extension in role.extensions}
+    behind = (role for role in roles.values() if role.teacher == name and role.delay)
+    # its checkpoints keep what these learn from
+    hooks |= {f"{EXTENSIONS}{extension}/hook.py" for role in behind for extension in role.extensions}
         kinds |= {*model_kinds(role.model), f"optim/{role.optim.kind}"}
         kinds.update(*(_objective_kinds(objective) for objective in role.objective.values()))
         waiting += role.teachers
@@ -237,6 +241,7 @@ def changed(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> list[str]:
 def _is_kind(file: str) -> bool:
     """Whether a file implements a kind of a registry, which a configuration can name."""
     folder, _, name = file.removeprefix("engine/").rpartition("/")
+    folder = re.sub("^extensions/[^/]+/", "", folder)
     if folder not in REGISTRIES:
         return False
     return name in _kinds(folder.removeprefix("config/").removeprefix("model/"))

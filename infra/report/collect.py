@@ -14,7 +14,8 @@ from pydantic import Field
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.evaluation import HeadScore
-from atelier.engine.config.extensions import kinds_of, part
+from atelier.engine.config.extensions import kinds_of
+from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.metric import FOLDER, CurveLine, is_segment, merge
 from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
@@ -360,7 +361,7 @@ def _of_extensions(
     objectives = section_of(trained.identity.get("objective", {})) if trained is not None else {}
     kinds = {str(section_of(each).get("kind", "")) for each in objectives.values()}
     for extension in sorted({kinds_of("config/objective").get(kind, "") for kind in kinds} - {""}):
-        if (report := part(extension, "report")) is not None:
+        if (report := extension_part(extension, "report", "rows")) is not None:
             rows, notes = report.rows(name, lines)
             yield cast(list[ReportRow], rows), notes
 

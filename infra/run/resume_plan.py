@@ -145,7 +145,7 @@ class Refusal:
     delay: int = 0
 
     def __str__(self) -> str:
-        behind = f"from which it learns at its start, {self.start}" if self.delay else "its start"
+        behind = f"from which its first step, {self.start}, learns" if self.delay else "its start"
         replay = f"roles.{self.student}.attach=replay"
         text = (
             f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past step"

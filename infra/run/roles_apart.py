@@ -15,7 +15,7 @@ from atelier.engine.link.messages import ReaderProgress, lessons, model_at
 from atelier.engine.link.readers import Learner, ReadingSites
 from atelier.infra.code.code_map import EXTENSIONS, Map, digest_of
 
-VERSION = 1  # of what answers are
+VERSION = 1  # of the form of messages
 
 
 def roles_here(roles: Mapping[str, Role], link: Link) -> dict[str, Role]:
@@ -137,7 +137,12 @@ def with_others(
         for key, role in roles.items():
             if role.teacher == name and link.is_apart(key, name):
                 trajectory = lesson_of(role.lesson, segments[name][-1].fingerprint, link)
-                extra = {file: parts for file, parts in maps[key].items() if file.startswith(EXTENSIONS)}
+                alike = [
+                    one
+                    for one, other in roles.items()
+                    if (other.teacher, other.lesson) == (name, role.lesson)
+                ]
+                extra = {f: p for one in alike for f, p in maps[one].items() if f.startswith(EXTENSIONS)}
                 computed = code if role.lesson == ANSWERS else digest_of({**maps[name], **extra})
                 found[role.lesson] = LessonMessages(trajectory=trajectory, code=computed)
         return {"lessons": dict(sorted(found.items()))}

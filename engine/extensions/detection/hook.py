@@ -32,7 +32,7 @@ class DrawnInbox:
         self.drawn: Drawn | None = None  # of this step
 
     def open(self, path: Path, place: str, step: int) -> None:
-        """As the base's."""
+        """As `Inbox`."""
         self.drawn = opened_drawn(path, place, num_ids=self._num_ids, step=step, train=self._train)
 
 

@@ -100,7 +100,7 @@ def test_a_role_that_detects_begins_where_its_generator_has_the_tokens_that_it_l
     told = [str(each) for each in found.refusals]
     assert len(told) == (replay_from is not None)
     if replay_from is not None:
-        assert "past step 37, from which it learns at its start, 40; attach=replay trains" in told[0]
+        assert "past step 37, from which its first step, 40, learns; attach=replay trains" in told[0]
         assert f"again from step {replay_from} " in told[0] and "frozen" not in told[0]
 
 
