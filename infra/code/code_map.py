@@ -124,12 +124,12 @@ def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path 
     while waiting:
         role = roles[waiting.pop()]
         hooks |= {f"{EXTENSIONS}{extension}/hook.py" for extension in role.extensions}
-    behind = (role for role in roles.values() if role.teacher == name and role.delay)
-    # its checkpoints keep what these learn from
-    hooks |= {f"{EXTENSIONS}{extension}/hook.py" for role in behind for extension in role.extensions}
         kinds |= {*model_kinds(role.model), f"optim/{role.optim.kind}"}
         kinds.update(*(_objective_kinds(objective) for objective in role.objective.values()))
         waiting += role.teachers
+    behind = (role for role in roles.values() if role.teacher == name and role.delay)
+    # its checkpoints keep what these learn from
+    hooks |= {f"{EXTENSIONS}{extension}/hook.py" for role in behind for extension in role.extensions}
     hooks = {file for file in hooks if (project / file).exists()}
     return code_map((*ROOTS[task], *sorted(hooks)), kinds, project)
 
