@@ -1,4 +1,4 @@
-"""Which fingerprints of `experiment=tiny` a change of code moves: python benchmarks/fingerprints.py
+"""Which fingerprints of small runs a change of code moves: python benchmarks/fingerprints.py
 
 Compares with benchmarks/results/fingerprints.json, which says of which commit it is; `--keep` writes it anew.
 Fingerprints hold the content of the corpus, so they are of one version of Python's standard library.
@@ -18,21 +18,24 @@ from atelier.infra.code.provenance import code_provenance
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
 
-FLOWS = ("corpus", "pretrain", "distill", "titan", "semoe", "cpm2", "nebula")
+TINY = "experiment=tiny"
+RUNS = {flow: TINY for flow in ("corpus", "pretrain", "distill", "titan", "semoe", "cpm2", "nebula")} | {
+    "distill detector": "experiment=detector"
+}
 KEPT = Path(__file__).parent / "results" / "fingerprints.json"
 
 
 def found() -> dict[str, dict[str, str]]:
-    """By flow, the fingerprint of every product that its nodes would make."""
+    """By run, the fingerprint of every product that its nodes would make."""
     with tempfile.TemporaryDirectory() as root:
         os.environ["ATELIER_ROOT"] = root
         return {
-            flow: {
+            run: {
                 row_name(node, key): product.fingerprint[:16]
-                for node in collect_nodes(compose(flow, ["experiment=tiny"]), Store(root))
+                for node in collect_nodes(compose(run.split()[0], [experiment]), Store(root))
                 for key, product in node.products.items()
             }
-            for flow in FLOWS
+            for run, experiment in RUNS.items()
         }
 
 
@@ -47,7 +50,7 @@ def main() -> int:
     before = json.loads(KEPT.read_text())
     print(f"since commit {before['commit'][:8]}, Python {before['python']}")
     for flow, rows in now.items():
-        old = before["fingerprints"][flow]
+        old = before["fingerprints"].get(flow, {})
         moved = sorted(name for name in {*rows, *old} if rows.get(name) != old.get(name))
         names = f"; moved: {', '.join(moved)}" if moved else ""
         print(f"{flow:10} {len(rows) - len(moved)} of {len(rows)} kept{names}")

@@ -126,6 +126,24 @@ def test_without_its_folder_its_kind_is_refused_by_name(toy: Path, tmp_path: Pat
         spec_class("objective", "toy")
 
 
+@pytest.mark.parametrize("group", ["config/objective", "objective"])
+def test_a_kind_that_the_core_has_is_refused_by_its_file(toy: Path, group: str) -> None:
+    (toy / group).mkdir(exist_ok=True)
+    (toy / group / "lm.py").write_text(KIND)
+    extensions.kinds_of.cache_clear()
+    with pytest.raises(ConfigError, match=f"extensions/toy/{group}/lm.py: the core has a file of that name"):
+        extensions.kinds_of(group)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("def (", "checks.py:1: invalid syntax"), ("", "has no function check")]
+)
+def test_a_mistake_in_its_checks_is_named_by_its_file(toy: Path, text: str, problem: str) -> None:
+    (toy / "checks.py").write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        check_layout(ONE, roles(), train(2))
+
+
 def test_the_code_of_a_role_has_the_hooks_of_its_extensions() -> None:
     every = {"generator": generator(), "detector": detector(), "plain": role()}
     of = {
@@ -134,3 +152,5 @@ def test_the_code_of_a_role_has_the_hooks_of_its_extensions() -> None:
     assert "engine/extensions/detection/hook.py" in of["detector"]
     assert "engine/extensions/detection/objective/replaced.py" in of["detector"]
     assert not of["generator"] and not of["plain"]
+    late = training_map("train", every | {"late": detector(2)}, "generator")
+    assert "engine/extensions/detection/drawn.py" in late  # its checkpoints keep what that draws
