@@ -9,9 +9,9 @@ from traceback import extract_tb
 from types import ModuleType
 
 from atelier import PROJECT
+from atelier.engine.config import extensions
 from atelier.engine.config.base import Kind
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config import extensions
 
 MEND = "mend it (docs/extend/adding-a-model.md)"
 
