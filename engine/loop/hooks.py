@@ -1,6 +1,6 @@
 """The interface of extensions (engine/config/extensions.py) to a training. The file
-engine/extensions/<name>/hook.py has a class `Extension`, a `Hook`. A training has one of each extension that a
-kind of its roles is of. The loop calls it
+engine/extensions/<name>/hook.py has a class `Extension`, a `Hook`. A training has one of each extension that
+a kind of its roles is of. The loop calls it
 
     __init__      before the first checkpoint is read: it chooses its roles, and adds taps and inboxes to them
     begin         before a step: the groups of its own roles that take this step
