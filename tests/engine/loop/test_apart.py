@@ -205,7 +205,7 @@ def with_another_teacher(sites: Apart, steps: int = STEPS) -> Training:
 def test_a_student_goes_on_with_no_other_teacher_than_it_began_with(
     tmp_path: Path, text: dict[str, str]
 ) -> None:
-    sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False)
+    sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False, ahead=2)
     teacher, student = sites.setups.values()
     box = Mailbox(str(tmp_path / "mail"), ANSWERS)
 
