@@ -16,7 +16,7 @@ def refuse_results() -> None:
     """Patch Prefect: this process reads no result file, and imports nothing that a state names."""
 
     def lookup(_: type, dispatch_key: object) -> Never:
-        logging.getLogger(__name__).warning(
+        logging.getLogger(__name__).debug(
             "a state names a result with the serializer %s: it is left alone", printable(str(dispatch_key))
         )
         raise KeyError(dispatch_key)  # Prefect then keeps what the state says unread

@@ -19,12 +19,14 @@ COUNT, SLOW = 2, True
 RUN = ("pretrain", "experiment=tiny")
 # variables that choose other places, ports and servers than a run of one machine has
 NOT_HERE = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "PREFECT_API_URL", "PREFECT_API_KEY")
+TALKATIVE = ("PREFECT_DEBUG_MODE", "PREFECT_LOGGING_LEVEL")  # with them Prefect prints tracebacks of its own
+PROGRESS = ("pretrain: ", "> ", "+ ", "  ", "what is finished is kept", *environments.NOTES)
 PROGRAM = [environments.AS_IT_IS]
 
 
 def draw(rng: random.Random) -> Case:
     given = environments.draw(rng)
-    kept = {key: value for key, value in given["set"].items() if key not in NOT_HERE}
+    kept = {key: value for key, value in given["set"].items() if key not in (*NOT_HERE, *TALKATIVE)}
     place = store_paths.draw(rng) if rng.random() < 0.6 else {"name": "store", "below": "", "way": "absolute"}
     return {"set": kept, "absent": given["absent"], "place": place, "again": rng.random() < 0.3}
 
