@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import ConfigError, printable
 
 ATELIER = ".cache/atelier"
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where Python's getpass looks, before it asks passwd
-PLOTS = "MPLCONFIGDIR"
+PLOTS, EPOCH = "MPLCONFIGDIR", "SOURCE_DATE_EPOCH"
 
 
 def home() -> Path:
@@ -98,3 +98,12 @@ def _spare() -> Path:
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise ConfigError("HOME", f"no folder for this user: {place} is not private", way_out)
     return place
+
+
+def drop_unreadable(environment: MutableMapping[str, str]) -> list[str]:
+    """Remove variables that libraries cannot read when they are imported; a note for each."""
+    value = environment.get(EPOCH, "0")
+    if value.isascii() and value.isdecimal():
+        return []
+    del environment[EPOCH]
+    return [f"{EPOCH} is {printable(value, 40)}, and numpy and matplotlib need a whole number: left out"]

@@ -18,7 +18,7 @@ from atelier.engine.config.error import (
     printable,
 )
 from atelier.engine.io.proxies import exempt_loopback
-from atelier.engine.io.user_folders import complete_user
+from atelier.engine.io.user_folders import complete_user, drop_unreadable
 from atelier.flows.cli import help, hydra_flags, syntax
 from atelier.flows.run import catalog
 
@@ -35,7 +35,7 @@ MOST = 400  # characters of an error that is not ours
 def run(arguments: Sequence[str]) -> int:
     """Dispatch; a user's error becomes one line on stderr and exit code 2 (bad input) or 1 (failed)."""
     complete_user(os.environ)
-    notes = exempt_loopback(os.environ)
+    notes = [*exempt_loopback(os.environ), *drop_unreadable(os.environ)]
     if arguments and not arguments[0].startswith("-"):
         sys.stderr.writelines(f"note: {note}\n" for note in notes)
     try:

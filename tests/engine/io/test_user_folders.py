@@ -11,7 +11,15 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io import user_folders
-from atelier.engine.io.user_folders import cache_folder, complete_user, expanded, home, own_folder, user_name
+from atelier.engine.io.user_folders import (
+    cache_folder,
+    complete_user,
+    drop_unreadable,
+    expanded,
+    home,
+    own_folder,
+    user_name,
+)
 from atelier.infra.stack.settings import pages_folder
 from tests.checkout import TOP
 
@@ -137,3 +145,12 @@ def test_a_user_without_passwd_entry_trains_and_gets_pictures(tmp_path: Path) ->
     done = without_passwd(tmp_path, *words, HOME="/proc")
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("s/report/*/payload-*/*.png"))
+
+
+def test_a_date_that_libraries_cannot_read_is_left_out_with_a_note() -> None:
+    """numpy reads it when it is imported: nothing would reach MLflow."""
+    for text in ("true", "", "-1", "1,2", "\u0661"):
+        environment = {"SOURCE_DATE_EPOCH": text}
+        [note] = drop_unreadable(environment)
+        assert "need a whole number" in note and not environment
+    assert not drop_unreadable({}) and not drop_unreadable({"SOURCE_DATE_EPOCH": "315532800"})
