@@ -26,7 +26,8 @@ class JointOptions:
 def continued(
     vocabulary: Vocabulary, prompts: Sequence[str], options: Sequence[str], place: str
 ) -> Iterator[JointOptions]:
-    """Of each prompt the first ids that it has alone and before every option, and for each option the others.
+    """For each prompt, its leading ids that are the same alone and before every option; for each option, its
+    remaining ids.
 
     Raises DataError for options that the tokenizer does not tell apart behind a prompt.
     """

@@ -176,8 +176,8 @@ def is_named(host: str, port: int, named: str | None = None) -> bool:
 
 
 def with_hosts(named: str, urls: Iterable[str]) -> str:
-    """What is `named`, and the hosts of `urls` that are written as addresses, each with its port. A host's
-    name is not added: it may lead elsewhere tomorrow.
+    """Add to `named` the hosts of `urls` that are written as addresses, each with its port. A host's name is
+    not added, because it may lead elsewhere later.
     """
     found = [urlsplit(url) for url in urls if url.startswith(tuple(f"{kind}://" for kind in CHECKED))]
     texts = [(written(one.hostname or ""), one.port or PORTS[one.scheme]) for one in found]

@@ -35,7 +35,7 @@ def cache_folder() -> Path:
 
 
 def expanded(path: str, place: str) -> Path:
-    """`path` with ~ filled in. Raises ConfigError, about the setting `place`, when nobody knows the home."""
+    """Expand ~ in `path`. Raises ConfigError about the setting `place` when the home folder is not known."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -44,7 +44,7 @@ def expanded(path: str, place: str) -> Path:
 
 
 def with_home(path: str) -> str:
-    """`path` with a leading ~ filled in, unchanged where nobody knows that home."""
+    """Expand a leading ~ in `path`; unchanged when that home folder is not known."""
     return os.path.expanduser(path)
 
 

@@ -52,7 +52,7 @@ class Tap(Protocol):
         ...
 
     def message(self, clock: int) -> dict[str, Tensor]:
-        """What is sent of a step to students at other sites. A collective."""
+        """The tensors of a step that are sent to students at other sites. A collective."""
         ...
 
     def state(self) -> dict[str, Tree]:

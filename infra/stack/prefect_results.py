@@ -13,7 +13,9 @@ from atelier.engine.config.error import AtelierError, printable
 
 
 def refuse_results() -> None:
-    """Patch Prefect: this process reads no result file, and imports nothing that a state names."""
+    """Patch Prefect: this process reads no result file and imports nothing that a state names. Prefect has no
+    setting for either; test_own_server_is_closed.py notices when a version changes these names.
+    """
 
     def lookup(_: type, dispatch_key: object) -> Never:
         logging.getLogger(__name__).debug(

@@ -25,7 +25,7 @@ LESSON = "drawings"
 
 
 class DrawnInbox:
-    """What a generator at another site has drawn, for a detector here."""
+    """Receives the tokens that a generator at another site has drawn, for a detector here."""
 
     def __init__(self, training: Training, num_ids: int) -> None:
         self._train, self._num_ids = training.train, num_ids

@@ -63,7 +63,7 @@ def _done(given: dict[str, str], home: Path) -> str | None:
         lines = [
             line
             for line in done.stderr.decode(errors="replace").splitlines()
-            if not line.startswith(environments.NOTES)
+            if not line.startswith(PROGRESS)
         ]
         assert len(lines) == 1, said
         return None
