@@ -6,13 +6,10 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.foreign_folder import (
     BESIDE,
     CONFIG,
-    GENERATION,
     TOKENIZER,
-    TOKENIZER_CONFIG,
-    beside,
     missing_of,
     opened,
-    texts_of,
+    read_texts,
     weights_of,
 )
 from atelier.engine.io.source_files import reading, total_bytes
@@ -38,7 +35,7 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
         if missing := missing_of(source, there):
             raise missing[0]
         config = read_object(join(folder, CONFIG), "a model's configuration")
-        texts = texts_of([config, *(beside(folder, one, there) for one in (GENERATION, TOKENIZER_CONFIG))])
+        texts = read_texts(folder, there, config)
     used = [*weights, CONFIG, TOKENIZER, *(one for one in (INDEX, *BESIDE) if one in there)]
     files = contents_of([join(folder, one) for one in dict.fromkeys(used)], place="source")
     family = family_of(config, CONFIG)

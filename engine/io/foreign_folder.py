@@ -38,6 +38,11 @@ def beside(folder: str, name: str, there: list[str]) -> Mapping[str, Json]:
     return read_object(join(folder, name), "a JSON object") if name in there else {}
 
 
+def read_texts(folder: str, there: list[str], config: Mapping[str, Json]) -> AdoptedEnds:
+    """`texts_of` a folder whose model has this `config`."""
+    return texts_of([config, *(beside(folder, name, there) for name in (GENERATION, TOKENIZER_CONFIG))])
+
+
 def texts_of(documents: Sequence[Mapping[str, Json]]) -> AdoptedEnds:
     """How texts begin and end, of the configurations of the model, of generation and of the tokenizer."""
     ends: list[int] = []

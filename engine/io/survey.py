@@ -14,12 +14,10 @@ from atelier.engine.config.foreign_weights import Stored, matching
 from atelier.engine.io.foreign_folder import (
     BESIDE,
     CONFIG,
-    GENERATION,
-    TOKENIZER_CONFIG,
     beside,
     missing_of,
     opened,
-    texts_of,
+    read_texts,
     weights_of,
 )
 from atelier.engine.io.source_files import reading
@@ -146,8 +144,7 @@ def _of_weights(
 def _of_texts(folder: str, there: list[str], config: Mapping[str, Json]) -> Iterator[SurveyRow]:
     """How texts begin and end, and the files that go on with the model."""
     try:
-        documents = [config, *(beside(folder, name, there) for name in (GENERATION, TOKENIZER_CONFIG))]
-        texts = texts_of(documents)
+        texts = read_texts(folder, there, config)
     except AtelierError as error:
         yield _refused(error)
         return
