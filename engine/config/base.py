@@ -5,9 +5,10 @@ Torch-free.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, ValidationError
+from pydantic.config import JsonDict
 from typing_extensions import TypeAliasType
 
 from atelier.engine.config.error import ConfigError, nearest
@@ -25,6 +26,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description
 ModelName = Annotated[
     str, Field(description="a finished model: its name, an alias name@alias, or digits of its fingerprint")
 ]
+SECTION: JsonDict = {"section": True}  # of a field: a key of an extension (sections.py)
 Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
 
 
@@ -57,7 +59,7 @@ class Spec(BaseModel):
         absent = {
             name: value
             for base in reversed(type(self).__mro__)
-            for name, value in ABSENT.get(base.__name__, {}).items()
+            for name, value in {**ABSENT.get(base.__name__, {}), **vars(base).get("ABSENT", {})}.items()
         }
         result: dict[str, Json] = {}
         for name, field in type(self).model_fields.items():
@@ -65,10 +67,41 @@ class Spec(BaseModel):
             if isinstance(extra, Mapping) and extra.get("layout"):
                 continue
             value = identity_of(getattr(self, name))
+            if not value and isinstance(extra, Mapping) and extra.get("section"):
+                continue
             if name in absent and value == absent[name]:
                 continue
             result[name] = value
         return result
+
+
+class Section(Spec):
+    """What an extension reads at a key that it adds to a section of the configuration (sections.py).
+
+    `ABSENT`: values that a field's absence from identity has always meant, as in identity_defaults.py.
+    """
+
+    ABSENT: ClassVar[Mapping[str, Json]] = {}
+    takes_gradients: ClassVar[bool] = False  # its hook takes those of each rank, of weights that are whole
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it asks for something; a section that does not is as good as absent."""
+        return True
+
+    @classmethod
+    def of(cls, spec: Spec) -> Self | None:
+        """The section of this class in a spec, if there is one that asks for something."""
+        values = (getattr(spec, name) for name in type(spec).model_fields)
+        return next((value for value in values if isinstance(value, cls) and value.is_on), None)
+
+    @classmethod
+    def fill(cls, own: "Given", given: dict[str, "Given"]) -> dict[str, "Given"]:
+        """`given`, a section as a user gave it with `own` at this key, with what the key needs beside it."""
+        return given
+
+    def check_scratch(self) -> None:
+        """Raise ConfigError where it is not built for finetune.scratch, a network whose weights all train."""
 
 
 class Kind(Spec):

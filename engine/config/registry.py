@@ -23,6 +23,7 @@ from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.kind_files import kind_class
 from atelier.engine.config.schedule import Schedule, WeightSchedule
+from atelier.engine.config.sections import SectionReader
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
 Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
@@ -267,18 +268,24 @@ class KindChooser:
     group: str
     usual: str = ""
 
+    def spec_of(self, value: Given) -> type[Spec] | None:
+        """The class of the kind that a document names; None of an unknown one."""
+        given = value if isinstance(value, Mapping) else {}
+        kind = str(given.get("kind", self.usual))
+        return spec_class(self.group, kind) if kind in kinds(self.group) else None
+
     def __call__(self, value: Spec | Json) -> Spec | Json:
-        if isinstance(value, Spec) or not isinstance(value, dict):
+        if not isinstance(value, dict):
             return value
         return spec_class(self.group, str(value.get("kind", self.usual))).model_validate(value)
 
 
-def chooser_of(metadata: Iterable[object]) -> KindChooser | None:  # pydantic's: of any type
-    """The chooser among the kinds of a group, from the metadata of a field of type Model, Objective, Optim or
-    Router.
+def chooser_of(metadata: Iterable[object]) -> KindChooser | SectionReader | None:  # pydantic's: of any type
+    """What chooses the class of a value, from the metadata of a field of type Model, Objective, Optim or
+    Router, or of a key of an extension.
     """
     found = (getattr(item, "func", None) for item in metadata)
-    return next((chooser for chooser in found if isinstance(chooser, KindChooser)), None)
+    return next((chooser for chooser in found if isinstance(chooser, KindChooser | SectionReader)), None)
 
 
 Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(KindChooser("model"))]
@@ -311,6 +318,9 @@ class FieldPlace:
 
     @property
     def about(self) -> str:
+        chooser = chooser_of(self.metadata)
+        if isinstance(chooser, SectionReader):
+            return chooser.about
         return (self.field.description or "") if self.field else ""
 
     @cached_property
@@ -318,13 +328,10 @@ class FieldPlace:
         """The spec class of the value, that of its `kind` if it has one. None for plain values and
         containers.
         """
+        if chooser := chooser_of((*self.metadata, *_metadata(self.annotation))):
+            return chooser.spec_of(self.value)
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
-        chooser = chooser_of((*self.metadata, *_metadata(self.annotation)))
-        if not found or chooser is None:
-            return found[0] if found else None
-        given = self.value if isinstance(self.value, Mapping) else {}
-        kind = str(given.get("kind", chooser.usual))
-        return spec_class(chooser.group, kind) if kind in kinds(chooser.group) else None
+        return found[0] if found else None
 
     def down(self, part: str) -> "FieldPlace | None":
         """The place called `part` below this one; None when the type has no such part."""

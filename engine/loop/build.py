@@ -17,6 +17,7 @@ from atelier.engine.config.registry import OptimSpec
 from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
+from atelier.engine.config.sections import takes_gradients
 from atelier.engine.config.train import Train
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.decisions import HealthDetector, settled
@@ -267,7 +268,7 @@ def _stage(
             grid=grid,
             zero=layout.zero,
             precision=train.precision,
-            is_private=train.privacy.is_on and spec.mode != "frozen",
+            is_whole=spec.mode != "frozen" and takes_gradients(train),
         )
     return stage
 

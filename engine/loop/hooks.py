@@ -1,13 +1,13 @@
 """The interface of extensions (engine/config/extensions.py) to a training. The file
 engine/extensions/<name>/hook.py has a class `Extension`, a `Hook`. A training has one of each extension that
-a kind of its roles is of. The loop calls it
+a kind of its roles is of, or that has a key in its configuration. The loop calls it
 
-    __init__      before the first checkpoint is read: it chooses its roles, and adds taps and inboxes to them
+    __init__      before the first checkpoint is read: it chooses its roles and attaches what it needs
     begin         before a step: the groups of its own roles that take this step
     after_step    after the step of all other roles: its roles take theirs
     close         at the end, and where training stops
 
-The state of a tap is part of its role's checkpoint.
+The state of what it attaches to a role is part of the role's checkpoint.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from atelier.engine.checkpoint.state import Nested, Tree
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.kind_files import extension_part
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.sections import extensions_of
 
 if TYPE_CHECKING:
     from atelier.engine.config.run_file import Training
@@ -32,34 +35,59 @@ if TYPE_CHECKING:
 Learned = tuple[dict[str, "StepOutcome"], dict[str, "Counts"]]  # by role: outcomes, and what was read
 
 
-class Tap(Protocol):
-    """Takes what others need from a role's outputs, in each micro-batch of the steps in which it is asked."""
+class Attachment:
+    """What an extension adds to a role (`RoleState.attach`). `name`: of its state in the checkpoints."""
 
-    @property
-    def name(self) -> str:
-        """Of its state in the role's checkpoint."""
-        ...
+    name: str
 
-    @property
-    def is_asked(self) -> bool:
-        """At this step."""
-        ...
+    def state(self) -> Tree:
+        """To be checkpointed; empty where there is nothing."""
+        return {}
+
+    def restore(self, state: Nested, step: int) -> None:
+        """Go on from the checkpoint of `step`; `state` is empty where it has none."""
+
+    def summary(self, steps: int) -> dict[str, Json]:
+        """For the summary in the record of a model that was trained so many steps."""
+        return {}
+
+
+class Gradients(Attachment):
+    """Takes the gradients of each micro-batch in place of their sum. `measured`: metrics of the last step."""
+
+    def __init__(self) -> None:
+        self.measured: dict[str, float] = {}
+
+    def begin(self, step: int, trajectory: str) -> None:
+        """Begin the step of this number, from 0, of a trajectory."""
+
+    def add(self) -> None:
+        """Take the gradients of a micro-batch, after its backward pass."""
+
+    def finish(self) -> None:
+        """After the last micro-batch, give the weights the gradients of the step. A collective."""
+
+    def divisor(self, batch: Mapping[str, Tensor], counts: "Counts") -> int:
+        """What the sum of the losses of a micro-batch's tokens is divided by."""
+        return counts.divisor
+
+
+class Tap(Attachment):
+    """Takes what others need from a role's outputs, in each micro-batch of the steps in which it is asked.
+    `lesson`: for whom (engine/link/lessons.py).
+    """
+
+    lesson: str
+    is_asked = False  # at this step
 
     def add(
         self, batch: Mapping[str, Tensor], clock: int, hidden_BTD: Tensor, head_weight_VD: Tensor
     ) -> None:
         """Take from a micro-batch of this rank's tokens."""
-        ...
 
     def message(self, clock: int) -> dict[str, Tensor]:
         """The tensors of a step that are sent to students at other sites. A collective."""
-        ...
-
-    def state(self) -> dict[str, Tree]:
-        """To be checkpointed; empty where there is nothing."""
-        ...
-
-    def restore(self, state: Nested) -> None: ...
+        return {}
 
 
 class Inbox(Protocol):
@@ -95,16 +123,25 @@ class Hook:
 
 
 class Hooks:
-    """The hooks of the extensions that the roles of a training use, here or at other sites. `others`: the
-    roles whose steps no extension takes.
+    """The hooks of the extensions that a training uses: by a kind of its roles, here or at other sites, or by
+    a key of its settings. `others`: the roles whose steps no extension takes.
     """
 
     def __init__(
-        self, training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
+        self,
+        training: "Training",
+        layout: Parallel,
+        members: Mapping[str, "RoleState"],
+        gang: "Gang",
+        data: "TrainingData",
     ) -> None:
-        used = sorted({name for member in training.members.values() for name in member.role.extensions})
+        used = extensions_of(training.train, layout).union(
+            *(member.role.extensions for member in training.members.values())
+        )
         modules = [
-            module for name in used if (module := extension_part(name, "hook", "Extension")) is not None
+            module
+            for name in sorted(used)
+            if (module := extension_part(name, "hook", "Extension")) is not None
         ]
         self._hooks: list[Hook] = [module.Extension(training, members, gang, data) for module in modules]
         theirs: set[str] = set()

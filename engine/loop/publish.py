@@ -121,8 +121,8 @@ def summary(member: RoleState) -> dict[str, Json]:
         result["rounds"] = member.outer.log.digest
         if learned := member.outer.log.learned():
             result["learned_samples"] = {**learned}
-    if member.private is not None:
-        result["privacy"] = member.private.statement(member.end - member.start)
+    for attached in member.attached.values():
+        result |= attached.summary(member.end - member.start)
     if member.pace is not None:
         result["speed_log"] = member.pace.state()
     return result | member.health.summary()

@@ -168,8 +168,8 @@ def train_step(
     outcomes = {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
     for member in step_group.moving():
         outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
-        if member.private is not None:
-            outcomes[member.name].measured |= member.private.values
+        if member.gradients is not None:
+            outcomes[member.name].measured |= member.gradients.measured
         if member.heard is not None and outcomes[member.name].distilled:
             outcomes[member.name].measured |= member.heard.measured
     return outcomes
@@ -364,7 +364,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
     result.weights = member.weights_that_move()
     result.has_text = (name, ALL) in numbers
-    if member.private is None:  # else a row's loss would decide whether the others are learned from
+    if member.gradients is None:  # else the loss of one micro-batch would decide on the others' gradients
         means = {metric_name(key): value for key, value in objectives.items()}
         result.bad = member.health.judge(loss, norm, means)
     result.skipped = bool(result.bad)

@@ -107,7 +107,7 @@ class Loop:
         )
         is_alone = self.sites.is_alone and not self.train.link.is_linked
         self.diverged = Diverged(self.order, self.train.health, self.report, goes_on=is_alone)
-        self.hooks = Hooks(training, members, self.gang, self.data)
+        self.hooks = Hooks(training, services.build_context.layout, members, self.gang, self.data)
 
     def _warn(self, text: str) -> None:
         self.report.say(warning=text)

@@ -14,7 +14,6 @@ from atelier.engine.loop.build import BuildContext, auto_micro_batch
 from atelier.engine.loop.evaluation import HeldOut
 from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.prefetch import Prefetcher, StepData
-from atelier.engine.loop.private import begin_privacy
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.samples import Samples
 from atelier.engine.plan.checks import at_step
@@ -47,9 +46,6 @@ class TrainingData:
         samples = Samples(training, context.inputs, context.scratch, unit=unit)
         self.labelled = samples.labelled(train.sequence)
         self.tokens, self._sequence = samples.tokens(), train.sequence
-        if train.privacy.is_on:
-            blend, rows = samples.blend(train.sequence), training.train.global_batch
-            begin_privacy([*members.values()], train, blend, rows_a_step=rows)
         grid = context.grid("", is_student=False)
         self._pace = Pace(layout.speed_log, layout.axes.data, is_measured=layout.assignment == "measured")
         self._assigner = None
@@ -60,6 +56,7 @@ class TrainingData:
         if self._pace.is_measured and device.type == "cuda":
             refuse_measuring()
         self._before = self._last = -2  # the steps that were read last
+        self.blend = samples.blend  # of rows of so many tokens
         self.open_feed = partial(  # the training's batches once more
             Prefetcher,
             samples.blend,

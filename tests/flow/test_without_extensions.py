@@ -38,8 +38,15 @@ def test_a_flow_that_uses_no_extension_runs_without_any(core: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_kind_of_an_extension_that_is_not_there_is_refused_by_name(core: Path, tmp_path: Path) -> None:
-    done = atelier(
-        core, tmp_path, "plan", "distill", "experiment=tiny", "objective@roles.student_a.objective=replaced"
-    )
-    assert done.returncode == 2 and "no objective of kind 'replaced'" in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("objective@roles.student_a.objective=replaced", "no objective of kind 'replaced'"),
+        ("train.privacy.kind=record", "train.privacy"),
+    ],
+)
+def test_what_an_extension_would_bring_is_refused_by_name(
+    core: Path, tmp_path: Path, word: str, problem: str
+) -> None:
+    done = atelier(core, tmp_path, "plan", "distill", "experiment=tiny", word)
+    assert done.returncode == 2 and problem in done.stderr, done.stderr

@@ -61,7 +61,8 @@ class Extension(Hook):
                 num_ids=member.role.model.ids,
                 keep=max((each.delay for key, each in readers.items() if key in members), default=0),
             )
-            self._drawings[name] = member.taps[LESSON] = drawing
+            self._drawings[name] = drawing
+            member.attach(drawing)
         self._inboxes: dict[str, DrawnInbox] = {}
         for name, member in members.items():
             if member.role.lesson == LESSON and member.role.teacher not in members:

@@ -33,10 +33,11 @@ def check(layout, roles, train, *, prefix, section):
         raise ConfigError("train.precision", "fp64, and a toy is not built for it", "fp32")
 """
 HOOK = """
-from atelier.engine.loop.hooks import Hook
+from atelier.engine.loop.hooks import Hook, Tap
 
-class Count:
-    name, is_asked = "toy", True
+class Count(Tap):
+    name = lesson = "toy"
+    is_asked = True
 
     def __init__(self):
         self.tokens = 0
@@ -47,7 +48,7 @@ class Count:
     def state(self):
         return {"tokens": self.tokens}
 
-    def restore(self, state):
+    def restore(self, state, step):
         self.tokens = state.get("tokens", 0)
 
 class Extension(Hook):
@@ -55,8 +56,11 @@ class Extension(Hook):
 
     def __init__(self, training, members, gang, data):
         super().__init__(training, members, gang, data)
-        self.taps = [member.taps.setdefault("toy", Count()) for member in members.values()
-                     if "toy" in member.role.extensions]
+        self.taps = []
+        for member in members.values():
+            if "toy" in member.role.extensions:
+                self.taps.append(Count())
+                member.attach(self.taps[-1])
 
     def after_step(self, groups, clock, data, counts):
         self.seen.append((clock, [tap.tokens for tap in self.taps]))

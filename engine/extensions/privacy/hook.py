@@ -1,4 +1,4 @@
-"""Gradients of a private training (engine/config/privacy.py; 1607.00133, algorithm 1): a row at a time, each
+"""Gradients of a private training (config/train/privacy.py; 1607.00133, algorithm 1): a row at a time, each
 clipped, summed over all ranks, with noise once.
 
 Adapters are whole on every rank (engine/parallel/shard.py), so that a row's gradient is there before any sum
@@ -7,20 +7,24 @@ over ranks. N numbers of all trained weights.
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.privacy import Privacy, Visits
-from atelier.engine.config.train import Train
-from atelier.engine.data.blend import Blend
+from atelier.engine.config.run_file import Training
+from atelier.engine.extensions.privacy.config.train.privacy import Privacy
+from atelier.engine.extensions.privacy.epsilon import Visits, statement, visits
+from atelier.engine.loop.counts import Counts
+from atelier.engine.loop.hooks import Gradients, Hook
 from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.training_data import TrainingData
+from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.plan.epsilon import statement
 
 
 def normal(key: bytes, place: str, count: int) -> np.ndarray:
@@ -34,34 +38,35 @@ def normal(key: bytes, place: str, count: int) -> np.ndarray:
     return np.concatenate([radius_H * np.cos(angle_H), radius_H * np.sin(angle_H)])[:count]
 
 
-class PrivateGradients:
+class PrivateGradients(Gradients):
     """The gradients of one role's step. `batch`: rows of a step on all ranks; `key`: of the noise, 32 bytes
-    in hex. `values`: metrics of the last step.
+    in hex.
     """
+
+    name = "privacy"
 
     def __init__(
         self, spec: Privacy, weights: Mapping[str, nn.Parameter], grid: Grid, *, batch: int, key: str
     ) -> None:
+        super().__init__()
         self._spec, self._weights, self._grid, self._batch = spec, dict(weights), grid, batch
-        self.key, self.values = key, dict[str, float]()
+        self.key = key
         self.rows, self.visits = 0, Visits(1, 1)  # of the data, and of a row of it
         self._step, self._where = 0, ""
         self._sum_N = torch.zeros(0)
         self._counts = torch.zeros(0)
 
-    def begin(self, step: int, where: str) -> None:
-        """Begin the step of this number, from 0, of the trajectory `where`: branches of one trunk, which have
-        its key, have noise of their own.
-        """
+    def begin(self, step: int, trajectory: str) -> None:
+        """As the base's: branches of one trunk, which have its key, have noise of their own."""
         device = self._grid.gang.device
         size = sum(weight.numel() for weight in self._weights.values())
-        self._step, self._where = step, where
+        self._step, self._where = step, trajectory
         self._sum_N = torch.zeros(size, dtype=torch.float64, device=device)
         self._counts = torch.zeros(3, dtype=torch.float64, device=device)  # rows, clipped, not finite
 
-    def add_row(self) -> None:
-        """After the backward pass of one row: add its gradient, clipped. One that is not finite adds nothing:
-        it must not stop or skip the step, which another row would not have done.
+    def add(self) -> None:
+        """As the base's: a micro-batch is one row, whose gradient is clipped. One that is not finite adds
+        nothing: it must not stop or skip the step, which another row would not have done.
         """
         grad_N = torch.cat([_flat(weight) for weight in self._weights.values()])
         for weight in self._weights.values():
@@ -73,8 +78,8 @@ class PrivateGradients:
         self._counts += torch.stack([torch.ones_like(norm), is_good & (norm > self._spec.clip), ~is_good])
 
     def finish(self) -> None:
-        """Sum over all ranks, with the noise, and give the weights their gradients: means over `batch`. A
-        collective. Raises AtelierError where no row had a finite gradient.
+        """As the base's: the sum over all ranks, with the noise, divided by `batch`. Raises AtelierError
+        where no row had a finite gradient.
         """
         own = torch.cat([self._sum_N, self._counts])
         if self._grid.gang.is_first and self._spec.noise:
@@ -83,7 +88,7 @@ class PrivateGradients:
         num_rows, num_clipped, num_lost = total[len(self._sum_N) :].tolist()
         if num_lost == num_rows:
             raise AtelierError(f"step {self._step + 1}: no row has a finite gradient; a lower optim.lr")
-        self.values = {"privacy/clipped": num_clipped / num_rows, "privacy/lost": num_lost / num_rows}
+        self.measured = {"privacy/clipped": num_clipped / num_rows, "privacy/lost": num_lost / num_rows}
         grads = total[: len(self._sum_N)] / self._batch
         sizes = [weight.numel() for weight in self._weights.values()]
         for weight, grad in zip(self._weights.values(), grads.split(sizes), strict=True):
@@ -95,9 +100,20 @@ class PrivateGradients:
         parts = [normal(key, f"{place}/{name}", one.numel()) for name, one in self._weights.items()]
         return torch.from_numpy(np.concatenate(parts) * scale)
 
-    def statement(self, steps: int) -> dict[str, Json]:
+    def divisor(self, batch: Mapping[str, Tensor], counts: Counts) -> int:
+        """As the base's: of its own scored tokens, so that no other row changes a row's gradient."""
+        return max(1, int((batch["labels_BT"] >= 0).sum()))
+
+    def state(self) -> Tree:
+        return {"key": self.key}
+
+    def restore(self, state: Nested, step: int) -> None:
+        self.key = str(state["key"])
+
+    def summary(self, steps: int) -> dict[str, Json]:
         """What the model's record says after so many steps."""
-        return statement(self._spec, rows=self.rows, batch=self._batch, steps=steps, visits=self.visits)
+        spec, batch = self._spec, self._batch
+        return {self.name: statement(spec, rows=self.rows, batch=batch, steps=steps, visits=self.visits)}
 
 
 def _flat(weight: nn.Parameter) -> Tensor:
@@ -107,21 +123,32 @@ def _flat(weight: nn.Parameter) -> Tensor:
     return grad.detach().double().flatten()
 
 
-def begin_privacy(members: Iterable[RoleState], train: Train, blend: Blend, *, rows_a_step: int) -> None:
-    """Make the roles' gradients private. A collective. `train` is of this site, `rows_a_step` are of all."""
-    for member in members:
-        if not member.moves or member.body is None:
-            continue
-        key = secrets.token_hex(32)
-        if not train.privacy.secret:
-            key = hashlib.sha256(f"{train.seed}/{train.link.site}/{member.name}".encode()).hexdigest()
-        private = PrivateGradients(
-            train.privacy,
-            member.weights.trainable(),
-            member.grid,
-            batch=train.global_batch,
-            key=member.gang.from_first(key),
-        )
-        private.rows = blend.num_rows
-        private.visits = blend.visits(member.start * rows_a_step, member.end * rows_a_step, rows_a_step)
-        member.private = member.body.private = private
+class Extension(Hook):
+    """Makes the gradients of all roles private."""
+
+    def __init__(
+        self, training: Training, members: Mapping[str, RoleState], gang: Gang, data: TrainingData
+    ) -> None:
+        super().__init__(training, members, gang, data)
+        train, rows = training.train, training.train.global_batch
+        privacy = Privacy.of(train)
+        assert privacy is not None  # else it is not used
+        blend = data.blend(train.sequence)
+        for name in sorted(members):
+            member = members[name]
+            if not member.moves or member.body is None:
+                continue
+            key = secrets.token_hex(32)
+            if not privacy.secret:
+                key = hashlib.sha256(f"{train.seed}/{train.link.site}/{name}".encode()).hexdigest()
+            own = PrivateGradients(
+                privacy,
+                member.weights.trainable(),
+                member.grid,
+                batch=train.here().global_batch,
+                key=gang.from_first(key),
+            )
+            own.rows = blend.num_rows
+            own.visits = visits(blend.drawn(member.start * rows, member.end * rows), rows)
+            member.body.gradients = own
+            member.attach(own)

@@ -1,4 +1,4 @@
-"""Checks of a private training (engine/config/privacy.py): what is not built is refused. Torch-free."""
+"""Checks of a private training (config/train/privacy.py): what is not built is refused. Torch-free."""
 
 from collections.abc import Mapping
 
@@ -7,25 +7,34 @@ from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
-from atelier.engine.plan.epsilon import check_library
+from atelier.engine.extensions.privacy.config.train.privacy import Privacy
+from atelier.engine.extensions.privacy.epsilon import check_library
 
 OFF = "train.privacy.kind=none"
 ADAPTERS = ("lora", "prompt")
 OBJECTIVES = ("lm", "chat")  # of which a row's loss is a function of that row alone
 
 
-def check_privacy(layout: Parallel, roles: Mapping[str, Role], train: Train) -> None:
+def check(
+    layout: Parallel,
+    roles: Mapping[str, Role],
+    train: Train,
+    *,
+    prefix: str = "roles.",
+    section: str = "train",
+) -> None:
     """Raise ConfigError for weights, objectives, layouts and settings at which it is not built, or where the
-    accountant is missing. `roles` by place, with a dot at its end, or ''.
+    accountant is missing. `prefix`: where the configuration has the roles.
     """
-    if not train.privacy.is_on:
+    privacy = Privacy.of(train)
+    if privacy is None:
         return
-    for place, role in roles.items():
+    for name, role in roles.items():
         if role.moves:
-            _check_role(place, role)
+            _check_role(f"{prefix}{name}." if prefix and name else prefix, role)
     _check_train(train)
     _check_layout(layout)
-    if train.privacy.has_epsilon:
+    if privacy.has_epsilon:
         check_library()
 
 

@@ -11,13 +11,14 @@ from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.mlm import MLM
-from atelier.engine.config.privacy import Privacy, Visits
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.train import Progressive, Train
 from atelier.engine.data.blend import Blend
-from atelier.engine.plan import epsilon as accounting
+from atelier.engine.extensions.privacy import epsilon as accounting
+from atelier.engine.extensions.privacy.config.train.privacy import Privacy
+from atelier.engine.extensions.privacy.epsilon import Visits, epsilon, poisson_epsilon, statement, visits
+from atelier.engine.extensions.privacy.report import sentence
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.plan.epsilon import epsilon, poisson_epsilon, sentence, statement
 from tests.engine.extensions.detection.detection import detector, generator
 from tests.engine.trainings import model, role, student, train
 from tests.parity.cases import layout as layout_of
@@ -154,7 +155,7 @@ def test_no_row_is_drawn_more_often_than_counted(seed: int) -> None:
                 there[row] = there.get(row, 0) + 1
             for row, times in there.items():
                 squares[row] = squares.get(row, 0) + times * times
-        counted = blend.visits(first, end, batch)
+        counted = visits(blend.drawn(first, end), batch)
         assert max(seen.values()) <= counted.times <= max(seen.values()) + 1
         assert max(squares.values()) <= counted.squares  # a step may have a row twice
         if not first and not later and len(sizes) == 1:

@@ -1,4 +1,4 @@
-"""What a private training (engine/config/privacy.py) says of one row: epsilon, by a library, with what is
+"""What a private training (config/train/privacy.py) says of one row: epsilon, by a library, with what is
 assumed. Torch-free.
 
 Batches are a seeded shuffle of fixed size, not Poisson samples: which rows a step has depends on their number
@@ -12,13 +12,14 @@ size. Reports commonly compute with Poisson samples although batches were shuffl
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.privacy import Privacy, Visits
+from atelier.engine.extensions.privacy.config.train.privacy import Privacy
 
 LIBRARY = "dp-accounting"
 UNIT = "one row of the training: a labelled example, a conversation, or a window of tokens"
@@ -27,6 +28,36 @@ COVERS = (
     " they begin from, no tokenizer, no metric and no choice made by one, and no whole site; other models of"
     " the same rows add to it"
 )
+
+
+class Visits(NamedTuple):
+    """How often a training has the same row, at most."""
+
+    times: int
+    squares: int  # of how often a step has it, summed over the steps: it moves that step's sum as many times
+
+    @staticmethod
+    def of(epochs: int, *, rows: int, batch: int, is_aligned: bool) -> "Visits":
+        """Of a shuffled pass over `rows` rows each epoch. Where an epoch ends inside a batch, a row may be
+        its last one and the first of the next, twice in one step; `is_aligned`: it never does.
+        """
+        if batch <= rows:
+            return Visits(epochs, epochs + (0 if is_aligned else 2 * (epochs // 2)))
+        each = -(-batch // rows) + 1  # of a step
+        return Visits(epochs, epochs * each)
+
+
+def visits(drawn: Sequence[tuple[int, int, int]], batch: int) -> Visits:
+    """How often steps of `batch` samples each have the same row, at most. `drawn`: of each data set its rows,
+    and how often it is drawn before the first step and in all.
+    """
+    found = [Visits(0, 0)]
+    for rows, begin, end in drawn:
+        if end > begin:
+            epochs = (end - 1) // rows - begin // rows + 1
+            is_aligned = len(drawn) == 1 and rows % batch == 0 and begin % batch == 0
+            found.append(Visits.of(epochs, rows=rows, batch=batch, is_aligned=is_aligned))
+    return Visits(max(one.times for one in found), max(one.squares for one in found))
 
 
 def check_library() -> None:
@@ -84,7 +115,7 @@ def statement(privacy: Privacy, *, rows: int, batch: int, steps: int, visits: Vi
         ),
     }
     if not privacy.has_epsilon:
-        return found | {"epsilon": None, "why": _why_none(privacy)}
+        return found | {"epsilon": None, "why": why_none(privacy)}
     return found | {
         "epsilon": round(epsilon(privacy.noise, privacy.delta, visits.squares), 6),
         "delta": privacy.delta,
@@ -95,43 +126,5 @@ def statement(privacy: Privacy, *, rows: int, batch: int, steps: int, visits: Vi
     }
 
 
-def foretold(privacy: Privacy, *, steps: int, batch: int, rows: int = 0) -> str:
-    """What a plan says of a training; `rows`: of the data, 0 = not known yet."""
-    what = f"each row's gradient is clipped to {privacy.clip:g}, noise {privacy.noise:g} x {privacy.clip:g}"
-    if not privacy.has_epsilon:
-        return f"{what}; no epsilon: {_why_none(privacy)}"
-    if rows:
-        visits = Visits.of(-(-steps * batch // rows), rows=rows, batch=batch, is_aligned=rows % batch == 0)
-        found = statement(privacy, rows=rows, batch=batch, steps=steps, visits=visits)
-        return f"{what}; {sentence(found)}"
-    times = [n for n in (1, 2, 4, 8) if n <= steps]
-    each = ", ".join(f"{epsilon(privacy.noise, privacy.delta, n):.3g}" for n in times)
-    return (
-        f"{what}; epsilon at delta {privacy.delta:g} for {UNIT}, in at most"
-        f" {', '.join(map(str, times))} of {steps} steps: at least {each} ({accountant()}; sampling: none"
-        " assumed); the record says in how many, and whether a step has a row twice"
-    )
-
-
-def _why_none(privacy: Privacy) -> str:
+def why_none(privacy: Privacy) -> str:
     return "no noise is added" if not privacy.noise else "the noise follows from the seed"
-
-
-def sentence(found: Mapping[str, Json]) -> str:
-    """A statement in words."""
-    if found["epsilon"] is None:
-        return f"rows clipped to {found['clip']}, noise {found['noise']}; no epsilon: {found['why']}"
-    return (
-        f"epsilon {found['epsilon']:.3g} at delta {found['delta']:g} for {found['unit']}, read at most"
-        f" {found['visits']} times in {found['steps']} steps ({found['accountant']}; sampling: none assumed);"
-        f" of Poisson samples, which these are not, it would be {found['epsilon_if_poisson']:.3g}"
-        f"{_weak(found)}"
-    )
-
-
-def _weak(found: Mapping[str, Json]) -> str:
-    """A warning where delta allows a whole row to be given away."""
-    delta, rows = found["delta"], found["rows"]
-    if isinstance(delta, float) and isinstance(rows, int) and rows and delta >= 1 / rows:
-        return f"; delta is not below 1 / {rows} rows: lower train.privacy.delta"
-    return ""

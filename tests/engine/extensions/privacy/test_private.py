@@ -17,13 +17,13 @@ from scipy import stats
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Axes, Parallel
-from atelier.engine.config.privacy import Privacy
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.schedule import Schedule
+from atelier.engine.extensions.privacy.config.train.privacy import Privacy
+from atelier.engine.extensions.privacy.hook import PrivateGradients, normal
 from atelier.engine.io.artifact import open_input
 from atelier.engine.loop.build import BuildContext, build_roles
-from atelier.engine.loop.private import PrivateGradients, normal
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.services import TrainingServices
 from atelier.engine.loop.step import train_step
@@ -147,15 +147,15 @@ def test_a_row_that_is_not_finite_adds_nothing_and_stops_nothing() -> None:
     grads.begin(0, "t")
     for row in ([3.0, 4.0, 0.0], [0.3, 0.0, 0.4], [math.nan, 0.0, 0.0], [math.inf, 1.0, 1.0]):
         weight.grad = torch.tensor(row)
-        grads.add_row()
+        grads.add()
         assert weight.grad is None
     grads.finish()
     assert weight.grad is not None
     assert torch.allclose(weight.grad, torch.tensor([0.6 + 0.3, 0.8, 0.4]) / 4)
-    assert grads.values == {"privacy/clipped": 0.25, "privacy/lost": 0.5}
+    assert grads.measured == {"privacy/clipped": 0.25, "privacy/lost": 0.5}
     grads.begin(1, "t")
     weight.grad = torch.full((3,), math.nan)
-    grads.add_row()
+    grads.add()
     with pytest.raises(AtelierError, match="step 2: no row has a finite gradient"):
         grads.finish()
 
@@ -230,7 +230,7 @@ def test_branches_of_one_trunk_have_noise_of_their_own() -> None:
         grads = PrivateGradients(spec, {"w": weight}, Grid(gang, Axes()), batch=1, key="07" * 32)
         grads.begin(3, where)
         weight.grad = torch.zeros(50)
-        grads.add_row()
+        grads.add()
         grads.finish()
         assert weight.grad is not None
         found.append(weight.grad)

@@ -1,33 +1,19 @@
 """Private training of adapters (DP-SGD, 1607.00133): the gradient of each row is clipped, noise is added to
-their sum. What that says of a row: engine/plan/epsilon.py. Torch-free.
+their sum. What that says of a row: engine/extensions/privacy/epsilon.py. Torch-free.
 """
 
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import Given, Json, Section
+from atelier.engine.config.error import ConfigError
 
 
-class Visits(NamedTuple):
-    """How often a training has the same row, at most."""
+class Privacy(Section):
+    """A bound for what each row changes, for adapters; none by default.
 
-    times: int
-    squares: int  # of how often a step has it, summed over the steps: it moves that step's sum as many times
-
-    @staticmethod
-    def of(epochs: int, *, rows: int, batch: int, is_aligned: bool) -> "Visits":
-        """Of a shuffled pass over `rows` rows each epoch. Where an epoch ends inside a batch, a row may be
-        its last one and the first of the next, twice in one step; `is_aligned`: it never does.
-        """
-        if batch <= rows:
-            return Visits(epochs, epochs + (0 if is_aligned else 2 * (epochs // 2)))
-        each = -(-batch // rows) + 1  # of a step
-        return Visits(epochs, epochs * each)
-
-
-class Privacy(Spec):
-    """`kind=record`: a step's gradient is (sum of the rows' gradients, each of an L2 norm of at most `clip`,
+    `kind=record`: a step's gradient is (sum of the rows' gradients, each of an L2 norm of at most `clip`,
     + normal noise of standard deviation `noise` x `clip`) / global_batch.
 
     The noise is as secret as its key. With `secret` the key is drawn from the operating system at the first
@@ -36,6 +22,11 @@ class Privacy(Spec):
     others. Without, it follows from train.seed: the same bits each time, and whoever reads the record can
     subtract the noise; no epsilon is claimed then.
     """
+
+    takes_gradients: ClassVar[bool] = True
+    ABSENT: ClassVar[dict[str, Json]] = {
+        "kind": "none", "clip": 1.0, "noise": 1.0, "delta": 1e-5, "secret": True
+    }  # fmt: skip
 
     kind: Literal["none", "record"] = Field(
         default="none", description="none, or record: a bound for what each row of the training changes"
@@ -62,6 +53,21 @@ class Privacy(Spec):
     def has_epsilon(self) -> bool:
         """Whether a statement about rows can be made."""
         return self.is_on and self.noise > 0 and self.secret
+
+    @classmethod
+    def fill(cls, own: Given, given: dict[str, Given]) -> dict[str, Given]:
+        """`micro_batch=auto` is 1: rows are clipped one by one."""
+        kind = own.get("kind") if isinstance(own, dict) else getattr(own, "kind", "none")
+        is_open = given.get("micro_batch", "auto") == "auto"
+        return {**given, "micro_batch": 1} if is_open and kind == "record" else given
+
+    def check_scratch(self) -> None:
+        """As the base's: it is for adapters."""
+        raise ConfigError(
+            "finetune.scratch",
+            "true: the network from random weights trains all of them, and train.privacy is for adapters",
+            "finetune.scratch=false",
+        )
 
     @model_validator(mode="after")
     def _acts(self) -> "Privacy":
