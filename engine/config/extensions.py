@@ -41,6 +41,8 @@ def kinds_of(group: str) -> dict[str, str]:
 
 
 def extension_of(kind: type) -> str:
-    """The extension that defines a class; '' for one of the core."""
+    """The extension that defines a class, or whose keys the class has; '' for one of the core."""
+    if named := getattr(kind, "EXTENSION", ""):
+        return str(named)
     module = kind.__module__
     return module.removeprefix(MODULE).partition(".")[0] if module.startswith(MODULE) else ""

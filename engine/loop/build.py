@@ -21,7 +21,6 @@ from atelier.engine.config.sections import takes_gradients
 from atelier.engine.config.train import Train
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.decisions import HealthDetector, settled
-from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.prompt_start import begun_from, prompt_ids
 from atelier.engine.loop.role_state import RoleState, end_of
 from atelier.engine.loop.stage import RoleModel, StageModule
@@ -143,10 +142,6 @@ def build_member(
         settled=settled(training, name),
     )
     state.begins_with_states = bool(goes_on)
-    if train.link.is_linked and optim is not None:
-        others = (training.members[teacher] for teacher in spec.role.teachers)
-        finished = [build_context.inputs[each.init] for each in others if each.mode == "frozen"]
-        state.outer = OuterState.of(train.link, weights, finished)
     return state
 
 

@@ -18,12 +18,10 @@ from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
-from atelier.engine.loop.answer_parts import AnswerParts, Received
+from atelier.engine.loop.attachments import Attachment, Gradients, Inbox, RemoteOutputs, Tap
 from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
-from atelier.engine.loop.hooks import Attachment, Gradients, Inbox, Tap
-from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
@@ -69,10 +67,7 @@ class RoleState:
         self.parts = tuple(parts)
         self.health = health
         self.begins_with_states = False  # of the optimiser of the model that it begins from
-        self.outer: OuterState | None = None  # of several sites
-        self.answering: AnswerParts | None = None  # to students at other sites
-        self.heard: Received | None = None  # of a teacher at another site, of this step
-        self.learned_from = ""  # the digest of that of the last step
+        self.remote: RemoteOutputs | None = None  # of this step, of a teacher that is not in this gang
         self.attached: dict[str, Attachment] = {}  # by extensions: by their names, kept in its checkpoints
         self.inboxes: dict[str, Inbox] = {}  # by lesson: from a teacher at another site
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
@@ -133,7 +128,7 @@ class RoleState:
     @property
     def tokens_of_all(self) -> int:
         """That it has learned from here, and at other sites up to what was added last."""
-        return self.tokens + (sum(self.outer.tokens.values()) if self.outer is not None else 0)
+        return self.tokens + sum(each.tokens_elsewhere for each in self.attached.values())
 
     @property
     def spill(self) -> Path | None:
@@ -144,8 +139,7 @@ class RoleState:
     @property
     def is_asked(self) -> bool:
         """Whether others than its students here need its outputs of this step."""
-        is_answering = self.answering is not None and self.answering.is_asked
-        return is_answering or any(tap.is_asked for tap in self.taps.values())
+        return any(tap.is_asked for tap in self.taps.values())
 
     def is_active(self, clock: int) -> bool:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:
@@ -358,9 +352,7 @@ class RoleState:
             **self.learned(),
             "last": dict(self.last),
             **({"pace": self.pace.state()} if self.pace is not None else {}),
-            **({"outer": self.outer.state()} if self.outer is not None else {}),
             **{name: kept for name, each in self.attached.items() if (kept := each.state())},
-            **({"learned_from": self.learned_from} if self.learned_from else {}),
         }
 
     def learned(self) -> dict[str, Tree]:
@@ -389,13 +381,10 @@ class RoleState:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
         self.take_back(state)
         self.last = dict(state["last"])
-        if self.outer is not None:
-            self.outer.restore(state["outer"])
         if self.pace is not None:
             self.pace.restore(state.get("pace", []), step)
         for name, attached in self.attached.items():
             attached.restore(state.get(name, {}), step)
-        self.learned_from = str(state.get("learned_from", ""))
         self.step = self.stored_step = step
         self.durable_steps = (-1, step)
         self.weights.restored()

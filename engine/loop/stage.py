@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atelier.engine.config.batch import TENSORS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.loop.hooks import Gradients
+from atelier.engine.loop.attachments import Gradients
 from atelier.engine.model.contract import Carried, Model, Output, Relations, stored
 from atelier.engine.model.placement import local, settle_gradient
 from atelier.engine.objective.chunked import Mix, Side

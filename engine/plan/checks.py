@@ -26,14 +26,12 @@ from atelier.engine.plan.layout_checks import (
     check_assignment,
     check_embedding,
     check_length,
-    check_link,
     check_schedule,
     micro_batches,
     place_of,
     shared_rows,
 )
 from atelier.engine.plan.role_checks import check_trainable
-from atelier.engine.plan.site_checks import check_apart
 
 
 def check_layout(
@@ -47,8 +45,6 @@ def check_layout(
     """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
     configuration, '' for a flow with one model; `section` has the training's length and link.
     """
-    check_link(layout, roles, train, prefix=prefix, section=section)
-    check_apart(layout, roles, train, prefix=prefix, section=section)
     check_extensions(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
     _check_lengths(roles, train, prefix, section)
@@ -72,6 +68,13 @@ def check_extensions(
     for name in sorted(used):
         if (checks := extension_part(name, "checks", "check")) is not None:
             checks.check(layout, roles, train, prefix=prefix, section=section)
+
+
+def check_everybody(roles: Mapping[str, Role], train: Train, *, section: str = "train") -> None:
+    """Have extensions check all roles of a training, those of other gangs too. Raises ConfigError."""
+    for name in sorted(extensions_of(train)):
+        if check := getattr(extension_part(name, "checks"), "check_everybody", None):
+            check(roles, train, section=section)
 
 
 def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:

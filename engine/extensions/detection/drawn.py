@@ -25,7 +25,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.extensions.detection.config.lesson.drawings import NARROW, STATE
 from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from atelier.engine.extensions.detection.gumbel import drawn
-from atelier.engine.loop.hooks import Tap
+from atelier.engine.loop.attachments import Tap
 from atelier.engine.loop.stage import rows_of, slice_of
 from atelier.engine.model.transformer import noise_keys
 from atelier.engine.model.weights import StoredWeights

@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.run_file import Training
 from atelier.engine.extensions.privacy.config.train.privacy import Privacy
 from atelier.engine.extensions.privacy.epsilon import Visits, statement, visits
+from atelier.engine.loop.attachments import Gradients
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.hooks import Gradients, Hook
-from atelier.engine.loop.role_state import RoleState
-from atelier.engine.loop.training_data import TrainingData
-from atelier.engine.parallel.gang import Gang
+from atelier.engine.loop.hooks import Hook, HookContext
 from atelier.engine.parallel.grid import Grid
 
 
@@ -126,14 +123,13 @@ def _flat(weight: nn.Parameter) -> Tensor:
 class Extension(Hook):
     """Makes the gradients of all roles private."""
 
-    def __init__(
-        self, training: Training, members: Mapping[str, RoleState], gang: Gang, data: TrainingData
-    ) -> None:
-        super().__init__(training, members, gang, data)
-        train, rows = training.train, training.train.global_batch
+    def __init__(self, context: HookContext) -> None:
+        super().__init__(context)
+        members, train = context.members, context.training.train
+        rows = train.global_batch
         privacy = Privacy.of(train)
         assert privacy is not None  # else it is not used
-        blend = data.blend(train.sequence)
+        blend = context.data.blend(train.sequence)
         for name in sorted(members):
             member = members[name]
             if not member.moves or member.body is None:
@@ -146,7 +142,7 @@ class Extension(Hook):
                 member.weights.trainable(),
                 member.grid,
                 batch=train.here().global_batch,
-                key=gang.from_first(key),
+                key=context.gang.from_first(key),
             )
             own.rows = blend.num_rows
             own.visits = visits(blend.drawn(member.start * rows, member.end * rows), rows)

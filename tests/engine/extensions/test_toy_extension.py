@@ -33,7 +33,8 @@ def check(layout, roles, train, *, prefix, section):
         raise ConfigError("train.precision", "fp64, and a toy is not built for it", "fp32")
 """
 HOOK = """
-from atelier.engine.loop.hooks import Hook, Tap
+from atelier.engine.loop.attachments import Tap
+from atelier.engine.loop.hooks import Hook
 
 class Count(Tap):
     name = lesson = "toy"
@@ -54,10 +55,10 @@ class Count(Tap):
 class Extension(Hook):
     seen = []
 
-    def __init__(self, training, members, gang, data):
-        super().__init__(training, members, gang, data)
+    def __init__(self, context):
+        super().__init__(context)
         self.taps = []
-        for member in members.values():
+        for member in context.members.values():
             if "toy" in member.role.extensions:
                 self.taps.append(Count())
                 member.attach(self.taps[-1])

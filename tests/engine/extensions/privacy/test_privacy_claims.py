@@ -176,11 +176,11 @@ def test_a_row_that_a_step_has_twice_counts_as_often_as_it_moves_the_sum(
 def test_epsilon_is_that_of_as_many_composed_mechanisms() -> None:
     """The library's general accountant, whose composition is numerical, says the same."""
     dp = pytest.importorskip("dp_accounting")
-    for noise, visits in ((1.0, 1), (2.0, 3)):
+    for noise, times in ((1.0, 1), (2.0, 3)):
         composed = dp.pld.PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL)
-        composed.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise), visits))
-        assert epsilon(noise, 1e-5, visits) == pytest.approx(composed.get_epsilon(1e-5), rel=1e-4)
-    grows = [epsilon(1.0, 1e-5, visits) for visits in (1, 2, 4, 8)]
+        composed.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise), times))
+        assert epsilon(noise, 1e-5, times) == pytest.approx(composed.get_epsilon(1e-5), rel=1e-4)
+    grows = [epsilon(1.0, 1e-5, times) for times in (1, 2, 4, 8)]
     assert grows == sorted(grows) and epsilon(2.0, 1e-5, 4) == pytest.approx(epsilon(1.0, 1e-5, 1))
     assert poisson_epsilon(1.0, 1e-5, rate=0.01, steps=100) < epsilon(1.0, 1e-5, 1)
 

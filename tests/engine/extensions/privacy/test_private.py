@@ -31,7 +31,7 @@ from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.training import Loop
 from atelier.engine.parallel.gang import start_gang
 from atelier.engine.parallel.grid import Grid
-from tests.engine.loop.test_outer import Sites
+from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, role, tokens, train
 from tests.forks import start_gang as start_ranks
 from tests.parity.cases import layout as layout_of
