@@ -66,9 +66,10 @@ class Spec(BaseModel):
             extra = field.json_schema_extra
             if isinstance(extra, Mapping) and extra.get("layout"):
                 continue
-            value = identity_of(getattr(self, name))
-            if not value and isinstance(extra, Mapping) and extra.get("section"):
+            own = getattr(self, name)
+            if isinstance(extra, Mapping) and extra.get("section") and not (own and own.is_on):
                 continue
+            value = identity_of(own)
             if name in absent and value == absent[name]:
                 continue
             result[name] = value

@@ -9,9 +9,11 @@ import pytest
 
 import atelier.engine.extensions
 from atelier.engine.config import extensions, registry
+from atelier.engine.config.base import Spec, parse
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import ObjectiveSpec, spec_class
+from atelier.engine.config.registry import FieldPlace, ObjectiveSpec, spec_class
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import extensions_of, with_sections
 from atelier.engine.plan.checks import check_layout
 from atelier.infra.code.code_map import training_map
 from tests.engine.extensions.detection.detection import detector, generator
@@ -24,6 +26,17 @@ from atelier.engine.config.registry import ObjectiveSpec
 class Toy(ObjectiveSpec):
     term: ClassVar[str] = "lm"
     kind: Literal["toy"] = "toy"
+"""
+KEY = """
+from atelier.engine.config.base import Section
+
+class Toys(Section):
+    \"\"\"How many toys there are. More text.\"\"\"
+    number: int = 0
+
+    @property
+    def is_on(self):
+        return self.number > 0
 """
 CHECKS = """
 from atelier.engine.config.error import ConfigError
@@ -129,6 +142,28 @@ def test_without_its_folder_its_kind_is_refused_by_name(toy: Path, tmp_path: Pat
         cached.cache_clear()
     with pytest.raises(ValueError, match="no objective of kind 'toy'"):
         spec_class("objective", "toy")
+
+
+def test_its_key_is_a_field_of_the_section_and_identity_where_it_asks_for_something(toy: Path) -> None:
+    (toy / "config" / "train").mkdir()
+    (toy / "config" / "train" / "toys.py").write_text(KEY)
+    extensions.kinds_of.cache_clear()
+
+    @with_sections("train")
+    class Own(Spec):
+        steps: int = 1
+
+    assert Own().as_identity() == parse(Own, {"toys": {"number": 0}}, "train").as_identity() == {"steps": 1}
+    asked = parse(Own, {"toys": {"number": 2}}, "train")
+    assert asked.as_identity() == {"steps": 1, "toys": {"number": 2}}
+    assert extensions_of(asked) == {"toy"} and not extensions_of(Own())
+    place = FieldPlace("train", Own, {}).down("toys")
+    assert place is not None and place.about == "how many toys there are"
+    assert [each.name for each in place.below()] == ["train.toys.number"]
+    with pytest.raises(ConfigError, match=r"train.toys.nmber: no such key; did you mean number\?"):
+        parse(Own, {"toys": {"nmber": 2}}, "train")
+    with pytest.raises(ConfigError, match=r"train.toys: must be a section"):
+        parse(Own, {"toys": 2}, "train")
 
 
 @pytest.mark.parametrize("group", ["config/objective", "objective"])
