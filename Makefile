@@ -29,7 +29,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/ruff check .
 	PYTHONPATH=typings $(BIN)/lint-imports
 	$(BIN)/pyright
-	$(BIN)/python -m pytest tests/engine/config tests/infra/store/test_store.py -x
+	$(BIN)/python -m pytest tests/engine/config tests/infra/store/test_store.py tests/test_structure.py -x
 
 verify: setup  ## what make test leaves out: root, services, a browser, patience (2 hours on 2 cores)
 	JOBS=$(JOBS) bash tests/verify.sh

@@ -26,7 +26,7 @@ import torch
 from machine import keep, use_own_code
 from safetensors.torch import save_file
 
-from atelier.engine.config.families import family_of
+from atelier.engine.config.foreign.families import family_of
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile

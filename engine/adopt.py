@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.families import Said, family_of
+from atelier.engine.config.foreign.families import Said, family_of
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import CARRIED, Vocabulary, copy_tokenizer
 from atelier.engine.io import storage

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.foreign.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer

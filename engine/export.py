@@ -6,8 +6,9 @@ before `done` is reported; what could not be finished is removed.
 """
 
 import json
+import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -17,12 +18,11 @@ from torch import Tensor, nn
 
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.batch import ENCODER
-from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.families import Family, Said, families, family_of, fitting
+from atelier.engine.config.error import ConfigError, DataError, printable
+from atelier.engine.config.foreign.families import Family, Said, families, family_of, fitting
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
-from atelier.engine.data.auto_tokenizer import compare_ids
 from atelier.engine.data.vocabulary import CARRIED, TOKENIZER, Vocabulary
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io import storage
@@ -37,6 +37,14 @@ from atelier.engine.parallel.gang import start_gang
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TOKENS = 128  # that are compared
 CARD = "README.md"
+TEXTS = 200  # that are compared
+WORDS = (
+    *("def", "return", "the", "HTTP", "snake_case", "camelCase", "don't", "we'LL", "x1", "12345", "3.14e-5"),
+    *("Größe", "naïve", "nai\u0308ve", "\ufb01", "É", "中文", "русский", "עברית", "한국어", "🙂"),
+    *("==", "->", "!!!", "(", "):", "..."),
+)
+BLANKS = (" ", " ", " ", "", "  ", "\n", "\n\n\n", "\t", " \n ", "\r\n", "\u00a0", "\u3000")
+NOT_COMPARED = "its tokenizer is not compared with AutoTokenizer's: transformers is not installed"
 
 
 class Exporting(Spec):
@@ -297,6 +305,44 @@ def act(run: RunFile) -> None:
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
     return run_verb("export", arguments, act)
+
+
+def compare_ids(folder: Path, vocabulary: Vocabulary, family: str) -> str:
+    """Compare the ids of TEXTS texts under the AutoTokenizer of the folder, which has config.json and the
+    tokenizer's files, with those under this vocabulary; a line for the user. Raises ConfigError where they
+    differ: AutoTokenizer builds some families' tokenizers itself, with rules of its own, those of Qwen 2
+    whatever the file says (transformers 5.24).
+    """
+    try:
+        import transformers  # optional, and it takes seconds to load
+    except ImportError:
+        return NOT_COMPARED
+    try:
+        theirs = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # of whatever type
+        said = printable(" ".join(str(error).split()))
+        raise DataError(f"export: AutoTokenizer cannot read the tokenizer ({said})") from None
+    version = transformers.__version__
+    for text in drawn_texts():
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        if ids != (ours := vocabulary.encode(text)):
+            raise ConfigError(
+                "export",
+                f"AutoTokenizer of transformers {version} cuts {text!r} into {len(ids)} tokens, the model's"
+                f" tokenizer into {len(ours)} others: for family {family} it takes {type(theirs).__name__}",
+                "give another --family, or train with the tokenizer of a published model of this family",
+            )
+    return f"ids of {TEXTS} texts are those of AutoTokenizer (transformers {version})"
+
+
+def drawn_texts() -> Iterator[str]:
+    """TEXTS texts, always the same."""
+    for number in range(TEXTS):
+        dice = random.Random(number)
+        words = dice.choices(WORDS, k=dice.randrange(1, 12))
+        yield "".join(dice.choice(BLANKS) + word for word in words) + dice.choice(("", "", "\n", " "))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ atelier cpm2 experiment=tiny
 """
 
 from atelier.engine.config.conversion.upcycle import Upcycle
+from atelier.engine.config.conversion.vocabulary import Growth
 from atelier.engine.config.data import STDLIB, Data, Finetune, Score, Source, Tokenizer, is_stdlib
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.growth import Growth
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role

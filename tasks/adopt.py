@@ -1,7 +1,7 @@
 """adopt: a checkpoint of another family as a model, with its tokenizer."""
 
 from atelier.engine.config.data import Tokenizer
-from atelier.engine.config.families import family_of
+from atelier.engine.config.foreign.families import family_of
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.foreign_folder import (
     BESIDE,

@@ -1,7 +1,7 @@
 """adopt_adapter: a low-rank adapter in peft's format, and its base with it merged."""
 
-from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.foreign.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.io.foreign_folder import ABOUT, opened
 from atelier.engine.io.source_files import reading, total_bytes
 from atelier.engine.io.storage import is_local, join, read_object

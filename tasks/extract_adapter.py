@@ -5,10 +5,10 @@ the names that their exported base has.
 import json
 from collections.abc import Mapping
 
-from atelier.engine.config.adapters import CONFIG, PREFIX, WEIGHTS, names_of, split, written
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
-from atelier.engine.config.families import fitting
+from atelier.engine.config.foreign.adapters import CONFIG, PREFIX, WEIGHTS, names_of, split, written
+from atelier.engine.config.foreign.families import fitting
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.role import Role
 from atelier.engine.io.artifact import ArtifactOutput, open_input

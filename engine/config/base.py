@@ -1,17 +1,36 @@
-"""The base of all specs: frozen, keyword-only, no unknown keys; and their canonical form as identity.
-Torch-free.
+"""The base of all specs: frozen, keyword-only, no unknown keys; their canonical form as identity; the values
+of a document that is to become one, by their places. Torch-free.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar, cast
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, ValidationError
 from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.identity_defaults import ABSENT
 
 SpecType = TypeVar("SpecType", bound="Spec")
 if TYPE_CHECKING:
@@ -21,6 +40,7 @@ else:  # for pydantic, which would look for the name in each module with such a 
 # of a field: its content is kept as it is, whatever that holds; document.py bounds what is read
 AS_IT_IS = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
 JsonObject = Annotated[Mapping[str, Json], AS_IT_IS]
+Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
 Given: TypeAlias = "Spec | Json | Sequence[Given] | Mapping[str, Given]"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="what the model is called")]
 ModelName = Annotated[
@@ -54,8 +74,6 @@ class Spec(BaseModel):
         """The fields that change the result: no layout fields, and no value equal to what the field's absence
         has always meant.
         """
-        from atelier.engine.config.identity_defaults import ABSENT
-
         absent = {
             name: value
             for base in reversed(type(self).__mro__)
@@ -160,6 +178,121 @@ def flatten(document: Json, prefix: str = "") -> dict[str, Json]:
     return result
 
 
+class SpecChooser(ABC):
+    """The validator of a field whose spec class depends on the value, or on an extension."""
+
+    @property
+    def about(self) -> str:
+        """The field's description, where the field has none itself."""
+        return ""
+
+    @abstractmethod
+    def spec_of(self, document: Mapping[str, Given]) -> type[Spec] | None:
+        """The spec class that `document` names; None when there is no such class."""
+
+
+@dataclass(frozen=True)
+class FieldPlace:
+    """One value of a document: its dotted name, its type, and the field that holds it."""
+
+    name: str
+    annotation: Form
+    value: Given = None
+    metadata: tuple[object, ...] = ()  # pydantic's: of any type
+    field: FieldInfo | None = None
+
+    @property
+    def about(self) -> str:
+        chooser = self._chooser
+        if chooser is not None and chooser.about:
+            return chooser.about
+        return (self.field.description or "") if self.field else ""
+
+    @property
+    def _chooser(self) -> SpecChooser | None:
+        validators = (getattr(item, "func", None) for item in (*self.metadata, *_metadata(self.annotation)))
+        return next((one for one in validators if isinstance(one, SpecChooser)), None)
+
+    @cached_property
+    def spec(self) -> type[Spec] | None:
+        """The spec class of the value, that of its `kind` if it has one. None for plain values and
+        containers.
+        """
+        if chooser := self._chooser:
+            return chooser.spec_of(self.value if isinstance(self.value, Mapping) else {})
+        found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
+        return found[0] if found else None
+
+    def down(self, part: str) -> "FieldPlace | None":
+        """The place called `part` below this one; None when the type has no such part."""
+        value = self.value.get(part) if isinstance(self.value, Mapping) else None
+        name = f"{self.name}.{part}".strip(".")
+        spec = self.spec
+        if spec is not None:
+            field = spec.model_fields.get(part)
+            if field is None:
+                return None
+            return FieldPlace(name, cast(Form, field.annotation), value, tuple(field.metadata), field)
+        for arm in _arms(self.annotation):
+            if get_origin(arm) is dict:
+                return _item(name, get_args(arm)[1], value)
+        return None
+
+    def below(self) -> Iterator["FieldPlace"]:
+        """The places one step down: a spec's fields, a mapping's items."""
+        spec = self.spec
+        parts = spec.model_fields if spec else self.value if isinstance(self.value, Mapping) else ()
+        for part in parts:
+            place = self.down(str(part))
+            if place is not None:
+                yield place
+
+    def choices(self) -> list[str]:
+        """The allowed words of the value, if it has any."""
+        words = [
+            str(word)
+            for arm in _arms(self.annotation)
+            if get_origin(arm) is Literal
+            for word in get_args(arm)
+        ]
+        return ["true", "false"] if self.annotation is bool else words
+
+    def type_text(self) -> str:
+        """The type as a person reads it: int, number, text, list, or the words to choose from."""
+        return " or ".join(dict.fromkeys(_type_text(arm) for arm in _arms(self.annotation)))
+
+
+def _item(name: str, annotation: Form, value: Given) -> FieldPlace:
+    if get_origin(annotation) is Annotated:
+        kind, *metadata = get_args(annotation)
+        return FieldPlace(name, kind, value, tuple(metadata))
+    return FieldPlace(name, annotation, value)
+
+
+def _union(annotation: Form) -> tuple[Form, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _metadata(annotation: Form) -> tuple[object, ...]:
+    """Of an Annotated type, or of those in a union."""
+    arms = [arm for arm in _union(annotation) if get_origin(arm) is Annotated]
+    return tuple(one for arm in arms for one in get_args(arm)[1:])
+
+
+def _arms(annotation: Form) -> tuple[Form, ...]:
+    arms = _union(annotation)
+    return tuple(get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms)
+
+
+def _type_text(annotation: Form) -> str:
+    if get_origin(annotation) is Literal:
+        return "|".join(str(word) for word in get_args(annotation))
+    plain = {int: "int", float: "number", str: "text", bool: "true|false"}
+    if isinstance(annotation, type) and annotation in plain:
+        return plain[annotation]
+    return "list" if get_origin(annotation) in (list, tuple) else "section"
+
+
 def parse(kind: type[SpecType], document: Given, place: str) -> SpecType:
     """Validate `document` as `kind`; the first fault becomes a ConfigError with place, value, what is allowed
     and the nearest name.
@@ -176,8 +309,6 @@ def explain(error: ValidationError, kind: type[Spec], place: str, document: Give
 
     With the faulty `document`, the fields below a section whose `kind` chooses the spec are known too.
     """
-    from atelier.engine.config.registry import FieldPlace
-
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
     here, is_field = FieldPlace("", kind, document), True

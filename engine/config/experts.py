@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.blocks import MLPS, Auto, Blocks, MLPKind
 from atelier.engine.config.registry import Limit
-from atelier.engine.config.router.topk import TopK
-from atelier.engine.config.routing import Router
+from atelier.engine.config.routing import Router, usual_router
 
 Combine = Literal["softmax_chosen", "softmax_all", "sum"]
 
@@ -29,7 +28,7 @@ class Experts(Spec):
         default="softmax_chosen",
         description="weights of a token's experts: scores over the chosen ones, over all of them, or 1 each",
     )
-    router: Router = Field(default=TopK(), description="how tokens find their experts")
+    router: Router = Field(default_factory=usual_router, description="how tokens find their experts")
     group: int = Field(
         default=1, ge=1, description="rows whose tokens compete for experts (unused where none compete)"
     )

@@ -5,9 +5,9 @@ A field with its value from this table is left out of identity, so a new field i
 later change of a default changes no existing fingerprint: the table keeps the old meaning.
 """
 
-from atelier.engine.config.base import Json
+from pydantic import JsonValue
 
-ABSENT: dict[str, dict[str, Json]] = {
+ABSENT: dict[str, dict[str, JsonValue]] = {
     "GrowingSpec": {"optimizer": "dropped"},
     "MixedBlocks": {"num_experts": 0, "experts_per_token": 2, "experts": {}},
     "Experts": {

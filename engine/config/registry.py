@@ -1,32 +1,27 @@
-"""The interfaces of model, objective and optimiser specs; the registry of their kinds; the spec at a place of
-a document.
+"""The interfaces of model, objective and optimiser specs; the registry of their kinds.
 
 The folder is the registry: `kind: gpt` of group `model` is engine/config/model/gpt.py, and a name can only
 select a file of that folder, or of the same folder of an extension. Torch-free.
 """
 
 import re
-import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Union, cast, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
-from pydantic.fields import FieldInfo
 
-from atelier.engine.config.base import Given, Json, Kind, Spec, parse
+from atelier.engine.config.base import Given, Json, Kind, Spec, SpecChooser, parse
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.kind_files import kind_class
 from atelier.engine.config.schedule import Schedule, WeightSchedule
-from atelier.engine.config.sections import SectionReader
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
-Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
 
 
 class Limit(NamedTuple):
@@ -262,30 +257,20 @@ def check_version(made: Json, spec: ModelSpec, place: str, what: str, commit: st
 
 
 @dataclass(frozen=True)
-class KindChooser:
+class KindChooser(SpecChooser):
     """Validates a document as the spec of the group's kind that it names, or of the `usual` one."""
 
     group: str
     usual: str = ""
-
-    def spec_of(self, value: Given) -> type[Spec] | None:
-        """The class of the kind that a document names; None of an unknown one."""
-        given = value if isinstance(value, Mapping) else {}
-        kind = str(given.get("kind", self.usual))
-        return spec_class(self.group, kind) if kind in kinds(self.group) else None
 
     def __call__(self, value: Spec | Json) -> Spec | Json:
         if not isinstance(value, dict):
             return value
         return spec_class(self.group, str(value.get("kind", self.usual))).model_validate(value)
 
-
-def chooser_of(metadata: Iterable[object]) -> KindChooser | SectionReader | None:  # pydantic's: of any type
-    """What chooses the class of a value, from the metadata of a field of type Model, Objective, Optim or
-    Router, or of a key of an extension.
-    """
-    found = (getattr(item, "func", None) for item in metadata)
-    return next((chooser for chooser in found if isinstance(chooser, KindChooser | SectionReader)), None)
+    def spec_of(self, document: Mapping[str, Given]) -> type[Kind] | None:
+        kind = str(document.get("kind", self.usual))
+        return spec_class(self.group, kind) if kind in kinds(self.group) else None
 
 
 Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(KindChooser("model"))]
@@ -304,100 +289,3 @@ def _by_name(objectives: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
 
 
 Objectives = Annotated[dict[str, Objective], AfterValidator(_by_name)]
-
-
-@dataclass(frozen=True)
-class FieldPlace:
-    """One value of a document: its dotted name, its type, and the field that holds it."""
-
-    name: str
-    annotation: Form
-    value: Given = None
-    metadata: tuple[object, ...] = ()  # pydantic's: of any type
-    field: FieldInfo | None = None
-
-    @property
-    def about(self) -> str:
-        chooser = chooser_of(self.metadata)
-        if isinstance(chooser, SectionReader):
-            return chooser.about
-        return (self.field.description or "") if self.field else ""
-
-    @cached_property
-    def spec(self) -> type[Spec] | None:
-        """The spec class of the value, that of its `kind` if it has one. None for plain values and
-        containers.
-        """
-        if chooser := chooser_of((*self.metadata, *_metadata(self.annotation))):
-            return chooser.spec_of(self.value)
-        found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
-        return found[0] if found else None
-
-    def down(self, part: str) -> "FieldPlace | None":
-        """The place called `part` below this one; None when the type has no such part."""
-        value = self.value.get(part) if isinstance(self.value, Mapping) else None
-        name = f"{self.name}.{part}".strip(".")
-        spec = self.spec
-        if spec is not None:
-            field = spec.model_fields.get(part)
-            if field is None:
-                return None
-            return FieldPlace(name, cast(Form, field.annotation), value, tuple(field.metadata), field)
-        for arm in _arms(self.annotation):
-            if get_origin(arm) is dict:
-                return _item(name, get_args(arm)[1], value)
-        return None
-
-    def below(self) -> Iterator["FieldPlace"]:
-        """The places one step down: a spec's fields, a mapping's items."""
-        spec = self.spec
-        parts = spec.model_fields if spec else self.value if isinstance(self.value, Mapping) else ()
-        for part in parts:
-            place = self.down(str(part))
-            if place is not None:
-                yield place
-
-    def choices(self) -> list[str]:
-        """The allowed words of the value, if it has any."""
-        words = [
-            str(word)
-            for arm in _arms(self.annotation)
-            if get_origin(arm) is Literal
-            for word in get_args(arm)
-        ]
-        return ["true", "false"] if self.annotation is bool else words
-
-    def type_text(self) -> str:
-        """The type as a person reads it: int, number, text, list, or the words to choose from."""
-        return " or ".join(dict.fromkeys(_type_text(arm) for arm in _arms(self.annotation)))
-
-
-def _item(name: str, annotation: Form, value: Given) -> FieldPlace:
-    if get_origin(annotation) is Annotated:
-        kind, *metadata = get_args(annotation)
-        return FieldPlace(name, kind, value, tuple(metadata))
-    return FieldPlace(name, annotation, value)
-
-
-def _union(annotation: Form) -> tuple[Form, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-
-
-def _metadata(annotation: Form) -> tuple[object, ...]:
-    """Of an Annotated type, or of those in a union."""
-    arms = [arm for arm in _union(annotation) if get_origin(arm) is Annotated]
-    return tuple(one for arm in arms for one in get_args(arm)[1:])
-
-
-def _arms(annotation: Form) -> tuple[Form, ...]:
-    arms = _union(annotation)
-    return tuple(get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms)
-
-
-def _type_text(annotation: Form) -> str:
-    if get_origin(annotation) is Literal:
-        return "|".join(str(word) for word in get_args(annotation))
-    plain = {int: "int", float: "number", str: "text", bool: "true|false"}
-    if isinstance(annotation, type) and annotation in plain:
-        return plain[annotation]
-    return "list" if get_origin(annotation) in (list, tuple) else "section"

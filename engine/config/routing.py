@@ -2,7 +2,7 @@
 engine/config/router/topk.py. Torch-free.
 """
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -70,4 +70,10 @@ class LookingAhead(RouterSpec):
         return not self.sees_future
 
 
-Router = Annotated[SerializeAsAny[RouterSpec], BeforeValidator(KindChooser("router", usual="topk"))]
+ROUTERS = KindChooser("router", usual="topk")
+Router = Annotated[SerializeAsAny[RouterSpec], BeforeValidator(ROUTERS)]
+
+
+def usual_router() -> RouterSpec:
+    """The router of a mixture that names none."""
+    return cast(RouterSpec, ROUTERS({}))

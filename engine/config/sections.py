@@ -2,13 +2,13 @@
 engine/extensions/<name>/config/train/<key>.py, which is imported where a configuration has it. Torch-free.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
 
-from atelier.engine.config.base import SECTION, Given, Section, Spec
+from atelier.engine.config.base import SECTION, Given, Section, Spec, SpecChooser
 from atelier.engine.config.extensions import extension_of, kinds_of
 from atelier.engine.config.kind_files import section_class
 
@@ -16,26 +16,26 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 
 @dataclass(frozen=True)
-class SectionReader:
+class SectionReader(SpecChooser):
     """Validates what a configuration has at a key of an extension."""
 
     section: str
     key: str
 
-    def spec_of(self, value: Given) -> type[Spec]:
+    def spec_of(self, document: Mapping[str, Given]) -> type[Spec]:
         """The class of the key, whatever its value."""
         return section_class(self.section, self.key)
 
     @property
     def about(self) -> str:
         """The first sentence of the class, as a field's description."""
-        text = " ".join((self.spec_of(None).__doc__ or "").partition(".")[0].split())
+        text = " ".join((self.spec_of({}).__doc__ or "").partition(".")[0].split())
         return f"{text[:1].lower()}{text[1:]}"
 
     def __call__(self, value: Given) -> Given:
         if value is None or isinstance(value, Spec):
             return value
-        return self.spec_of(value).model_validate(value)
+        return self.spec_of({}).model_validate(value)
 
 
 def with_sections(section: str) -> Callable[[type[SpecType]], type[SpecType]]:

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.conversion.merge_adapter import MergeAdapter
+from atelier.engine.config.foreign.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.conversion.contract import Converted, Parent, WeightPiece
 from atelier.engine.model.lora import of_base, with_addition

@@ -4,22 +4,33 @@ held-out split.
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from zlib import crc32
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source, is_stdlib, share_note
 from atelier.engine.config.error import DataError
 from atelier.engine.data.copies import text_group
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, CorpusLine, split_of
-from atelier.engine.data.parts import LONGEST, SMALLEST, part_size, parts
 from atelier.engine.data.source import Document, Files, documents
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import total_bytes
+
+# A long document is split into parts, each short enough to be one line of the corpus. A part ends at a line
+# whose own text says so, not at a number of characters: where two documents have pages in common, most of
+# their parts are the same, and copies are on one side of the split.
+SMALLEST = 1024  # characters of a part
+LONGEST = 8 << 20  # characters of a line of a corpus: as JSON 48 MiB at most, which document.py reads
+OF_A_SHARE = 32  # parts in what is to be held out
+ENDS = 4  # one line in so many may end a part
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass
@@ -171,3 +182,39 @@ def _runs(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator[C
         }
         yield {**found, "cut": True} if pieces else found
         begin = end
+
+
+def part_size(share: float) -> int:
+    """Characters of a part, about, where `share` characters are to be held out."""
+    return int(min(max(share / OF_A_SHARE, SMALLEST), LONGEST // 3))
+
+
+def parts(text: str, size: int) -> list[str]:
+    """The text in parts of `size` characters, about: from half of it to twice as many. They end with a
+    paragraph, else a line, else a word, else anywhere.
+    """
+    ends, place, last = [0], 0, ""
+    for line in _lines(text, size // 4):
+        length = place + len(line) - ends[-1]
+        is_place = not line.strip() or length >= size  # a paragraph's end, or one was waited for
+        place += len(line)
+        last = line if line.strip() else last
+        may_end = length >= size // 2 and is_place and not crc32(last.encode(errors="surrogatepass")) % ENDS
+        if may_end or length >= size + size // 2:
+            ends.append(place)
+    if place > ends[-1]:
+        short = place - ends[-1] < size // 2 and len(ends) > 1
+        ends[-1:] = [place] if short else [ends[-1], place]
+    return [text[begin:end] for begin, end in pairwise(ends)]
+
+
+def _lines(text: str, most: int) -> Iterator[str]:
+    """The lines of a text; those longer than `most` in pieces, which end with a blank where there is one."""
+    for found in _LINE.finditer(text):
+        line, begin = found[0], 0
+        while len(line) - begin > most:
+            blank = max(line.rfind(" ", begin, begin + most), line.rfind("\t", begin, begin + most))
+            end = blank + 1 if blank >= begin else begin + most
+            yield line[begin:end]
+            begin = end
+        yield line[begin:]

@@ -5,12 +5,12 @@ the headers of its weights alone. Torch-free.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
-from atelier.engine.config import adapters
 from atelier.engine.config.base import Json
-from atelier.engine.config.config_keys import short
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config.families import Reading, family_of, reading_of
-from atelier.engine.config.foreign_weights import Stored, matching
+from atelier.engine.config.foreign import adapters
+from atelier.engine.config.foreign.config_keys import short
+from atelier.engine.config.foreign.families import Reading, family_of, reading_of
+from atelier.engine.config.foreign.weights import Stored, matching
 from atelier.engine.io.foreign_folder import (
     BESIDE,
     CONFIG,

@@ -1,5 +1,5 @@
 """Weights of another family's checkpoint as ours, and back, one at a time: names changed, matrices
-turned, cut and joined as engine/config/families.py says. No number changes.
+turned, cut and joined as engine/config/foreign/families.py says. No number changes.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from atelier.engine.config.error import DataError
-from atelier.engine.config.families import UNUSED, Family, Part, Said
-from atelier.engine.config.foreign_weights import Stored, is_stack, matching
+from atelier.engine.config.foreign.families import UNUSED, Family, Part, Said
+from atelier.engine.config.foreign.weights import Stored, is_stack, matching
 from atelier.engine.model.weights import StoredWeights, Weight
 
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atelier.engine.config.adapters import MATRIX, Scaled, names_of, split
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError, nearest
-from atelier.engine.config.families import fitting
+from atelier.engine.config.foreign.adapters import MATRIX, Scaled, names_of, split
+from atelier.engine.config.foreign.families import fitting
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Trainable

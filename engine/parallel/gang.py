@@ -6,7 +6,7 @@ import ctypes
 import json
 import os
 import socket
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # torch.distributed has it without exporting it
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.device import is_device
@@ -25,7 +26,6 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
 from atelier.engine.io.local_url import FILE, path_of
 from atelier.engine.io.machine import num_cores
-from atelier.engine.parallel.regions import Regions
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHE, KERNELS = "LRU_CACHE_CAPACITY", 64
@@ -33,7 +33,20 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # timeout of collectives: fails the gang if no hang detector did so before
 PATIENCE = timedelta(hours=1)
 
+OFF: AbstractContextManager[None] = nullcontext()
+MARK = "atelier: "  # before the name of a part of a step, in a profiler's trace
+
 Value = TypeVar("Value", bound=Json)
+
+
+class Regions:
+    """`with regions("forward"):` names what runs inside, while a profiler records; else it does nothing."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def __call__(self, name: str) -> AbstractContextManager[object]:
+        return record_function(MARK + name) if self.is_on else OFF
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
     if kind == "heads":
         return SequenceParallel(sequence_dim=HEADS, use_local_output=True)
     if kind == "mixture" and sequence_parallel:
-        return _Mixture(between)
+        return _SplitMixture(between)
     if kind == "memory":
         return _Columns(between)
     return None
@@ -117,7 +117,7 @@ class _Inside(PrepareModuleInput):
         return (*gathered_ones, *inputs[self.number :])
 
 
-class _Mixture(ParallelStyle):
+class _SplitMixture(ParallelStyle):
     """Gathers the argument of a module and splits its result; further results, sums over whole tokens, are
     left as they are.
     """

@@ -4,7 +4,7 @@ configuration alone. Torch-free.
 
 from collections.abc import Mapping
 
-from atelier.engine.config.adapters import INNER, OUTER
+from atelier.engine.config.foreign.adapters import INNER, OUTER
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.io.tensorfile import TensorEntry

@@ -12,7 +12,7 @@ from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
 
 if TYPE_CHECKING:
-    from atelier.engine.config.registry import FieldPlace
+    from atelier.engine.config.base import FieldPlace
 
 BASH = """\
 _atelier() {
@@ -132,7 +132,7 @@ def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterato
 
 
 def _keys(shape: catalog.FlowShape, current: str) -> Iterator[str]:
-    from atelier.engine.config.registry import FieldPlace  # pydantic: only keys need it
+    from atelier.engine.config.base import FieldPlace  # pydantic: only keys need it
 
     parents, dot, _ = current.rpartition(".")
     if not dot:
@@ -157,7 +157,7 @@ def _values(shape: catalog.FlowShape, key: str, roles: list[str]) -> Iterator[st
 
 
 def _at(shape: catalog.FlowShape, key: str) -> "FieldPlace | None":
-    from atelier.engine.config.registry import FieldPlace  # pydantic: only keys need it
+    from atelier.engine.config.base import FieldPlace  # pydantic: only keys need it
 
     first, *rest = key.split(".")
     annotation = catalog.parameters(shape.flow).get(first)

@@ -8,8 +8,7 @@ from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
 
 if TYPE_CHECKING:
-    from atelier.engine.config.base import Given
-    from atelier.engine.config.registry import FieldPlace
+    from atelier.engine.config.base import FieldPlace, Given
 
 WIDTH = 22
 
@@ -92,7 +91,7 @@ def _group_lines(shape: catalog.FlowShape) -> list[str]:
 
 
 def _key_lines(shape: catalog.FlowShape) -> list[str]:
-    from atelier.engine.config.registry import FieldPlace  # pydantic: 0.1 s that the other helps do without
+    from atelier.engine.config.base import FieldPlace  # pydantic: 0.1 s that the other helps do without
     from atelier.engine.config.sites import Sites
 
     lines: list[str] = []

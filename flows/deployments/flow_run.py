@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from uuid import UUID
 
+from coolname.data import config  # Prefect draws a run's name from these words where nobody gives one
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
@@ -20,7 +22,6 @@ from atelier.engine.config.role import Role
 from atelier.flows.deployments.cancellation import present
 from atelier.flows.deployments.form_fields import POOL_WHEN_BLANK
 from atelier.flows.deployments.forms import to_overrides
-from atelier.flows.deployments.generated_name import is_generated
 from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.submit_task import TaskSubmitter
 from atelier.flows.run.compose import Frozen, compose
@@ -34,6 +35,11 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.stack.prefect_api import page
 from atelier.infra.store.store import Store, default_root
 
+PAGE = (  # the words with which its page fills the form's box, followed by an animal
+    *("Awesome", "Rustic", "Small", "Gorgeous", "Fantastic", "Sleek", "Intelligent", "Unbranded", "Refined"),
+    *("Licensed", "Generic", "Practical", "Ergonomic", "Handcrafted", "Tasty", "Handmade", "Incredible"),
+)
+LONGEST_ANIMAL = 6  # letters
 LONGEST = 2000  # characters of an error: it may repeat what the user wrote
 
 
@@ -117,3 +123,20 @@ def _state(outcome: RunOutcome) -> State:
     if outcome.is_stopped:
         return Cancelled(message=f"{text}; run it again and it goes on from the last checkpoints")
     return Failed(message=text)
+
+
+def is_generated(name: str) -> bool:
+    """True for two words that Prefect's client or its page puts together, which says nothing; a name that a
+    person chose stays.
+    """
+    first, _, second = name.partition("-")
+    if first in PAGE:
+        return 0 < len(second) <= LONGEST_ANIMAL and second.replace(" ", "").isalpha()
+    return bool(second) and first in _words() and second in _words()
+
+
+@cache
+def _words() -> frozenset[str]:
+    """All words of the generator that its lists of single words have."""
+    lists = (one.get("words", ()) for one in config.values() if one.get("type") == "words")
+    return frozenset(str(word) for words in lists for word in words)

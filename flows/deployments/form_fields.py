@@ -12,11 +12,11 @@ from typing import Required, TypedDict, cast
 
 from pydantic import create_model
 
-from atelier.engine.config.base import Given, JsonObject
+from atelier.engine.config.base import FieldPlace, Given, JsonObject
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.registry import FieldPlace, ObjectiveSpec, spec_class
+from atelier.engine.config.registry import ObjectiveSpec, spec_class
 from atelier.flows.run.catalog import FlowShape, GroupChoice, flow_names, option_text, options, used_choices
 from atelier.flows.run.overrides import SHOWN, shown
 from atelier.flows.run.pools import pool_of

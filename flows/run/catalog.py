@@ -189,7 +189,7 @@ def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]")
 
 def keys_called(flow: str, name: str) -> list[str]:
     """The flow's keys whose last part is `name`, as a dotted path each."""
-    from atelier.engine.config.registry import FieldPlace  # pydantic: only a wrong key needs it
+    from atelier.engine.config.base import FieldPlace  # pydantic: only a wrong key needs it
 
     shape, found = FlowShape(flow), []
     places = [FieldPlace(key, form, shape.document.get(key)) for key, form in parameters(flow).items()]

@@ -1,14 +1,67 @@
-"""What a plan says of data, where it is known: the share that finished corpora hold out, and the tokens after
-the last window, which no training reads.
+"""What a plan says of data: the share that finished corpora hold out; the tokens after the last window, which
+no training reads; FLOPs, memory and time of text that a model writes.
 """
 
 from collections.abc import Sequence
+from typing import TypedDict
 
+from atelier.engine.config.base import parse
 from atelier.engine.config.batch import unread_note
 from atelier.engine.config.data import share_note
 from atelier.engine.config.document import number_of, whole_of
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.plan.writing import cost_of_writing
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
+from atelier.tasks.write import Writing
+
+TOKEN_BYTES = 6  # of text, with what JSON adds, at most on average
+LINE_BYTES = 200  # of a document's line besides its text
+
+
+class WrittenRow(TypedDict):
+    """The fields of a plan's row that are known of it."""
+
+    params: int
+    flops: float
+    memory_gb: float
+    tokens_per_s: float
+    device_hours: float
+
+
+def written_row(node: Node, pool: Pool, store: Store) -> WrittenRow:
+    """Of all documents that are asked for, or that the corpus has; where it is not made yet and all are asked
+    for, of one.
+    """
+    asked, documents = parse(Writing, node.config, node.name), num_documents(node, store) or 1
+    layout = Parallel.model_validate(node.layout)
+    cost = cost_of_writing(asked.model, asked.written, documents, layout, pool)
+    return {
+        "params": cost.params,
+        "flops": cost.flops,
+        "memory_gb": round(cost.memory_gb, 6),
+        "tokens_per_s": cost.tokens / cost.seconds,
+        "device_hours": cost.seconds / 3600,
+    }
+
+
+def num_documents(node: Node, store: Store) -> int:
+    """How many documents are written at most; 0 = not known."""
+    asked = parse(Writing, node.config, node.name).written.documents
+    corpus = store.find("corpus", node.products["corpus"].parents["corpus"])
+    there = corpus.summary["documents"] if corpus else 0
+    return min(asked or there, there or asked)
+
+
+def written_bytes(node: Node, store: Store) -> int:
+    """Bytes on the disk while the task runs, about: its texts beside the output, in scratch and in the
+    output, with the held-out documents, which are the whole corpus at most.
+    """
+    asked = parse(Writing, node.config, node.name).written
+    texts = num_documents(node, store) * (LINE_BYTES + TOKEN_BYTES * (asked.prefix + asked.tokens))
+    corpus = store.find("corpus", node.products["corpus"].parents["corpus"])
+    return 3 * texts + 2 * sum(entry.bytes for entry in corpus.files) if corpus else 3 * texts
 
 
 def data_notes(nodes: Sequence[Node], store: Store) -> list[str]:

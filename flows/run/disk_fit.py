@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from atelier.engine.io.storage import free_bytes, is_local, local_path
-from atelier.flows.run.written import written_bytes
+from atelier.flows.run.data_notes import written_bytes
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atelier import IMPORT_ROOT
-from atelier.engine.config import adapters
 from atelier.engine.config.error import AtelierError, ConfigError, DataError
+from atelier.engine.config.foreign import adapters
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile

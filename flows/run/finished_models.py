@@ -9,7 +9,7 @@ from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Said, difference
+from atelier.engine.config.foreign.families import Said, difference
 from atelier.engine.config.role import Role
 from atelier.infra.store.existing_model import ANY_VOCAB, existing_in
 from atelier.infra.store.store import Store, default_root

@@ -1,7 +1,6 @@
 """Whether a training fits the memory of the pool's devices, and which layouts it could have."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -10,23 +9,19 @@ from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, searc
 from atelier.infra.dag import Node
 from atelier.infra.launch.slots import num_slots
 
-if TYPE_CHECKING:
-    from atelier.flows.run.plan import PlanRow  # which imports this file
-
 TRAINED = ("train", "finetune")
 MOST_DEVICES = 8192  # up to which a layout that would fit is looked for
 
 
-def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> str | None:
-    """Why a node does not fit, with the numbers and the nearest layout that does; None when it fits. The
-    roles of a gang share its devices.
+def too_much(node: Node, each: Sequence[float], pool: Pool, vocab: int) -> str | None:
+    """Why a node does not fit, with the numbers and the nearest layout that does; None when it fits. `each`:
+    GB of each artifact that it has to make. The roles of a gang share its devices.
     """
     if node.task == "write":
-        return _too_much_to_write(node, rows, pool)
+        return _too_much_to_write(node, max(each, default=0.0), pool)
     if node.task not in TRAINED or not vocab:
         return None
     layout = Parallel.model_validate(node.layout)
-    each = [row["memory_gb"] for row in rows if row["state"] == "run"]
     needed = sum(each) if node.task == "train" else max(each, default=0.0)  # draws come one after another
     needed += sum(_resident_gb(node, name, layout, vocab) for name in node.training.frozen)
     limit = limit_gb(pool, layout.ranks)
@@ -39,8 +34,7 @@ def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> s
     return f"{node.name}: needs {needed:.1f} GB on each of {ranks}, but {holder} has {limit:.1f}; {way_out}"
 
 
-def _too_much_to_write(node: Node, rows: "Sequence[PlanRow]", pool: Pool) -> str | None:
-    needed = max((row["memory_gb"] for row in rows if row["state"] == "run"), default=0.0)
+def _too_much_to_write(node: Node, needed: float, pool: Pool) -> str | None:
     limit = limit_gb(pool, 1)
     if needed <= limit:
         return None

@@ -21,7 +21,7 @@ from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.data_notes import data_notes
+from atelier.flows.run.data_notes import data_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.link_rows import Here, LinkRow, SiteRow, link_rows, log_refusals, site_rows
@@ -30,7 +30,6 @@ from atelier.flows.run.reasons import Reason, reasons_of
 from atelier.flows.run.registry import survey
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
-from atelier.flows.run.written import written_row
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
 from atelier.infra.dag import Node, Product
@@ -215,8 +214,8 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         if any(row["state"] != "reuse" for row in mine):
             earlier = [known[row["name"]] for row in mine if row["name"] in known]
             seconds[node.name] = seconds_of(node, _left_s(mine), earlier, store)
-        refusal = too_much(node, mine, frozen.pool, plan_inputs.vocab)
-        if refusal is not None:
+        sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
+        if (refusal := too_much(node, sizes, frozen.pool, vocab)) is not None:
             refusals.append(refusal)
         refusals += log_refusals(node, store)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}

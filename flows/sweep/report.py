@@ -12,14 +12,8 @@ from atelier.engine.io.storage import is_local, join, local_path
 from atelier.engine.io.user_folders import own_folder
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.scaling_law import Trained, batch_law, laws, lowest, optima
-from atelier.infra.report.sweep_report import (
-    SweepContent,
-    SweepRow,
-    importances,
-    said_of_laws,
-    to_markdown,
-    write_sweep_report,
-)
+from atelier.infra.report.sweep_content import SweepContent, SweepRow, importances
+from atelier.infra.report.sweep_report import said_of_laws, to_markdown, write_sweep_report
 from atelier.infra.store.run_manifest import measured
 
 FOLDER = "report"

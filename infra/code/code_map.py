@@ -30,11 +30,10 @@ from atelier.engine.config.sections import extensions_of
 from atelier.engine.io.source_check import source_digest
 from atelier.engine.io.user_folders import cache_folder
 from atelier.infra.code import syntax
-from atelier.infra.code.moved_code import Entry, read_moved
+from atelier.infra.code.code_change import Map
 from atelier.infra.code.syntax import imports_of, parts_of
 from atelier.infra.dag import Node
 
-Map = dict[str, dict[str, str]]  # file -> function, Class, Class.method or '' (the rest) -> digest
 Cache = dict[str, tuple[list[str], dict[str, str]]]  # digest of a file -> its imports and parts
 
 MOST = 2000  # files in the cache
@@ -64,7 +63,6 @@ LEFT_OUT = (
             "gang",
             "grid",
             "pipeline",
-            "regions",
             "shard",
             "tensor",
         )
@@ -212,40 +210,6 @@ def _kinds_read(node: Node) -> set[str]:
 def sources_of(maps: Mapping[str, Map], project: Path = PROJECT) -> dict[str, str]:
     """Content digests of the maps' files as they were read: engine/io/source_check.py compares them."""
     return {file: _read[project / file].content for code in maps.values() for file in code}
-
-
-def digest_of(code: Map) -> str:
-    """Digest of a map, 16 digits."""
-    return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def files_of(code: Map) -> dict[str, str]:
-    """The map with one digest per file, as stored in records."""
-    return {file: _file_digest(file, parts) for file, parts in code.items()}
-
-
-def _file_digest(file: str, entry: Entry) -> str:
-    """Digest of a file, 8 digits, from an entry of a map of either form."""
-    return entry if isinstance(entry, str) else digest_of({file: dict(entry)})[:8]
-
-
-def changed(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> list[str]:
-    """Files that differ between two maps (of either form), with the differing functions where known. Code
-    that was only moved counts as the same (infra/code/moved_code.py).
-    """
-    old, result = read_moved(old, new, _file_digest), []
-    for file in sorted({*old, *new}):
-        before, now = old.get(file), new.get(file)
-        if before == now:
-            continue
-        if before is None or now is None:
-            result.append(f"{file} ({'new' if before is None else 'gone'})")
-        elif isinstance(before, dict) and isinstance(now, dict):
-            parts = [part for part in sorted({*before, *now}) if part and before.get(part) != now.get(part)]
-            result.append(f"{file} ({', '.join(parts)})" if parts else file)
-        else:
-            result.append(file)
-    return result
 
 
 def _is_kind(file: str) -> bool:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from atelier.engine.config.direction import is_higher_better, which_is_better
 from atelier.infra.report.scaling_law import PER_TOKEN, BatchLaw, Law, Optimum, Trained
-from atelier.infra.report.sweep_report import SweepContent, SweepRow, number
+from atelier.infra.report.sweep_content import SweepContent, SweepRow, number
 
 FURTHER = 4.0  # curves are extrapolated to this multiple of the longest training
 LAW_DPI = 150

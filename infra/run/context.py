@@ -22,7 +22,8 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.site import Site
 from atelier.engine.config.trajectory import Segment
 from atelier.engine.io.fork_server import ForkServer
-from atelier.infra.code.code_map import Map, files_of, maps_of, sources_of
+from atelier.infra.code.code_change import Map, files_of
+from atelier.infra.code.code_map import maps_of, sources_of
 from atelier.infra.code.provenance import code_provenance
 from atelier.infra.dag import Node, Product
 from atelier.infra.launch import batch_job

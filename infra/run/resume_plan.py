@@ -15,7 +15,7 @@ from atelier.engine.config.run_file import Member
 from atelier.engine.config.trajectory import Segment, in_teaching_order
 from atelier.engine.io.weight_files import weights_digest
 from atelier.engine.link.lessons import state_of
-from atelier.infra.code.code_map import Map, changed, digest_of, files_of
+from atelier.infra.code.code_change import Map, changed, digest_of, files_of
 from atelier.infra.code.provenance import engine_digest
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import (

@@ -13,7 +13,8 @@ from atelier.engine.config.trajectory import Segment
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.messages import ReaderProgress, lessons, model_at
 from atelier.engine.link.readers import Learner, ReadingSites
-from atelier.infra.code.code_map import EXTENSIONS, Map, digest_of
+from atelier.infra.code.code_change import Map, digest_of
+from atelier.infra.code.code_map import EXTENSIONS
 
 VERSION = 1  # of the form of messages
 

@@ -3,6 +3,7 @@ garbage collection keeps what they name (infra/store/gc.py): so each carries its
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from pydantic import ConfigDict, Field
 
@@ -13,10 +14,19 @@ from atelier.engine.config.record import LATEST, Record
 from atelier.engine.io.storage import join, names, read_bytes, write_bytes
 from atelier.infra.dag import Node, Product
 from atelier.infra.store.lease import Holder
-from atelier.infra.store.store import Store
 
 FOLDER = "runs"
 ENDING = ".json"
+
+
+class RecordStore(Protocol):
+    """What a store of artifacts (infra/store/store.py) offers here; it looks up names in manifests."""
+
+    root: str
+
+    def find(self, kind: str, fingerprint: str) -> Record | None:
+        """The record of a finished artifact, or None."""
+        ...
 
 
 class Row(Spec):
@@ -64,18 +74,18 @@ class RunManifest(Spec):
 UNSEALED = frozenset(RunManifest.model_fields)  # keys of an older manifest without a digest
 
 
-def write_manifest(store: Store, manifest: RunManifest) -> None:
+def write_manifest(store: RecordStore, manifest: RunManifest) -> None:
     document = manifest.model_dump(mode="json", exclude_unset=True)
     write_bytes(join(store.root, FOLDER, f"{manifest.id}{ENDING}"), sealed(document))
 
 
-def manifests(store: Store) -> list[RunManifest]:
+def manifests(store: RecordStore) -> list[RunManifest]:
     """All runs' manifests, oldest first, without damaged ones (`read_manifests`)."""
     found, _ = read_manifests(store)
     return found
 
 
-def read_manifests(store: Store) -> tuple[list[RunManifest], dict[str, DamageError]]:
+def read_manifests(store: RecordStore) -> tuple[list[RunManifest], dict[str, DamageError]]:
     """All readable manifests, oldest first, and by run id the damage of the others."""
     found, damaged = [], {}
     for name in names(join(store.root, FOLDER)):
@@ -91,7 +101,7 @@ def read_manifests(store: Store) -> tuple[list[RunManifest], dict[str, DamageErr
     return sorted(found, key=lambda manifest: manifest.started), damaged
 
 
-def read_manifest(store: Store, run: str) -> RunManifest:
+def read_manifest(store: RecordStore, run: str) -> RunManifest:
     """The manifest of a run, by id. Raises DamageError, with the way out, when it cannot be read."""
     place = join(store.root, FOLDER, f"{run}{ENDING}")
     what = "a run's manifest"
@@ -135,7 +145,7 @@ def described(node: Node) -> list[Row]:
     ]
 
 
-def measured(store: Store, rows: Iterable[Row], metric: str) -> tuple[float, Record] | None:
+def measured(store: RecordStore, rows: Iterable[Row], metric: str) -> tuple[float, Record] | None:
     """Value of `metric` among the products in `rows`, and the record that has it. `<name>.<key>` is a key of
     the summary of the product with that name (model, role, task or kind), such as `student_a.eval_loss`;
     without a name, of the first product that has the key.
@@ -185,7 +195,7 @@ def parents_of(product: Product) -> dict[str, str]:
     }
 
 
-def nearest_run(store: Store, flow: str, config: JsonObject) -> RunManifest | None:
+def nearest_run(store: RecordStore, flow: str, config: JsonObject) -> RunManifest | None:
     """The finished run of the same flow with the fewest differing keys; on a tie the newest."""
     wanted = flatten(config)
     best, fewest = None, None

@@ -25,6 +25,7 @@ from atelier.engine.io.storage import (
 )
 from atelier.infra.store.alias import LATEST, aliases, find_alias
 from atelier.infra.store.lease import Holder, LeaseLog, LeaseLost
+from atelier.infra.store.run_manifest import manifests
 
 RECORD = "record.json"
 SHORT = 16
@@ -165,8 +166,6 @@ class Store:
 
     def _called_by_a_run(self, name: str, kind: str | None) -> Record | None:
         """What the newest run that called something so has reused under this name."""
-        from atelier.infra.store.run_manifest import manifests  # which reads and writes them in a Store
-
         rows = [
             row for run in manifests(self) for row in run.tasks if row.model == name and row.kind in KINDS
         ]

@@ -25,7 +25,7 @@ from atelier.engine.io.storage import (
     verify,
     write_bytes,
 )
-from atelier.infra.code.code_map import Map, digest_of
+from atelier.infra.code.code_change import Map, digest_of
 from atelier.infra.store.conditional_create import create_exclusive
 from atelier.infra.store.lease import LOG
 from atelier.infra.store.store import Store

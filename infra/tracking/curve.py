@@ -16,7 +16,7 @@ MEASURED = (
     "resident_gb",
     "gpu_percent",
     "gpu_memory_gb",
-)  # by process_stats.py and gpu_stats.py
+)  # by process_stats.py
 SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", *MEASURED)} | {
     "link_s": "link/seconds",  # between sites: engine/extensions/sites/link_meter.py
     "link_wait_s": "link/wait_seconds",

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atelier.engine.config.adapters import Scaled, scaled
 from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.foreign.adapters import Scaled, scaled
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.lora import of_base
 from atelier.engine.model.weights import StoredWeights

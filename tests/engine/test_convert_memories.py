@@ -13,7 +13,7 @@ from atelier.engine.config.conversion.upcycle import Upcycle
 from atelier.engine.config.conversion.width import Width
 from atelier.engine.config.conversions import ConversionSpec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import fitting
+from atelier.engine.config.foreign.families import fitting
 from atelier.engine.config.memory import ProductKeyMemory
 from atelier.engine.config.model.ernie import Ernie
 from atelier.engine.conversion import depth, merge_experts, product_keys, upcycle

@@ -17,8 +17,8 @@ from atelier.engine.config.model.ernie import Ernie
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.data.auto_tokenizer import NOT_COMPARED
 from atelier.engine.data.examples import NOT_SCORED
+from atelier.engine.export import NOT_COMPARED
 from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.sampling import TextModel
 from atelier.engine.inference.scoring import label_nats

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atelier.engine.config.adapters import (
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.foreign.adapters import (
     CONFIG,
     INNER,
     MATRIX,
@@ -20,7 +21,6 @@ from atelier.engine.config.adapters import (
     names_of,
     written,
 )
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.lora import with_addition
 from tests.engine.model.test_foreign import CASES, Checkpoint, apart, logits

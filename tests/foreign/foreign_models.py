@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from atelier.engine.config.family import t5
-from atelier.engine.config.idle_keys import TRAINING, Idle
+from atelier.engine.config.foreign.idle_keys import TRAINING, Idle
 from tests.foreign.search import Case
 
 SMALL: Case = {

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from atelier.engine.config.base import parse
+from atelier.engine.config.base import Spec, parse
 from atelier.engine.config.conversions import GrowingSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
@@ -51,3 +51,15 @@ class ToVocabulary(GrowingSpec):
             raise ConfigError("convert", f"is for models of kind gpt or encdec, not {spec.kind}")
         changed = {"vocab": "auto", "vocab_padding": 0}
         return parse(type(spec), spec.model_dump(mode="json") | changed, "convert")
+
+
+class Growth(Spec):
+    """How a model grows in the flow cpm2: from one language to two, then to a mixture of experts."""
+
+    vocab: int = Field(default=6144, ge=300, description="ids of the tokenizer of both languages")
+    mix: float = Field(
+        default=3.0, gt=0, description="weight of the second language's text for each 1 of the first's"
+    )
+    steps: int = Field(default=200, ge=1, description="steps of the training on both languages")
+    experts_steps: int = Field(default=200, ge=1, description="steps of the training as a mixture of experts")
+    vocabulary: ToVocabulary = Field(default=ToVocabulary(), description="rows of the new tokens")

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.config_keys import Config, Fields, Key, Reader, flag, given, number
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Part
+from atelier.engine.config.foreign.config_keys import Config, Fields, Key, Reader, flag, given, number
+from atelier.engine.config.foreign.families import Part
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.rope import USES
 

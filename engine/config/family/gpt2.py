@@ -5,9 +5,9 @@ values in one.
 from typing import cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.config_keys import Config, Fields, Key, flag, given
-from atelier.engine.config.families import Family, Part
-from atelier.engine.config.idle_keys import LENGTH, OFF, SPEED, TRAINING, Idle
+from atelier.engine.config.foreign.config_keys import Config, Fields, Key, flag, given
+from atelier.engine.config.foreign.families import Family, Part
+from atelier.engine.config.foreign.idle_keys import LENGTH, OFF, SPEED, TRAINING, Idle
 from atelier.engine.config.model.gpt import GPT
 
 ACTIVATIONS = {

@@ -1,8 +1,8 @@
 """Llama 1 to 3 (2302.13971, 2407.21783)."""
 
-from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
-from atelier.engine.config.idle_keys import SPEED, Idle
+from atelier.engine.config.foreign.families import Family
+from atelier.engine.config.foreign.idle_keys import SPEED, Idle
 
 FAMILY = Family(
     name="llama",

@@ -1,7 +1,7 @@
 """Mistral (2310.06825): Llama with a window."""
 
-from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
+from atelier.engine.config.foreign.families import Family
 
 FAMILY = Family(
     name="mistral",

@@ -1,9 +1,9 @@
 """Mixtral (2401.04088): Mistral with experts."""
 
-from atelier.engine.config.config_keys import Key
-from atelier.engine.config.families import Family, Part
 from atelier.engine.config.family import _llama as like
-from atelier.engine.config.idle_keys import TRAINING, Idle
+from atelier.engine.config.foreign.config_keys import Key
+from atelier.engine.config.foreign.families import Family, Part
+from atelier.engine.config.foreign.idle_keys import TRAINING, Idle
 
 MIXTURE = "model.layers.{i}.block_sparse_moe"
 

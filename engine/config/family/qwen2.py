@@ -1,7 +1,7 @@
 """Qwen 2 and 2.5 (2407.10671): queries, keys and values with a bias."""
 
-from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
+from atelier.engine.config.foreign.families import Family
 
 FAMILY = Family(
     name="qwen2",

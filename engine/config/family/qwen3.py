@@ -1,7 +1,7 @@
 """Qwen 3 (2505.09388), dense: each head's queries and keys have a norm."""
 
-from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
+from atelier.engine.config.foreign.families import Family
 
 FAMILY = Family(
     name="qwen3",

@@ -1,11 +1,11 @@
 """Qwen 3 (2505.09388) with experts."""
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.config_keys import Config, Fields, Key, flag, given
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Family, Part
 from atelier.engine.config.family import _llama as like
-from atelier.engine.config.idle_keys import TRAINING, Idle
+from atelier.engine.config.foreign.config_keys import Config, Fields, Key, flag, given
+from atelier.engine.config.foreign.families import Family, Part
+from atelier.engine.config.foreign.idle_keys import TRAINING, Idle
 from atelier.engine.config.model.gpt import GPT
 
 EXPERTS = "model.layers.{i}.mlp.experts.{e}"

@@ -5,10 +5,10 @@ reads; transformers 5 says so by `scale_decoder_outputs` and leaves tie_word_emb
 from typing import cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.config_keys import Config, Fields, Key, flag, given
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Family, Part
-from atelier.engine.config.idle_keys import OFF, TRAINING, Idle
+from atelier.engine.config.foreign.config_keys import Config, Fields, Key, flag, given
+from atelier.engine.config.foreign.families import Family, Part
+from atelier.engine.config.foreign.idle_keys import OFF, TRAINING, Idle
 from atelier.engine.config.model.encdec import SIDES, EncDec
 from atelier.engine.config.registry import ModelSpec
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
+from atelier.engine.config.base import FieldPlace
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import FieldPlace, ModelSpec, kinds, spec_class
+from atelier.engine.config.registry import ModelSpec, kinds, spec_class
 
 HUGE = 10**12
 SMALL = {"num_layers": 2, "hidden": 32, "num_heads": 4, "vocab": 64}

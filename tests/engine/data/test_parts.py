@@ -95,7 +95,7 @@ def test_files_of_the_standard_library_stay_whole(workshop):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=60), st.integers(16, 300))
 def test_parts_are_the_text_again_and_none_is_long(lines: list[str], size: int):
-    from atelier.engine.data.parts import parts
+    from atelier.engine.data.curate import parts
 
     text = "\n".join(lines)
     found = parts(text, size)
@@ -105,11 +105,10 @@ def test_parts_are_the_text_again_and_none_is_long(lines: list[str], size: int):
 
 
 def test_a_document_longer_than_a_stored_object_may_be_is_read_by_every_later_task(workshop, monkeypatch):
-    from atelier.engine.data import curate, parts
+    from atelier.engine.data import curate
 
     monkeypatch.setattr(document, "MOST_BYTES", 64 << 10)  # a thousandth of what they are
-    for module in (curate, parts):
-        monkeypatch.setattr(module, "LONGEST", 8 << 10)
+    monkeypatch.setattr(curate, "LONGEST", 8 << 10)
     texts = {
         "long": book(1, 40_000),
         "nul": "\0" * 100_000 + "x",
@@ -124,7 +123,7 @@ def test_a_document_longer_than_a_stored_object_may_be_is_read_by_every_later_ta
 
 
 def test_a_line_of_a_corpus_is_never_longer_than_a_stored_object_may_be():
-    from atelier.engine.data.parts import LONGEST
+    from atelier.engine.data.curate import LONGEST
 
     line = {"group": "g" * 64, "id": "n" * 4096, "split": "held_out", "cut": True, "text": ""}
     for letter in ("\0", '"', "\U0001f600", "\x7f", "\u2028"):

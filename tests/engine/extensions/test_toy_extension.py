@@ -9,9 +9,9 @@ import pytest
 
 import atelier.engine.extensions
 from atelier.engine.config import extensions, registry
-from atelier.engine.config.base import Spec, parse
+from atelier.engine.config.base import FieldPlace, Spec, parse
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import FieldPlace, ObjectiveSpec, spec_class
+from atelier.engine.config.registry import ObjectiveSpec, spec_class
 from atelier.engine.config.role import Role
 from atelier.engine.config.sections import extensions_of, with_sections
 from atelier.engine.plan.checks import check_layout

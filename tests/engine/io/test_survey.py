@@ -8,7 +8,7 @@ import pytest
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
-from atelier.engine.config.families import UNUSED, family_of
+from atelier.engine.config.foreign.families import UNUSED, family_of
 from atelier.engine.io.survey import COMES_IN, IDLE, OPEN, REFUSED, Survey, survey, survey_adapter
 from atelier.engine.io.tensorfile import TensorEntry, head
 from atelier.engine.io.weight_headers import header

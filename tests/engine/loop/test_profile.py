@@ -9,7 +9,7 @@ import pytest
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.loop.profile import WARM
-from atelier.engine.parallel.regions import MARK, OFF, Regions
+from atelier.engine.parallel.gang import MARK, OFF, Regions
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, student, train
 
 TWO = Parallel(shard=2, threads=1, compile="none", device="cpu")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import AtelierError, ConfigError, DataError
-from atelier.engine.config.families import Family, Said, difference, families, family_of, fitting
+from atelier.engine.config.foreign.families import Family, Said, difference, families, family_of, fitting
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.contract import Model

@@ -3,7 +3,7 @@
 import pytest
 from prefect.utilities.names import generate_slug
 
-from atelier.flows.deployments.generated_name import is_generated
+from atelier.flows.deployments.flow_run import is_generated
 
 
 def test_every_name_that_prefect_draws_is_known():

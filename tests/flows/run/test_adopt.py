@@ -11,7 +11,7 @@ from atelier.engine import adopt as adopting
 from atelier.engine import adopt_adapter as adapting
 from atelier.engine import export as exporting
 from atelier.engine.config.error import AtelierError, ConfigError, DataError
-from atelier.engine.config.families import family_of
+from atelier.engine.config.foreign.families import family_of
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from atelier.engine.config.base import FieldPlace
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config.registry import FieldPlace
 from atelier.flows.run.compose import compose
 from atelier.flows.run.registry import is_idle, parameters
 from tests.flows.run.test_order import nodes, parent

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.config.families import family_of
+from atelier.engine.config.foreign.families import family_of
 from atelier.engine.config.model.gpt import GPT
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import PlanRow, make_plan

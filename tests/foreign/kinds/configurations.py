@@ -7,8 +7,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.config.config_keys import ARCHITECTURES, TYPE
-from atelier.engine.config.families import difference, family_of, reading_of
+from atelier.engine.config.foreign.config_keys import ARCHITECTURES, TYPE
+from atelier.engine.config.foreign.families import difference, family_of, reading_of
 from tests.foreign.foreign_models import CHANGES, FAMILIES, beside, fields, without_activation
 from tests.foreign.search import Case
 

@@ -8,7 +8,8 @@ from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
 from atelier.infra.code import code_map
-from atelier.infra.code.code_map import ROOTS, Map, changed, digest_of, files_of, sources_of, training_map
+from atelier.infra.code.code_change import Map, changed, digest_of, files_of
+from atelier.infra.code.code_map import ROOTS, sources_of, training_map
 
 LOOP = '''"""Words."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from atelier.infra.code import code_map, moved_code
-from atelier.infra.code.code_map import changed, files_of
+from atelier.infra.code import code_change, code_map
+from atelier.infra.code.code_change import changed, files_of
 from tests.checkout import TOP
 
 MADE_BEFORE = Path(__file__).with_name("map_before_the_move.json")  # of a training that was stopped half done
@@ -33,7 +33,7 @@ OLD = {file: entry[0] for file, entry in BEFORE.items()}
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(moved_code, "_table", lambda: (BEFORE, AFTER))
+    monkeypatch.setattr(code_change, "_table", lambda: (BEFORE, AFTER))
     yield
 
 
@@ -78,7 +78,7 @@ def test_a_map_made_after_the_move_is_compared_as_it_stands(table: None) -> None
 def test_a_training_that_was_begun_before_the_move_names_only_what_was_changed_since(form: Any) -> None:
     """The map is a real one; what has changed since is what differs from the table."""
     made = json.loads(MADE_BEFORE.read_bytes())
-    before, after = moved_code._table()
+    before, after = code_change._table()
     targets = {target for file in made for target in before[file][1:]}
     assert (
         all(digest == before[file][0] for file, digest in files_of(made).items()) and targets <= after.keys()

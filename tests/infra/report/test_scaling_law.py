@@ -10,7 +10,8 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 
 from atelier.infra.report.scaling_law import BatchLaw, Law, Trained, batch_law, laws, lowest, optima
-from atelier.infra.report.sweep_report import SweepContent, said_of_laws, write_sweep_report
+from atelier.infra.report.sweep_content import SweepContent
+from atelier.infra.report.sweep_report import said_of_laws, write_sweep_report
 
 LENGTHS = [2**k * 100_000 for k in range(6)]
 SIZES = [50_000, 200_000, 800_000, 3_200_000]

@@ -17,8 +17,9 @@ from atelier.engine.io.weight_files import WEIGHTS, shard_name
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
-from atelier.infra.code import moved_code
-from atelier.infra.code.code_map import Map, digest_of, files_of, maps_of
+from atelier.infra.code import code_change
+from atelier.infra.code.code_change import Map, digest_of, files_of
+from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node
 from atelier.infra.run.resume_plan import Resume, _code_of, members, other_code, resume_plan
 from atelier.infra.store.lease import Holder
@@ -177,7 +178,7 @@ NEW = {"engine/config/a.py": {"": "now"}}
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     """OLD became NEW by moving alone."""
     before = {"engine/spec/a.py": [files_of(OLD)["engine/spec/a.py"], "engine/config/a.py"]}
-    monkeypatch.setattr(moved_code, "_table", lambda: (before, files_of(NEW)))
+    monkeypatch.setattr(code_change, "_table", lambda: (before, files_of(NEW)))
 
 
 def begun(store: Store, codes: list[str], maps: dict[int, Map]) -> list[Segment]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.config_keys import (
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.foreign.config_keys import (
     ARCHITECTURES,
     TYPE,
     Config,
@@ -22,13 +23,12 @@ from atelier.engine.config.config_keys import (
     Reader,
     short,
 )
-from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.idle_keys import IDLE, NEVER, Idle, row_of
+from atelier.engine.config.foreign.idle_keys import IDLE, NEVER, Idle, row_of
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 
-FOLDER = Path(__file__).parent / "family"
+FOLDER = Path(__file__).parent.parent / "family"
 UNUSED = ".router.load"  # weights that only training reads
 
 Said = GPT | EncDec  # the kinds of model that families say

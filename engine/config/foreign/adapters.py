@@ -1,5 +1,5 @@
 """Low-rank adapters in peft's format: what of its config is understood, and the names of matrices under those
-of the exported base (engine/config/families.py). Torch-free.
+of the exported base (engine/config/foreign/families.py). Torch-free.
 """
 
 import math
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.config_keys import TYPE, Config
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Family, family_of
+from atelier.engine.config.foreign.config_keys import TYPE, Config
+from atelier.engine.config.foreign.families import Family, family_of
 from atelier.engine.config.model.gpt import GPT
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

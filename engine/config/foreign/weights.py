@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from atelier.engine.config.error import nearest
-from atelier.engine.config.families import Family, Part, Said
+from atelier.engine.config.foreign.families import Family, Part, Said
 
 HEAD, EMBEDDING = "head.weight", "embed.weight"
 TYPES = ("F16", "BF16", "F32", "F64")  # the format's words
