@@ -5,7 +5,7 @@ An extension has its kinds where the engine has its own: `kind: replaced` of gro
 engine/extensions/detection/config/objective/replaced.py. Beside them it may have
 
     checks.py   check(layout, roles, train, *, prefix, section): raise ConfigError for what is not built
-    hook.py     a class `Extension`: what it does in a training (engine/loop/hooks.py)
+    hook.py     a class with the base `Hook`: what it does in a training (engine/loop/hooks.py)
 """
 
 from functools import cache

@@ -8,12 +8,14 @@ from functools import cache
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
+from typing import TypeVar
 
 from atelier import PROJECT
 from atelier.engine.config import extensions
 from atelier.engine.config.base import Kind, Section, Spec
 from atelier.engine.config.error import AtelierError, ConfigError
 
+Base = TypeVar("Base")
 MEND = "mend it (docs/extend/adding-a-model.md)"
 
 
@@ -62,6 +64,23 @@ def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
     return found[0]
 
 
+def extension_class(extension: str, name: str, base: type[Base]) -> type[Base] | None:
+    """The class with this base that a file of an extension, such as hook, defines; None where it has no such
+    file. Raises ConfigError for a file without one.
+    """
+    module = extension_part(extension, name)
+    if module is None:
+        return None
+    found = [v for v in _own(module) if issubclass(v, base)]
+    if not found:
+        raise ConfigError(
+            f"{extension}.{name}",
+            f"engine/extensions/{extension}/{name}.py has no class of the base {base.__name__}",
+            MEND,
+        )
+    return found[-1]
+
+
 @cache
 def section_class(section: str, key: str) -> type[Section]:
     """The class that an extension's file config/<section>/<key>.py defines for this key of a section. Raises
@@ -76,9 +95,12 @@ def section_class(section: str, key: str) -> type[Section]:
 
 def _classes(group: str, name: str) -> list[type[Spec]]:
     """The specs that engine/config/<group>/<name>.py, or that file of an extension, defines."""
-    module = kind_module(f"config/{group}", name)
-    own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
-    return [v for v in own if issubclass(v, Spec)]
+    return [v for v in _own(kind_module(f"config/{group}", name)) if issubclass(v, Spec)]
+
+
+def _own(module: ModuleType) -> list[type]:
+    """The classes that a module defines itself."""
+    return [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
 
 
 def where_and_why(error: Exception, file: str = "") -> str:

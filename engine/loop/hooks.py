@@ -1,5 +1,5 @@
 """The interface of extensions (engine/config/extensions.py) to a training. The file
-engine/extensions/<name>/hook.py has a class `Extension`, a `Hook`. A training has one of each extension that
+engine/extensions/<name>/hook.py has a class with the base `Hook`. A training has one of each extension that
 a kind of its roles is of, or that has a key in its configuration. The loop calls it
 
     limits        before roles are built: the steps from which some are trained again
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.kind_files import extension_part
+from atelier.engine.config.kind_files import extension_class
 from atelier.engine.config.sections import extensions_of
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def hook_classes(training: "Training") -> list[type[Hook]]:
     """
     kinds = (member.role.extensions for member in training.members.values())
     names = sorted(extensions_of(training.train).union(*kinds))
-    modules = [extension_part(name, "hook", "Extension") for name in names]
-    return [module.Extension for module in modules if module is not None]
+    return [found for name in names if (found := extension_class(name, "hook", Hook)) is not None]
 
 
 def limits_of(training: "Training") -> dict[str, int]:

@@ -34,7 +34,7 @@ class DrawnInbox:
         self.drawn = opened_drawn(path, place, num_ids=self._num_ids, step=step, train=self._train)
 
 
-class Extension(Hook):
+class Detectors(Hook):
     """The detectors of a gang, and the generators here that they, or detectors at other sites, learn from."""
 
     def __init__(self, context: HookContext) -> None:

@@ -120,7 +120,7 @@ def _flat(weight: nn.Parameter) -> Tensor:
     return grad.detach().double().flatten()
 
 
-class Extension(Hook):
+class PrivateTraining(Hook):
     """Makes the gradients of all roles private."""
 
     def __init__(self, context: HookContext) -> None:

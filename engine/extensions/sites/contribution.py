@@ -13,7 +13,7 @@ from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.extensions.sites.clip import norm, square_sums
-from atelier.engine.extensions.sites.codec.codec import decode, encode
+from atelier.engine.extensions.sites.codecs import decode, encode
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.link.encoded import Layout, parts_of
 from atelier.engine.link.messages import Contribution

@@ -22,7 +22,7 @@ from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.step import StepOutcome
 
 
-class Extension(Hook):
+class SeveralSites(Hook):
     """The outer steps and the messages of the roles of this site."""
 
     @classmethod

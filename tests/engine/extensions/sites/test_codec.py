@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.extensions.sites.codec.codec import decode, encode
+from atelier.engine.extensions.sites.codecs import decode, encode
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.io.weight_files import METADATA
 from atelier.engine.link.encoded import message_bytes, parts_of

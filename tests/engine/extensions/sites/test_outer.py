@@ -19,7 +19,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Health, Train
-from atelier.engine.extensions.sites.codec.codec import decode
+from atelier.engine.extensions.sites.codecs import decode
 from atelier.engine.io.storage import names
 from atelier.engine.link.encoded import parts_of
 from atelier.engine.link.messages import BODY
