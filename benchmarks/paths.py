@@ -63,7 +63,7 @@ STEPS = {
     ),
     "atelier adopt to the model artifact": (
         Step("adopt", COMMAND, GANG),
-        Step(RANK, "engine/adopt.py:main", ""),
+        Step("atelier.engine.adopt", "engine/adopt.py:main", ""),  # a flow of few tasks executes its ranks
     ),
 }
 TINY, UNTRACKED = "experiment=tiny", "tracker=none"
@@ -88,7 +88,8 @@ class Tracer:
         """Its file if that is ours, and which of the names it has."""
         if code not in self.known:
             path, own = os.path.realpath(code.co_filename), (code.co_name, code.co_qualname)
-            file = path.removeprefix(self.top) if path.startswith(self.folders) else ""
+            is_ours = path.startswith(self.folders) and code.co_filename[0] != "<"  # <frozen os>
+            file = path.removeprefix(self.top) if is_ours else ""
             place = file or LIBRARY + path.rpartition(LIBRARY)[2]
             found = [n for n, (start, end) in self.names.items() if place.startswith(start) and end in own]
             self.known[code] = file, found
@@ -136,7 +137,7 @@ class Tracer:
 def hook() -> None:
     """A process of the runs begins: trace its steps, and have its children come here too."""
     folder, start = os.path.dirname(__file__), subprocess.Popen.__init__
-    order = json.loads(Path(folder, ORDER).read_text())  # a file: ranks get few variables
+    order = json.loads(Path(folder, ORDER).read_text())  # a file: ranks are given few variables
 
     def start_hooked(self: Any, *words: Any, env: Any = None, **options: Any) -> None:
         if env and folder not in (path := env.get("PYTHONPATH", folder)):
@@ -171,12 +172,13 @@ class Bench(NamedTuple):
     folder: str
 
     def run(self, store: str, *command: str, trace: Sequence[str] = (), **more: str) -> None:
-        """Run a program of the checkout's .venv to its end, the paths of `trace` traced."""
+        """Run a program of the checkout's .venv to its end, and trace these paths (none = as before)."""
         own, path = ("PREFECT_", "MLFLOW_", "ATELIER_"), f"{self.folder}{os.pathsep}{self.top}/src"
         env = {key: value for key, value in os.environ.items() if not key.startswith(own)} | more
         env |= {"ATELIER_ROOT": f"{self.folder}/{store}", "PYTHONPATH": path}
         steps = {out: step for name in trace for out, step in self.outs(name).items()}
-        Path(self.folder, ORDER).write_text(json.dumps({"top": f"{self.top}/", "steps": steps}))
+        if steps:
+            Path(self.folder, ORDER).write_text(json.dumps({"top": f"{self.top}/", "steps": steps}))
         words = [f"{self.top}/.venv/bin/{command[0]}", *command[1:]]
         subprocess.run(words, env=env, cwd=self.top, stdout=sys.stderr, timeout=5 * PATIENCE_S, check=True)
 
@@ -195,7 +197,7 @@ class Bench(NamedTuple):
             user = json.loads(Path(f"{self.folder}/up/stack/credentials.json").read_text())
             client = {"PREFECT_API_URL": f"http://127.0.0.1:{ports[0]}/api"}
             client["PREFECT_API_AUTH_STRING"] = f"{user['user']}:{user['password']}"
-            form = ("-p", TINY, "-p", f'overrides=["{UNTRACKED}"]')
+            form = ("-p", TINY, "-p", f'advanced={{"overrides": ["{UNTRACKED}"]}}')
             self.run("up", "prefect", "deployment", "run", "distill/atelier", *form, **client)
             self.read(name)
         finally:
