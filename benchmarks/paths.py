@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-LIBRARY, ORDER, PATIENCE_S = "site-packages/", "order.json", 120
+LIBRARY, ORDER, PATIENCE_S = "site-packages/", "order.json", 300
 FOLDERS = ("engine", "flows", "infra", "tasks", "src")
 
 
@@ -61,9 +61,8 @@ STEPS = {
         Step(AGENT, "infra/:MessageCalls.put", ""),
         Step(RANK, "engine/:OuterSteps._take", ""),
     ),
-    "atelier adopt to the model artifact": (
-        Step("adopt", COMMAND, GANG),
-        Step("atelier.engine.adopt", "engine/adopt.py:main", ""),  # a flow of few tasks executes its ranks
+    "atelier adopt to the model artifact": (  # its rank: a flow of few tasks executes it
+        Step("atelier.engine.adopt", "engine/adopt.py:main", ""),
     ),
 }
 TINY, UNTRACKED = "experiment=tiny", "tracker=none"
@@ -180,7 +179,7 @@ class Bench(NamedTuple):
         if steps:
             Path(self.folder, ORDER).write_text(json.dumps({"top": f"{self.top}/", "steps": steps}))
         words = [f"{self.top}/.venv/bin/{command[0]}", *command[1:]]
-        subprocess.run(words, env=env, cwd=self.top, stdout=sys.stderr, timeout=5 * PATIENCE_S, check=True)
+        subprocess.run(words, env=env, cwd=self.top, stdout=sys.stderr, timeout=2 * PATIENCE_S, check=True)
 
     def outs(self, name: str) -> dict[str, Step]:
         """The steps of a path, by the file of what was traced."""
