@@ -31,9 +31,9 @@ from machine import keep, use_own_code
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.optim.adamw import AdamW
-from atelier.engine.config.privacy import Privacy
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.schedule import Schedule
+from atelier.engine.extensions.privacy.config.train.privacy import Privacy
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import build
 from tests.engine.trainings import TrainingSetup, artifact, role, tokens, train

@@ -25,7 +25,7 @@ from atelier.engine.config.link import Link
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.link.encoded import message_bytes
-from tests.engine.loop.test_outer import Sites
+from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import VOCAB, role, tokens
 
 EVERY, BATCH = 16, 8

@@ -31,7 +31,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 from machine import keep, use_own_code
 
 from atelier.engine.config.model.gpt import GPT
-from tests.engine.loop.test_outer import Sites
+from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import VOCAB, role, tokens
 
 DOWN, SITES, ROWS, EVERY = 0.1, "ab", 4, 10

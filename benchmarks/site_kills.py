@@ -28,9 +28,13 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 from machine import keep, use_own_code
 
 from atelier.engine.link.round_log import FILE
-from tests.engine.loop.at_sites import killed_until_they_end, out_until_they_end, silent_until_they_end
-from tests.engine.loop.test_elastic import check_samples, elastic, log_of
-from tests.engine.loop.test_outer import Sites
+from tests.engine.extensions.sites.at_sites import (
+    killed_until_they_end,
+    out_until_they_end,
+    silent_until_they_end,
+)
+from tests.engine.extensions.sites.test_elastic import check_samples, elastic, log_of
+from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import role, tokens
 from tests.infra.sites.agents import Agents, running
 from tests.infra.sites.test_linked_training import Linked

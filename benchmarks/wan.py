@@ -45,7 +45,7 @@ from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.link.round_log import FILE, read_log
 from atelier.infra.sites.keys import AUDIT, Keys
-from tests.engine.loop.test_outer import Sites
+from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import VOCAB, role, tokens
 
 SITES, PORT = {"a": "10.77.0.1", "b": "10.77.0.2"}, 7800

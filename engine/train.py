@@ -19,9 +19,9 @@ from atelier.engine.config.run_file import RunFile, Training, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import began, leave, say_last
-from atelier.engine.link.readers import asked_from
 from atelier.engine.loop.build import BuildContext, build_roles
 from atelier.engine.loop.diverged import not_published, together
+from atelier.engine.loop.hooks import limits_of
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.resume import resume_point_together
 from atelier.engine.loop.role_state import RoleState
@@ -102,7 +102,7 @@ def train_from(history: History, training: Training, services: TrainingServices)
     """
     gang = services.build_context.gang
     where = resume_point_together(  # a step for each role
-        training.members, history.at_most, gang.aside, lambda: asked_from(training)
+        training.members, history.at_most, gang.aside, lambda: limits_of(training)
     )
     roles = build_roles(training, where.steps, services.build_context)  # this rank's parts, initialised
     if not roles and where.diverged:
@@ -120,7 +120,7 @@ def train_from(history: History, training: Training, services: TrainingServices)
             outcomes |= loop.after_step(step)  # roles whose steps an extension takes
             outcomes |= step.passed_over()  # roles that leave this step out, rolled back or away
             loop.measure(step, outcomes)
-            loop.exchange_if_due(step, outcomes)  # with other sites, where the training has some
+            loop.exchange(step, outcomes)  # with others, where an extension does
             loop.evaluate_if_due(outcomes)
             loop.log(step, outcomes)  # a metric line of every role
             loop.act_on_faults(step, outcomes)  # after a bad step: go on, raise RolledBack, or end

@@ -14,10 +14,11 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
+from atelier.engine.config.sections import sections_of
 from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, segments_of
-from atelier.engine.plan.privacy_checks import check_privacy
+from atelier.engine.plan.checks import check_extensions
 from atelier.engine.plan.role_checks import check_trainable
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
@@ -61,7 +62,10 @@ def finetune(
         }
     )
     check_trainable("finetune.", _role("pretrained-0", spec, settings))
-    _check_private(one, _role("pretrained-0", spec, settings), settings, tuning)
+    for asked in sections_of(tuning).values() if settings.scratch else ():
+        asked.check_scratch()
+    tuning = Train.model_validate(tuning.model_dump())
+    check_extensions(one, {"": _role("pretrained-0", spec, settings)}, tuning, prefix="finetune.")
     settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
     config: dict[str, Json] = {
         "train": tuning.model_dump(mode="json"),
@@ -84,17 +88,6 @@ def finetune(
         key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key]) for key in roles
     }
     return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
-
-
-def _check_private(layout: Parallel, role: Role, settings: Finetune, tuning: Train) -> None:
-    """Raise ConfigError for what is not built with train.privacy."""
-    if tuning.privacy.is_on and settings.scratch:
-        raise ConfigError(
-            "finetune.scratch",
-            "true: the network from random weights trains all of them, and train.privacy is for adapters",
-            "finetune.scratch=false",
-        )
-    check_privacy(layout, {"finetune.": role}, Train.model_validate(tuning.model_dump()))
 
 
 def _keys(settings: Finetune) -> list[str]:

@@ -23,11 +23,10 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
-from atelier.engine.plan.checks import check_layout, check_readers, check_teaching
+from atelier.engine.plan.checks import check_everybody, check_layout, check_readers, check_teaching
 from atelier.engine.plan.expert_checks import check_frozen
 from atelier.engine.plan.layout_checks import check_encoders, check_phases
 from atelier.engine.plan.role_checks import check_schedules
-from atelier.engine.plan.site_checks import check_places
 from atelier.infra.code.code_map import maps_of, model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -76,7 +75,7 @@ def train(
     Raises ConfigError for an `init` or a kind of input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
-    check_places(settings.link, everybody, section=section)
+    check_everybody(everybody, settings, section=section)
     if settings.link.has_all_roles:
         by_site = {
             site: train(

@@ -15,6 +15,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    Self,
     TypeAlias,
     TypeVar,
     Union,
@@ -24,6 +25,7 @@ from typing import (
 )
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, ValidationError
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
@@ -44,6 +46,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description
 ModelName = Annotated[
     str, Field(description="a finished model: its name, an alias name@alias, or digits of its fingerprint")
 ]
+SECTION: JsonDict = {"section": True}  # of a field: a key of an extension (sections.py)
 Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
 
 
@@ -74,18 +77,50 @@ class Spec(BaseModel):
         absent = {
             name: value
             for base in reversed(type(self).__mro__)
-            for name, value in ABSENT.get(base.__name__, {}).items()
+            for name, value in {**ABSENT.get(base.__name__, {}), **vars(base).get("ABSENT", {})}.items()
         }
         result: dict[str, Json] = {}
         for name, field in type(self).model_fields.items():
             extra = field.json_schema_extra
             if isinstance(extra, Mapping) and extra.get("layout"):
                 continue
-            value = identity_of(getattr(self, name))
+            own = getattr(self, name)
+            if isinstance(extra, Mapping) and extra.get("section") and not (own and own.is_on):
+                continue
+            value = identity_of(own)
             if name in absent and value == absent[name]:
                 continue
             result[name] = value
         return result
+
+
+class Section(Spec):
+    """What an extension reads at a key that it adds to a section of the configuration (sections.py).
+
+    `ABSENT`: values that a field's absence from identity has always meant, as in identity_defaults.py.
+    """
+
+    ABSENT: ClassVar[Mapping[str, Json]] = {}
+    takes_gradients: ClassVar[bool] = False  # its hook takes those of each rank, of weights that are whole
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it asks for something; a section that does not is as good as absent."""
+        return True
+
+    @classmethod
+    def of(cls, spec: Spec) -> Self | None:
+        """The section of this class in a spec, if there is one that asks for something."""
+        values = (getattr(spec, name) for name in type(spec).model_fields)
+        return next((value for value in values if isinstance(value, cls) and value.is_on), None)
+
+    @classmethod
+    def fill(cls, own: "Given", given: dict[str, "Given"]) -> dict[str, "Given"]:
+        """`given`, a section as a user gave it with `own` at this key, with what the key needs beside it."""
+        return given
+
+    def check_scratch(self) -> None:
+        """Raise ConfigError where it is not built for finetune.scratch, a network whose weights all train."""
 
 
 class Kind(Spec):
@@ -144,7 +179,12 @@ def flatten(document: Json, prefix: str = "") -> dict[str, Json]:
 
 
 class SpecChooser(ABC):
-    """The validator of a field whose spec class depends on the value."""
+    """The validator of a field whose spec class depends on the value, or on an extension."""
+
+    @property
+    def about(self) -> str:
+        """The field's description, where the field has none itself."""
+        return ""
 
     @abstractmethod
     def spec_of(self, document: Mapping[str, Given]) -> type[Spec] | None:
@@ -163,19 +203,25 @@ class FieldPlace:
 
     @property
     def about(self) -> str:
+        chooser = self._chooser
+        if chooser is not None and chooser.about:
+            return chooser.about
         return (self.field.description or "") if self.field else ""
+
+    @property
+    def _chooser(self) -> SpecChooser | None:
+        validators = (getattr(item, "func", None) for item in (*self.metadata, *_metadata(self.annotation)))
+        return next((one for one in validators if isinstance(one, SpecChooser)), None)
 
     @cached_property
     def spec(self) -> type[Spec] | None:
         """The spec class of the value, that of its `kind` if it has one. None for plain values and
         containers.
         """
+        if chooser := self._chooser:
+            return chooser.spec_of(self.value if isinstance(self.value, Mapping) else {})
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
-        validators = (getattr(item, "func", None) for item in (*self.metadata, *_metadata(self.annotation)))
-        chooser = next((one for one in validators if isinstance(one, SpecChooser)), None)
-        if not found or chooser is None:
-            return found[0] if found else None
-        return chooser.spec_of(self.value if isinstance(self.value, Mapping) else {})
+        return found[0] if found else None
 
     def down(self, part: str) -> "FieldPlace | None":
         """The place called `part` below this one; None when the type has no such part."""

@@ -29,7 +29,7 @@ OF_SUMMARIES: dict[str, Direction] = {**TRAINED, **SCORED, **CONVERTED, **TOKENI
 OF_CURVES: dict[str, Direction] = {
     "loss": "minimize",
     HELD_OUT_LOSS: "minimize",
-    "answers/kept": "maximize",  # engine/loop/answer_parts.py
+    "answers/kept": "maximize",  # engine/extensions/sites/answer_parts.py
 }
 # word of a model's summary -> the metric of its curve that it is the last value of (engine/loop/publish.py)
 RECORDED = {"loss": "loss", EVAL_LOSS: HELD_OUT_LOSS}

@@ -5,7 +5,7 @@ An extension has its kinds where the engine has its own: `kind: replaced` of gro
 engine/extensions/detection/config/objective/replaced.py. Beside them it may have
 
     checks.py   check(layout, roles, train, *, prefix, section): raise ConfigError for what is not built
-    hook.py     a class `Extension`: what it does in a training (engine/loop/hooks.py)
+    hook.py     a class with the base `Hook`: what it does in a training (engine/loop/hooks.py)
 """
 
 from functools import cache
@@ -41,6 +41,8 @@ def kinds_of(group: str) -> dict[str, str]:
 
 
 def extension_of(kind: type) -> str:
-    """The extension that defines a class; '' for one of the core."""
+    """The extension that defines a class, or whose keys the class has; '' for one of the core."""
+    if named := getattr(kind, "EXTENSION", ""):
+        return str(named)
     module = kind.__module__
     return module.removeprefix(MODULE).partition(".")[0] if module.startswith(MODULE) else ""

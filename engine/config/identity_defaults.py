@@ -179,8 +179,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "seed_name": "",
     },
     "Outer": {"decay": 0.95},
-    "Train": {"precision": "bf16", "progressive": {}, "health": {}, "link": {}, "privacy": {}},
-    "Privacy": {"kind": "none", "clip": 1.0, "noise": 1.0, "delta": 1e-5, "secret": True},
+    "Train": {"precision": "bf16", "progressive": {}, "health": {}, "link": {}},
     "Link": {
         "rows": {},
         "every": 50,

@@ -4,15 +4,18 @@ Torch-free.
 
 import importlib
 import inspect
+from functools import cache
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
+from typing import TypeVar
 
 from atelier import PROJECT
 from atelier.engine.config import extensions
-from atelier.engine.config.base import Kind
+from atelier.engine.config.base import Kind, Section, Spec
 from atelier.engine.config.error import AtelierError, ConfigError
 
+Base = TypeVar("Base")
 MEND = "mend it (docs/extend/adding-a-model.md)"
 
 
@@ -50,9 +53,7 @@ def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
     """The class of specs that engine/config/<group>/<kind>.py defines. Raises ConfigError when there is none,
     or when it lacks what such specs have to offer.
     """
-    module = kind_module(f"config/{group}", kind)
-    own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
-    found = [v for v in own if issubclass(v, base) and "kind" in v.model_fields]
+    found = [v for v in _classes(group, kind) if issubclass(v, base) and "kind" in v.model_fields]
     place, file = f"{group}.{kind}", kind_file(f"config/{group}", kind)
     if not found:
         name = base.__name__
@@ -61,6 +62,45 @@ def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
         lacks = ", ".join(sorted(found[0].__abstractmethods__))
         raise ConfigError(place, f"{file}: the class {found[0].__name__} lacks {lacks}", MEND)
     return found[0]
+
+
+def extension_class(extension: str, name: str, base: type[Base]) -> type[Base] | None:
+    """The class with this base that a file of an extension, such as hook, defines; None where it has no such
+    file. Raises ConfigError for a file without one.
+    """
+    module = extension_part(extension, name)
+    if module is None:
+        return None
+    found = [v for v in _own(module) if issubclass(v, base)]
+    if not found:
+        raise ConfigError(
+            f"{extension}.{name}",
+            f"engine/extensions/{extension}/{name}.py has no class of the base {base.__name__}",
+            MEND,
+        )
+    return found[-1]
+
+
+@cache
+def section_class(section: str, key: str) -> type[Section]:
+    """The class that an extension's file config/<section>/<key>.py defines for this key of a section. Raises
+    ConfigError when there is none.
+    """
+    found = [v for v in _classes(section, key) if issubclass(v, Section)]
+    if not found:
+        file = kind_file(f"config/{section}", key)
+        raise ConfigError(f"{section}.{key}", f"{file} has no class of the base Section", MEND)
+    return found[-1]
+
+
+def _classes(group: str, name: str) -> list[type[Spec]]:
+    """The specs that engine/config/<group>/<name>.py, or that file of an extension, defines."""
+    return [v for v in _own(kind_module(f"config/{group}", name)) if issubclass(v, Spec)]
+
+
+def _own(module: ModuleType) -> list[type]:
+    """The classes that a module defines itself."""
+    return [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
 
 
 def where_and_why(error: Exception, file: str = "") -> str:

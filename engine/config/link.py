@@ -5,12 +5,12 @@ tokens with their log-probabilities. Torch-free.
 """
 
 from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.config import JsonDict
 
-from atelier.engine.config.base import Count, Json, Spec
+from atelier.engine.config.base import Count, Json, Section, Spec
 from atelier.engine.config.codec import Codec
 
 LAYOUT: JsonDict = {"layout": True}
@@ -100,11 +100,13 @@ class Membership(Spec):
         return self
 
 
-class Link(Spec):
+class Link(Section):
     """Sites that train together. With `rows` one model: between outer steps each takes `every` steps of its
     own on its own rows of every batch. With `roles` each trains its own roles on the same batches. Without
     either: one site alone.
     """
+
+    EXTENSION: ClassVar[str] = "sites"
 
     rows: dict[SiteName, int] = Field(
         default={}, description="sequences of each step by site; together they are train.global_batch"
@@ -272,6 +274,10 @@ class Link(Spec):
     def at_site(self, site: str) -> "Link":
         """The same link as it is at one of its sites."""
         return self.model_copy(update={"site": site})
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.rows or self.roles)
 
     @property
     def is_linked(self) -> bool:

@@ -264,7 +264,7 @@ class KindChooser(SpecChooser):
     usual: str = ""
 
     def __call__(self, value: Spec | Json) -> Spec | Json:
-        if isinstance(value, Spec) or not isinstance(value, dict):
+        if not isinstance(value, dict):
             return value
         return spec_class(self.group, str(value.get("kind", self.usual))).model_validate(value)
 

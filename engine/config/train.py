@@ -12,8 +12,8 @@ from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.batch import SHORTEST
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
-from atelier.engine.config.privacy import Privacy
 from atelier.engine.config.registry import Objectives, Optim
+from atelier.engine.config.sections import filled, with_sections
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
 Bad = Literal["", "nan", "spike"]
@@ -184,6 +184,7 @@ class Ahead(Spec):
 LAYOUT: JsonDict = {"layout": True}
 
 
+@with_sections("train")
 class Train(Spec):
     steps: int = Field(
         default=0, ge=0, description="optimiser steps; or give tokens", json_schema_extra=LAYOUT
@@ -250,18 +251,12 @@ class Train(Spec):
     )
     health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
     link: Link = Field(default=Link(), description="sites that train together; none by default")
-    privacy: Privacy = Field(
-        default=Privacy(), description="a bound for what each row changes, for adapters; none by default"
-    )
 
     @model_validator(mode="before")
     @classmethod
-    def _rows_apart(cls, given: Any) -> Any:
-        """`micro_batch=auto` is 1 where rows are clipped one by one."""
-        privacy = given.get("privacy") if isinstance(given, dict) else None
-        kind = privacy.get("kind") if isinstance(privacy, dict) else getattr(privacy, "kind", "none")
-        is_open = isinstance(given, dict) and given.get("micro_batch", "auto") == "auto"
-        return {**given, "micro_batch": 1} if is_open and kind == "record" else given
+    def _filled(cls, given: Any) -> Any:
+        """With what keys of extensions need."""
+        return filled("train", given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _length(self) -> "Train":

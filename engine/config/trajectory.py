@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import ANSWERS, Role
 from atelier.engine.config.train import Train
@@ -233,7 +234,7 @@ def origins(prefix: str, section: str = "train") -> dict[str, str]:
     `section` has the training's length and link, and `train` what all trainings share.
     """
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
-    train = ("global_batch", "precision", "seed", "progressive", "health", "privacy")
+    train = ("global_batch", "precision", "seed", "progressive", "health", *kinds_of("config/train"))
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}

@@ -10,7 +10,6 @@ import numpy as np
 
 from atelier.engine.config.batch import DOCUMENTS, batch_tensor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.privacy import Visits
 from atelier.engine.data.counter_rng import Permutation
 
 BLOCK = 4096
@@ -169,18 +168,10 @@ class Blend:
         """Of all data sets."""
         return sum(len(dataset) for dataset in self._datasets)
 
-    def visits(self, first: int, end: int, batch: int) -> Visits:
-        """How often steps of `batch` samples each, first .. end - 1 in all, have the same row, at most."""
-        before, after = self._drawn_at(first), self._drawn_at(end)
-        is_alone = len(self._datasets) == 1
-        found = [Visits(0, 0)]
-        for begin, last, dataset in zip(before.tolist(), after.tolist(), self._datasets, strict=True):
-            if last > begin:
-                rows = len(dataset)
-                epochs = (last - 1) // rows - begin // rows + 1
-                is_aligned = is_alone and rows % batch == 0 and begin % batch == 0
-                found.append(Visits.of(epochs, rows=rows, batch=batch, is_aligned=is_aligned))
-        return Visits(max(one.times for one in found), max(one.squares for one in found))
+    def drawn(self, first: int, end: int) -> list[tuple[int, int, int]]:
+        """Of each data set its rows, and how often it is drawn before sample `first` and before `end`."""
+        before, after = self._drawn_at(first).tolist(), self._drawn_at(end).tolist()
+        return list(zip(map(len, self._datasets), before, after, strict=True))
 
     def _drawn_at(self, place: int) -> np.ndarray:
         """How often each set was drawn before this sample."""

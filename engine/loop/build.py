@@ -17,10 +17,10 @@ from atelier.engine.config.registry import OptimSpec
 from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
+from atelier.engine.config.sections import takes_gradients
 from atelier.engine.config.train import Train
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.decisions import HealthDetector, settled
-from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.prompt_start import begun_from, prompt_ids
 from atelier.engine.loop.role_state import RoleState, end_of
 from atelier.engine.loop.stage import RoleModel, StageModule
@@ -142,10 +142,6 @@ def build_member(
         settled=settled(training, name),
     )
     state.begins_with_states = bool(goes_on)
-    if train.link.is_linked and optim is not None:
-        others = (training.members[teacher] for teacher in spec.role.teachers)
-        finished = [build_context.inputs[each.init] for each in others if each.mode == "frozen"]
-        state.outer = OuterState.of(train.link, weights, finished)
     return state
 
 
@@ -267,7 +263,7 @@ def _stage(
             grid=grid,
             zero=layout.zero,
             precision=train.precision,
-            is_private=train.privacy.is_on and spec.mode != "frozen",
+            is_whole=spec.mode != "frozen" and takes_gradients(train),
         )
     return stage
 

@@ -1,88 +1,91 @@
 """The interface of extensions (engine/config/extensions.py) to a training. The file
-engine/extensions/<name>/hook.py has a class `Extension`, a `Hook`. A training has one of each extension that
-a kind of its roles is of. The loop calls it
+engine/extensions/<name>/hook.py has a class with the base `Hook`. A training has one of each extension that
+a kind of its roles is of, or that has a key in its configuration. The loop calls it
 
-    __init__      before the first checkpoint is read: it chooses its roles, and adds taps and inboxes to them
-    begin         before a step: the groups of its own roles that take this step
+    limits        before roles are built: the steps from which some are trained again
+    __init__      before the first checkpoint is read: it chooses its roles and attaches what it needs
+    start         the step at which this gang begins; restored: a role is at its checkpoint
+    before_step   wait for what the step needs
+    begin         the groups of its own roles that take this step; sits_out: whether it is left out
     after_step    after the step of all other roles: its roles take theirs
+    exchange      after the step of all roles
+    conclude      after the last step, before models are published; finish: after that
     close         at the end, and where training stops
 
-The state of a tap is part of its role's checkpoint.
+The state of what it attaches to a role is part of the role's checkpoint.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.kind_files import extension_part
+from atelier.engine.config.kind_files import extension_class
+from atelier.engine.config.sections import extensions_of
 
 if TYPE_CHECKING:
     from atelier.engine.config.run_file import Training
+    from atelier.engine.loop.build import BuildContext
     from atelier.engine.loop.counts import Counts
     from atelier.engine.loop.prefetch import StepData
     from atelier.engine.loop.role_state import RoleState
     from atelier.engine.loop.step import StepGroup, StepOutcome
+    from atelier.engine.loop.stop import StopRequest
     from atelier.engine.loop.training_data import TrainingData
     from atelier.engine.parallel.gang import Gang
 
 Learned = tuple[dict[str, "StepOutcome"], dict[str, "Counts"]]  # by role: outcomes, and what was read
 
 
-class Tap(Protocol):
-    """Takes what others need from a role's outputs, in each micro-batch of the steps in which it is asked."""
+@dataclass(frozen=True)
+class HookContext:
+    """What a hook works with. `members`: the roles of this gang; `warn`: print a warning."""
+
+    training: "Training"
+    members: Mapping[str, "RoleState"]
+    build: "BuildContext"
+    data: "TrainingData"
+    stop: "StopRequest"
+    warn: Callable[[str], None]
 
     @property
-    def name(self) -> str:
-        """Of its state in the role's checkpoint."""
-        ...
-
-    @property
-    def is_asked(self) -> bool:
-        """At this step."""
-        ...
-
-    def add(
-        self, batch: Mapping[str, Tensor], clock: int, hidden_BTD: Tensor, head_weight_VD: Tensor
-    ) -> None:
-        """Take from a micro-batch of this rank's tokens."""
-        ...
-
-    def message(self, clock: int) -> dict[str, Tensor]:
-        """The tensors of a step that are sent to students at other sites. A collective."""
-        ...
-
-    def state(self) -> dict[str, Tree]:
-        """To be checkpointed; empty where there is nothing."""
-        ...
-
-    def restore(self, state: Nested) -> None: ...
-
-
-class Inbox(Protocol):
-    """Where a role gets what a teacher at another site sends of a step."""
-
-    def open(self, path: Path, place: str, step: int) -> None:
-        """Read the verified message of the teacher's step, from 0, in the file `path`, which messages call
-        `place`. Raises DataError for a message that does not fit the step.
-        """
-        ...
+    def gang(self) -> "Gang":
+        return self.build.gang
 
 
 class Hook:
-    """The base of all hooks; it does nothing. `roles`: those whose steps the extension takes."""
+    """The base of all hooks; it does nothing. `roles`: those whose steps the extension takes; `last`: the
+    last step that others than the roles here need; `needs_all`: others wait for the roles here.
+    """
 
-    def __init__(
-        self, training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
-    ) -> None:
+    last = 0
+    needs_all = False
+
+    @classmethod
+    def limits(cls, training: "Training") -> dict[str, int]:
+        """By role, the step at most from which it resumes. On the first rank."""
+        return {}
+
+    def __init__(self, context: HookContext) -> None:
         self.roles: frozenset[str] = frozenset()
+
+    def start(self, clock: int) -> int:
+        """The step at which the gang begins: `clock`, or an earlier one. A collective."""
+        return clock
+
+    def restored(self, member: "RoleState") -> None:
+        """A role is at its checkpoint."""
+
+    def before_step(self, clock: int) -> None:
+        """Wait for what the step needs. A collective."""
 
     def begin(self, clock: int) -> "list[StepGroup]":
         """The groups of its roles that take this step."""
         return []
+
+    def sits_out(self, clock: int) -> bool:
+        """Whether all roles leave this step out. A collective."""
+        return False
 
     def after_step(
         self, groups: "list[StepGroup]", clock: int, data: "StepData", counts: "Counts"
@@ -90,23 +93,51 @@ class Hook:
         """Take the step of these groups; what came of it. A collective."""
         return {}, {}
 
+    def exchange(self, clock: int, outcomes: Mapping[str, "StepOutcome"], step_s: float) -> dict[str, float]:
+        """After the step of all roles, with these outcomes; times for the metric lines. A collective.
+        `step_s`: seconds of the step, 0 of one that is no measure of others.
+        """
+        return {}
+
+    def timing(self, role: str) -> dict[str, float]:
+        """Times of a role's step, for its metric line."""
+        return {}
+
+    def conclude(self, clock: int) -> None:
+        """Wait for others after the last step, before models are published. A collective. Raises StoppedError
+        when a stop is asked before.
+        """
+
+    def finish(self) -> None:
+        """All models are published."""
+
     def close(self) -> None:
         """End threads; let go of files."""
 
 
-class Hooks:
-    """The hooks of the extensions that the roles of a training use, here or at other sites. `others`: the
-    roles whose steps no extension takes.
+def hook_classes(training: "Training") -> list[type[Hook]]:
+    """The hooks of the extensions that a training uses: by a kind of its roles, here or at other sites, or by
+    a key of its settings.
     """
+    kinds = (member.role.extensions for member in training.members.values())
+    names = sorted(extensions_of(training.train).union(*kinds))
+    return [found for name in names if (found := extension_class(name, "hook", Hook)) is not None]
 
-    def __init__(
-        self, training: "Training", members: Mapping[str, "RoleState"], gang: "Gang", data: "TrainingData"
-    ) -> None:
-        used = sorted({name for member in training.members.values() for name in member.role.extensions})
-        modules = [
-            module for name in used if (module := extension_part(name, "hook", "Extension")) is not None
-        ]
-        self._hooks: list[Hook] = [module.Extension(training, members, gang, data) for module in modules]
+
+def limits_of(training: "Training") -> dict[str, int]:
+    """By role, the step at most from which extensions let it resume."""
+    found: dict[str, int] = {}
+    for each in hook_classes(training):
+        for name, step in each.limits(training).items():
+            found[name] = min(step, found.get(name, step))
+    return found
+
+
+class Hooks:
+    """The hooks of a training. `others`: the roles whose steps no extension takes."""
+
+    def __init__(self, context: HookContext) -> None:
+        self._hooks = [each(context) for each in hook_classes(context.training)]
         theirs: set[str] = set()
         for hook in self._hooks:
             if twice := sorted(theirs & hook.roles):
@@ -114,11 +145,40 @@ class Hooks:
                     f"roles.{twice[0]}", "two extensions take its steps", "leave one of them out"
                 )
             theirs |= hook.roles
-        self.others = {name: member for name, member in members.items() if name not in theirs}
+        self.others = {name: member for name, member in context.members.items() if name not in theirs}
+
+    @property
+    def last(self) -> int:
+        """The last step that others need."""
+        return max((hook.last for hook in self._hooks), default=0)
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether others wait for the roles here."""
+        return any(hook.needs_all for hook in self._hooks)
+
+    def start(self, clock: int) -> int:
+        """The step at which the gang begins. A collective."""
+        for hook in self._hooks:
+            clock = hook.start(clock)
+        return clock
+
+    def restored(self, member: "RoleState") -> None:
+        for hook in self._hooks:
+            hook.restored(member)
+
+    def before_step(self, clock: int) -> None:
+        """Wait for what the step needs. A collective."""
+        for hook in self._hooks:
+            hook.before_step(clock)
 
     def begin(self, clock: int) -> "list[list[StepGroup]]":
         """By hook, the groups that take this step."""
         return [hook.begin(clock) for hook in self._hooks]
+
+    def sits_out(self, clock: int) -> bool:
+        """Whether all roles leave this step out. A collective."""
+        return any([hook.sits_out(clock) for hook in self._hooks])
 
     def after_step(
         self, later: "list[list[StepGroup]]", clock: int, data: "StepData", counts: "Counts"
@@ -131,6 +191,26 @@ class Hooks:
             outcomes |= found
             read |= own
         return outcomes, read
+
+    def exchange(self, clock: int, outcomes: Mapping[str, "StepOutcome"], step_s: float) -> dict[str, float]:
+        """After the step of all roles; times for the metric lines. A collective."""
+        found: dict[str, float] = {}
+        for hook in self._hooks:
+            found |= hook.exchange(clock, outcomes, step_s)
+        return found
+
+    def timing(self, role: str) -> dict[str, float]:
+        """Times of a role's step, for its metric line."""
+        return {key: value for hook in self._hooks for key, value in hook.timing(role).items()}
+
+    def conclude(self, clock: int) -> None:
+        """Wait for others before models are published. A collective."""
+        for hook in self._hooks:
+            hook.conclude(clock)
+
+    def finish(self) -> None:
+        for hook in self._hooks:
+            hook.finish()
 
     def close(self) -> None:
         for hook in self._hooks:

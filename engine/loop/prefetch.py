@@ -22,6 +22,7 @@ from atelier.engine.loop.counts import Counts, count
 from atelier.engine.parallel.grid import Grid
 
 Batch = dict[str, Tensor]
+Places = Callable[[int], Sequence[int] | np.ndarray | None]  # of a step, its samples
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ class Prefetcher:
         grid: Grid,
         num_parts: int = 0,
         assigner: Assigner | None = None,
-        places: Callable[[int], Sequence[int] | None] | None = None,
+        places: Places | None = None,
     ) -> None:
         """`open_blend` opens the blend for a sequence length, `micro_batch` gives the sequences of a
         micro-batch at a step. `assigner`: None = every rank has equally many samples. `places`: the samples
-        of a step at this site, where no rule has them; None of a step = they are not known yet.
+        of a step, where an extension chooses them; None of a step = they are not known yet.
         """
         self._assigner, self._places = assigner, places
         self._open, self._train, self._micro_batch = open_blend, train, micro_batch
@@ -76,15 +77,12 @@ class Prefetcher:
         self._thread.shutdown(cancel_futures=True)
 
     def _samples(self, clock: int) -> np.ndarray | None:
-        """The samples of a step at this site, None while they are not known."""
+        """The samples of a step, None while they are not known."""
         if self._places is not None:
             found = self._places(clock)
             return None if found is None else np.array(found)
-        now, link = self._train.at(clock), self._train.link
-        every = sum(link.rows.values()) if link.is_linked else self._train.global_batch
-        before = self._train.progressive.samples_before(clock, every)
-        before += link.first_row if link.is_linked else 0
-        return np.arange(before, before + now.global_batch)
+        before = self._train.progressive.samples_before(clock, self._train.global_batch)
+        return np.arange(before, before + self._train.at(clock).global_batch)
 
     def _make(self, clock: int, places: np.ndarray | None) -> StepData:
         assert places is not None  # of a step that is taken

@@ -12,7 +12,6 @@ from atelier.engine.data.vocabulary import CHAT_TEMPLATE, copy_carried, copy_tok
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.storage import hashed
 from atelier.engine.io.weight_files import weights_digest
-from atelier.engine.link.round_log import FILE
 from atelier.engine.loop.gather import live_weights
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.auxiliary import is_auxiliary
@@ -76,8 +75,9 @@ def publish(
         if base := inputs.get(member.spec.init):  # whose templates it understands
             copy_carried(base, output, scratch, without=_add_template(inputs, output, scratch))
     about = {**summary(member), **rows}
-    if member.outer is not None and member.outer.log.lines:
-        output.add_bytes(FILE, member.outer.log.text)
+    for attached in member.attached.values():
+        for name, content in attached.files().items():
+            output.add_bytes(name, content)
     if f"frozen.{member.role.teacher}" in inputs:  # which had no steps meanwhile
         about.pop("teacher_steps", None)
     output.close(about)
@@ -117,12 +117,8 @@ def summary(member: RoleState) -> dict[str, Json]:
         result["period"] = member.role.period
     if member.begins_with_states:
         result["began_with_states"] = True  # of the optimiser of the model that it began from
-    if member.outer is not None and member.outer.log.lines:
-        result["rounds"] = member.outer.log.digest
-        if learned := member.outer.log.learned():
-            result["learned_samples"] = {**learned}
-    if member.private is not None:
-        result["privacy"] = member.private.statement(member.end - member.start)
+    for attached in member.attached.values():
+        result |= attached.summary(member.end - member.start)
     if member.pace is not None:
         result["speed_log"] = member.pace.state()
     return result | member.health.summary()

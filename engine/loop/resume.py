@@ -92,8 +92,7 @@ def resume_point_together(
     asked: Callable[[], Mapping[str, int]] = dict,
 ) -> ResumePoint:
     """`resume_point` on rank 0, after a check that every checkpoint store is reachable; all ranks get its
-    result or raise its error. `asked`: more limits, those of teachers that are trained again for students
-    elsewhere.
+    result or raise its error. `asked`: more limits.
     """
 
     def decide() -> ResumePoint | None:

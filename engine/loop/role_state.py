@@ -18,14 +18,12 @@ from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
-from atelier.engine.loop.answer_parts import AnswerParts, Received
+from atelier.engine.loop.attachments import Attachment, Gradients, Inbox, RemoteOutputs, Tap
 from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
-from atelier.engine.loop.hooks import Inbox, Tap
-from atelier.engine.loop.outer_state import OuterState
 from atelier.engine.loop.pace import Pace
-from atelier.engine.loop.stage import After, Private, RoleModel, Seen, StepWork
+from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Model
 from atelier.engine.model.transformer import noise_keys
@@ -69,13 +67,9 @@ class RoleState:
         self.parts = tuple(parts)
         self.health = health
         self.begins_with_states = False  # of the optimiser of the model that it begins from
-        self.outer: OuterState | None = None  # of several sites
-        self.answering: AnswerParts | None = None  # to students at other sites
-        self.heard: Received | None = None  # of a teacher at another site, of this step
-        self.learned_from = ""  # the digest of that of the last step
-        self.taps: dict[str, Tap] = {}  # by lesson: what extensions take from its outputs
+        self.remote: RemoteOutputs | None = None  # of this step, of a teacher that is not in this gang
+        self.attached: dict[str, Attachment] = {}  # by extensions: by their names, kept in its checkpoints
         self.inboxes: dict[str, Inbox] = {}  # by lesson: from a teacher at another site
-        self.private: Private | None = None  # gradients, where rows are clipped one by one
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
@@ -98,6 +92,26 @@ class RoleState:
                 "add an objective of its own (lm), or gate=open",
             )
 
+    def attach(self, attached: Attachment) -> None:
+        """Keep the state of an extension in the role's checkpoints. Raises ConfigError where its name is
+        taken.
+        """
+        if attached.name in self.attached:
+            raise ConfigError(
+                f"roles.{self.name}", f"two extensions keep {attached.name}", "leave one of them out"
+            )
+        self.attached[attached.name] = attached
+
+    @property
+    def taps(self) -> dict[str, Tap]:
+        """By lesson, what extensions take from its outputs."""
+        return {each.lesson: each for each in self.attached.values() if isinstance(each, Tap)}
+
+    @property
+    def gradients(self) -> Gradients | None:
+        """Where its gradients go, if an extension takes them."""
+        return self.body.gradients if self.body is not None else None
+
     @property
     def moves(self) -> bool:
         return self.spec.mode != "frozen"
@@ -114,7 +128,7 @@ class RoleState:
     @property
     def tokens_of_all(self) -> int:
         """That it has learned from here, and at other sites up to what was added last."""
-        return self.tokens + (sum(self.outer.tokens.values()) if self.outer is not None else 0)
+        return self.tokens + sum(each.tokens_elsewhere for each in self.attached.values())
 
     @property
     def spill(self) -> Path | None:
@@ -125,8 +139,7 @@ class RoleState:
     @property
     def is_asked(self) -> bool:
         """Whether others than its students here need its outputs of this step."""
-        is_answering = self.answering is not None and self.answering.is_asked
-        return is_answering or any(tap.is_asked for tap in self.taps.values())
+        return any(tap.is_asked for tap in self.taps.values())
 
     def is_active(self, clock: int) -> bool:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:
@@ -262,8 +275,8 @@ class RoleState:
 
     def train(self, work: StepWork, after: After) -> None:
         """Forward and backward passes of all micro-batches."""
-        if self.private is not None:
-            self.private.begin(self.step, self.segment(self.step + 1).fingerprint)
+        if self.gradients is not None:
+            self.gradients.begin(self.step, self.segment(self.step + 1).fingerprint)
         if self.body is not None:
             self.body.train(work, after)
 
@@ -315,10 +328,10 @@ class RoleState:
         return rate
 
     def row_divisor(self, batch: dict[str, Tensor], counts: Counts) -> int:
-        """By which the sum over a micro-batch's tokens is divided: the step's scored tokens; its own where it
-        is a row whose gradient no other row may change.
+        """By which the sum over a micro-batch's tokens is divided: the step's scored tokens, unless an
+        extension takes its gradients.
         """
-        return counts.divisor if self.private is None else max(1, int((batch["labels_BT"] >= 0).sum()))
+        return counts.divisor if self.gradients is None else self.gradients.divisor(batch, counts)
 
     def check_skipped(self) -> None:
         """Raise AtelierError when as many steps in a row were skipped as its patience allows."""
@@ -339,10 +352,7 @@ class RoleState:
             **self.learned(),
             "last": dict(self.last),
             **({"pace": self.pace.state()} if self.pace is not None else {}),
-            **({"privacy": {"key": self.private.key}} if self.private is not None else {}),
-            **({"outer": self.outer.state()} if self.outer is not None else {}),
-            **{tap.name: kept for tap in self.taps.values() if (kept := tap.state())},
-            **({"learned_from": self.learned_from} if self.learned_from else {}),
+            **{name: kept for name, each in self.attached.items() if (kept := each.state())},
         }
 
     def learned(self) -> dict[str, Tree]:
@@ -371,15 +381,10 @@ class RoleState:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
         self.take_back(state)
         self.last = dict(state["last"])
-        if self.outer is not None:
-            self.outer.restore(state["outer"])
-        if self.private is not None:
-            self.private.key = str(state["privacy"]["key"])
         if self.pace is not None:
             self.pace.restore(state.get("pace", []), step)
-        for tap in self.taps.values():
-            tap.restore(state.get(tap.name, {}))
-        self.learned_from = str(state.get("learned_from", ""))
+        for name, attached in self.attached.items():
+            attached.restore(state.get(name, {}), step)
         self.step = self.stored_step = step
         self.durable_steps = (-1, step)
         self.weights.restored()

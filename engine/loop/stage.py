@@ -6,15 +6,15 @@ B rows, T tokens, D hidden, V vocab
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.base import Json
 from atelier.engine.config.batch import TENSORS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.loop.attachments import Gradients
 from atelier.engine.model.contract import Carried, Model, Output, Relations, stored
 from atelier.engine.model.placement import local, settle_gradient
 from atelier.engine.objective.chunked import Mix, Side
@@ -173,23 +173,6 @@ def _check_passed(carried: Carried, names: list[str], model: Model) -> None:
         )
 
 
-class PerRow(Protocol):
-    """Takes each row's gradients after its backward pass, and gives the weights theirs after the last."""
-
-    def add_row(self) -> None: ...
-    def finish(self) -> None: ...
-
-
-class Private(PerRow, Protocol):
-    """The gradients of a private training (engine/loop/private.py)."""
-
-    key: str
-    values: dict[str, float]
-
-    def begin(self, step: int, where: str) -> None: ...
-    def statement(self, steps: int) -> dict[str, Json]: ...
-
-
 After = Callable[[int, Tensor], Tensor]  # (micro-batch, total) -> where its backward pass starts
 Seen = Callable[[int, Tensor], Tensor | None]  # the same of a forward pass alone
 
@@ -211,7 +194,7 @@ class RoleModel:
     ) -> None:
         self.stages, self.grid, self.layout, self.tied = stages, grid, layout, tied
         self.dtype = dtype  # of the hidden states between stages
-        self.private: PerRow | None = None  # where rows are clipped one by one: each micro-batch is one
+        self.gradients: Gradients | None = None  # of an extension
         self.pipeline = None
         if grid.pipeline > 1 and not grid.last_only:
             self.pipeline = Pipeline(stages, numbers, grid=grid, layout=layout)
@@ -262,8 +245,8 @@ class RoleModel:
 
     def settle_gradients(self) -> None:
         """After the last micro-batch: give gradients their weights' placements and sum tied ones."""
-        if self.private is not None:
-            self.private.finish()
+        if self.gradients is not None:
+            self.gradients.finish()
         for weight in self.parameters().values():
             settle_gradient(weight)
         if self.pipeline is not None:
@@ -278,8 +261,8 @@ class RoleModel:
         total = after(index, stage(index=index, work=work))
         with self.grid.gang.regions("backward"):
             total.backward()
-        if self.private is not None:
-            self.private.add_row()
+        if self.gradients is not None:
+            self.gradients.add()
 
     def infer(self, work: StepWork, after: Seen) -> None:
         """Forward of all micro-batches."""

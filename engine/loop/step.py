@@ -158,20 +158,20 @@ def train_step(
         member.forwards += len(batches)
         for student in step_group.students.get(member.name, ()):
             student.teacher_forwards += len(batches)
-        if member.heard is not None:
+        if member.remote is not None:
             member.teacher_forwards += len(batches)
     with gang.regions("reduce"):
         numbers, sums = _gather(tally, step_group, counts, gang)
     for member in step_group.all():
-        if member.answering is not None:
-            member.answering.loss = numbers.get((member.name, ALL))
+        for tap in member.taps.values():
+            tap.loss = numbers.get((member.name, ALL))
     outcomes = {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
     for member in step_group.moving():
         outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
-        if member.private is not None:
-            outcomes[member.name].measured |= member.private.values
-        if member.heard is not None and outcomes[member.name].distilled:
-            outcomes[member.name].measured |= member.heard.measured
+        if member.gradients is not None:
+            outcomes[member.name].measured |= member.gradients.measured
+        if member.remote is not None and outcomes[member.name].distilled:
+            outcomes[member.name].measured |= member.remote.measured
     return outcomes
 
 
@@ -192,10 +192,10 @@ class RoleStep:
         self.works = {root.name: root.work(batches, clock, counts)}
         self.lengths = [batch["tokens_BT"].shape[1] for batch in batches]
         self._deal_out(root, batches, clock)
-        if root.heard is not None and root.is_distilling():
-            heard = root.heard
+        if root.remote is not None and root.is_distilling():
+            remote = root.remote
             own = enumerate(self.works[root.name].batches)
-            self.works[root.name].sides = {index: heard.side(batch) for index, batch in own}
+            self.works[root.name].sides = {index: remote.side(batch) for index, batch in own}
         taught = [student for students in step_group.students.values() for student in students]
         for name, work in self.works.items():
             work.keeps_logits = any(student.needs_logits(name) for student in taught)
@@ -226,9 +226,6 @@ class RoleStep:
         """
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
-        if member.answering is not None and member.answering.is_asked:
-            batch = self.works[member.name].batches[index]
-            member.answering.add(batch, result.hidden_BTD, result.head_weight_VD)
         for tap in member.taps.values():
             if tap.is_asked:
                 batch = self.works[member.name].batches[index]
@@ -346,12 +343,12 @@ def _gather(
 
 
 def _teacher_loss(member: RoleState, numbers: Numbers) -> float:
-    """In this step. Raises DataError where the answers of another site name none."""
-    if member.heard is None:
+    """In this step. Raises DataError where the message of a teacher elsewhere names none."""
+    if member.remote is None:
         return numbers[(member.role.teacher, ALL)]
-    if member.heard.loss is None:
-        raise DataError(f"{member.heard.place}: names no loss of {member.role.teacher}")
-    return member.heard.loss
+    if member.remote.loss is None:
+        raise DataError(f"{member.remote.place}: names no loss of {member.role.teacher}")
+    return member.remote.loss
 
 
 def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> StepOutcome:
@@ -364,7 +361,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
     result.weights = member.weights_that_move()
     result.has_text = (name, ALL) in numbers
-    if member.private is None:  # else a row's loss would decide whether the others are learned from
+    if member.gradients is None:  # else the loss of one micro-batch would decide on the others' gradients
         means = {metric_name(key): value for key, value in objectives.items()}
         result.bad = member.health.judge(loss, norm, means)
     result.skipped = bool(result.bad)

@@ -14,19 +14,15 @@ import torch
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
-from atelier.engine.loop.answers import SitesApart
-from atelier.engine.loop.clip import clip_values
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.diverged import Diverged
-from atelier.engine.loop.hooks import Hooks
-from atelier.engine.loop.link_meter import LinkMeter
-from atelier.engine.loop.outer import OuterSteps
+from atelier.engine.loop.hooks import HookContext, Hooks
 from atelier.engine.loop.prefetch import StepData
 from atelier.engine.loop.profile import Profiler
 from atelier.engine.loop.publish import check_digest, publish
 from atelier.engine.loop.replica_check import check_copies
 from atelier.engine.loop.report import MetricLog
-from atelier.engine.loop.resume import ResumePoint, checkpoints, protected_steps, students_first
+from atelier.engine.loop.resume import ResumePoint, protected_steps, students_first
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
 from atelier.engine.loop.save import Retention, Saver
@@ -66,12 +62,13 @@ class Loop:
         self.members, self.services = members, services
         self.gang, self.report = services.build_context.gang, services.report
         self.order = [members[name] for name in students_first(training.members) if name in members]
-        scratch = services.build_context.scratch
-        self.link_meter = LinkMeter()
-        self.sites = SitesApart(
-            training, members, self.gang, services.stop, scratch, self.link_meter, self._warn
+        self.data = TrainingData(
+            training, {member.name: member for member in self.order}, services.build_context
         )
-        self.begin = self.end = max(self.sites.end, *(member.end for member in self.order))
+        context = services.build_context
+        self.hooks = Hooks(HookContext(training, members, context, self.data, services.stop, self._warn))
+        self.begin = self.end = max(self.hooks.last, *(member.end for member in self.order))
+        self.data.end = self.end
         self.protected = protected_steps(training.members)
         self.curves = {
             member.name: MetricLog(member.spec.segments, is_first=self.gang.is_first and member.is_kept)
@@ -83,31 +80,14 @@ class Loop:
             gang=self.gang,
             report=self.report,
         )
-        self.stall_s = self.waited_s = 0.0
+        self.stall_s = 0.0
         self.has_begun = False
         self.ended: list[RoleState] = []  # roles that take no step here
-        self.profiler = Profiler(self.train.profile, self.gang, self.order, scratch, self.report)
+        self.profiler = Profiler(self.train.profile, self.gang, self.order, context.scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
-        self.outer_steps = OuterSteps(
-            self.train.link,
-            self.gang,
-            services.stop,
-            scratch,
-            self.link_meter,
-            self._warn,
-        )
-        self.outer_steps.plan(self.order)
         self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
-        self.data = TrainingData(
-            training,
-            {member.name: member for member in self.order},
-            services.build_context,
-            end=self.end,
-            places=self.outer_steps.elastic.places if self.outer_steps.elastic is not None else None,
-        )
-        is_alone = self.sites.is_alone and not self.train.link.is_linked
-        self.diverged = Diverged(self.order, self.train.health, self.report, goes_on=is_alone)
-        self.hooks = Hooks(training, members, self.gang, self.data)
+        goes_on = not self.hooks.needs_all
+        self.diverged = Diverged(self.order, self.train.health, self.report, goes_on=goes_on)
 
     def _warn(self, text: str) -> None:
         self.report.say(warning=text)
@@ -120,14 +100,11 @@ class Loop:
         self.diverged.remember(where.diverged)
         self.begin = where.clock(self.training.members)
         self.ended = [member for member in self.order if where.steps.get(member.name) == member.end]
-        if not self.sites.is_alone:
-            self.begin = self.sites.begin(self.begin)
+        self.begin = self.hooks.start(self.begin)
         for member in self.order:
             if where.has_checkpoint.get(member.name):
                 self.saver.restore(member, where.steps[member.name])
-                if member.outer is not None and self.train.link.rounds:
-                    place = checkpoints(member.segment(member.step))
-                    member.outer.log.check_follows(self.train.link.rounds, place)
+                self.hooks.restored(member)
         damages = {"damages": where.damages} if where.damages else {}
         self.report.say(resumed=self.begin if any(where.has_checkpoint.values()) else 0, **damages)
         for text in self.data.notes():
@@ -155,12 +132,11 @@ class Loop:
         Raises StoppedError, with everything checkpointed, where any rank was asked to stop; DataError when no
         token is scored.
         """
-        self.link_meter.begin()
-        self.waited_s = self.sites.meet(clock)
+        self.hooks.before_step(clock)
         began = time.perf_counter()
         later = self.hooks.begin(clock)
         group, passing = part(step_group_at(self.hooks.others, clock), clock)
-        if self.outer_steps.sits_out(clock):
+        if self.hooks.sits_out(clock):
             return self._passed_over(clock, [*group.moving(), *passing], began)
         sizes = self.train.at(clock)
         every = [member for each in (group, *chain(*later)) for member in each.all()]
@@ -182,8 +158,8 @@ class Loop:
         return outcomes
 
     def _passed_over(self, clock: int, passing: list[RoleState], began: float) -> LoopStep:
-        """A step of which this site learns nothing."""
-        self.gang.heartbeat.rest("link")
+        """A step that all roles leave out."""
+        self.gang.heartbeat.rest("wait")
         self.straggler.begin()
         self.profiler.begin(clock + 1)
         counts = Counts(0, 0, *[(0,) * len(self.training.parts)] * 2)
@@ -248,20 +224,10 @@ class Loop:
             timing["mfu"] = each * step.counts.tokens / step_s / peak
         return timing
 
-    def exchange_if_due(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """Take the outer steps that are due, of the roles that took this step; or send the answers of
-        teachers here to students at other sites.
-        """
-        if self.train.link.is_linked:
-            with self.gang.regions("link"):
-                step_s = step.timing["step_s"] if step.is_usual else 0.0  # the first one begins it all
-                self.outer_steps.take_due([self.members[name] for name in outcomes], step_s)
-            for name, norm in self.outer_steps.norms.items():
-                outcomes[name].measured |= clip_values(norm, self.train.link.clip)
-        elif not self.sites.is_alone:
-            with self.gang.regions("link"):
-                step.timing["link_s"] = self.waited_s + self.sites.send(step.clock)
-            step.timing["link_wait_s"] = self.waited_s
+    def exchange(self, step: LoopStep, outcomes: Outcomes) -> None:
+        """Let extensions exchange what this step has made with others."""
+        step_s = step.timing["step_s"] if step.is_usual else 0.0  # the first one begins it all
+        step.timing |= self.hooks.exchange(step.clock, outcomes, step_s)
 
     def evaluate_if_due(self, outcomes: Outcomes) -> None:
         """Held-out means of the roles that are due, added to their outcomes. Never at a step due only to
@@ -289,7 +255,7 @@ class Loop:
                     role=name,
                     tokens=member.tokens_of_all,
                     values=outcome.values(),
-                    timing=step.timing | self.link_meter.timing(name) | {"time": time.time()},
+                    timing=step.timing | self.hooks.timing(name) | {"time": time.time()},
                     device=self.gang.device_name,
                 )
                 self.curves[name].add(line)
@@ -374,15 +340,14 @@ class Loop:
         self.profiler.close()
 
     def publish(self) -> None:
-        """Write the outputs of all roles that have one, when the teachers elsewhere that are trained again
-        have ended as they had to.
+        """Write the outputs of all roles that have one, when no extension waits for others any more.
 
         Raises StoppedError when a stop is asked before, DivergedError where roles were ended before.
         """
-        if not self.sites.is_alone:
+        if self.hooks.needs_all:
             for member in self.ended:  # the others were checked when they ended
                 self._check_replayed(member)
-            self.sites.conclude(self.end)
+        self.hooks.conclude(self.end)
         self.gang.heartbeat.rest("publish")
         for member in self.order:
             if member.spec.output and not member.has_diverged:
@@ -396,5 +361,5 @@ class Loop:
                     rows=self.data.summary(),
                 )
         self.gang.barrier()
-        self.sites.finish()
+        self.hooks.finish()
         self.diverged.check()

@@ -3,8 +3,9 @@ held out.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
+from typing import cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.batch import unread, unread_note
@@ -13,8 +14,7 @@ from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
 from atelier.engine.loop.evaluation import HeldOut
 from atelier.engine.loop.pace import Pace
-from atelier.engine.loop.prefetch import Prefetcher, StepData
-from atelier.engine.loop.private import begin_privacy
+from atelier.engine.loop.prefetch import Places, Prefetcher, StepData
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.samples import Samples
 from atelier.engine.plan.checks import at_step
@@ -23,8 +23,8 @@ from atelier.engine.plan.layout_checks import refuse_measuring
 
 
 class TrainingData:
-    """Opened for the roles `members`. `end`: of the training's steps; `places`: the samples of a step, where
-    no rule has them. Raises ConfigError for a layout that has none.
+    """Opened for the roles `members`. Before the first step is read, `end` is set to the last step, and
+    `places` where an extension chooses the samples of a step. Raises ConfigError for a layout that has none.
     """
 
     def __init__(
@@ -32,9 +32,6 @@ class TrainingData:
         training: Training,
         members: Mapping[str, RoleState],
         context: BuildContext,
-        *,
-        end: int,
-        places: Callable[[int], Sequence[int] | None] | None,
     ) -> None:
         train, layout, device = training.train.here(), context.layout, context.gang.device
         self._members, self._layout, self._gang = members, layout, context.gang
@@ -47,9 +44,6 @@ class TrainingData:
         samples = Samples(training, context.inputs, context.scratch, unit=unit)
         self.labelled = samples.labelled(train.sequence)
         self.tokens, self._sequence = samples.tokens(), train.sequence
-        if train.privacy.is_on:
-            blend, rows = samples.blend(train.sequence), training.train.global_batch
-            begin_privacy([*members.values()], train, blend, rows_a_step=rows)
         grid = context.grid("", is_student=False)
         self._pace = Pace(layout.speed_log, layout.axes.data, is_measured=layout.assignment == "measured")
         self._assigner = None
@@ -60,18 +54,18 @@ class TrainingData:
         if self._pace.is_measured and device.type == "cuda":
             refuse_measuring()
         self._before = self._last = -2  # the steps that were read last
-        self.open_feed = partial(  # the training's batches once more
+        self.blend = samples.blend  # of rows of so many tokens
+        self.end, self.places = 0, cast(Places | None, None)
+        self._feed: Prefetcher | None = None
+        self._open_feed = partial(
             Prefetcher,
             samples.blend,
             train,
             lambda step: resolve(at_step(train, layout, step)),
-            last=end,
             grid=grid,
             num_parts=len(training.parts),
             assigner=self._assigner,
-            places=places,
         )
-        self._feed = self.open_feed()
         windows, rows, sources = samples.held_out()
         self.held_out = HeldOut(
             windows,
@@ -85,7 +79,12 @@ class TrainingData:
     def at(self, clock: int) -> StepData:
         """The data of step `clock`."""
         self._before, self._last = self._last, clock
+        self._feed = self._feed or self.open_feed()
         return self._feed.at(clock)
+
+    def open_feed(self) -> Prefetcher:
+        """The training's batches once more."""
+        return self._open_feed(last=self.end, places=self.places)
 
     def notes(self) -> list[str]:
         """What of the data is cut or never read, as sentences."""
@@ -113,4 +112,5 @@ class TrainingData:
         return tokens * math.fsum(member.flops_per_token(tokens) for member in self._members.values())
 
     def close(self) -> None:
-        self._feed.close()
+        if self._feed is not None:
+            self._feed.close()

@@ -19,14 +19,14 @@ def shard(
     grid: Grid,
     zero: int,
     precision: Precision,
-    is_private: bool = False,
+    is_whole: bool = False,
 ) -> None:
     """Shard `root` in place, block by block and then the rest; `zero` is the ZeRO stage: 1 to 3, of which 3
     frees a block's gathered weights after its forward.
 
     Gradients are plain sums over ranks (not means): scaling the objective by the global token count gives the
-    exact global mean, whatever the ranks' shares are. `is_private`: what is trained stays whole on every
-    rank, and its gradients are not summed: each row's is clipped first.
+    exact global mean, whatever the ranks' shares are. `is_whole`: what is trained stays whole on every
+    rank, and its gradients are not summed: an extension takes those of each rank.
     """
     mesh = grid.sharding("dense")
     if mesh is None:
@@ -37,7 +37,7 @@ def shard(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
     is_freed = zero == 3
-    alone = {weight for weight in root.parameters() if weight.requires_grad} if is_private else set()
+    alone = {weight for weight in root.parameters() if weight.requires_grad} if is_whole else set()
     for experts in mixtures(root) if grid.axes.expert > 1 else ():  # their tokens come from all expert ranks
         sparse = grid.sharding("sparse")
         if sparse is None:

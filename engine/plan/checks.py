@@ -12,6 +12,7 @@ from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role, without_pipeline
+from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.config.train import Train
 from atelier.engine.plan.expert_checks import (
@@ -25,15 +26,12 @@ from atelier.engine.plan.layout_checks import (
     check_assignment,
     check_embedding,
     check_length,
-    check_link,
     check_schedule,
     micro_batches,
     place_of,
     shared_rows,
 )
-from atelier.engine.plan.privacy_checks import check_privacy
 from atelier.engine.plan.role_checks import check_trainable
-from atelier.engine.plan.site_checks import check_apart
 
 
 def check_layout(
@@ -47,12 +45,7 @@ def check_layout(
     """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
     configuration, '' for a flow with one model; `section` has the training's length and link.
     """
-    check_link(layout, roles, train, prefix=prefix, section=section)
-    check_apart(layout, roles, train, prefix=prefix, section=section)
-    check_privacy(layout, {f"{prefix}{name}." if prefix else "": role for name, role in roles.items()}, train)
-    for name in sorted({name for role in roles.values() for name in role.extensions}):
-        if (checks := extension_part(name, "checks", "check")) is not None:
-            checks.check(layout, roles, train, prefix=prefix, section=section)
+    check_extensions(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
     _check_lengths(roles, train, prefix, section)
     for step in train.progressive.first_steps():
@@ -65,6 +58,23 @@ def check_layout(
             raise ConfigError(
                 error.place, f"{error.problem} {grown}{train.at(step).sequence} tokens)", error.way_out
             ) from None
+
+
+def check_extensions(
+    layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str = "train"
+) -> None:
+    """Have the extensions that are used check what they are used for. Raises ConfigError."""
+    used = extensions_of(train, layout).union(*(role.extensions for role in roles.values()))
+    for name in sorted(used):
+        if (checks := extension_part(name, "checks", "check")) is not None:
+            checks.check(layout, roles, train, prefix=prefix, section=section)
+
+
+def check_everybody(roles: Mapping[str, Role], train: Train, *, section: str = "train") -> None:
+    """Have extensions check all roles of a training, those of other gangs too. Raises ConfigError."""
+    for name in sorted(extensions_of(train)):
+        if check := getattr(extension_part(name, "checks"), "check_everybody", None):
+            check(roles, train, section=section)
 
 
 def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:

@@ -13,7 +13,9 @@ activations are freed and gradients exist; with several micro-batches gradients 
 
 from dataclasses import dataclass
 
+from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import CostTerms
 from atelier.engine.plan.model_shape import ModelShape
@@ -45,9 +47,6 @@ class Memory(CostTerms):
     checkpoint: float
     tier: float
     margin: float
-
-
-OUTER = 4  # bytes of an outer weight, of its momentum, of what a codec lost, of the weight as it was sent
 
 
 def peak_memory(
@@ -106,10 +105,8 @@ class _Rank:
             ends, self.columns = ends - embedding, embedding / (parallel.embedding_ranks * axes.replicate)
         self.ends = ends / axes.tensor
         self.own = self.block_params * self.blocks + self.ends - (tier.params if tier else 0.0)
-        kept = {"average": 1, "nesterov": 2, "sparse": 1}[train.link.outer.kind] + train.link.feeds_back
-        kept += train.link.delay > 0
-        of_sites = OUTER * kept if train.link.is_linked else 0
-        self.outer = of_sites * self.own / (axes.shard * axes.context)
+        extra = sum(_extra_bytes(name, train) for name in extensions_of(train))
+        self.extra = extra * self.own / (axes.shard * axes.context)
 
     def peak(self) -> Memory:
         """The larger of the peaks at the objective and at the end of the backward pass."""
@@ -134,7 +131,7 @@ class _Rank:
             "states": states,
             "gathered": self._gathered(),
             "copies": self._copies(),
-            "buffers": buffers + self._mask() + self.outer,
+            "buffers": buffers + self._mask() + self.extra,
             "checkpoint": states if self.costs.copies_states and self.is_saved else 0.0,
             "tier": self.tier.host if self.tier else 0.0,
         }
@@ -214,3 +211,9 @@ class _Rank:
         if recompute == "none":
             found += costs.kept_scores * costs.keys(model_shape.sequence) * model_shape.num_heads / t
         return self.tokens * found * scale
+
+
+def _extra_bytes(extension: str, train: Train) -> float:
+    """That an extension keeps of each trained weight."""
+    cost = extension_part(extension, "cost", "bytes_of_weight")
+    return 0.0 if cost is None else float(cost.bytes_of_weight(train))

@@ -1,16 +1,18 @@
 """What a plan says of single roles: of experts on disk, bytes of each tier, what a step moves, and when that
 is hidden; of models that are scored in less memory than they take, what a pass reads; what a base width
-scales; what private trainings claim.
+scales; what keys of extensions ask for.
 """
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Score
+from atelier.engine.config.extensions import extension_of
+from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role, without_pipeline
+from atelier.engine.config.sections import sections_of
 from atelier.engine.config.train import Train
-from atelier.engine.plan.epsilon import foretold
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.step_time import micro_batch
 from atelier.engine.plan.streamed import SCORED, StreamedPass, streamed_pass
@@ -25,7 +27,7 @@ MOST_DOUBLINGS = 12  # of a batch that are tried
 
 def role_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
     """Lines about the roles that these nodes train."""
-    return _width_notes(nodes) + _tier_notes(nodes, pool, vocab) + _privacy_notes(nodes)
+    return _width_notes(nodes) + _tier_notes(nodes, pool, vocab) + _key_notes(nodes)
 
 
 def _width_notes(nodes: list[Node]) -> list[str]:
@@ -45,15 +47,16 @@ def _width_notes(nodes: list[Node]) -> list[str]:
     return notes
 
 
-def _privacy_notes(nodes: list[Node]) -> list[str]:
-    """A line for every private training."""
+def _key_notes(nodes: list[Node]) -> list[str]:
+    """A line for every training that uses a key of an extension which has something to say of it."""
     notes = []
     for node in nodes:
         train = node.training.train if node.task in TRAINED else None
-        if train is not None and train.privacy.is_on:
-            rows = node.training.num_labels if node.task == "finetune" else 0
-            said = foretold(train.privacy, steps=train.num_steps, batch=train.global_batch, rows=rows)
-            notes.append(f"{node.name}: train.privacy: {said}")
+        rows = node.training.num_labels if node.task == "finetune" else 0
+        for key, asked in sections_of(train).items() if train is not None else ():
+            report = extension_part(extension_of(type(asked)), "report")
+            if foretold := getattr(report, "foretold", None):
+                notes.append(f"{node.name}: train.{key}: {foretold(train, rows=rows)}")
     return notes
 
 

@@ -26,6 +26,7 @@ from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.kind_files import kind_file
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import extensions_of
 from atelier.engine.io.source_check import source_digest
 from atelier.engine.io.user_folders import cache_folder
 from atelier.infra.code import syntax
@@ -76,7 +77,7 @@ LEFT_OUT = (
     "engine/loop/straggler.py",
     *(
         f"engine/config/{name}.py"
-        for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric")
+        for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric", "sections")
     ),
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
     *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
@@ -114,10 +115,19 @@ class SourceFile:
     content: str  # digest of the whole file
 
 
-def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path = PROJECT) -> Map:
-    """Code map of training the role `name`: loop, data, and the kinds of the role and its teachers."""
+def training_map(
+    task: str,
+    roles: Mapping[str, Role],
+    name: str,
+    project: Path = PROJECT,
+    *,
+    extensions: Iterable[str] = (),
+) -> Map:
+    """Code map of training the role `name`: loop, data, and the kinds of the role and its teachers.
+    `extensions`: whose keys the training has.
+    """
     kinds: set[str] = set()
-    hooks: set[str] = set()
+    hooks = {f"{EXTENSIONS}{extension}/hook.py" for extension in extensions}
     waiting = [name]
     while waiting:
         role = roles[waiting.pop()]
@@ -181,8 +191,8 @@ def maps_of(node: Node) -> dict[str, Map]:
         roots = (*ROOTS[node.task], *(RIVALS if node.config.get("heads") else ()))
         whole = code_map(roots, _kinds_read(node))
         return {key: whole for key in node.products}
-    roles = node.training.roles
-    return {name: training_map(node.task, roles, name) for name in roles}
+    roles, used = node.training.roles, extensions_of(node.training.train)
+    return {name: training_map(node.task, roles, name, extensions=used) for name in roles}
 
 
 def _kinds_read(node: Node) -> set[str]:

@@ -361,8 +361,8 @@ def _of_extensions(
     objectives = section_of(trained.identity.get("objective", {})) if trained is not None else {}
     kinds = {str(section_of(each).get("kind", "")) for each in objectives.values()}
     for extension in sorted({kinds_of("config/objective").get(kind, "") for kind in kinds} - {""}):
-        if (report := extension_part(extension, "report", "rows")) is not None:
-            rows, notes = report.rows(name, lines)
+        if of_model := getattr(extension_part(extension, "report"), "rows", None):
+            rows, notes = of_model(name, lines)
             yield cast(list[ReportRow], rows), notes
 
 

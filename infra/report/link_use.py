@@ -1,5 +1,5 @@
 """What the messages between sites took of a training, from the metric lines of one of them
-(engine/loop/link_meter.py), as rows of a table.
+(engine/extensions/sites/link_meter.py), as rows of a table.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from atelier.engine.config.extensions import kinds_of
+from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.record import Record
-from atelier.engine.plan.epsilon import sentence
 from atelier.infra.report.render import ReportRow
 
 MAJORITY = "majority class"  # the row of always giving the most common answer
@@ -12,7 +13,7 @@ ON = " on "  # between a model and the other examples that it is scored on
 
 def notes_of(rows: list[ReportRow], found: Mapping[str, Record]) -> list[str]:
     """The notes of a report's rows and of its models' records."""
-    return _of_rows(rows) + _of_privacy(found)
+    return _of_rows(rows) + _of_keys(found)
 
 
 def _majority(rows: list[ReportRow]) -> str:
@@ -54,10 +55,13 @@ def _of_rows(rows: list[ReportRow]) -> list[str]:
     return notes
 
 
-def _of_privacy(found: Mapping[str, Record]) -> list[str]:
-    """What private trainings claim, a line for the models of which the same is true."""
-    told: dict[str, list[str]] = {}
-    for key, record in found.items():
-        if isinstance(privacy := record.summary.get("privacy"), Mapping):
-            told.setdefault(sentence(privacy), []).append(key)
-    return [f"privacy of {', '.join(keys)}: {text}" for text, keys in told.items()]
+def _of_keys(found: Mapping[str, Record]) -> list[str]:
+    """What extensions have added to the models' records, a line for the models of which the same is true."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for name, record in found.items():
+        for key, extension in kinds_of("config/train").items():
+            said = record.summary.get(key)
+            report = extension_part(extension, "report") if isinstance(said, Mapping) else None
+            if sentence := getattr(report, "sentence", None):
+                told.setdefault((key, sentence(said)), []).append(name)
+    return [f"{key} of {', '.join(names)}: {text}" for (key, text), names in told.items()]

@@ -18,7 +18,7 @@ MEASURED = (
     "gpu_memory_gb",
 )  # by process_stats.py
 SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", *MEASURED)} | {
-    "link_s": "link/seconds",  # between sites: engine/loop/link_meter.py
+    "link_s": "link/seconds",  # between sites: engine/extensions/sites/link_meter.py
     "link_wait_s": "link/wait_seconds",
     "link_bytes": "link/bytes_sent",
     "link_received_bytes": "link/bytes_received",

@@ -1,5 +1,6 @@
 """The core without any extension: a copy of the code whose folder of extensions is empty."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -38,8 +39,69 @@ def test_a_flow_that_uses_no_extension_runs_without_any(core: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_kind_of_an_extension_that_is_not_there_is_refused_by_name(core: Path, tmp_path: Path) -> None:
-    done = atelier(
-        core, tmp_path, "plan", "distill", "experiment=tiny", "objective@roles.student_a.objective=replaced"
-    )
-    assert done.returncode == 2 and "no objective of kind 'replaced'" in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("objective@roles.student_a.objective=replaced", "no objective of kind 'replaced'"),
+        ("train.privacy.kind=record", "train.privacy"),
+    ],
+)
+def test_what_an_extension_would_bring_is_refused_by_name(
+    core: Path, tmp_path: Path, word: str, problem: str
+) -> None:
+    done = atelier(core, tmp_path, "plan", "distill", "experiment=tiny", word)
+    assert done.returncode == 2 and problem in done.stderr, done.stderr
+
+
+KEY = """
+from atelier.engine.config.base import Section
+
+class Toys(Section):
+    \"\"\"How many toys there are.\"\"\"
+    number: int = 0
+"""
+HOOK = """
+from atelier.engine.loop.attachments import Attachment
+from atelier.engine.loop.hooks import Hook
+
+class Toy(Attachment):
+    name = "toys"
+
+    def __init__(self, number):
+        self.number = number
+
+    def summary(self, steps):
+        return {"toys": {"number": self.number, "steps": steps}}
+
+class Extension(Hook):
+    def __init__(self, context):
+        super().__init__(context)
+        for member in context.members.values():
+            member.attach(Toy(context.training.train.toys.number))
+"""
+REPORT = """
+def foretold(train, *, rows=0):
+    return f"{train.toys.number} toys are foretold"
+
+def sentence(said):
+    return f"{said['number']} toys in {said['steps']} steps"
+"""
+
+
+@pytest.mark.slow
+def test_an_extension_with_a_key_changes_no_file_of_the_core(core: Path, tmp_path: Path) -> None:
+    place = core / "engine" / "extensions" / "toy"
+    (place / "config" / "train").mkdir(parents=True)
+    for name, text in (("config/train/toys.py", KEY), ("hook.py", HOOK), ("report.py", REPORT)):
+        (place / name).write_text(text)
+    try:
+        done = atelier(core, tmp_path, "pretrain", "experiment=tiny", "train.toys.number=3")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "3 toys are foretold" in done.stdout + done.stderr
+        (record,) = (tmp_path / "model").glob("*/record.json")
+        toys = json.loads(record.read_text())["summary"]["toys"]
+        assert toys["number"] == 3
+        (report,) = (tmp_path / "report").glob("*/payload-*/report.md")
+        assert f"3 toys in {toys['steps']} steps" in report.read_text()
+    finally:
+        shutil.rmtree(place)

@@ -23,7 +23,9 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.detection.config.lesson.drawings import NARROW, STATE
+from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from atelier.engine.extensions.detection.gumbel import drawn
+from atelier.engine.loop.attachments import Tap
 from atelier.engine.loop.stage import rows_of, slice_of
 from atelier.engine.model.transformer import noise_keys
 from atelier.engine.model.weights import StoredWeights
@@ -124,7 +126,7 @@ def hidden(batch: Mapping[str, Tensor], parts: Sequence[int]) -> Tensor:
     return (batch["labels_BT"] != NOT_SCORED) & rows_of(batch["parts_B"], parts)[:, None]
 
 
-class Drawing:
+class Drawing(Tap):
     """The tap of a generator: what it draws, on this rank. `parts`: of the mixture, the rows with hidden
     tokens; `num_ids`: tokens of the vocabulary; `keep`: how many steps the last detector is behind.
     """
@@ -142,7 +144,7 @@ class Drawing:
     ) -> None:
         self._train, self._seed_name, self._gang, self._grid = train, seed_name, gang, grid
         self._parts, self._num_ids, self._keep = parts, num_ids, keep
-        self.name, self.is_asked = STATE, False  # at this step
+        self.name, self.lesson = STATE, Replaced.lesson
         self._cells: list[Tensor] = []  # (sample, place, id) of each token drawn on this rank
         self._kept: dict[int, Drawn] = {}
 
@@ -199,10 +201,10 @@ class Drawing:
         last = max(self._kept, default=0)
         return {str(step): each.numbers() for step, each in self._kept.items() if step > last - self._keep}
 
-    def restore(self, state: Nested) -> None:
-        for step, numbers in state.items():
+    def restore(self, state: Nested, step: int) -> None:
+        for kept, numbers in state.items():
             samples_R, hidden_R, places_N, ids_N = (
                 torch.tensor(numbers[name], dtype=torch.int64) for name in NAMES
             )
-            place = f"step {int(step) + 1}"
-            self._kept[int(step)] = Drawn(samples_R, hidden_R, places_N, ids_N, place)
+            place = f"step {int(kept) + 1}"
+            self._kept[int(kept)] = Drawn(samples_R, hidden_R, places_N, ids_N, place)

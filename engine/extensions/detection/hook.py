@@ -14,12 +14,10 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.extensions.detection.drawn import Drawing, Drawn, opened_drawn
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.hooks import Hook, Learned
+from atelier.engine.loop.hooks import Hook, HookContext, Learned
 from atelier.engine.loop.prefetch import Batch, Prefetcher, StepData
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at, train_step
-from atelier.engine.loop.training_data import TrainingData
-from atelier.engine.parallel.gang import Gang
 
 LESSON = "drawings"
 
@@ -36,13 +34,12 @@ class DrawnInbox:
         self.drawn = opened_drawn(path, place, num_ids=self._num_ids, step=step, train=self._train)
 
 
-class Extension(Hook):
+class Detectors(Hook):
     """The detectors of a gang, and the generators here that they, or detectors at other sites, learn from."""
 
-    def __init__(
-        self, training: Training, members: Mapping[str, RoleState], gang: Gang, data: TrainingData
-    ) -> None:
-        self._gang, self._open_feed = gang, data.open_feed
+    def __init__(self, context: HookContext) -> None:
+        training, members, gang = context.training, context.members, context.gang
+        self._gang, self._open_feed = gang, context.data.open_feed
         self._feeds: dict[int, Prefetcher] = {}  # by delay
         end = training.train.num_steps
         self._asking: dict[str, list[range]] = {}  # by generator: its steps that are drawn in
@@ -61,7 +58,8 @@ class Extension(Hook):
                 num_ids=member.role.model.ids,
                 keep=max((each.delay for key, each in readers.items() if key in members), default=0),
             )
-            self._drawings[name] = member.taps[LESSON] = drawing
+            self._drawings[name] = drawing
+            member.attach(drawing)
         self._inboxes: dict[str, DrawnInbox] = {}
         for name, member in members.items():
             if member.role.lesson == LESSON and member.role.teacher not in members:

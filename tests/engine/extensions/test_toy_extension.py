@@ -9,9 +9,11 @@ import pytest
 
 import atelier.engine.extensions
 from atelier.engine.config import extensions, registry
+from atelier.engine.config.base import FieldPlace, Spec, parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ObjectiveSpec, spec_class
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import extensions_of, with_sections
 from atelier.engine.plan.checks import check_layout
 from atelier.infra.code.code_map import training_map
 from tests.engine.extensions.detection.detection import detector, generator
@@ -25,6 +27,17 @@ class Toy(ObjectiveSpec):
     term: ClassVar[str] = "lm"
     kind: Literal["toy"] = "toy"
 """
+KEY = """
+from atelier.engine.config.base import Section
+
+class Toys(Section):
+    \"\"\"How many toys there are. More text.\"\"\"
+    number: int = 0
+
+    @property
+    def is_on(self):
+        return self.number > 0
+"""
 CHECKS = """
 from atelier.engine.config.error import ConfigError
 
@@ -33,10 +46,12 @@ def check(layout, roles, train, *, prefix, section):
         raise ConfigError("train.precision", "fp64, and a toy is not built for it", "fp32")
 """
 HOOK = """
+from atelier.engine.loop.attachments import Tap
 from atelier.engine.loop.hooks import Hook
 
-class Count:
-    name, is_asked = "toy", True
+class Count(Tap):
+    name = lesson = "toy"
+    is_asked = True
 
     def __init__(self):
         self.tokens = 0
@@ -47,16 +62,19 @@ class Count:
     def state(self):
         return {"tokens": self.tokens}
 
-    def restore(self, state):
+    def restore(self, state, step):
         self.tokens = state.get("tokens", 0)
 
 class Extension(Hook):
     seen = []
 
-    def __init__(self, training, members, gang, data):
-        super().__init__(training, members, gang, data)
-        self.taps = [member.taps.setdefault("toy", Count()) for member in members.values()
-                     if "toy" in member.role.extensions]
+    def __init__(self, context):
+        super().__init__(context)
+        self.taps = []
+        for member in context.members.values():
+            if "toy" in member.role.extensions:
+                self.taps.append(Count())
+                member.attach(self.taps[-1])
 
     def after_step(self, groups, clock, data, counts):
         self.seen.append((clock, [tap.tokens for tap in self.taps]))
@@ -124,6 +142,28 @@ def test_without_its_folder_its_kind_is_refused_by_name(toy: Path, tmp_path: Pat
         cached.cache_clear()
     with pytest.raises(ValueError, match="no objective of kind 'toy'"):
         spec_class("objective", "toy")
+
+
+def test_its_key_is_a_field_of_the_section_and_identity_where_it_asks_for_something(toy: Path) -> None:
+    (toy / "config" / "train").mkdir()
+    (toy / "config" / "train" / "toys.py").write_text(KEY)
+    extensions.kinds_of.cache_clear()
+
+    @with_sections("train")
+    class Own(Spec):
+        steps: int = 1
+
+    assert Own().as_identity() == parse(Own, {"toys": {"number": 0}}, "train").as_identity() == {"steps": 1}
+    asked = parse(Own, {"toys": {"number": 2}}, "train")
+    assert asked.as_identity() == {"steps": 1, "toys": {"number": 2}}
+    assert extensions_of(asked) == {"toy"} and not extensions_of(Own())
+    place = FieldPlace("train", Own, {}).down("toys")
+    assert place is not None and place.about == "how many toys there are"
+    assert [each.name for each in place.below()] == ["train.toys.number"]
+    with pytest.raises(ConfigError, match=r"train.toys.nmber: no such key; did you mean number\?"):
+        parse(Own, {"toys": {"nmber": 2}}, "train")
+    with pytest.raises(ConfigError, match=r"train.toys: must be a section"):
+        parse(Own, {"toys": 2}, "train")
 
 
 @pytest.mark.parametrize("group", ["config/objective", "objective"])

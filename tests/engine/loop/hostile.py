@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from atelier.engine.config.error import AtelierError
-from tests.engine.loop.apart import ANSWERS, Apart
+from tests.engine.extensions.sites.apart import ANSWERS, Apart
 
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensors, random.Random], Tensors]

@@ -18,8 +18,9 @@ from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.sites.linked_checks import check_link
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.plan.layout_checks import check_link, micro_batches
+from atelier.engine.plan.layout_checks import micro_batches
 
 
 def net(**more: Any) -> GPT:

@@ -22,13 +22,13 @@ from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.sites.codec_choice import RoundPlan
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.link.answer_size import answer_bytes, token_bytes
 from atelier.engine.link.encoded import layouts_of
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.rounds import Rounds
 from atelier.engine.loop.build import move_parts
-from atelier.engine.loop.codec_choice import RoundPlan
 from atelier.engine.model.load import blank, build
 from atelier.engine.model.lora import apply as apply_lora
 from atelier.engine.model.soft_prompt import tune_prompt
@@ -36,8 +36,8 @@ from atelier.engine.model.weights import entry_of
 from atelier.engine.objective.load import add_modules
 from atelier.engine.plan.exchanged import exchanged
 from atelier.engine.plan.link_cost import chosen, contribution_costs, lesson_cost
-from tests.engine.loop.apart import ANSWERS, Apart, taught
-from tests.engine.loop.test_outer import STEPS, Sites
+from tests.engine.extensions.sites.apart import ANSWERS, Apart, taught
+from tests.engine.extensions.sites.test_outer import STEPS, Sites
 from tests.engine.trainings import TrainingSetup, role, tokens
 
 TEACHER = GPT(num_layers=1, hidden=48, num_heads=2, vocab=64)

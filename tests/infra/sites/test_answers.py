@@ -14,8 +14,8 @@ from atelier.engine.link.messages import BODY, Contribution, OfStep, ReaderProgr
 from atelier.engine.link.rates import rate_to, tell_rate
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
-from tests.engine.loop.apart import ANSWERS, STEPS, Apart, taught
-from tests.engine.loop.at_sites import killed_until_they_end
+from tests.engine.extensions.sites.apart import ANSWERS, STEPS, Apart, taught
+from tests.engine.extensions.sites.at_sites import killed_until_they_end
 from tests.engine.trainings import tokens
 from tests.infra.sites.agents import Carrier, check, friends, running, until
 

@@ -10,8 +10,8 @@ from atelier.infra.sites import bucket_channel, bucket_server
 from atelier.infra.sites.bucket import Bucket
 from atelier.infra.sites.desk import OrderDesk, OrderedTask, SiteOrder
 from atelier.infra.sites.sealed import Context, ObjectHead, seal
-from tests.engine.loop.apart import ANSWERS, taught
-from tests.engine.loop.at_sites import all_at_once
+from tests.engine.extensions.sites.apart import ANSWERS, taught
+from tests.engine.extensions.sites.at_sites import all_at_once
 from tests.engine.trainings import role, tokens
 from tests.infra.sites.agents import friends, with_agents
 from tests.infra.sites.test_answers import Carried

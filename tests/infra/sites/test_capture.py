@@ -11,8 +11,8 @@ import pytest
 
 from atelier.infra.sites.desk import OrderDesk, OrderedTask, SiteOrder
 from atelier.infra.sites.grpc_server import GrpcServer
-from tests.engine.loop.apart import ANSWERS, taught
-from tests.engine.loop.at_sites import all_at_once
+from tests.engine.extensions.sites.apart import ANSWERS, taught
+from tests.engine.extensions.sites.at_sites import all_at_once
 from tests.engine.trainings import role, tokens
 from tests.infra.sites.agents import friends, with_agents
 from tests.infra.sites.test_answers import Carried

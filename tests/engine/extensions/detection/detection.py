@@ -10,7 +10,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.extensions.detection.config.objective.replaced import Replaced
-from tests.engine.loop.apart import Apart
+from tests.engine.extensions.sites.apart import Apart
 from tests.engine.row_inputs import VOCAB
 from tests.engine.trainings import TrainingSetup, role
 

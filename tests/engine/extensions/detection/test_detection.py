@@ -25,7 +25,7 @@ from tests.engine.extensions.detection.detection import (
     ernie,
     generator,
 )
-from tests.engine.loop.at_sites import killed_until_they_end
+from tests.engine.extensions.sites.at_sites import killed_until_they_end
 from tests.engine.row_inputs import harbour
 from tests.engine.trainings import ONE, TrainingSetup, role, train
 
@@ -178,7 +178,7 @@ LEAD = {"replaced": Replaced(schedule=WeightSchedule(kind="lead", nats=0.1))}
         ({"generator": generator({"lm": LM()})}, {}, {}, "d.teacher: generator is to draw .* learns lm"),
         ({}, {"health": {"nan": "rollback"}}, {}, "train.health: rollback, and d detects"),
         ({}, {"link": ROWS}, {}, "train.link.rows: sites that average a model, and d detects"),
-        ({}, {"link": ROWS | ELASTIC}, {}, "train.link.membership: .* this training has generator, d"),
+        ({}, {"link": ROWS | ELASTIC}, {}, "train.link.rows: sites that average a model, and d detects"),
         ({"generator": FINISHED}, {"link": ROWS | ELASTIC}, {}, "train.link.rows: .*, and d detects"),
         ({}, {}, {"roles": {"d": {"shard": 1}}}, "parallel.roles.d: a layout of its own is not built"),
         ({"d": detector(1)}, {}, {"assignment": "static"}, "parallel.assignment: static, and d reads"),

@@ -16,9 +16,9 @@ from torch import Tensor
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.extensions.detection.config.lesson.drawings import entries
+from atelier.engine.extensions.sites.checks import check_apart
 from atelier.engine.link.encoded import body_bytes
 from atelier.engine.plan.link_cost import lesson_cost
-from atelier.engine.plan.site_checks import check_apart
 from tests.engine.extensions.detection.detection import (
     MASKED,
     SIZES,
@@ -27,8 +27,8 @@ from tests.engine.extensions.detection.detection import (
     elsewhere,
     generator,
 )
-from tests.engine.loop.apart import ANSWERS
-from tests.engine.loop.at_sites import beside_a_gang, killed_until_they_end
+from tests.engine.extensions.sites.apart import ANSWERS
+from tests.engine.extensions.sites.at_sites import beside_a_gang, killed_until_they_end
 from tests.engine.loop.hostile import HostileMessages
 from tests.engine.plan.test_link_cost import timings
 from tests.engine.row_inputs import VOCAB, harbour

@@ -1,0 +1,82 @@
+"""Keys that extensions add to sections of the configuration: `train.<key>` is defined by the file
+engine/extensions/<name>/config/train/<key>.py, which is imported where a configuration has it. Torch-free.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, TypeVar, cast
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
+
+from atelier.engine.config.base import SECTION, Given, Section, Spec, SpecChooser
+from atelier.engine.config.extensions import extension_of, kinds_of
+from atelier.engine.config.kind_files import section_class
+
+SpecType = TypeVar("SpecType", bound=Spec)
+
+
+@dataclass(frozen=True)
+class SectionReader(SpecChooser):
+    """Validates what a configuration has at a key of an extension."""
+
+    section: str
+    key: str
+
+    def spec_of(self, document: Mapping[str, Given]) -> type[Spec]:
+        """The class of the key, whatever its value."""
+        return section_class(self.section, self.key)
+
+    @property
+    def about(self) -> str:
+        """The first sentence of the class, as a field's description."""
+        text = " ".join((self.spec_of({}).__doc__ or "").partition(".")[0].split())
+        return f"{text[:1].lower()}{text[1:]}"
+
+    def __call__(self, value: Given) -> Given:
+        if value is None or isinstance(value, Spec):
+            return value
+        return self.spec_of({}).model_validate(value)
+
+
+def with_sections(section: str) -> Callable[[type[SpecType]], type[SpecType]]:
+    """A class decorator: the spec of a section gets a field for each key that extensions add to it. The value
+    is None where a configuration lacks the key.
+    """
+
+    def extend(base: type[SpecType]) -> type[SpecType]:
+        fields = {
+            key: (
+                Annotated[SerializeAsAny[Section] | None, BeforeValidator(SectionReader(section, key))],
+                Field(default=None, json_schema_extra=SECTION),
+            )
+            for key in kinds_of(f"config/{section}")
+        }
+        made = create_model(base.__name__, __base__=base, __module__=base.__module__, **fields)  # type: ignore[call-overload]
+        made.__doc__ = base.__doc__
+        return cast(type[SpecType], made)
+
+    return extend
+
+
+def sections_of(spec: Spec) -> dict[str, Section]:
+    """The keys of extensions in a section that ask for something, by name."""
+    found = {name: getattr(spec, name) for name in type(spec).model_fields}
+    return {name: value for name, value in found.items() if isinstance(value, Section) and value.is_on}
+
+
+def extensions_of(*specs: Spec) -> set[str]:
+    """The extensions whose keys ask for something in these sections."""
+    return {extension_of(type(value)) for spec in specs for value in sections_of(spec).values()}
+
+
+def takes_gradients(spec: Spec) -> bool:
+    """Whether the hook of an extension takes the gradients of each rank."""
+    return any(type(value).takes_gradients for value in sections_of(spec).values())
+
+
+def filled(section: str, given: dict[str, Given]) -> dict[str, Given]:
+    """What a user gave for a section, with the settings that keys of extensions need beside them."""
+    for key in kinds_of(f"config/{section}"):
+        if given.get(key) is not None:
+            given = cast(type[Section], section_class(section, key)).fill(given[key], given)
+    return given

@@ -1,0 +1,108 @@
+"""Trainings of several sites (engine/config/link.py): sites that train one model take outer steps, and roles
+at different sites exchange lessons.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from atelier.engine.config.run_file import Member, Training
+from atelier.engine.config.train import Train
+from atelier.engine.extensions.sites.answers import SitesApart
+from atelier.engine.extensions.sites.clip import clip_values
+from atelier.engine.extensions.sites.link_meter import LinkMeter
+from atelier.engine.extensions.sites.outer import OuterSteps
+from atelier.engine.extensions.sites.outer_state import OuterState, outer_of, takes_part
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.link.readers import asked_from
+from atelier.engine.loop.build import BuildContext
+from atelier.engine.loop.hooks import Hook, HookContext
+from atelier.engine.loop.resume import checkpoints, students_first
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.step import StepOutcome
+
+
+class SeveralSites(Hook):
+    """The outer steps and the messages of the roles of this site."""
+
+    @classmethod
+    def limits(cls, training: Training) -> dict[str, int]:
+        """Of teachers that are trained again for students at other sites."""
+        return asked_from(training)
+
+    def __init__(self, context: HookContext) -> None:
+        super().__init__(context)
+        training, members = context.training, context.members
+        self._gang, self._link, self._members = context.gang, training.train.link, members
+        self._meter, self._waited_s = LinkMeter(), 0.0
+        shared = (context.gang, context.stop, context.build.scratch, self._meter, context.warn)
+        self._apart = SitesApart(training, members, *shared)
+        self._outer = OuterSteps(self._link, *shared)
+        trained = [members[name] for name in students_first(training.members) if name in members]
+        for member in trained if self._link.is_linked else ():
+            if member.moves:
+                finished = _finished(member.spec, training.members, context.build)
+                member.attach(OuterState.of(self._link, member.weights, finished))
+        self._outer.plan(trained)
+        if self._outer.elastic is not None:
+            context.data.places = self._outer.elastic.places
+        elif self._link.is_linked:
+            context.data.places = lambda clock: samples_of_site(training.train, clock)
+        self.last = self._apart.end
+        self.needs_all = self._link.is_linked or not self._apart.is_alone
+
+    def start(self, clock: int) -> int:
+        """As the base's: an earlier one for messages that a finished teacher has not sent."""
+        return clock if self._apart.is_alone else self._apart.begin(clock)
+
+    def restored(self, member: RoleState) -> None:
+        """Check that it follows the rounds that are taken again."""
+        if takes_part(member) and self._link.rounds:
+            place = checkpoints(member.segment(member.step))
+            outer_of(member).log.check_follows(self._link.rounds, place)
+
+    def before_step(self, clock: int) -> None:
+        """As the base's: for messages, and for sites that are too far behind."""
+        self._meter.begin()
+        self._waited_s = self._apart.meet(clock)
+
+    def sits_out(self, clock: int) -> bool:
+        """As the base's: of a round in which this site has no part."""
+        return self._outer.sits_out(clock)
+
+    def exchange(self, clock: int, outcomes: Mapping[str, StepOutcome], step_s: float) -> dict[str, float]:
+        """As the base's: the outer steps that are due, or the messages to students at other sites."""
+        if self._link.is_linked:
+            with self._gang.regions("link"):
+                self._outer.take_due([self._members[name] for name in outcomes], step_s)
+            for name, norm in self._outer.norms.items():
+                outcomes[name].measured |= clip_values(norm, self._link.clip)
+        elif not self._apart.is_alone:
+            with self._gang.regions("link"):
+                sent_s = self._apart.send(clock)
+            return {"link_s": self._waited_s + sent_s, "link_wait_s": self._waited_s}
+        return {}
+
+    def timing(self, role: str) -> dict[str, float]:
+        return self._meter.timing(role)
+
+    def conclude(self, clock: int) -> None:
+        """As the base's: for teachers at other sites that are trained again."""
+        if not self._apart.is_alone:
+            self._apart.conclude(clock)
+
+    def finish(self) -> None:
+        self._apart.finish()
+
+
+def samples_of_site(train: Train, clock: int) -> np.ndarray:
+    """The samples of a step that this site has, where sites train one model."""
+    rows = train.link.rows
+    first = train.progressive.samples_before(clock, sum(rows.values())) + train.link.first_row
+    return np.arange(first, first + train.here().at(clock).global_batch)
+
+
+def _finished(spec: Member, members: Mapping[str, Member], build: BuildContext) -> list[ArtifactInput]:
+    """The finished models that a role learns from."""
+    others = (members[teacher] for teacher in spec.role.teachers)
+    return [build.inputs[each.init] for each in others if each.mode == "frozen"]

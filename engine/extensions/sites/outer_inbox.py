@@ -1,0 +1,138 @@
+"""Contributions of the sites of a training as they lie in its mailbox: waited for, verified, opened."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from atelier.engine.checkpoint.collective_call import all_or_none
+from atelier.engine.config.error import DataError, StoppedError
+from atelier.engine.config.link import Link
+from atelier.engine.extensions.sites.codec_choice import CodecChoice, RoundPlan
+from atelier.engine.extensions.sites.contribution import Layout, StoredContribution, check_form
+from atelier.engine.extensions.sites.long_wait import LongWait
+from atelier.engine.extensions.sites.outer_state import outer_of
+from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
+from atelier.engine.link.coordinator import ADDED, BEGAN
+from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.link.messages import BODY, Contribution
+from atelier.engine.link.round_log import RoundLine
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.parallel.gang import Gang
+
+LOOK_EVERY = 0.2  # seconds between looks for messages
+LATER_EVERY = 5.0  # seconds between looks for messages that will not come
+
+
+class OuterInbox:
+    """What a training's sites have sent, on this rank."""
+
+    def __init__(
+        self,
+        link: Link,
+        gang: Gang,
+        stop: StopRequest,
+        scratch: Path,
+        choice: CodecChoice,
+        say: Callable[[str], None],
+    ) -> None:
+        """`say`: a warning."""
+        self._link, self._gang, self._stop, self._scratch = link, gang, stop, scratch
+        self._choice, self._say = choice, say
+
+    def heads(
+        self,
+        box: Mailbox,
+        number: int,
+        member: RoleState,
+        sites: Collection[str],
+        beat: Callable[[], None] | None,
+    ) -> dict[str, Contribution]:
+        """The heads of the messages of `sites`, when all are there; `beat` at each look until then. A
+        collective. Raises StoppedError when a stop is asked; DataError for one that will not come any more.
+        """
+        heads: dict[str, Contribution] = {}
+        look_again, wait = 0.0, LongWait(self._say)
+
+        def look() -> tuple[int, bool]:
+            """The messages that this rank lacks, and whether a stop was asked."""
+            nonlocal look_again
+            missing = [site for site in sorted(sites) if site not in heads]
+            there = {site: head for site in missing if (head := box.contribution(number, site)) is not None}
+            heads.update(there)
+            if len(there) < len(missing) and time.monotonic() >= look_again:
+                self._check_missing(box, number, member, [site for site in missing if site not in there])
+                look_again = time.monotonic() + LATER_EVERY
+            return len(sites) - len(heads), self._stop.is_asked
+
+        while True:
+            late, is_asked = all_or_none(self._gang, look, _of_all)
+            if not late:
+                return heads
+            others = ", ".join(site for site in sorted(sites) if site not in heads)
+            if wait.is_due:
+                wait.say(f"{others or 'another rank'}, in round {number} of {box.trajectory[:16]}")
+            if is_asked:
+                raise StoppedError(
+                    f"stopped while {member.name} waited for {others or 'others'} in round {number}, after"
+                    f" step {member.step}; it goes on from its last checkpoint"
+                )
+            if beat is not None:
+                beat()
+            time.sleep(LOOK_EVERY)
+
+    def _check_missing(self, box: Mailbox, number: int, member: RoleState, sites: list[str]) -> None:
+        """Raise DataError when a missing message will not come any more: its site has sent later ones."""
+        boxes = [Mailbox(self._link.mailbox, each.fingerprint) for each in member.spec.segments]
+        later = {each: where for where in boxes for each in where.rounds() if each > number}  # branches too
+        for site in sites:
+            ahead = {each: there for each, there in later.items() if there.read(each, site) is not None}
+            if ahead and box.contribution(number, site) is None:  # not between two looks
+                places = " and ".join(sorted({box.place, *(there.place for there in ahead.values())}))
+                raise DataError(
+                    f"{box.folder(number, site)}: is gone, {site} is in round {max(ahead)}: this site's"
+                    " checkpoints are too old to go on, or the mailbox is of an earlier run; begin all sites"
+                    f" again, without {places}"
+                )
+
+    def open(
+        self,
+        box: Mailbox,
+        heads: Mapping[str, Contribution],
+        member: RoleState,
+        plan: RoundPlan,
+        line: RoundLine | None = None,
+    ) -> dict[str, StoredContribution]:
+        """The contributions by site, verified; `line`: what was decided of the round."""
+        result: dict[str, StoredContribution] = {}
+        outer = outer_of(member)
+        for site, head in sorted(heads.items()):
+            place, fragment = join(box.folder(head.round, site), BODY), plan.rounds.fragment(head.round)
+            if line is not None and (head.codec, head.body.sha256) != (line.codecs[site], line.sha256[site]):
+                raise DataError(
+                    f"{place}: is another one than was decided on in round {head.round}; {site} has sent two,"
+                    " from the same steps: train on there in the layout of the first"
+                )
+            if head.before != outer.pending.get(head.round, outer.added):
+                raise DataError(f"{place}: {site} {ADDED if head.round > 1 else BEGAN}")
+            code = member.spec.code_elsewhere
+            check_form(head, place, codecs=self._link.codecs, fragment=fragment, code=code)
+            self._choice.check(head.round, site, head.codec, head.body.sha256, place)
+            result[site] = self.stored(box, head, plan.layouts[fragment])
+        return result
+
+    def stored(self, box: Mailbox, head: Contribution, layout: Layout) -> StoredContribution:
+        """A contribution in the mailbox. Raises DamageError for one that is not as its head says."""
+        place = join(box.folder(head.round, head.site), BODY)
+        if is_local(place):
+            path = local_path(place)
+        else:
+            path = self._scratch / f"link-{self._gang.rank}" / head.site / BODY
+            fetch(place, path)
+        verify(str(path), head.body, place)
+        return StoredContribution(path, head.codec, layout, place)
+
+
+def _of_all(found: list[tuple[int, bool]]) -> list[tuple[int, bool]]:
+    """The most messages that a rank lacks, and whether any was asked to stop, for each rank."""
+    return [(max(late for late, _ in found), any(asked for _, asked in found))] * len(found)
