@@ -20,7 +20,7 @@ from machine import keep
 
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.flows.run.embedded_server import embed
-from atelier.flows.run.scheduler import PrefectScheduler
+from atelier.flows.run.outcome import PrefectScheduler
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
 from atelier.infra.launch.slots import Slots

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-LIBRARY, ORDER, PATIENCE_S = "site-packages/", "order.json", 120
+LIBRARY, ORDER, PATIENCE_S = "site-packages/", "order.json", 300
 FOLDERS = ("engine", "flows", "infra", "tasks", "src")
 
 
@@ -61,9 +61,8 @@ STEPS = {
         Step(AGENT, "infra/:MessageCalls.put", ""),
         Step(RANK, "engine/:OuterSteps._take", ""),
     ),
-    "atelier adopt to the model artifact": (
-        Step("adopt", COMMAND, GANG),
-        Step(RANK, "engine/adopt.py:main", ""),
+    "atelier adopt to the model artifact": (  # its rank: a flow of few tasks executes it
+        Step("atelier.engine.adopt", "engine/adopt.py:main", ""),
     ),
 }
 TINY, UNTRACKED = "experiment=tiny", "tracker=none"
@@ -88,7 +87,8 @@ class Tracer:
         """Its file if that is ours, and which of the names it has."""
         if code not in self.known:
             path, own = os.path.realpath(code.co_filename), (code.co_name, code.co_qualname)
-            file = path.removeprefix(self.top) if path.startswith(self.folders) else ""
+            is_ours = path.startswith(self.folders) and code.co_filename[0] != "<"  # <frozen os>
+            file = path.removeprefix(self.top) if is_ours else ""
             place = file or LIBRARY + path.rpartition(LIBRARY)[2]
             found = [n for n, (start, end) in self.names.items() if place.startswith(start) and end in own]
             self.known[code] = file, found
@@ -136,7 +136,7 @@ class Tracer:
 def hook() -> None:
     """A process of the runs begins: trace its steps, and have its children come here too."""
     folder, start = os.path.dirname(__file__), subprocess.Popen.__init__
-    order = json.loads(Path(folder, ORDER).read_text())  # a file: ranks get few variables
+    order = json.loads(Path(folder, ORDER).read_text())  # a file: ranks are given few variables
 
     def start_hooked(self: Any, *words: Any, env: Any = None, **options: Any) -> None:
         if env and folder not in (path := env.get("PYTHONPATH", folder)):
@@ -171,14 +171,15 @@ class Bench(NamedTuple):
     folder: str
 
     def run(self, store: str, *command: str, trace: Sequence[str] = (), **more: str) -> None:
-        """Run a program of the checkout's .venv to its end, the paths of `trace` traced."""
+        """Run a program of the checkout's .venv to its end, and trace these paths (none = as before)."""
         own, path = ("PREFECT_", "MLFLOW_", "ATELIER_"), f"{self.folder}{os.pathsep}{self.top}/src"
         env = {key: value for key, value in os.environ.items() if not key.startswith(own)} | more
         env |= {"ATELIER_ROOT": f"{self.folder}/{store}", "PYTHONPATH": path}
         steps = {out: step for name in trace for out, step in self.outs(name).items()}
-        Path(self.folder, ORDER).write_text(json.dumps({"top": f"{self.top}/", "steps": steps}))
+        if steps:
+            Path(self.folder, ORDER).write_text(json.dumps({"top": f"{self.top}/", "steps": steps}))
         words = [f"{self.top}/.venv/bin/{command[0]}", *command[1:]]
-        subprocess.run(words, env=env, cwd=self.top, stdout=sys.stderr, timeout=5 * PATIENCE_S, check=True)
+        subprocess.run(words, env=env, cwd=self.top, stdout=sys.stderr, timeout=2 * PATIENCE_S, check=True)
 
     def outs(self, name: str) -> dict[str, Step]:
         """The steps of a path, by the file of what was traced."""
@@ -195,7 +196,7 @@ class Bench(NamedTuple):
             user = json.loads(Path(f"{self.folder}/up/stack/credentials.json").read_text())
             client = {"PREFECT_API_URL": f"http://127.0.0.1:{ports[0]}/api"}
             client["PREFECT_API_AUTH_STRING"] = f"{user['user']}:{user['password']}"
-            form = ("-p", TINY, "-p", f'overrides=["{UNTRACKED}"]')
+            form = ("-p", TINY, "-p", f'advanced={{"overrides": ["{UNTRACKED}"]}}')
             self.run("up", "prefect", "deployment", "run", "distill/atelier", *form, **client)
             self.read(name)
         finally:

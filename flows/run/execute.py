@@ -20,12 +20,11 @@ from atelier.flows.run.compose import Frozen
 from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import embed
 from atelier.flows.run.measured import record_measurements
-from atelier.flows.run.outcome import RunOutcome, wait_for
+from atelier.flows.run.outcome import PrefectScheduler, RunOutcome, wait_for
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
 from atelier.flows.run.registry import body
-from atelier.flows.run.scheduler import PrefectScheduler
 from atelier.flows.run.sites_page import showing_sites
 from atelier.flows.run.work import mend, work
 from atelier.infra.dag import Future, Node, scheduling, stop_scheduling

@@ -1,14 +1,19 @@
 """What a store has, a row each: its models and its runs."""
 
+import shlex
 from typing import TypedDict
 
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import Record
-from atelier.infra.report.differences import differences
 from atelier.infra.report.lineage import step_of
 from atelier.infra.store.alias import aliases
 from atelier.infra.store.run_manifest import RunManifest, is_alive, read_manifests
 from atelier.infra.store.store import Store
+
+TRAINING = (  # first words of keys that change a training
+    *("model", "init", "objective", "optim", "train", "data", "tokenizer", "start", "gate", "grow", "tune"),
+)
+LONGEST = 40  # characters of one difference
 
 
 class ModelRow(TypedDict):
@@ -109,3 +114,17 @@ def run_row(manifest: RunManifest) -> RunRow:
         "command": manifest.command,
         "links": manifest.links,
     }
+
+
+def differences(command: str, role: str) -> list[str]:
+    """What `command` changes in the training of `role`, for the name of its run: `lr=0.02`."""
+    found = []
+    for word in shlex.split(command):
+        key, is_set, value = word.lstrip("+").partition("=")
+        place = key.partition("@")[2] or key
+        mine = place.removeprefix(f"roles.{role}.")
+        if is_set and place.startswith("roles.") and mine == place:
+            continue
+        if is_set and mine.split(".")[0] in TRAINING:
+            found.append(f"{mine.rsplit('.', 1)[-1]}={value}"[:LONGEST])
+    return found

@@ -3,8 +3,8 @@ thread.
 """
 
 from atelier.engine.io.storage import is_local, join, local_path, names
-from atelier.infra.report.differences import differences
 from atelier.infra.report.lineage import find_trajectory
+from atelier.infra.report.listing import differences
 from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.tracking.about import ended, flat
 from atelier.infra.tracking.backend import DIGEST, MetricPoint, TrackedData

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atelier.infra.report.differences import differences
+from atelier.infra.report.listing import differences
 
 
 @pytest.mark.parametrize(
