@@ -80,7 +80,9 @@ class CommandStore:
         return Curve(digest, tuple(sorted(lines)))
 
     def records(self, kind: str) -> list[dict]:
-        return [json.loads(path.read_text()) for path in self.root.glob(f"{kind}/*/record.json")]
+        """All of a kind, the newest last."""
+        found = sorted(self.root.glob(f"{kind}/*/record.json"), key=lambda path: path.stat().st_mtime_ns)
+        return [json.loads(path.read_text()) for path in found]
 
     def runs(self) -> list[dict]:
         return [json.loads(path.read_text()) for path in sorted((self.root / "runs").glob("*.json"))]

@@ -25,7 +25,7 @@ def killed_and_finished(store: CommandStore, arguments: tuple[str, ...], names: 
 
 
 def weights_of(store: CommandStore) -> dict[str, list[str]]:
-    """Digests of the weights of every model, by name."""
+    """Digests of the weights of every model, by name: of several of one name those of the newest."""
     return {
         record["name"]: [file["sha256"] for file in record["files"] if "safetensors" in file["path"]]
         for record in store.records("model")
