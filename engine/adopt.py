@@ -1,16 +1,17 @@
 """Make a checkpoint of another family a model artifact: python -m atelier.engine.adopt run.json
 
-run.json: config is an Adopting, inputs {"tokenizer": a tokenizer artifact}; output "model". Weights are read
-and written one by one: memory does not grow with the model.
+run.json: config is an AdoptConfig, inputs {"tokenizer": a tokenizer artifact}; output "model". Weights are
+read and written one by one: memory does not grow with the model.
 """
 
 import sys
 from pathlib import Path
 
-from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.families import Said, family_of
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.config.task.adopt import AdoptConfig
 from atelier.engine.data.vocabulary import CARRIED, Vocabulary, copy_tokenizer
 from atelier.engine.io import storage
 from atelier.engine.io.origin import origin
@@ -21,22 +22,11 @@ from atelier.engine.model.load import CONFIG, write_model
 from atelier.engine.model.weights import Part, StoredWeights
 
 
-class Adopting(Spec):
-    """The config of this command. `files`: all that is read, each with its content id; `bytes` of them are
-    for the plan.
-    """
-
-    source: str
-    bytes: int = 0
-    weights: tuple[str, ...]
-    files: tuple[tuple[str, str], ...]
-
-
 def adopt(run: RunFile) -> dict[str, Json]:
     """Write the model artifact; returns the summary. Raises DataError where the source is not as it was
     planned.
     """
-    asked, scratch = parse(Adopting, run.config, "config"), Path(run.scratch)
+    asked, scratch = parse(AdoptConfig, run.config, "config"), Path(run.scratch)
     known = {url.rsplit("/", 1)[-1]: url for url, _ in asked.files}
     digests = dict(asked.files)
     config = storage.read_object(known[CONFIG], "a model's configuration")
