@@ -20,6 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from atelier.engine.config.base import Json
 from atelier.engine.io.storage import is_local, local_path
 from atelier.engine.io.user_folders import home
+from atelier.infra.report.table import markdown_rows
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
 from atelier.infra.tracking.follower import CurveRow
@@ -131,8 +132,9 @@ def text(tag: str, markdown: str) -> Summary:
 
 
 def table(facts: Mapping[str, Json]) -> str:
-    rows = [f"| {key} | {value} |" for key, value in facts.items() if value not in ("", None)]
-    return "\n".join(["| | |", "|---|---|", *rows])
+    return markdown_rows(
+        ("", ""), [(key, str(value)) for key, value in facts.items() if value not in ("", None)]
+    )
 
 
 def written(folder: Path) -> set[tuple[str, int]]:
