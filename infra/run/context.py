@@ -34,7 +34,7 @@ from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
 from atelier.infra.launch.slots import GpuSlots, Slots, num_slots, who
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume
-from atelier.infra.run.run_tracker import NoTracker, RunTracker
+from atelier.infra.run.run_tracker import RunTracker
 from atelier.infra.store.lease import Holder, Lease, Renewal, take
 from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import begin_again
@@ -58,7 +58,7 @@ class RunContext:
     flow: str
     command: str
     listener: Listener
-    tracker: RunTracker = field(default_factory=NoTracker)
+    tracker: RunTracker = field(default_factory=RunTracker)
     stop: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)

@@ -3,17 +3,22 @@ nothing for it.
 """
 
 import os
+import shutil
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from atelier.infra.launch.gpus import VISIBLE
 from atelier.infra.store.lease import Holder, LeaseLog
-from atelier.infra.tracking.gpu_stats import GpuStats
 
 EVERY_S = 1.0
 PROC = Path("/proc")
+GPUS_EVERY_S = 5.0  # a call takes up to a second of a core
+ANSWER_S = 10.0
+QUERY = ("--query-gpu=index,uuid,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+MIB = 2**20
 
 
 class ProcessStats:
@@ -30,7 +35,7 @@ class ProcessStats:
 
     def read(self) -> dict[str, float]:
         """`cpu_cores` busy between the last two samples and `resident_gb` at the last, at most a second ago,
-        with those of gpu_stats.py; {} before two samples.
+        with those of its GPUs; {} before two samples.
         """
         now = time.monotonic()
         if now - self._at < EVERY_S:
@@ -86,3 +91,40 @@ def _under(pid: int) -> list[int]:
             with suppress(OSError):  # as above
                 waiting += [int(word) for word in children.read_text().split()]
     return found
+
+
+class GpuStats:
+    """Statistics of some of this machine's GPUs; empty without nvidia-smi."""
+
+    def __init__(self) -> None:
+        self._command = shutil.which("nvidia-smi")
+        self._at = -GPUS_EVERY_S
+        self._used: dict[str, float] = {}
+
+    def read(self, devices: Collection[str]) -> dict[str, float]:
+        """`gpu_percent`, the mean use of `devices` (numbers or UUIDs), and `gpu_memory_gb`, the sum of the
+        memory in use on them, at most five seconds ago; what nvidia-smi does not tell is left out.
+        """
+        if not devices or self._command is None:
+            return {}
+        now = time.monotonic()
+        if now - self._at >= GPUS_EVERY_S:
+            self._at, self._used = now, _gpu_use(self._command, devices)
+        return self._used
+
+
+def _gpu_use(command: str, devices: Collection[str]) -> dict[str, float]:
+    try:
+        said = subprocess.run([command, *QUERY], capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    use, memory = list[float](), list[float]()
+    for line in said.stdout.splitlines():
+        index, uuid, percent, used = (*(word.strip() for word in line.split(",")), "", "", "", "")[:4]
+        if index in devices or uuid in devices:
+            with suppress(ValueError):  # [N/A], of a GPU that is split
+                use.append(float(percent))
+            with suppress(ValueError):
+                memory.append(float(used) * MIB / 1e9)
+    found = {"gpu_percent": sum(use) / len(use)} if use else {}
+    return found | ({"gpu_memory_gb": sum(memory)} if memory else {})

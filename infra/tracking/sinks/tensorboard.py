@@ -23,7 +23,7 @@ from atelier.engine.io.user_folders import home
 from atelier.infra.report.table import markdown_rows
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
-from atelier.infra.tracking.follower import CurveRow
+from atelier.infra.tracking.curve import CurveRow
 from atelier.infra.tracking.sink import CurveInfo
 
 KNOWN = ".trajectories"  # its files say in which folder a trajectory's curve is
@@ -86,10 +86,6 @@ class EventCurve:
         self._there: set[tuple[str, int]] | None = None
         self._last = 0
 
-    @property
-    def is_open(self) -> bool:
-        return self._writer is not None
-
     def add(self, rows: Sequence[CurveRow]) -> None:
         if self._there is None:
             self._there = written(self.board.folder_of(self.about))
@@ -111,8 +107,9 @@ class EventCurve:
         writer.add_event(Event(wall_time=time.time(), step=0, summary=text("about", table(about))))
         return writer
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, last: CurveRow | None) -> None:
         if self._writer is not None:
+            self.add([last] if last else [])
             said = Event(wall_time=time.time(), step=self._last, summary=text("status", status))
             self._writer.add_event(said)
             self._writer.close()
