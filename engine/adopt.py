@@ -15,7 +15,7 @@ from atelier.engine.config.task.adopt import AdoptConfig
 from atelier.engine.data.vocabulary import CARRIED, Vocabulary, copy_tokenizer
 from atelier.engine.io import storage
 from atelier.engine.io.origin import origin
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.foreign import adopted
 from atelier.engine.model.load import CONFIG, write_model
@@ -77,13 +77,9 @@ def _sized(spec: Said, size: int, place: str) -> Said:
     return spec.model_copy(update={"vocab": size, "vocab_padding": spec.tokens - size})
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": adopt(run)})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("adopt", arguments, act)
+    return run_verb("adopt", arguments, adopt)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
 from atelier.engine.io import storage
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.origin import origin
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.load import read_weights, write_model
 from atelier.engine.model.lora import Addition, of_base, with_addition
@@ -92,13 +92,9 @@ def _counted(weight: Weight, progress: Progress) -> Callable[[], Tensor | None]:
     return gather
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": adopt_adapter(run)})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("adopt_adapter", arguments, act)
+    return run_verb("adopt_adapter", arguments, adopt_adapter)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary, copy_carried, copy_tokenizer
 from atelier.engine.inference.sampling import num_positions
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, read_model, read_weights, write_model
 from atelier.engine.model.weights import Weight, entries_of, write_files
@@ -167,13 +167,9 @@ def _text(
         progress.advance(len(some["tokens_BT"]) * sequence)
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": convert(run)})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("convert", arguments, act)
+    return run_verb("convert", arguments, convert)
 
 
 if __name__ == "__main__":

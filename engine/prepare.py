@@ -23,7 +23,7 @@ from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.triples import extract
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactOutput
-from atelier.engine.io.process import Progress, input_of, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, output_of, run_verb
 
 Prepared = tuple[ArtifactOutput, dict[str, Json]]  # the output, and its summary
 
@@ -122,10 +122,10 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Json]:
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code: 0, or the error's. One JSON line reports how it ended."""
 
-    def act(run: RunFile) -> None:
+    def act(run: RunFile) -> dict[str, Json]:
         if isinstance(run.layout.threads, int):  # read by the tokenizer's thread pool when it starts
             os.environ["RAYON_NUM_THREADS"] = str(run.layout.threads)
-        say(sys.stdout, {"done": prepare(run, sys.stdout)})
+        return prepare(run, sys.stdout)
 
     return run_verb("prepare", arguments, act)
 
