@@ -25,7 +25,7 @@ from atelier.flows.run.work import work
 from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
-from atelier.infra.run.run_tracker import NoTracker
+from atelier.infra.run.run_tracker import RunTracker
 from atelier.infra.store.store import Store
 
 
@@ -116,7 +116,7 @@ def main() -> None:
             flow="bench",
             command="bench",
             listener=lambda node, message: None,
-            tracker=NoTracker(),
+            tracker=RunTracker(),
         )
         bare(prefect, 2)  # starts the embedded server
         times: dict[str, list[float]] = {"ours": [], "bare": []}

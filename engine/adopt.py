@@ -1,42 +1,32 @@
 """Make a checkpoint of another family a model artifact: python -m atelier.engine.adopt run.json
 
-run.json: config is an Adopting, inputs {"tokenizer": a tokenizer artifact}; output "model". Weights are read
-and written one by one: memory does not grow with the model.
+run.json: config is an AdoptConfig, inputs {"tokenizer": a tokenizer artifact}; output "model". Weights are
+read and written one by one: memory does not grow with the model.
 """
 
 import sys
 from pathlib import Path
 
-from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.foreign.families import Said, family_of
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.config.task.adopt import AdoptConfig
 from atelier.engine.data.vocabulary import CARRIED, Vocabulary, copy_tokenizer
 from atelier.engine.io import storage
 from atelier.engine.io.origin import origin
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.foreign import adopted
 from atelier.engine.model.load import CONFIG, write_model
 from atelier.engine.model.weights import Part, StoredWeights
 
 
-class Adopting(Spec):
-    """The config of this command. `files`: all that is read, each with its content id; `bytes` of them are
-    for the plan.
-    """
-
-    source: str
-    bytes: int = 0
-    weights: tuple[str, ...]
-    files: tuple[tuple[str, str], ...]
-
-
 def adopt(run: RunFile) -> dict[str, Json]:
     """Write the model artifact; returns the summary. Raises DataError where the source is not as it was
     planned.
     """
-    asked, scratch = parse(Adopting, run.config, "config"), Path(run.scratch)
+    asked, scratch = parse(AdoptConfig, run.config, "config"), Path(run.scratch)
     known = {url.rsplit("/", 1)[-1]: url for url, _ in asked.files}
     digests = dict(asked.files)
     config = storage.read_object(known[CONFIG], "a model's configuration")
@@ -87,13 +77,9 @@ def _sized(spec: Said, size: int, place: str) -> Said:
     return spec.model_copy(update={"vocab": size, "vocab_padding": spec.tokens - size})
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": adopt(run)})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("adopt", arguments, act)
+    return run_verb("adopt", arguments, adopt)
 
 
 if __name__ == "__main__":

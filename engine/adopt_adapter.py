@@ -1,7 +1,7 @@
 """Make a low-rank adapter in peft's format an artifact, and its base with it merged a model:
 python -m atelier.engine.adopt_adapter run.json
 
-run.json: config is an AdoptingAdapter, inputs {"base": a model artifact}; outputs "adapter" and "model".
+run.json: config is an AdoptAdapterConfig, inputs {"base": a model artifact}; outputs "adapter" and "model".
 Weights are merged and written one by one.
 """
 
@@ -12,37 +12,28 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.foreign.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.config.task.adopt import AdoptAdapterConfig
 from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
 from atelier.engine.io import storage
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.origin import origin
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.load import read_weights, write_model
 from atelier.engine.model.lora import Addition, of_base, with_addition
 from atelier.engine.model.weights import StoredWeights, Weight
 
 
-class AdoptingAdapter(Spec):
-    """The config of this command. `files`: the config, the weights, card and licence, each with its content
-    id; `bytes` that are written are for the plan.
-    """
-
-    source: str
-    bytes: int = 0
-    files: tuple[tuple[str, str], ...]
-
-
 def adopt_adapter(run: RunFile) -> dict[str, Json]:
     """Write both artifacts; returns the summary. Raises ConfigError for what is not understood, DataError for
     an adapter that is not of the base.
     """
-    asked, scratch = parse(AdoptingAdapter, run.config, "config"), Path(run.scratch)
+    asked, scratch = parse(AdoptAdapterConfig, run.config, "config"), Path(run.scratch)
     known = {url.rsplit("/", 1)[-1]: url for url, _ in asked.files}
     here = {url.rsplit("/", 1)[-1]: local_copy(url, digest, scratch) for url, digest in asked.files}
     config = storage.read_object(str(here[CONFIG]), "an adapter's configuration")
@@ -101,13 +92,9 @@ def _counted(weight: Weight, progress: Progress) -> Callable[[], Tensor | None]:
     return gather
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": adopt_adapter(run)})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("adopt_adapter", arguments, act)
+    return run_verb("adopt_adapter", arguments, adopt_adapter)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Make a finished model into one of another shape: python -m atelier.engine.convert run.json
 
-run.json: config is {"rule": a Conversion, "measured": tokens, "states": a checkpoint}, inputs {"model"},
-{"tokens"} of its training
-text, for a rule to another tokenizer {"tokenizer", "tokens.main"}, and the rule's further parents by role;
-output "model": a model artifact with its parent's tokenizer, or the other one, and `ancestry.json`: where
-each weight's numbers come from.
+run.json: config is a ConvertConfig, inputs {"model"}, {"tokens"} of its training text, for a rule
+to another tokenizer {"tokenizer", "tokens.main"}, and the rule's further parents by role; output "model": a
+model artifact with its parent's tokenizer, or the other one, and `ancestry.json`: where each weight's numbers
+come from.
 """
 
 import sys
@@ -15,16 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from atelier.engine.checkpoint.reader import load_full
-from atelier.engine.config.base import Json, JsonObject, Spec, canonical, parse
+from atelier.engine.config.base import Json, canonical, parse
 from atelier.engine.config.conversions import (
     ANCESTRY,
     OPTIMIZER,
     OPTIMIZER_KIND,
-    Conversion,
     ConversionSpec,
     GrowingSpec,
     keeps_states,
@@ -34,13 +31,14 @@ from atelier.engine.config.kind_files import kind_module
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.config.task.convert import ConvertConfig
 from atelier.engine.conversion.contract import Converted, Parent
 from atelier.engine.conversion.measure import comparable, held_out, mean_loss, old_in_new
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary, copy_carried, copy_tokenizer
 from atelier.engine.inference.sampling import num_positions
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, read_model, read_weights, write_model
 from atelier.engine.model.weights import Weight, entries_of, write_files
@@ -51,27 +49,9 @@ ROWS = 16
 OPTIMIZERS = "optimizer."  # what names of an optimiser's states begin with in a checkpoint
 
 
-class Converting(Spec):
-    """The config of this command. `measured`: held-out tokens on which both models' losses are measured;
-    `states`: URL of the parent's last checkpoint, for rules that grow its optimiser's states; `optim`: the
-    identity of that optimiser.
-    """
-
-    rule: Conversion
-    measured: int = 0
-    states: str = ""
-    optim: JsonObject = {}
-
-    @model_validator(mode="after")
-    def _says_whose(self) -> "Converting":
-        if self.states and not self.optim:
-            raise ValueError("states without the optimiser that they are of: no training would take them")
-        return self
-
-
 def convert(run: RunFile) -> dict[str, Json]:
     """Write the converted model; returns the summary."""
-    asked = parse(Converting, run.config, "config")
+    asked = parse(ConvertConfig, run.config, "config")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     scratch, source, rule = Path(run.scratch), input_of(run, "model"), asked.rule
     weights, spec = read_weights(source, scratch)
@@ -187,13 +167,9 @@ def _text(
         progress.advance(len(some["tokens_BT"]) * sequence)
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": convert(run)})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("convert", arguments, act)
+    return run_verb("convert", arguments, convert)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ from atelier.engine.inference.scoring import (
     text_nats,
 )
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.parallel.gang import start_gang
 from atelier.engine.tier.ring import read_model_within, ring_of
 
@@ -362,11 +362,11 @@ def publish(
     return summary
 
 
-def act(run: RunFile) -> None:
+def act(run: RunFile) -> dict[str, Json]:
     os.environ["RAYON_NUM_THREADS"] = (
         "1"  # read by the tokenizer's thread pool when it starts; there is little to encode
     )
-    say(sys.stdout, {"done": evaluate(run, sys.stdout)})
+    return evaluate(run, sys.stdout)
 
 
 def main(arguments: list[str]) -> int:

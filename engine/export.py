@@ -26,7 +26,7 @@ from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import CARRIED, TOKENIZER, Vocabulary
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io import storage
-from atelier.engine.io.process import Progress, input_of, leave, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, run_verb
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, index_of, plan_files
 from atelier.engine.model.contract import Model
 from atelier.engine.model.foreign import adopted, exported
@@ -298,13 +298,9 @@ def _logits(spec: Said, weights: Mapping[str, Weight], ids_BT: Tensor, device: t
     return output.hidden @ model.head_weight.T
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": export(run)})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("export", arguments, act)
+    return run_verb("export", arguments, export)
 
 
 def compare_ids(folder: Path, vocabulary: Vocabulary, family: str) -> str:

@@ -29,7 +29,7 @@ from atelier.engine.data.words import Sentences
 from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.sampling import TextModel, continuations
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.parallel.gang import start_gang
 
 ROWS = 64  # continued at once
@@ -172,13 +172,9 @@ def check_tokenizer(model: ArtifactInput, tokenizer: ArtifactInput) -> None:
         )
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": imitate(run, parse(Imitate, run.config, "config"))})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("imitate", arguments, act)
+    return run_verb("imitate", arguments, lambda run: imitate(run, parse(Imitate, run.config, "config")))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.sampling import continuations, room_behind
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
-from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.io.storage import join, read_bytes, remove, write_bytes
 from atelier.engine.parallel.gang import start_gang
 
@@ -191,13 +191,9 @@ def _text(vocabulary: Vocabulary, begun: tuple[list[int], str], ids: list[int], 
     return {"text": text} if has_end else {"text": text, "cut": True}
 
 
-def act(run: RunFile) -> None:
-    say(sys.stdout, {"done": write(run, parse(Written, run.config, "config"))})
-
-
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports how it ended."""
-    return run_verb("write", arguments, act)
+    return run_verb("write", arguments, lambda run: write(run, parse(Written, run.config, "config")))
 
 
 if __name__ == "__main__":

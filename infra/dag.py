@@ -5,13 +5,14 @@ When planning, the scheduler only records the node; in a run it also submits it.
 the same nodes.
 """
 
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import Field
 
-from atelier.engine.config.base import JsonObject, Spec
+from atelier.engine.config.base import Json, JsonObject, Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import SourceShares
 from atelier.engine.config.parallel import Parallel
@@ -160,6 +161,52 @@ def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
         )
         for key, product in node.products.items()
     }
+
+
+def declare_one(
+    task: str,
+    kind: str,
+    parents: Mapping[str, Reference],
+    *,
+    name: str,
+    version: int,
+    node: str = "",
+    identity: Mapping[str, Json] | None = None,
+    origin: Mapping[str, str] | None = None,
+    kinds: tuple[str, ...] = (),
+    inputs: Mapping[str, Reference] | None = None,
+    config: Spec | None = None,
+    layout: Parallel | None = None,
+    ranks: int = 1,
+) -> Reference:
+    """Declare a task with one product, `name` of `kind`, and return it. `node`: where that is not the task's
+    name; `inputs`: where the task reads others than the parents.
+    """
+    product = Product(
+        kind=kind,
+        name=name,
+        version=version,
+        identity=identity or {},
+        parents={role: parent.fingerprint for role, parent in parents.items()},
+        origin=dict(origin or {}),
+        kinds=kinds,
+    )
+    inputs = parents if inputs is None else inputs
+    made = Node(
+        name=node or task,
+        task=task,
+        products={kind: product},
+        inputs={role: input_of(reference) for role, reference in inputs.items()},
+        config=config.model_dump(mode="json") if config else {},
+        layout=layout.model_dump(mode="json") if layout else {},
+        ranks=ranks,
+    )
+    return declare(made, list(inputs.values()))[kind]
+
+
+def of_source(task: str, source: str) -> str:
+    """The name of a task's node for one source of text: the task's for the first, main."""
+    return task if source == "main" else f"{task}-{source}"
 
 
 def input_of(reference: Reference) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.foreign.families import family_of
 from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.task.adopt import AdoptConfig
 from atelier.engine.io.foreign_folder import (
     BESIDE,
     CONFIG,
@@ -16,13 +17,12 @@ from atelier.engine.io.source_files import reading, total_bytes
 from atelier.engine.io.storage import is_local, join, read_object
 from atelier.engine.io.weight_files import INDEX
 from atelier.infra.code.code_map import model_kinds
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.dag import Reference, declare_one
 from atelier.infra.store.source_contents import contents_of, identity_of
 from atelier.tasks.learn_tokenizer import learn_tokenizer
 
 VERSION = 1
+MODULE = "atelier.engine.adopt"
 
 
 def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
@@ -41,36 +41,20 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
     family = family_of(config, CONFIG)
     spec = family.spec(config, CONFIG)
     tokenizer = learn_tokenizer({}, Tokenizer(load=join(folder, TOKENIZER)), texts)
-    product = Product(
-        kind="model",
+    made = declare_one(
+        "adopt",
+        "model",
+        {"tokenizer": tokenizer},
         name=name,
         version=max(VERSION, family.version(config)),
         identity={"family": family.name, **identity_of(files)},
-        parents={"tokenizer": tokenizer.fingerprint},
         origin={"family": "source", "files": "source", "content": "source"},
         kinds=model_kinds(spec),
+        config=AdoptConfig(
+            source=source,
+            weights=tuple(weights),
+            files=tuple(files),
+            bytes=total_bytes(files) * (1 if is_local(source) else 2),  # copied to scratch first
+        ),
     )
-    node = Node(
-        name="adopt",
-        task="adopt",
-        products={"model": product},
-        inputs={"tokenizer": input_of(tokenizer)},
-        config={
-            "source": source,
-            "weights": list(weights),
-            "files": [list(each) for each in files],
-            "bytes": total_bytes(files) * (1 if is_local(source) else 2),  # copied to scratch first
-        },
-    )
-    return declare(node, [tokenizer])["model"], spec
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.adopt",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-        )
-    )
+    return made, spec

@@ -2,17 +2,17 @@
 
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.foreign.adapters import CONFIG, WEIGHTS, scaled
+from atelier.engine.config.task.adopt import AdoptAdapterConfig
 from atelier.engine.io.foreign_folder import ABOUT, opened
 from atelier.engine.io.source_files import reading, total_bytes
 from atelier.engine.io.storage import is_local, join, read_object
 from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.existing_model import Existing
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
+MODULE = "atelier.engine.adopt_adapter"
 PICKLE = "adapter_model.bin"
 KIND = "a folder as peft saves it"
 
@@ -55,26 +55,12 @@ def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference
         },
         kinds=model_kinds(base.spec),
     )
+    config = AdoptAdapterConfig(source=source, files=(*files, *about), bytes=copied + base.bytes)
     node = Node(
         name="adopt_adapter",
         task="adopt_adapter",
         products={"adapter": adapter, "model": model},
         inputs={"base": input_of(base.reference)},
-        config={
-            "source": source,
-            "files": [list(each) for each in [*files, *about]],
-            "bytes": copied + base.bytes,
-        },
+        config=config.model_dump(mode="json"),
     )
     return declare(node, [base.reference])
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.adopt_adapter",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-        )
-    )

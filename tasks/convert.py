@@ -4,17 +4,16 @@ numbers of another type.
 
 from collections.abc import Mapping
 
-from pydantic import TypeAdapter
-
 from atelier.engine.config.base import Json
-from atelier.engine.config.conversions import Conversion, ConversionSpec, GrowingSpec
+from atelier.engine.config.conversions import Conversion, GrowingSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.task.convert import ConvertConfig
 from atelier.engine.config.train import Train
 from atelier.engine.io.machine import num_cores
 from atelier.infra.code.code_map import model_kinds
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.dag import Node, Reference, declare_one
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.trajectory import last_checkpoint, read_trajectory
@@ -61,25 +60,21 @@ def convert(
             )
         parents |= {"tokenizer": tokenizer, "tokens.main": text}
     inputs = parents | ({"tokens": tokens} if tokens is not None else {})
-    product = Product(
-        kind="model",
+    made_of = declare_one(
+        "convert",
+        "model",
+        parents,
         name=name,
         version=VERSION,
+        node=node,
         identity={"rule": rule.as_identity()},
-        parents={role: reference.fingerprint for role, reference in parents.items()},
         origin={"rule": "convert"},
         kinds=model_kinds(made),
+        inputs=inputs,
+        config=ConvertConfig(rule=rule, measured=MEASURED),
+        layout=Parallel(shard=1, threads=max(1, num_cores() // beside)),
     )
-    layout = Parallel(shard=1, threads=max(1, num_cores() // beside))
-    asked = Node(
-        name=node,
-        task="convert",
-        products={"model": product},
-        inputs={role: input_of(reference) for role, reference in inputs.items()},
-        config={"rule": rule.model_dump(mode="json"), "measured": MEASURED},
-        layout=layout.model_dump(mode="json"),
-    )
-    return declare(asked, list(inputs.values()))["model"], made
+    return made_of, made
 
 
 def check_kept(rule: Conversion, train: Train, place: str) -> None:
@@ -96,9 +91,8 @@ def grows_states(rule: Conversion) -> bool:
 
 
 def run(node: Node, context: RunContext) -> None:
-    rule = TypeAdapter[ConversionSpec](Conversion).validate_python(node.config["rule"])
     states: dict[str, Json] = {}
-    if grows_states(rule):
+    if grows_states(ConvertConfig.model_validate(node.config).rule):
         parent = context.record(*node.inputs["model"])
         states["states"] = last_checkpoint(context.store, parent, f"{node.name}.optimizer")
         states["optim"] = read_trajectory(context.store, parent.parents["trajectory"]).identity["optim"]
@@ -108,7 +102,5 @@ def run(node: Node, context: RunContext) -> None:
             module="atelier.engine.convert",
             config=lambda fences: {**node.config, **states},
             outputs=context.missing(node),
-            threads=node.threads,
-            layout=node.layout,
         )
     )

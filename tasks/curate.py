@@ -3,13 +3,13 @@
 import sys
 
 from atelier.engine.config.data import Data, Source, is_stdlib, stdlib_part
+from atelier.engine.config.task.prepare import CurateConfig
 from atelier.engine.io.source_files import files_of
-from atelier.infra.dag import Node, Product, Reference, declare
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.dag import Reference, declare_one, of_source
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 2  # the standard library has no copies that differ in blanks, and its files stay whole: 1 there
+MODULE = "atelier.engine.prepare"
 
 
 def curate(name: str, source: Source, data: Data) -> Reference:
@@ -25,12 +25,14 @@ def curate(name: str, source: Source, data: Data) -> Reference:
         "held_out": data.held_out,
     }
     prefix = "data." if name == "main" else f"data.blend.{name}."
-    product = Product(
-        kind="corpus",
+    return declare_one(
+        "curate",
+        "corpus",
+        {},
         name=source.title if name == "main" else name,
         version=1 if is_stdlib(source.source) else VERSION,
+        node=of_source("curate", name),
         identity=identity | content,
-        parents={},
         origin={
             "files": f"{prefix}source",
             "content": f"{prefix}source",
@@ -38,26 +40,5 @@ def curate(name: str, source: Source, data: Data) -> Reference:
             "source": prefix.rstrip("."),
             "held_out": "data.held_out",
         },
-    )
-    node = Node(
-        name="curate" if name == "main" else f"curate-{name}",
-        task="curate",
-        products={"corpus": product},
-        config={
-            "source": source.model_dump(mode="json"),
-            "held_out": data.held_out,
-            "files": [list(f) for f in files],
-        },
-    )
-    return declare(node, [])["corpus"]
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.prepare",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-        )
+        config=CurateConfig(source=source, held_out=data.held_out, files=tuple(files)),
     )

@@ -2,37 +2,19 @@
 own.
 """
 
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.dag import Reference, declare_one, of_source
 
 VERSION = 1
+MODULE = "atelier.engine.prepare"
 
 
 def encode(name: str, corpus: Reference, tokenizer: Reference, *, node: str = "") -> Reference:
     """`node`: the task's name, where a text is encoded twice."""
-    product = Product(
-        kind="tokens",
+    return declare_one(
+        "encode",
+        "tokens",
+        {"corpus": corpus, "tokenizer": tokenizer},
         name=corpus.name,
         version=VERSION,
-        identity={},
-        parents={"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint},
-    )
-    task = Node(
-        name=node or ("encode" if name == "main" else f"encode-{name}"),
-        task="encode",
-        products={"tokens": product},
-        inputs={"corpus": input_of(corpus), "tokenizer": input_of(tokenizer)},
-    )
-    return declare(task, [corpus, tokenizer])["tokens"]
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.prepare",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-        )
+        node=node or of_source("encode", name),
     )

@@ -2,36 +2,18 @@
 its documents are.
 """
 
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.dag import Reference, declare_one, of_source
 
 VERSION = 1
+MODULE = "atelier.engine.prepare"
 
 
 def extract(name: str, corpus: Reference) -> Reference:
-    product = Product(
-        kind="triples",
+    return declare_one(
+        "extract",
+        "triples",
+        {"corpus": corpus},
         name=corpus.name,
         version=VERSION,
-        identity={},
-        parents={"corpus": corpus.fingerprint},
-    )
-    node = Node(
-        name="extract" if name == "main" else f"extract-{name}",
-        task="extract",
-        products={"triples": product},
-        inputs={"corpus": input_of(corpus)},
-    )
-    return declare(node, [corpus])["triples"]
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.prepare",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-        )
+        node=of_source("extract", name),
     )

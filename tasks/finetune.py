@@ -253,8 +253,6 @@ def run(node: Node, context: RunContext) -> None:
         config=config,
         outputs={key: node.products[key] for key in found},
         addresses=addresses,
-        threads=node.threads,
-        layout=node.layout,
         seed=settings.seed,
     )
     context.gang(asked)

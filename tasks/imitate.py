@@ -5,47 +5,26 @@ objective to distinguish.
 from atelier.engine.config.generation import Imitate
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.machine import num_cores
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.dag import Reference, declare_one, of_source
 
 VERSION = 1
+MODULE = "atelier.engine.imitate"
 
 
 def imitate(
     name: str, settings: Imitate, *, model: Reference, tokens: Reference, tokenizer: Reference
 ) -> Reference:
     """The imitations of one source of text; the model must have been trained with the same tokenizer."""
-    parents = {"model": model, "tokens": tokens, "tokenizer": tokenizer}
     identity = settings.as_identity()
-    product = Product(
-        kind="imitations",
+    return declare_one(
+        "imitate",
+        "imitations",
+        {"model": model, "tokens": tokens, "tokenizer": tokenizer},
         name=tokens.name,
         version=VERSION,
+        node=of_source("imitate", name),
         identity=identity,
-        parents={role: reference.fingerprint for role, reference in parents.items()},
         origin={key: f"imitate.{key}" for key in identity},
-    )
-    layout = Parallel(shard=1, threads=num_cores())
-    node = Node(
-        name="imitate" if name == "main" else f"imitate-{name}",
-        task="imitate",
-        products={"imitations": product},
-        inputs={role: input_of(reference) for role, reference in parents.items()},
-        config=settings.model_dump(mode="json"),
-        layout=layout.model_dump(mode="json"),
-    )
-    return declare(node, list(parents.values()))["imitations"]
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.imitate",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-            threads=node.threads,
-            layout=node.layout,
-        )
+        config=settings,
+        layout=Parallel(shard=1, threads=num_cores()),
     )

@@ -4,15 +4,15 @@ import sys
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
+from atelier.engine.config.task.prepare import LabelConfig
 from atelier.engine.io.source_files import files_of
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.dag import Reference, declare_one
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = (
     2  # copies differ in blanks too, and are told apart before prompts are cut; task=package has none: 1
 )
+MODULE = "atelier.engine.prepare"
 
 
 def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> Reference:
@@ -27,34 +27,18 @@ def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> 
     identity |= identity_of(files)
     if is_stdlib(labels.source):
         identity["python"] = sys.version
-    product = Product(
-        kind="labels",
+    return declare_one(
+        "label",
+        "labels",
+        {"tuned": tuned} if tuned else {},
         name=name or (labels.task if is_stdlib(labels.source) else "labels"),
         version=1 if is_stdlib(labels.source) and labels.task == "package" else VERSION,
+        node=f"label.{name}" if name else "label",
         identity=identity,
-        parents={"tuned": tuned.fingerprint} if tuned else {},
         origin={
             key: f"{place}.{'source' if key in ('files', 'content') else key}"
             for key in identity
             if key != "python"
         },
-    )
-    node = Node(
-        name=f"label.{name}" if name else "label",
-        task="label",
-        products={"labels": product},
-        inputs={"tuned": input_of(tuned)} if tuned else {},
-        config={"labels": labels.model_dump(mode="json"), "files": [list(f) for f in files], "place": place},
-    )
-    return declare(node, [tuned] if tuned else [])["labels"]
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.prepare",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-        )
+        config=LabelConfig(labels=labels, files=tuple(files), place=place),
     )

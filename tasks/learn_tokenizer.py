@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import AdoptedEnds, Tokenizer
+from atelier.engine.config.task.prepare import TokenizerConfig
 from atelier.engine.io.hub import pinned
 from atelier.engine.io.source_files import check_no_password
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.dag import Reference, declare_one
 from atelier.infra.store.existing_model import existing_model
 from atelier.infra.store.source_contents import contents_of
 
 VERSION = 1
+MODULE = "atelier.engine.prepare"
 MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 30 MB at most
 
 
@@ -44,47 +44,26 @@ def learn_tokenizer(
         identity: dict[str, Json] = {"sha256": files[0][1]}
         if texts is not None:
             identity["texts"] = texts.told()
-        parents, inputs = {}, {}
+        parents = inputs = dict[str, Reference]()
     else:
         identity = {"vocab": tokenizer.vocab}
         if tokenizer.specials:
             identity["specials"] = list(tokenizer.specials)
-        parents = {f"corpus.{name}": corpus.fingerprint for name, corpus in corpora.items()}
-        inputs = {f"corpus_{i}": input_of(corpus) for i, corpus in enumerate(corpora.values())}
+        parents = {f"corpus.{name}": corpus for name, corpus in corpora.items()}
+        inputs = {f"corpus_{i}": corpus for i, corpus in enumerate(corpora.values())}
         if extends is not None:
-            parents["extends"] = extends.fingerprint
-            inputs["extends"] = input_of(extends)
-            inputs |= {f"before_{key}": input_of(corpus) for key, corpus in (before or {}).items()}
-    product = Product(
-        kind="tokenizer",
+            parents["extends"] = inputs["extends"] = extends
+            inputs |= {f"before_{key}": corpus for key, corpus in (before or {}).items()}
+    made = declare_one(
+        "learn_tokenizer",
+        "tokenizer",
+        parents,
         name="tokenizer",
         version=VERSION,
+        node=name,
         identity=identity,
-        parents=parents,
         origin={"vocab": "tokenizer.vocab", "specials": "tokenizer.specials", "sha256": "tokenizer.load"},
-    )
-    node = Node(
-        name=name,
-        task="learn_tokenizer",
-        products={"tokenizer": product},
         inputs=inputs,
-        config={
-            "tokenizer": tokenizer.model_dump(mode="json"),
-            "files": [list(each) for each in files],
-            **({"texts": texts.told()} if texts else {}),
-        },
+        config=TokenizerConfig(tokenizer=tokenizer, files=tuple(files), texts=texts),
     )
-    after = [] if tokenizer.load else [*corpora.values(), *(before or {}).values()]
-    made = declare(node, [*after, *([extends] if extends is not None else [])])["tokenizer"]
     return replace(made, is_begun=extends is not None and extends.is_begun)
-
-
-def run(node: Node, context: RunContext) -> None:
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.prepare",
-            config=lambda fences: node.config,
-            outputs=context.missing(node),
-        )
-    )

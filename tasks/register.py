@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, read_object
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.dag import Node, Reference, declare_one
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
@@ -16,26 +16,17 @@ ALIASES = ("latest",)
 def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -> Reference:
     """Register each model that is made here under its key; the record holds the versions that they became."""
     models = {key: model for key, model in models.items() if model.node}
-    parents = {f"model.{key}": model.fingerprint for key, model in models.items()}
-    product = Product(
-        kind="registration",
+    parents = {f"model.{key}": model for key, model in models.items()}
+    return declare_one(
+        "register",
+        "registration",
+        parents,
         name="registration",
         version=VERSION,
         identity={"aliases": list(ALIASES)},
-        parents=parents,
-    )
-    inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {
-        f"scores.{key}": input_of(s) for key, s in scores.items()
-    }
-    node = Node(
-        name="register",
-        task="register",
-        products={"registration": product},
-        inputs=inputs,
-        config={"names": list(models)},
+        inputs=parents | {f"scores.{key}": each for key, each in scores.items()},
         ranks=0,
     )
-    return declare(node, [*models.values(), *scores.values()])["registration"]
 
 
 def _names(node: Node) -> list[str]:

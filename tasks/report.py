@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.report.collect import card_of
+from atelier.infra.dag import Node, Reference, declare_one
+from atelier.infra.report.collect import ReportConfig, card_of
 from atelier.infra.run.context import RunContext
 
 VERSION = 1
@@ -20,21 +20,14 @@ def report(
     """The report of `models` and their `scores`; `teachers` and `controls` name what a model is compared
     with.
     """
-    shape = {
-        "title": title,
-        "teachers": {k: v for k, v in (teachers or {}).items() if v},
-        "controls": dict(controls or {}),
-    }
-    parents = {f"model.{key}": model.fingerprint for key, model in models.items()} | {
-        f"scores.{key}": s.fingerprint for key, s in scores.items()
-    }
-    product = Product(kind="report", name=title, version=VERSION, identity=shape, parents=parents)
-    inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {
-        f"scores.{key}": input_of(s) for key, s in scores.items()
-    }
-    products = {"report": product}
-    node = Node(name="report", task="report", products=products, inputs=inputs, config=shape, ranks=0)
-    return declare(node, [*models.values(), *scores.values()])["report"]
+    told = {student: teacher for student, teacher in (teachers or {}).items() if teacher}
+    config = ReportConfig(title=title, teachers=told, controls=dict(controls or {}))
+    parents = {f"model.{key}": model for key, model in models.items()}
+    parents |= {f"scores.{key}": each for key, each in scores.items()}
+    identity = config.model_dump()
+    return declare_one(
+        "report", "report", parents, name=title, version=VERSION, identity=identity, config=config, ranks=0
+    )
 
 
 def run(node: Node, context: RunContext) -> None:

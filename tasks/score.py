@@ -75,13 +75,10 @@ def score(
     inputs |= {"tokens": input_of(tokens)} if tokens else {}
     inputs |= {"labels": input_of(labels)} if labels else {}
     inputs |= {"imitations": input_of(imitations)} if imitations and "imitations" in exam.parents else {}
-    config = {
-        "score": settings.model_dump(mode="json"),
-        "threads": threads,
-        "targets": {key: target.model_dump(mode="json") for key, target in targets.items()},
-        "heads": {kind: spec.model_dump(mode="json") for kind, spec in heads.items()},
-    }  # as a Scoring
-    node = Node(name=name, task="score", products=products, inputs=inputs, config=config)
+    config = Scoring(score=settings, targets=targets, heads=dict(heads), threads=threads)
+    node = Node(
+        name=name, task="score", products=products, inputs=inputs, config=config.model_dump(mode="json")
+    )
     others = [one for one in (tokens, labels, imitations) if one]
     return declare(node, [*models.values(), *others])
 

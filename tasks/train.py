@@ -2,7 +2,7 @@
 pass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from atelier.engine.config.base import Json
@@ -98,38 +98,15 @@ def train(
             for site in settings.link.sites
         }
         return {role: by_site[settings.link.site_of(role)][role] for role in roles}
-    check_layout(parallel, everybody, settings, prefix=prefix, section=section)
-    check_finished(everybody, settings.link, section=section)
-    check_teaching(everybody, prefix=prefix)
-    check_schedules(everybody, settings, prefix=prefix)
-    rows = row_specs(everybody, prefix).values()
-    check_readers(everybody, rows, settings.at(0).sequence, prefix=prefix, section=section)
-    check_encoders(everybody, rows, prefix)
     begun = dict(inits or {})
     models = {key: begun.pop(key) for key, role in everybody.items() if not role.moves and key in begun}
     frozen = {**(finished or {}), **models}
-    for key in frozen:
-        check_frozen(parallel, key)
-    for key, role in everybody.items():
-        place = f"{prefix}{key}." if prefix else ""
-        end = role.last(settings.num_steps)
-        if role.moves:
-            role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
-        if role.init and key not in (inits or {}):
-            raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
+    _check(everybody, settings, parallel, frozen=frozen, inits=inits or {}, prefix=prefix, section=section)
     check_sources(everybody, weights, prefix)
     later = resolve_phases(weights, phases or {}, settings.num_steps)
     check_phases(settings, phases or {}, everybody)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
-    for source in sorted(sources(everybody)):
-        given = (extras or {}).get(source, {})
-        if set(given) != set(weights):
-            raise ConfigError(
-                f"{prefix}objective" if not prefix else f"{prefix}<role>.objective",
-                f"reads {source}, and this flow has none of {', '.join(set(weights) - set(given))}",
-                "leave that objective out, or use a flow that makes them",
-            )
-        found |= {f"{source}.{key}": reference for key, reference in given.items()}
+    found |= _extra_inputs(everybody, weights, extras or {}, prefix)
     inputs = {key: input_of(reference) for key, reference in found.items()}
     inputs |= {f"init.{role}": input_of(reference) for role, reference in begun.items()}
     inputs |= {f"frozen.{role}": input_of(reference) for role, reference in frozen.items()}
@@ -165,6 +142,55 @@ def train(
     after = [*found.values(), *begun.values(), *frozen.values()]
     made = declare(node.model_copy(update={"products": every}), after) if every else {}
     return {role: made.get(role) or models[role] for role in roles if role in made or role in models}
+
+
+def _check(
+    roles: Mapping[str, Role],
+    settings: Train,
+    layout: Parallel,
+    *,
+    frozen: Collection[str],
+    inits: Collection[str],
+    prefix: str,
+    section: str,
+) -> None:
+    """Raise ConfigError for roles that cannot be trained together with these settings in this layout."""
+    check_layout(layout, roles, settings, prefix=prefix, section=section)
+    check_finished(roles, settings.link, section=section)
+    check_teaching(roles, prefix=prefix)
+    check_schedules(roles, settings, prefix=prefix)
+    rows = row_specs(roles, prefix).values()
+    check_readers(roles, rows, settings.at(0).sequence, prefix=prefix, section=section)
+    check_encoders(roles, rows, prefix)
+    for key in frozen:
+        check_frozen(layout, key)
+    for key, role in roles.items():
+        place = f"{prefix}{key}." if prefix else ""
+        if role.moves:
+            end = role.last(settings.num_steps)
+            role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
+        if role.init and key not in inits:
+            raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
+
+
+def _extra_inputs(
+    roles: Mapping[str, Role],
+    weights: Mapping[str, float],
+    extras: Mapping[str, Mapping[str, Reference]],
+    prefix: str,
+) -> dict[str, Reference]:
+    """Inputs of objectives besides tokens. Raises ConfigError for those that the flow does not make."""
+    found: dict[str, Reference] = {}
+    for source in sorted(sources(roles)):
+        given = extras.get(source, {})
+        if set(given) != set(weights):
+            raise ConfigError(
+                f"{prefix}objective" if not prefix else f"{prefix}<role>.objective",
+                f"reads {source}, and this flow has none of {', '.join(set(weights) - set(given))}",
+                "leave that objective out, or use a flow that makes them",
+            )
+        found |= {f"{source}.{key}": reference for key, reference in given.items()}
+    return found
 
 
 def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
@@ -281,6 +307,16 @@ def mend(node: Node, context: RunContext) -> None:
             repair_trajectory(context.store, node.products[role].name, segment, context.provenance(node))
 
 
+def _register(node: Node, context: RunContext, plan: ResumePlan) -> None:
+    """Record the trajectories that the node's gang will train."""
+    maps = maps_of(node)
+    for role, situation in plan.situations.items():
+        for segment in situation.segments if role in node.products else ():
+            register_trajectory(
+                context.store, node.products[role].name, segment, context.provenance(node), maps.get(role)
+            )
+
+
 def run(node: Node, context: RunContext) -> None:
     """Train the unfinished roles in one gang. Raises ConfigError for what may not be resumed, StoppedError
     and the errors of the gang.
@@ -298,23 +334,14 @@ def run(node: Node, context: RunContext) -> None:
     tell_finished(idle, roles, segments, settings.link)  # one that trains again needs its teacher as well
     if not found.situations:
         return
-    for role, situation in found.situations.items():
-        for segment in situation.segments if role in node.products else ():
-            register_trajectory(
-                context.store, node.products[role].name, segment, context.provenance(node), maps.get(role)
-            )
-
+    _register(node, context, found)
     now = found
 
     def config(fences: Mapping[str, int]) -> dict[str, Json]:
         # again: another run may have trained on, or finished a role, during the wait for the lease
         nonlocal now
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
-        for role, situation in now.situations.items():  # again: another run may have begun it again
-            for segment in situation.segments if role in node.products else ():
-                register_trajectory(
-                    context.store, node.products[role].name, segment, context.provenance(node), maps[role]
-                )
+        _register(node, context, now)  # again: another run may have begun it again
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
         every = with_others(
             every,
@@ -351,9 +378,6 @@ def run(node: Node, context: RunContext) -> None:
             outputs=missing,
             addresses=lease_addresses(found, context.store),
             inputs=inputs,
-            ranks=node.ranks,
-            threads=node.threads,
-            layout=node.layout,
             seed=settings.seed,
             is_asked=lambda: is_asked(node),
         )

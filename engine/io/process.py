@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import NoReturn, TextIO
 
 from pydantic import ValidationError
 
-from atelier.engine.config.base import explain
+from atelier.engine.config.base import Json, explain
 from atelier.engine.config.error import AtelierError, ConfigError, of_system
 from atelier.engine.config.message import Continuation, Message, to_line
 from atelier.engine.config.run_file import RESERVE, RunFile
@@ -66,9 +66,10 @@ faulthandler.enable()  # a crash prints a traceback
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
-def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) -> int:
-    """Run `act` on the run file named in `arguments`; returns the exit code: 0, or that of the error, which
-    is reported on stdout as JSON. A closed stdout ends the process silently.
+def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], Mapping[str, Json] | None]) -> int:
+    """Run `act` on the run file named in `arguments`, and say what it returns as `done`; returns the exit
+    code: 0, or that of the error, which is reported on stdout as JSON. A closed stdout ends the process
+    silently.
     """
     assert isinstance(sys.stdout, TextIOWrapper)  # of a process of its own
     run: RunFile | None = None
@@ -79,7 +80,9 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
             raise ConfigError(f"atelier.engine.{verb}", f"{len(arguments)} arguments", usage)
         run = read_run(arguments[0])
         source_check.check_sources(run.sources)
-        act(run)
+        done = act(run)
+        if done is not None:
+            say(sys.stdout, Message(done=done))
     except AtelierError as error:
         say_last(run, error)
         return error.exit_code

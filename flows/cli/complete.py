@@ -132,13 +132,10 @@ def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterato
 
 
 def _keys(shape: catalog.FlowShape, current: str) -> Iterator[str]:
-    from atelier.engine.config.base import FieldPlace  # pydantic: only keys need it
-
     parents, dot, _ = current.rpartition(".")
     if not dot:
-        for name, annotation in catalog.parameters(shape.flow).items():
-            has_keys = any(FieldPlace(name, annotation, shape.document.get(name)).below())
-            yield f"{name}." if has_keys else f"{name}="
+        for name, place in catalog.places(shape).items():
+            yield f"{name}." if any(place.below()) else f"{name}="
         return
     place = _at(shape, parents)
     for below in place.below() if place else ():
@@ -157,11 +154,8 @@ def _values(shape: catalog.FlowShape, key: str, roles: list[str]) -> Iterator[st
 
 
 def _at(shape: catalog.FlowShape, key: str) -> "FieldPlace | None":
-    from atelier.engine.config.base import FieldPlace  # pydantic: only keys need it
-
     first, *rest = key.split(".")
-    annotation = catalog.parameters(shape.flow).get(first)
-    place = FieldPlace(first, annotation, shape.document.get(first)) if annotation is not None else None
+    place = catalog.places(shape).get(first)
     for part in rest:
         place = place.down(part) if place else None
     return place

@@ -95,8 +95,8 @@ def _key_lines(shape: catalog.FlowShape) -> list[str]:
     from atelier.engine.config.sites import Sites
 
     lines: list[str] = []
-    for name, annotation in catalog.parameters(shape.flow).items():
-        lines += _places(FieldPlace(name, annotation, shape.document.get(name)), name)
+    for name, place in catalog.places(shape).items():
+        lines += _places(place, name)
     sites = FieldPlace("sites", Sites, shape.document.get("sites"))
     return [*lines, *(_line(one, one.name, one.about) for one in sites.below())]
 
@@ -105,7 +105,7 @@ def _places(place: "FieldPlace", name: str, above: str = "") -> list[str]:
     """One line per key. Of a mapping with several entries alike (roles) the last is shown for all, as
     `<name>`; what the mapping means is said of each.
     """
-    below, about = list(place.below()), place.about or above or catalog.OWN_KEYS.get(name, ("",))[0]
+    below, about = list(place.below()), catalog.OWN_KEYS.get(name, ("",))[0] or place.about or above
     if len(below) > 1 and place.spec is None and len({one.spec for one in below}) == 1:
         names = ", ".join(one.name.rsplit(".", 1)[-1] for one in below)
         return [row(f"{name}.<name>", f"one of: {names}"), *_places(below[-1], f"{name}.<name>", about)]

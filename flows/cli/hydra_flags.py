@@ -3,7 +3,7 @@
 import sys
 
 from atelier.engine.config.error import ConfigError
-from atelier.flows.run.catalog import CONF
+from atelier.flows.run.catalog import CONF, parameters
 
 ASKING = ("--cfg", "-c", "--info", "-i", "--hydra-help")
 BESIDE = (
@@ -45,7 +45,6 @@ def answer(flow: str, words: list[str]) -> int:
     import hydra  # 0.15 s: help and completion do without
 
     from atelier.flows.run.compose import prepared as prepared
-    from atelier.flows.run.registry import parameters
 
     known = [*parameters(flow).model_fields, "pool", "tracker"]
     ready = [

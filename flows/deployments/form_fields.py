@@ -15,13 +15,19 @@ from pydantic import create_model
 from atelier.engine.config.base import FieldPlace, Given, JsonObject
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ObjectiveSpec, spec_class
-from atelier.flows.run.catalog import FlowShape, GroupChoice, flow_names, option_text, options, used_choices
+from atelier.flows.run.catalog import (
+    FlowShape,
+    GroupChoice,
+    flow_names,
+    option_text,
+    options,
+    places,
+    used_choices,
+)
 from atelier.flows.run.overrides import SHOWN, shown
 from atelier.flows.run.pools import pool_of
 from atelier.flows.run.registry import is_idle
-from atelier.flows.run.registry import parameters as parameters_of
 
 
 class FieldSchema(TypedDict, total=False):
@@ -222,13 +228,10 @@ def _about(group: str, option: str) -> str:
 
 
 def _boxes(shape: FlowShape) -> Iterator[Field]:
-    pool = FieldPlace("pool", Pool, shape.document.get("pool"))
+    roots = places(shape)
     for pattern in KEYS:
         first, *rest = pattern.split(".")
-        root = (
-            pool if first == "pool" else FieldPlace("", parameters_of(shape.flow), shape.document).down(first)
-        )
-        for place in _places(root, rest):
+        for place in _places(roots.get(first), rest):
             if not _is_hidden(shape.flow, place.name):
                 schema = _schema(place, _in_experiments(shape.flow, place.name))
                 yield Field(place.name, schema, place.name)

@@ -13,7 +13,7 @@ from atelier.engine.config.message import Message
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.addresses import NAMED, with_hosts
 from atelier.flows.deployments.start import run_to_end
-from atelier.flows.run.catalog import flow_names
+from atelier.flows.run.catalog import flow_names, parameters
 from atelier.flows.run.compose import Frozen, resolved
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
@@ -21,7 +21,6 @@ from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import linked_at, linked_sites, with_all_roles
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import pool_of, site_of, tracker_of
-from atelier.flows.run.registry import parameters
 from atelier.infra.calibration.history import facts
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node

@@ -21,6 +21,7 @@ from atelier.flows.run.prefect_page import replace_artifact
 from atelier.flows.run.reasons import text_of
 from atelier.flows.run.table import duration
 from atelier.infra.dag import Node
+from atelier.infra.report.table import markdown_rows
 from atelier.infra.run.context import RunContext
 from atelier.infra.stack import prefect_api
 from atelier.infra.store.run_manifest import row_name
@@ -121,8 +122,7 @@ class OverviewPage:
         lines += [f"note: {note}" for note in self._plan.notes]
         live = read_live(self._root, self._run_id)
         rows = [self._row(node, live.get(node.name, LiveState())) for node in self._plan.nodes]
-        table = ["| " + " | ".join(cells) + " |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
-        return "\n\n".join([*filter(None, lines), "\n".join(table)])
+        return "\n\n".join([*filter(None, lines), markdown_rows(COLUMNS, rows)])
 
     def _row(self, node: Node, now: LiveState) -> list[str]:
         """A task's cells, as in COLUMNS: costs as planned, the rest as it is."""

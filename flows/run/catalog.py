@@ -14,13 +14,12 @@ from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from atelier.engine.config.base import Json  # pydantic: 0.1 s that help does without
+    from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s that help does without
 
 CONF = PROJECT / "conf"
 DEEPEST = 4  # parts of a key below the first one
 # libyaml where PyYAML has it: reading a flow's 84 files took half of the time of --help
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-SETTINGS = {"pool": ("atelier.engine.config.pool", "Pool")}
 # keys of flows that lie in no section: what they are, with an example
 OWN_KEYS = {
     "source": (
@@ -36,7 +35,6 @@ OWN_KEYS = {
     "model": ("the network: its kind and sizes", "model=gpt_nano"),
     "models": ("finished models: names, name@alias or digits of fingerprints", "models=[teacher,student_a]"),
 }
-BUILTIN: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
 GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")
 ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(?P<package>[\w.]+))?$")
 
@@ -187,56 +185,62 @@ def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]")
             target[key] = dict(value) if isinstance(value, dict) else value
 
 
+@cache
+def parameters(flow: str) -> "type[Spec]":
+    """The parameters of the flow's body as one spec, which refuses unknown keys and wrong types. They are
+    read from its text, and only the specs that it names are imported.
+    """
+    from pydantic import create_model
+
+    from atelier.engine.config.base import Spec
+
+    tree = ast.parse((PROJECT / "flows" / f"{flow}.py").read_text())
+    known: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("atelier.engine.config."):
+            module = importlib.import_module(str(node.module))
+            known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
+
+    def value(node: ast.expr) -> Any:
+        return eval(ast.unparse(node), known)  # of a file of ours, as its import would
+
+    (body,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]
+    required = [...] * (len(body.args.args) - len(body.args.defaults))
+    defaults = [*required, *map(value, body.args.defaults)]
+    fields: dict[str, Any] = {
+        argument.arg: (value(argument.annotation or ast.Name("str")), default)
+        for argument, default in zip(body.args.args, defaults, strict=True)
+    }
+    return create_model(flow, __base__=Spec, **fields)
+
+
+def places(shape: FlowShape) -> "dict[str, FieldPlace]":
+    """The flow's parameters and the pool, each with its value. A mapping that is empty by default is filled
+    by sweeps, not by people.
+    """
+    from atelier.engine.config.base import FieldPlace  # pydantic: 0.1 s that other helps do without
+    from atelier.engine.config.pool import Pool
+
+    found = {
+        place.name: place
+        for place in FieldPlace("", parameters(shape.flow), shape.document).below()
+        if place.field and place.field.default != {}
+    }
+    return found | {"pool": FieldPlace("pool", Pool, shape.document.get("pool"))}
+
+
 def keys_called(flow: str, name: str) -> list[str]:
     """The flow's keys whose last part is `name`, as a dotted path each."""
-    from atelier.engine.config.base import FieldPlace  # pydantic: only a wrong key needs it
-
-    shape, found = FlowShape(flow), []
-    places = [FieldPlace(key, form, shape.document.get(key)) for key, form in parameters(flow).items()]
+    level, found = list(places(FlowShape(flow)).values()), []
     for _ in range(DEEPEST):
-        places = [below for place in places for below in place.below()]
-        found += [place.name for place in places if place.name.rpartition(".")[2] == name]
+        level = [below for place in level for below in place.below()]
+        found += [place.name for place in level if place.name.rpartition(".")[2] == name]
     return found
-
-
-@cache
-def parameters(flow: str) -> dict[str, type]:
-    """The flow's parameters and settings with their types; only the specs that it names are imported."""
-    tree = ast.parse((PROJECT / "flows" / f"{flow}.py").read_text())
-    known: dict[str, type] = dict(BUILTIN)
-    for node in tree.body:
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.startswith("atelier.engine.config.")
-        ):
-            module = importlib.import_module(node.module)
-            known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
-    (body,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]
-    first_default = len(body.args.args) - len(body.args.defaults)
-    found = {}
-    for number, argument in enumerate(body.args.args):
-        default = body.args.defaults[number - first_default] if number >= first_default else None
-        if not isinstance(
-            default, ast.Dict
-        ):  # a mapping that is empty by default is filled by sweeps, not by people
-            found[argument.arg] = _type_of(argument.annotation, known)
-    return found | {
-        key: getattr(importlib.import_module(module), name) for key, (module, name) in SETTINGS.items()
-    }
-
-
-def _type_of(node: ast.expr | None, known: dict[str, type]) -> type:
-    if isinstance(node, ast.Subscript):
-        arguments = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        generic = cast(Any, _type_of(node.value, known))  # dict, list and the like
-        return generic[tuple(_type_of(argument, known) for argument in arguments)]
-    return known.get(node.id, str) if isinstance(node, ast.Name) else str
 
 
 def used_choices(shape: FlowShape) -> Iterator[GroupChoice]:
     """The choices that matter to the flow: those where it has parameters, the settings, the experiment."""
-    wanted = {*parameters(shape.flow), "tracker"}
+    wanted = {*places(shape), "tracker"}
     for choice in shape.choices.values():
         if choice.package.split(".")[0] in wanted or not choice.package:
             yield choice

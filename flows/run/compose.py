@@ -27,7 +27,7 @@ from atelier.flows.run.auto import (
     with_interval,
     with_prompt,
 )
-from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, keys_called, options
+from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, keys_called, options, parameters
 from atelier.flows.run.finished_models import check_beginnings, filled
 from atelier.flows.run.over_sites import (
     SiteHere,
@@ -39,7 +39,7 @@ from atelier.flows.run.over_sites import (
 )
 from atelier.flows.run.overrides import check_overrides
 from atelier.flows.run.pools import tracker_of
-from atelier.flows.run.registry import is_idle, parameters
+from atelier.flows.run.registry import is_idle
 from atelier.infra.calibration.history import facts
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.store import default_root

@@ -11,10 +11,10 @@ from atelier.engine.config.data import share_note
 from atelier.engine.config.document import number_of, whole_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.task.write import WriteConfig
 from atelier.engine.plan.writing import cost_of_writing
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
-from atelier.tasks.write import Writing
 
 TOKEN_BYTES = 6  # of text, with what JSON adds, at most on average
 LINE_BYTES = 200  # of a document's line besides its text
@@ -34,7 +34,7 @@ def written_row(node: Node, pool: Pool, store: Store) -> WrittenRow:
     """Of all documents that are asked for, or that the corpus has; where it is not made yet and all are asked
     for, of one.
     """
-    asked, documents = parse(Writing, node.config, node.name), num_documents(node, store) or 1
+    asked, documents = parse(WriteConfig, node.config, node.name), num_documents(node, store) or 1
     layout = Parallel.model_validate(node.layout)
     cost = cost_of_writing(asked.model, asked.written, documents, layout, pool)
     return {
@@ -48,7 +48,7 @@ def written_row(node: Node, pool: Pool, store: Store) -> WrittenRow:
 
 def num_documents(node: Node, store: Store) -> int:
     """How many documents are written at most; 0 = not known."""
-    asked = parse(Writing, node.config, node.name).written.documents
+    asked = parse(WriteConfig, node.config, node.name).written.documents
     corpus = store.find("corpus", node.products["corpus"].parents["corpus"])
     there = corpus.summary["documents"] if corpus else 0
     return min(asked or there, there or asked)
@@ -58,7 +58,7 @@ def written_bytes(node: Node, store: Store) -> int:
     """Bytes on the disk while the task runs, about: its texts beside the output, in scratch and in the
     output, with the held-out documents, which are the whole corpus at most.
     """
-    asked = parse(Writing, node.config, node.name).written
+    asked = parse(WriteConfig, node.config, node.name).written
     texts = num_documents(node, store) * (LINE_BYTES + TOKEN_BYTES * (asked.prefix + asked.tokens))
     corpus = store.find("corpus", node.products["corpus"].parents["corpus"])
     return 3 * texts + 2 * sum(entry.bytes for entry in corpus.files) if corpus else 3 * texts

@@ -1,18 +1,14 @@
 """Write a model as transformers reads it, by an export process, or copy an adapter as peft reads it."""
 
-import json
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-from atelier import IMPORT_ROOT
-from atelier.engine.config.error import AtelierError, ConfigError, DataError
+from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.foreign import adapters
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
@@ -21,6 +17,7 @@ from atelier.engine.io.artifact import open_input
 from atelier.engine.io.machine import num_cores
 from atelier.engine.io.storage import is_local, join, local_path, names, put_file, put_parts, remove
 from atelier.engine.io.weight_headers import header
+from atelier.flows.run.engine_command import follow
 from atelier.infra.launch.supervisor import rank_env
 from atelier.infra.report.lineage import Index
 from atelier.infra.store.existing_model import spec_of
@@ -226,30 +223,11 @@ def _origin(record: Record) -> str:
 
 
 def _follow(place: Path, env: dict[str, str], on_share: OnShare | None) -> dict[str, float | str]:
-    """Run the export process; what it says it has done. It leads its own session: Ctrl-C reaches only this
-    process.
-    """
+    """Run the export process; what it says it has done."""
     done: dict[str, float | str] = {}
-    with open(place.with_name("err"), "wb") as err:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "atelier.engine.export", str(place)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, env=env, cwd=IMPORT_ROOT,
-            start_new_session=True,
-        )  # fmt: skip
-    assert child.stdout is not None
-    with child:
-        try:
-            for line in child.stdout:
-                message = json.loads(line)
-                if "error" in message:
-                    raise (DataError if message.get("exit_code") == 2 else AtelierError)(message["error"])
-                if "progress" in message and on_share is not None:
-                    on_share(message["progress"] / max(1, message["total"]))
-                done = message.get("done") or done
-        except BaseException:
-            child.send_signal(signal.SIGINT)  # it removes what it has written
-            raise
-    if child.returncode or not done:
-        last = place.with_name("err").read_text(errors="replace").strip().splitlines()[-1:]
-        raise AtelierError(f"export: the engine ended with exit code {child.returncode} ({''.join(last)})")
+    with closing(follow("export", place, env, grace_s=None)) as messages:
+        for message in messages:
+            if "progress" in message and on_share is not None:
+                on_share(message["progress"] / max(1, message.get("total", 1)))
+            done = cast(dict[str, float | str], message.get("done")) or done
     return done

@@ -1,28 +1,24 @@
 """Continue texts with a finished model: a generator process samples, its messages come as it draws."""
 
-import json
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
-from atelier import IMPORT_ROOT
 from atelier.engine.config.base import Json, parse
-from atelier.engine.config.error import AtelierError, ConfigError, DataError
+from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.generation import Generation, messages_of
 from atelier.engine.config.message import Continuation
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io.machine import num_cores
+from atelier.flows.run.engine_command import follow
 from atelier.infra.launch.supervisor import rank_env
 from atelier.infra.store.existing_model import spec_of
 from atelier.infra.store.store import Store
 
-GRACE_S = 5.0
 SIZES = {"K": 1e-6, "M": 1e-3, "G": 1.0, "T": 1e3}  # GB
 SAMPLING = ("max_tokens", "temperature", "top_p", "seed", "best_of")
 WISHES = ("genre", "topic", "keywords", "sentiment", "length")
@@ -88,48 +84,5 @@ def continuations(
         )
         place = Path(scratch) / "run.json"
         place.write_text(run.text())
-        yield from _messages(place, rank_env(store.root, num_cores()))
-
-
-def _messages(place: Path, env: dict[str, str]) -> Generator[Continuation, None, None]:
-    """Start the generator process and read it. It leads its own session: Ctrl-C reaches only this process."""
-    with open(place.with_name("err"), "wb") as err:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "atelier.engine.generate", str(place)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=err,
-            env=env,
-            cwd=IMPORT_ROOT,
-            start_new_session=True,
-        )
-    try:
-        assert child.stdout is not None
-        for line in child.stdout:
-            message: Continuation = json.loads(line)
-            if "error" in message:
-                raise (
-                    DataError(message["error"])  # it names the place
-                    if message.get("exit_code") == 2
-                    else AtelierError(message["error"])
-                )
-            yield message
-        code = child.wait()
-    finally:
-        _end(child)
-    if code:
-        last = place.with_name("err").read_text(errors="replace").strip().splitlines()[-1:]
-        raise AtelierError(
-            f"generate: the engine ended with exit code {code}" + (f" ({last[0]})" if last else "")
-        )
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_S)
-        child.kill()
-        child.wait()
-    if child.stdout is not None:
-        child.stdout.close()
+        messages = follow("generate", place, rank_env(store.root, num_cores()))
+        yield from cast(Generator[Continuation, None, None], messages)

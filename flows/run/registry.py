@@ -1,15 +1,10 @@
 """The registry of flows: flows/<name>.py with a function of that name, and conf/<name>.yaml."""
 
 import importlib
-import inspect
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
 
-from pydantic import create_model
-
-from atelier.engine.config.base import Spec
 from atelier.engine.config.link import OF_ROLES, OF_ROWS
 from atelier.engine.io.survey import Survey
 
@@ -59,15 +54,3 @@ def body(name: str) -> Callable[..., None]:
 def survey(name: str) -> Callable[..., Survey] | None:
     """The function `survey` of a flow's file, if it has one: what of a source from outside comes in."""
     return getattr(importlib.import_module(f"atelier.flows.{name}"), "survey", None)
-
-
-@cache
-def parameters(name: str) -> type[Spec]:
-    """The flow's parameters as one spec, from the signature of its body; it refuses unknown keys and wrong
-    types.
-    """
-    fields: dict[str, Any] = {}  # types and defaults, as pydantic takes them
-    for key, parameter in inspect.signature(body(name)).parameters.items():
-        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        fields[key] = (parameter.annotation, default)
-    return create_model(name, __base__=Spec, **fields)

@@ -1,5 +1,5 @@
-"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, and record how it
-ended.
+"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, by default a gang
+of its MODULE, and record how it ended.
 """
 
 import importlib
@@ -9,6 +9,7 @@ from contextlib import suppress
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.infra.dag import Node
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.tasks.train import is_asked
 
 
@@ -30,7 +31,11 @@ def work(
         if is_reused and hasattr(task, "reuse"):  # the task's effects besides its artifact
             task.reuse(node, context)
         if not is_reused:
-            task.run(node, context)
+            if hasattr(task, "run"):
+                task.run(node, context)
+            else:
+                asked = GangRequest(node=node, module=task.MODULE, outputs=context.missing(node))
+                context.gang(asked)
             left = context.missing(node)
             if left:
                 raise AtelierError(f"{node.name}: ended without {', '.join(left)}")

@@ -10,6 +10,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import printable
 from atelier.infra.report.lineage_graph import Graph, LineageNode
 from atelier.infra.report.lineage_svg import numbers_of, to_svg
+from atelier.infra.report.table import html_rows
 
 # text
 
@@ -92,6 +93,7 @@ def _mermaid(text: str) -> str:
     return text.replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
 
 
+COLUMNS = ("name", "numbers", "comes from", "fingerprint")
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport"
 content="width=device-width,initial-scale=1">
@@ -108,9 +110,7 @@ code{{font-size:.85em}} small{{color:#5a656e}}
 small{{color:#a3aeb7}}}}
 </style></head><body><h1>{title}</h1><div class="wide broad">{svg}</div>
 <div class="wide narrow">{near}</div>
-<div class="wide"><table>
-<tr><th>name</th><th>numbers</th><th>comes from</th><th>fingerprint</th></tr>
-{rows}</table></div>
+<div class="wide">{table}</div>
 </body></html>
 """
 
@@ -134,7 +134,10 @@ def to_html(graph: Graph) -> str:
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     title = html.escape(f"Lineage of {graph.nodes[graph.focus].name}")
     return PAGE.format(
-        title=title, svg=to_svg(graph), near=to_svg(graph.near(), mark="near"), rows="\n".join(rows)
+        title=title,
+        svg=to_svg(graph),
+        near=to_svg(graph.near(), mark="near"),
+        table=html_rows(COLUMNS, rows, "\n"),
     )
 
 

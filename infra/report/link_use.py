@@ -12,7 +12,9 @@ from atelier.engine.config.link import Link
 from atelier.engine.config.metric import CurveLine
 from atelier.engine.config.record import Record
 from atelier.infra.report.lineage import find_trajectory
-from atelier.infra.report.render import Table, size
+from atelier.infra.report.render import size
+from atelier.infra.report.table import Table
+from atelier.infra.report.table import markdown_rows as markdown_rows  # for the page of sites
 from atelier.infra.store.store import Store
 
 HEAD = ("messages", "sent to each site", "received", "seconds", "stall", "codecs", "staleness")
@@ -117,10 +119,7 @@ def link_tables(
             rows.append([name, ", ".join(link.sites), *use.cells])
     if not rows:
         return []
-    head = ["name", "sites", *HEAD]
-    kept = [place for place in range(len(head)) if place == 0 or any(row[place] for row in rows)]
-    cells = [[row[place] for place in kept] for row in rows]
-    return [Table("Between sites", [head[place] for place in kept], cells, ["link"] * len(rows))]
+    return [Table("Between sites", ["name", "sites", *HEAD], rows, ["link"] * len(rows)).filled()]
 
 
 def _link_of(record: Record, store: Store) -> Link:
@@ -130,9 +129,3 @@ def _link_of(record: Record, store: Store) -> Link:
     with suppress(ConfigError):  # of a version that had another
         return parse(Link, given or {}, "link")
     return Link()
-
-
-def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in markdown."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -5,14 +5,15 @@ and JSON.
 import base64
 import html
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
-from atelier.engine.config.direction import SCORED, is_higher_better
 from atelier.engine.config.metric import CurveLine
 from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
+from atelier.infra.report.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Group  # 50 ms that a report on disk does not need
@@ -62,7 +63,7 @@ class ReportContent:
     samples: dict[str, str] = field(default_factory=dict)
     graph: Graph | None = None
     notes: list[str] = field(default_factory=list)
-    more: list["Table"] = field(default_factory=list)  # other tables, behind those of the rows
+    more: list[Table] = field(default_factory=list)  # other tables, behind those of the rows
     controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
 
@@ -113,74 +114,8 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
 # tables
 
 
-@dataclass(frozen=True)
-class Table:
-    title: str
-    head: list[str]
-    rows: list[list[str]]
-    kinds: list[str]
-
-
 ABOUT = ("name", "kind", "parameters", "tokens")  # what every table of models begins with
-
-
-def tables_of(content: ReportContent) -> list[Table]:
-    """Tables of language modelling, of answers, of heads and of accuracy, where there are such rows: no row
-    has two of them.
-    """
-    rows = content.ordered()
-    text = [row for row in rows if row.get("bits_per_byte") is not None]
-    answers = [row for row in rows if row.get("answer_loss") is not None]
-    right = [row for row in rows if row.get("accuracy") is not None]
-    found = []
-    if text:
-        cells = [
-            [
-                *_about(row),
-                digits(row.get("bits_per_byte"), 3),
-                digits(row.get("loss"), 3),
-                signed(row.get("delta")),
-            ]
-            for row in text
-        ]
-        head = [*ABOUT, "bits/byte", "loss (documents)", "loss vs control"]
-        found.append(_without_empty(Table("Held-out text", head, cells, [row["kind"] for row in text])))
-    if answers:
-        cells = [
-            [*_about(row), digits(row.get("answer_loss"), 3), signed(row.get("delta"))] for row in answers
-        ]
-        head = [*ABOUT, "loss", "loss vs control"]
-        kinds = [row["kind"] for row in answers]
-        found.append(_without_empty(Table("Held-out answers", head, cells, kinds)))
-    heads = [row for row in rows if row.get("head")]
-    if heads:
-        cells = [
-            [
-                row["name"],
-                row.get("head", ""),
-                interval(row.get("right"), row.get("half")),
-                digits(row.get("right_without"), 3),
-                row.get("by", ""),
-                digits(row.get("guess"), 3),
-            ]
-            for row in heads
-        ]
-        head = ["name", "head", "right", "without a network", "by", "guessing"]
-        found.append(_without_empty(Table("Heads of classes", head, cells, [row["kind"] for row in heads])))
-    if right:
-        cells = [
-            [
-                row["name"],
-                row["kind"],
-                interval(row.get("accuracy"), row.get("accuracy_interval")),
-                str(row.get("draws", "")),
-                interval(row.get("accuracy_delta"), row.get("accuracy_delta_interval"), plus=True),
-            ]
-            for row in right
-        ]
-        head = ["name", "kind", "accuracy", "draws", "vs from scratch"]
-        found.append(_without_empty(Table("Accuracy", head, cells, [row["kind"] for row in right])))
-    return [*found, *content.more]
+Field = Literal["bits_per_byte", "answer_loss", "head", "accuracy"]
 
 
 def _about(row: ReportRow) -> list[str]:
@@ -188,14 +123,59 @@ def _about(row: ReportRow) -> list[str]:
     return [row["name"], row["kind"], size(row.get("params")), size(row.get("tokens"))]
 
 
-def _without_empty(table: Table) -> Table:
-    kept = [i for i in range(len(table.head)) if i == 0 or any(row[i] for row in table.rows)]
-    return Table(
-        table.title,
-        [table.head[i] for i in kept],
-        [[row[i] for i in kept] for row in table.rows],
-        table.kinds,
-    )
+TABLES: dict[Field, tuple[str, tuple[str, ...], Callable[[ReportRow], list[str]]]] = {
+    "bits_per_byte": (
+        "Held-out text",
+        (*ABOUT, "bits/byte", "loss (documents)", "loss vs control"),
+        lambda row: [
+            *_about(row),
+            digits(row.get("bits_per_byte"), 3),
+            digits(row.get("loss"), 3),
+            signed(row.get("delta")),
+        ],
+    ),
+    "answer_loss": (
+        "Held-out answers",
+        (*ABOUT, "loss", "loss vs control"),
+        lambda row: [*_about(row), digits(row.get("answer_loss"), 3), signed(row.get("delta"))],
+    ),
+    "head": (
+        "Heads of classes",
+        ("name", "head", "right", "without a network", "by", "guessing"),
+        lambda row: [
+            row["name"],
+            row.get("head", ""),
+            interval(row.get("right"), row.get("half")),
+            digits(row.get("right_without"), 3),
+            row.get("by", ""),
+            digits(row.get("guess"), 3),
+        ],
+    ),
+    "accuracy": (
+        "Accuracy",
+        ("name", "kind", "accuracy", "draws", "vs from scratch"),
+        lambda row: [
+            row["name"],
+            row["kind"],
+            interval(row.get("accuracy"), row.get("accuracy_interval")),
+            str(row.get("draws", "")),
+            interval(row.get("accuracy_delta"), row.get("accuracy_delta_interval"), plus=True),
+        ],
+    ),
+}
+
+
+def tables_of(content: ReportContent) -> list[Table]:
+    """Tables of language modelling, of answers, of heads and of accuracy, where there are such rows: no row
+    has two of them.
+    """
+    found = []
+    for field_name, (title, head, cells_of) in TABLES.items():
+        rows = [row for row in content.ordered() if row.get(field_name) not in (None, "")]
+        if rows:
+            table = Table(title, head, [cells_of(row) for row in rows], [row["kind"] for row in rows])
+            found.append(table.filled())
+    return [*found, *content.more]
 
 
 def size(value: float | None) -> str:
@@ -226,32 +206,8 @@ def interval(value: float | None, half: float | None, *, plus: bool = False) -> 
 def terminal_table(content: ReportContent) -> "Group":
     """The tables as a rich renderable."""
     from rich.console import Group  # imported here: 50 ms that a report on disk does not need
-    from rich.table import Table as RichTable
 
-    styles = {
-        "teacher": "bold",
-        "student": "bold green",
-        "control": "dim",
-        "scratch": "dim",
-        "baseline": "dim",
-        "finetuned": "bold green",
-    }
-    drawn = []
-    for table in tables_of(content):
-        grid = RichTable(
-            title=table.title,
-            title_justify="left",
-            title_style="bold",
-            box=None,
-            pad_edge=False,
-            header_style="dim",
-        )
-        for number, name in enumerate(table.head):
-            grid.add_column(name, justify="left" if number < 2 else "right", no_wrap=number == 0)
-        for row, kind in zip(table.rows, table.kinds, strict=True):
-            grid.add_row(*row, style=styles.get(kind, ""))
-        drawn.append(grid)
-    return Group(*drawn)
+    return Group(*(table.to_rich() for table in tables_of(content)))
 
 
 # markdown
@@ -261,7 +217,7 @@ def to_markdown(content: ReportContent) -> str:
     parts = [f"# {content.title}", f"```\n{content.command}\n```"]
     if content.notes:
         parts.append("\n".join(f"- {note}" for note in content.notes))
-    parts += map(markdown_table, tables_of(content))
+    parts += (table.to_markdown() for table in tables_of(content))
     if any(content.curves.values()):
         parts.append("## Loss\n\n![loss curves](loss.png)")
     if content.graph is not None:
@@ -272,15 +228,6 @@ def to_markdown(content: ReportContent) -> str:
         ]
         parts.append("\n\n".join(["## Samples", *blocks]))
     return "\n\n".join(parts) + "\n"
-
-
-def markdown_table(table: Table) -> str:
-    lines = [
-        "| " + " | ".join(table.head) + " |",
-        "|---|" + "---|" * min(1, len(table.head) - 1) + "---:|" * max(0, len(table.head) - 2),
-    ]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
-    return f"## {table.title}\n\n" + "\n".join(lines)
 
 
 def _fence(text: str) -> str:
@@ -330,22 +277,28 @@ summary{cursor:pointer;font-weight:600}
 META = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
 
 
-def to_html(content: ReportContent, png: bytes, svg: str) -> str:
+def html_page(title: str, command: str, notes: Iterable[str], body: Iterable[str]) -> str:
     """One self-contained HTML file; wide tables and pictures scroll, so that a phone shows the rest at
     reading size.
     """
-    body = [f"<h1>{html.escape(content.title)}</h1>", f"<pre>{html.escape(content.command)}</pre>"]
-    if content.notes:
-        body.append(
-            "<ul class=notes>" + "".join(f"<li>{html.escape(note)}</li>" for note in content.notes) + "</ul>"
-        )
-    body += [html_table(table) for table in tables_of(content)]
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    parts = [f"<h1>{html.escape(title)}</h1>", f"<pre>{html.escape(command)}</pre>"]
+    parts += [f"<ul class=notes>{listed}</ul>"] if listed else []
+    head = f"{META}<title>{html.escape(title)}</title><style>{STYLE}</style>"
+    inside = "\n".join([*parts, *body])
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{inside}\n</body></html>\n'
+
+
+def html_picture(title: str, png: bytes, alt: str) -> str:
+    data = base64.b64encode(png).decode()
+    alt = html.escape(alt, quote=True)
+    return f'<h2>{title}</h2><div class=wide><img alt="{alt}" src="data:image/png;base64,{data}"></div>'
+
+
+def to_html(content: ReportContent, png: bytes, svg: str) -> str:
+    body = [table.to_html() for table in tables_of(content)]
     if png:
-        picture = base64.b64encode(png).decode()
-        body.append(
-            f'<h2>Loss</h2><div class=wide><img alt="{_alt(content)}"'
-            f' src="data:image/png;base64,{picture}"></div>'
-        )
+        body.append(html_picture("Loss", png, _alt(content)))
     if svg:
         body.append(f"<h2>Lineage</h2><div class=wide>{svg}</div>")
     if content.samples:
@@ -355,12 +308,7 @@ def to_html(content: ReportContent, png: bytes, svg: str) -> str:
             body.append(
                 f"<details{state}><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
             )
-    head = f"{META}<title>{html.escape(content.title)}</title><style>{STYLE}</style>"
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n'
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return html_page(content.title, content.command, content.notes, body)
 
 
 def _alt(content: ReportContent) -> str:
@@ -370,28 +318,4 @@ def _alt(content: ReportContent) -> str:
         for name, lines in content.curves.items()
         if (looks := [v for line in lines if (v := line.get("values", {}).get("eval/loss")) is not None])
     ]
-    return html.escape(", ".join([f"loss of {', '.join(content.curves)}", *ends]), quote=True)
-
-
-def html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.head)
-    rows = []
-    for row, kind in zip(table.rows, table.kinds, strict=True):
-        cells = "".join(_cell(name, cell) for name, cell in zip(table.head, row, strict=True))
-        rows.append(f"<tr class={html.escape(kind)}>{cells}</tr>")
-    grid = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-    return f"<h2>{html.escape(table.title)}</h2><div class=wide>{grid}</div>"
-
-
-COMPARED = {"loss vs control": "loss", "vs from scratch": "accuracy"}  # heads, and the metric that differs
-
-
-def _cell(head: str, text: str) -> str:
-    """A table cell; a difference beyond its interval is coloured, good or bad as its metric declares."""
-    if not text or head not in COMPARED:
-        return f"<td>{html.escape(text)}</td>"
-    middle, _, half = text.partition(" ± ")
-    if half and abs(float(middle)) <= float(half):
-        return f"<td>{html.escape(text.replace('-', '−'))}</td>"
-    is_good = text.startswith("+" if is_higher_better(SCORED[COMPARED[head]]) else "-")
-    return f"<td class={'good' if is_good else 'bad'}>{html.escape(text.replace('-', '−'))}</td>"
+    return ", ".join([f"loss of {', '.join(content.curves)}", *ends])

@@ -2,7 +2,6 @@
 point and its command line; as markdown, one HTML file, pictures and JSON.
 """
 
-import base64
 import html
 import json
 from collections.abc import Mapping
@@ -10,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atelier.engine.config.direction import sign_of, which_is_better
-from atelier.infra.report.render import META, STYLE, Table, digits, html_table, markdown_table
+from atelier.infra.report.render import digits, html_page, html_picture
 from atelier.infra.report.scaling_law import Law, Range
 from atelier.infra.report.sweep_content import SweepContent
+from atelier.infra.report.table import Table
 
 PICTURES = {"parallel.png": "Parallel coordinates", "law.png": "Scaling law"}
 FILES = ("report.md", "report.html", *PICTURES, "points.json")
@@ -114,7 +114,7 @@ def to_markdown(content: SweepContent) -> str:
     parts.append("\n".join(f"- {text}" for text in _said(content)))
     if content.best_command:
         parts.append(f"The best point:\n\n```\n{content.best_command}\n```")
-    parts.append(markdown_table(table_of(content)))
+    parts.append(table_of(content).to_markdown())
     if len(content.valued) > 1 and content.keys:
         parts.append("## Parallel coordinates\n\n![parallel coordinates](parallel.png)")
     if content.laws or content.batch_law is not None:
@@ -126,19 +126,10 @@ def to_markdown(content: SweepContent) -> str:
 
 def to_html(content: SweepContent, pictures: Mapping[str, bytes]) -> str:
     """One self-contained HTML file."""
-    body = [f"<h1>{html.escape(content.title)}</h1>", f"<pre>{html.escape(content.command)}</pre>"]
-    notes = "".join(f"<li>{html.escape(text)}</li>" for text in _said(content))
-    body.append(f"<ul class=notes>{notes}</ul>")
-    if content.best_command:
-        body.append(f"<h2>Best point</h2><pre>{html.escape(content.best_command)}</pre>")
+    best = f"<h2>Best point</h2><pre>{html.escape(content.best_command)}</pre>"
+    body = [best] if content.best_command else []
     for name, png in pictures.items():
-        title = PICTURES[name]
-        alt = html.escape(f"{title} of {', '.join(content.keys)} and {content.metric}", quote=True)
-        picture = base64.b64encode(png).decode()
-        body.append(
-            f'<h2>{title}</h2><div class=wide><img alt="{alt}" src="data:image/png;base64,{picture}"></div>'
-        )
-    body.append(html_table(table_of(content)))
-    head = f"{META}<title>{html.escape(content.title)}</title><style>{STYLE}</style>"
-    inside = "\n".join(body)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{inside}\n</body></html>\n'
+        alt = f"{PICTURES[name]} of {', '.join(content.keys)} and {content.metric}"
+        body.append(html_picture(PICTURES[name], png, alt))
+    body.append(table_of(content).to_html())
+    return html_page(content.title, content.command, _said(content), body)

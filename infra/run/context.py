@@ -35,7 +35,7 @@ from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
 from atelier.infra.launch.slots import GpuSlots, Slots, num_slots, who
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume
-from atelier.infra.run.run_tracker import NoTracker, RunTracker
+from atelier.infra.run.run_tracker import RunTracker
 from atelier.infra.store.lease import Holder, Lease, Renewal, take
 from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import begin_again
@@ -59,7 +59,7 @@ class RunContext:
     flow: str
     command: str
     listener: Listener
-    tracker: RunTracker = field(default_factory=NoTracker)
+    tracker: RunTracker = field(default_factory=RunTracker)
     stop: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
@@ -190,10 +190,10 @@ class RunContext:
             if not outputs and not asked.is_asked():
                 return
             if self.pool.launcher != "here":
-                self._start_away(self._orders(asked, outputs, held, asked.ranks), on_message)
+                self._start_away(self._orders(asked, outputs, held, node.ranks), on_message)
                 return
-            here = self.place.share(asked.ranks) if self.place else asked.ranks
-            with self._claim(node, asked.module, here, asked.threads) as (env, descriptors):
+            here = self.place.share(node.ranks) if self.place else node.ranks
+            with self._claim(node, asked.module, here, asked.threads or node.threads) as (env, descriptors):
                 orders = self._orders(asked, outputs, held, here)
                 orders = orders.model_copy(update={"env": orders.env | env, "held": descriptors})
                 if self.place is None:
@@ -204,7 +204,7 @@ class RunContext:
                     rendezvous.arrive()
                     met = rendezvous.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
-                    orders = orders.model_copy(update={"world": asked.ranks, "env": orders.env | met})
+                    orders = orders.model_copy(update={"world": node.ranks, "env": orders.env | met})
                     start_gang(orders, on_message, self.stop, self._fork_server())
 
     def _start_away(self, orders: Orders, on_message: OnMessage) -> None:
@@ -301,9 +301,8 @@ class RunContext:
         maps = maps_of(node)
         payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
         fences = {lease.log.address: lease.fence + 1 for lease in held}  # those of the supervisor
-        config = asked.config(fences)
-        layout = asked.layout or {}
-        device, gpu = computes_on(self.pool, asked.module, layout)
+        config = asked.config(fences) if asked.config else node.config
+        device, gpu = computes_on(self.pool, asked.module, node.layout)
         run = RunFile(
             schema=1,
             task=node.task,
@@ -312,7 +311,7 @@ class RunContext:
             inputs=dict(asked.inputs() if asked.inputs else {}) or self.urls(node),
             outputs=payloads,
             scratch=str(scratch / "work"),
-            layout=Parallel.model_validate({**layout, "device": device}),
+            layout=Parallel.model_validate({**node.layout, "device": device}),
             gpu=gpu,
             seed=asked.seed,
             ids={"flow": self.run_id, "task": node.name},
@@ -326,7 +325,7 @@ class RunContext:
             root=self.store.root,
             scratch=scratch,
             ranks=ranks,
-            threads=asked.threads,
+            threads=asked.threads or node.threads,
             grace_s=self.pool.grace_s,
             leases={lease.log.address: lease.fence for lease in held},
             env=compile_cache(self.store.root),

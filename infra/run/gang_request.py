@@ -9,21 +9,19 @@ from atelier.infra.dag import Node, Product
 
 @dataclass(frozen=True, kw_only=True)
 class GangRequest:
-    """A gang that makes `outputs` of `node`: `ranks` processes of `module`, each with `threads` threads.
+    """A gang that makes `outputs` of `node`: its ranks are processes of `module` with `threads` threads.
 
     `config` is called with the fences of the leased addresses, `inputs` after it; by default these are the
-    node's inputs. `addresses` defaults to those of the outputs.
+    node's own, like `threads` (0). `addresses` defaults to those of the outputs.
     `is_asked`: whether others at other sites need it, whatever it makes here.
     """
 
     node: Node
     module: str
-    config: Callable[[Mapping[str, int]], JsonObject]
     outputs: Mapping[str, Product]
+    config: Callable[[Mapping[str, int]], JsonObject] | None = None
     addresses: Sequence[str] | None = None
     inputs: Callable[[], Mapping[str, str]] | None = None
-    ranks: int = 1
-    threads: int = 1
-    layout: JsonObject | None = None
+    threads: int = 0
     seed: int = 1
     is_asked: Callable[[], bool] = bool

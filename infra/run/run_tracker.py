@@ -1,8 +1,7 @@
 """What a run tells its tracker: tasks, curves and models, to be shown elsewhere besides the store."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 from atelier.engine.config.record import Record
 from atelier.engine.config.trajectory import Segment
@@ -16,18 +15,20 @@ class TaskHandle:
         self.name, self.task, self.run = name, task, ""
 
 
-class RunTracker(Protocol):
-    """Where a run's tasks, curves and models are shown besides the store (infra/tracking)."""
+class RunTracker:
+    """Where a run's tasks, curves and models are shown besides the store (infra/tracking); this one shows
+    them nowhere.
+    """
 
     @property
     def urls(self) -> Mapping[str, str]:
         """'flow', 'compare' -> page; {} while unknown."""
-        ...
+        return {}
 
     @property
     def places(self) -> Sequence[str]:
         """How to look at the curves elsewhere, a line each."""
-        ...
+        return ()
 
     def link(self, **links: str) -> None:
         """Add links to other pages about this run."""
@@ -37,9 +38,10 @@ class RunTracker(Protocol):
     def end_task(self, handle: TaskHandle | None, status: str) -> None:
         """Record that a node ended with FINISHED, FAILED or KILLED."""
 
-    def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> AbstractContextManager[None]:
-        """Send the metrics of the roles' trajectories while the block runs."""
-        ...
+    @contextmanager
+    def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> Iterator[None]:
+        """Send the metrics of the roles' trajectories while the block runs; their curves end with it."""
+        yield
 
     def begin_again(self, trajectories: list[str]) -> None:
         """Delete the runs of trajectories that restart from step 0."""
@@ -49,7 +51,7 @@ class RunTracker(Protocol):
 
     def register(self, name: str, record: Record, aliases: list[str]) -> str:
         """Register a model under `name`; returns its address."""
-        ...
+        return ""
 
     def register_later(self, name: str, record: Record, aliases: list[str]) -> None:
         """Ensure, without waiting, that a model whose registration is reused is registered under `name`."""
@@ -59,35 +61,4 @@ class RunTracker(Protocol):
 
     def close(self, status: str) -> list[str]:
         """End the flow's run with finished, failed or stopped; returns what could not be written."""
-        ...
-
-
-class NoTracker:
-    """Tracker that does nothing."""
-
-    urls: Mapping[str, str] = {}
-    places: Sequence[str] = ()
-
-    def link(self, **links: str) -> None: ...
-
-    def start_task(self, node: Node, is_reused: bool) -> None: ...
-
-    def end_task(self, handle: TaskHandle | None, status: str) -> None: ...
-
-    @contextmanager
-    def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> Iterator[None]:
-        yield
-
-    def begin_again(self, trajectories: list[str]) -> None: ...
-
-    def record(self, record: Record) -> None: ...
-
-    def register(self, name: str, record: Record, aliases: list[str]) -> str:
-        return ""
-
-    def register_later(self, name: str, record: Record, aliases: list[str]) -> None: ...
-
-    def report(self, record: Record, markdown: str, paths: list[str]) -> None: ...
-
-    def close(self, status: str) -> list[str]:
         return []

@@ -1,14 +1,19 @@
 """Create the tracker that the configuration selects: MLflow or none, and others beside it."""
 
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, Unpack
 
 from pydantic import Field, field_validator
 
 from atelier.engine.config.base import Given, Spec
-from atelier.infra.run.run_tracker import NoTracker, RunTracker
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.infra.run.run_tracker import RunTracker
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.about import RunAbout, run_info
-from atelier.infra.tracking.sink import check_sinks
+
+FOLDER = Path(__file__).parent / "sinks"
 
 
 class TrackerSpec(Spec):
@@ -40,13 +45,31 @@ class TrackerSpec(Spec):
 
 def open_tracker(spec: TrackerSpec, store: Store, **about: Unpack[RunAbout]) -> RunTracker:
     """Open the trackers of one flow run; they never run on the training path."""
-    mlflow = None
-    if spec.kind == "mlflow":
-        from atelier.infra.tracking.flow_tracker import FlowTracker
+    if spec.kind == "none" and not spec.beside:
+        return RunTracker()
+    from atelier.infra.tracking.address import tracking_address
+    from atelier.infra.tracking.mlflow_tracker import MlflowTracker
+    from atelier.infra.tracking.trackers import Trackers
 
-        mlflow = FlowTracker(spec.uri, store, **about)
-    if not spec.beside:
-        return mlflow or NoTracker()
-    from atelier.infra.tracking.beside import Beside
+    is_mlflow = spec.kind == "mlflow"
+    mlflow = MlflowTracker(tracking_address(spec.uri, store), store, **about) if is_mlflow else None
+    return Trackers(mlflow, spec.beside, store, run_info(**about))
 
-    return Beside(mlflow, spec.beside, store, run_info(**about))
+
+def sinks() -> list[str]:
+    """The names that can be chosen."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+def check_sinks(names: Sequence[str]) -> None:
+    """Raise ConfigError for a name that there is not, or whose package is not installed."""
+    for name in names:
+        if name not in sinks():
+            near = nearest(name, sinks())
+            raise ConfigError(
+                "tracker.beside",
+                f"no tracker {name!r}",
+                (f"did you mean {near}? " if near else "") + f"there are: {', '.join(sinks())}",
+            )
+        if find_spec(name) is None:
+            raise ConfigError("tracker.beside", f"{name} is not installed", f"pip install {name}")

@@ -18,9 +18,9 @@ from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import checkpoint_steps
 from atelier.infra.tracking.about import Followed, flat, is_number
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
-from atelier.infra.tracking.curve_writer import CurveWriter
-from atelier.infra.tracking.follower import Curve
+from atelier.infra.tracking.curve import Curve
 from atelier.infra.tracking.known_ids import Fact, KnownIds
+from atelier.infra.tracking.mlflow_curve import MlflowCurve
 from atelier.infra.tracking.model_pages import ModelPages
 from atelier.infra.tracking.page import Links
 from atelier.infra.tracking.run_writer import RunWriter
@@ -132,13 +132,13 @@ class Models:
         followed = Followed(
             segments=segments, role=self._role(record), teacher=self._teacher(record), name=self._role(record)
         )
-        curve = CurveWriter(self.writer, Curve(followed, len(segments) - 1), task)
-        curve.poll()
-        if not curve.run_id:
-            curve.create()
-        curve.finish("FINISHED")
-        self.checkpoints(curve)
-        return curve.experiment, curve.run_id
+        curve = Curve(followed, len(segments) - 1)
+        there = MlflowCurve(self.writer, curve, task, self.checkpoints)
+        there.create()
+        curve.finish(is_wanted=True)
+        there.add(curve.rows)
+        there.finish("FINISHED", curve.effective)
+        return there.experiment, there.run_id
 
     def _teacher(self, record: Record) -> str:
         """The teacher's name; '' without one."""
@@ -196,7 +196,7 @@ class Models:
 
     # checkpoints
 
-    def checkpoints(self, curve: CurveWriter) -> None:
+    def checkpoints(self, curve: MlflowCurve) -> None:
         """Log the kept checkpoints of the curve's trajectory as models with step and held-out loss; delete
         those of removed checkpoints.
         """
@@ -219,7 +219,7 @@ class Models:
             if word.isdigit() and int(word) not in kept:
                 self.backend.drop_model(model.model_id)
 
-    def _new_checkpoint(self, curve: CurveWriter, step: int, tags: dict[str, str]) -> str:
+    def _new_checkpoint(self, curve: MlflowCurve, step: int, tags: dict[str, str]) -> str:
         role = curve.followed.role
         url = join(curve.segments[-1].url, "checkpoints", f"step-{step:08d}")
         about = {

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from atelier.engine.config.base import Json
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.infra.report.lineage import Index, teacher_label
+from atelier.infra.report.table import markdown_rows
 from atelier.infra.stack.settings import TRAINING_VIEW as VIEW
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.views import MODELS, WHOLE
@@ -110,8 +111,7 @@ def number(value: Json) -> str:
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
     """A markdown table of two columns without a header; rows without a value are left out."""
-    lines = [f"| {name}{SPACE} | {value} |" for name, value in rows if value]
-    return "\n".join(["| | |", "|---|---|", *lines])
+    return markdown_rows(("", ""), [(f"{name}{SPACE}", value) for name, value in rows if value])
 
 
 def model_page(
@@ -183,12 +183,7 @@ def facts(record: Record, store: Store) -> str:
 
 def students_table(students: Sequence[Record], pages: dict[str, str]) -> str:
     """Markdown table of the newest students: when they learned, their last step and held-out loss."""
-    lines = [
-        "#### Students",
-        "",
-        "| student | learned at | step | eval loss (windows) |",
-        "|:---|:---|---:|---:|",
-    ]
+    rows = []
     for student in students[-MOST:]:
         name = linked(student.name, pages.get(student.fingerprint, ""))
         label = teacher_label(student).removeprefix("teacher @ ")
@@ -196,10 +191,11 @@ def students_table(students: Sequence[Record], pages: dict[str, str]) -> str:
             number(value) if (value := student.summary.get(key)) is not None else ""
             for key in ("step", "eval_loss")
         )
-        lines.append(f"| {name}{SPACE} | {label}{SPACE} | {step}{SPACE} | {loss} |")
+        rows.append((f"{name}{SPACE}", f"{label}{SPACE}", f"{step}{SPACE}", loss))
     if len(students) > MOST:
-        lines.append(f"| and {len(students) - MOST} earlier ones | | | |")
-    return "\n".join(lines)
+        rows.append((f"and {len(students) - MOST} earlier ones", "", "", ""))
+    head = ("student", "learned at", "step", "eval loss (windows)")
+    return f"#### Students\n\n{markdown_rows(head, rows, words=2)}"
 
 
 def sources(record: Record, index: Index) -> list[tuple[str, Record]]:

@@ -81,7 +81,6 @@ class Worker:
         self._backend: Connected | None = None
         self.problems: list[str] = []
         self.trouble = ""
-        self.busy_s = 0.0
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         self._thread.start()
 
@@ -146,7 +145,6 @@ class Worker:
                 self._poll(backend)
 
     def _connect(self) -> bool:
-        began = time.monotonic()
         try:
             self._backend = self._open()
             self.trouble = ""
@@ -155,7 +153,6 @@ class Worker:
             self._refusals = self._refusals + 1 if is_lasting(error) else 0
             if self._refusals >= REFUSALS:
                 self._give_up()
-        self.busy_s += time.monotonic() - began
         return self._backend is not None
 
     def _give_up(self) -> None:
@@ -170,7 +167,6 @@ class Worker:
         job.done.set()
 
     def _try(self, job: Job, backend: Connected) -> None:
-        began = time.monotonic()
         try:
             job.result = job.action(backend)
             self.trouble = ""
@@ -184,8 +180,6 @@ class Worker:
             self.problems.append(f"{job.label}: {job.error}")
         else:
             job.error = ""
-        finally:
-            self.busy_s += time.monotonic() - began
         with self._wake:
             if self._jobs and self._jobs[0] is job:
                 self._jobs.popleft()
@@ -194,14 +188,12 @@ class Worker:
     def _poll(self, backend: Connected) -> None:
         with self._wake:
             regular = list(self._regular.values())
-        began = time.monotonic()
         for action in regular:
             try:
                 action(backend)
             # the same points are sent at the next poll; `trouble` is why they are late
             except Exception as error:
                 self.trouble = first_line(error)
-        self.busy_s += time.monotonic() - began
 
     def _pause(self, seconds: float) -> None:
         if self._closing.is_set():

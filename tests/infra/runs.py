@@ -10,7 +10,8 @@ from mlflow.entities import LoggedModel, Run
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.about import Followed
-from atelier.infra.tracking.tracker import Tracker
+from atelier.infra.tracking.curve import curves_of
+from atelier.infra.tracking.mlflow_tracker import MlflowTracker
 from tests.infra.records import Family
 
 DATA = {"tokens.main": "a" * 64}
@@ -20,8 +21,8 @@ def uri(root: Path) -> str:
     return f"sqlite:///{root}/mlflow.db"
 
 
-def tracker(root: Path, run_id: str = "run-1", flow: str = "demo", **about: Any) -> Tracker:
-    return Tracker(
+def tracker(root: Path, run_id: str = "run-1", flow: str = "demo", **about: Any) -> MlflowTracker:
+    return MlflowTracker(
         uri(root),
         Store(str(root)),
         flow=flow,
@@ -51,23 +52,21 @@ def steps(root: Path, run: Run, key: str) -> list[int]:
 
 
 def follow_once(
-    tracked: Tracker, *segments: SegmentAddress, role: str = "model", status: str = "FINISHED"
+    tracked: MlflowTracker, *segments: SegmentAddress, role: str = "model", status: str = "FINISHED"
 ) -> None:
     task = tracked.start_task("train", "train")
-    following = tracked.follow(
-        task, [Followed(segments=segments, role=role, params={"model": {"hidden": 32}})]
-    )
-    following.stop(status)
+    followed = Followed(segments=segments, role=role, params={"model": {"hidden": 32}})
+    tracked.follow(curves_of([followed]), task).stop(status)
     tracked.end_task(task, status)
 
 
-def publish_all(tracked: Tracker, made: Family) -> None:
+def publish_all(tracked: MlflowTracker, made: Family) -> None:
     task = tracked.start_task("train", "train")
     roles = [
         Followed(segments=(segment,), role=role, teacher="teacher" if "student" in role else "")
         for role, segment in made.segments.items()
     ]
-    tracked.follow(task, roles).stop()
+    tracked.follow(curves_of(roles), task).stop()
     for record in made.records.values():
         tracked.record(record)
     tracked.end_task(task, "FINISHED", {"loss": 2.0})

@@ -20,9 +20,10 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from atelier.engine.config.base import Json
 from atelier.engine.io.storage import is_local, local_path
 from atelier.engine.io.user_folders import home
+from atelier.infra.report.table import markdown_rows
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
-from atelier.infra.tracking.follower import CurveRow
+from atelier.infra.tracking.curve import CurveRow
 from atelier.infra.tracking.sink import CurveInfo
 
 KNOWN = ".trajectories"  # its files say in which folder a trajectory's curve is
@@ -85,10 +86,6 @@ class EventCurve:
         self._there: set[tuple[str, int]] | None = None
         self._last = 0
 
-    @property
-    def is_open(self) -> bool:
-        return self._writer is not None
-
     def add(self, rows: Sequence[CurveRow]) -> None:
         if self._there is None:
             self._there = written(self.board.folder_of(self.about))
@@ -110,8 +107,9 @@ class EventCurve:
         writer.add_event(Event(wall_time=time.time(), step=0, summary=text("about", table(about))))
         return writer
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, last: CurveRow | None) -> None:
         if self._writer is not None:
+            self.add([last] if last else [])
             said = Event(wall_time=time.time(), step=self._last, summary=text("status", status))
             self._writer.add_event(said)
             self._writer.close()
@@ -131,8 +129,9 @@ def text(tag: str, markdown: str) -> Summary:
 
 
 def table(facts: Mapping[str, Json]) -> str:
-    rows = [f"| {key} | {value} |" for key, value in facts.items() if value not in ("", None)]
-    return "\n".join(["| | |", "|---|---|", *rows])
+    return markdown_rows(
+        ("", ""), [(key, str(value)) for key, value in facts.items() if value not in ("", None)]
+    )
 
 
 def written(folder: Path) -> set[tuple[str, int]]:

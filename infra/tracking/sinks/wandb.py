@@ -20,7 +20,7 @@ from atelier.engine.io.storage import is_local, local_path
 from atelier.engine.io.user_folders import home
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
-from atelier.infra.tracking.follower import CurveRow
+from atelier.infra.tracking.curve import CurveRow
 from atelier.infra.tracking.retry_worker import first_line
 from atelier.infra.tracking.sink import CurveInfo
 
@@ -96,10 +96,6 @@ class WandbCurve:
         self._num_points = 0
         self._there = -1  # online: the step up to which the server has the curve
 
-    @property
-    def is_open(self) -> bool:
-        return self._run is not None
-
     def add(self, rows: Sequence[CurveRow]) -> None:
         known = [*self._rows, *rows]
         num_points = sum(len(row.values) for row in known)
@@ -165,8 +161,9 @@ class WandbCurve:
             ),
         )
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, last: CurveRow | None) -> None:
         if self._run is not None:
+            self.add([last] if last else [])
             self._run.log(
                 {}, step=self._rows[-1].step, commit=True
             )  # else the last row comes after the summary

@@ -138,7 +138,7 @@ def test_the_example_of_every_flow_is_one_that_its_syntax_accepts() -> None:
         words = shlex.split(catalog.flow_text(flow)[1])
         assert words[:2] == ["atelier", flow]
         keys = {word.split("=")[0].split(".")[0] for word in words[2:]}
-        assert keys <= {*catalog.parameters(flow), *catalog.groups()}
+        assert keys <= {*catalog.parameters(flow).model_fields, *catalog.groups()}
 
 
 @pytest.mark.parametrize("words", [(), ("experiment=tiny",), ("data=files", "+model@extra.model=gpt2_small")])

@@ -8,8 +8,9 @@ import pytest
 
 from atelier.engine.config.base import FieldPlace
 from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.flows.run.catalog import parameters
 from atelier.flows.run.compose import compose
-from atelier.flows.run.registry import is_idle, parameters
+from atelier.flows.run.registry import is_idle
 from tests.flows.run.test_order import nodes, parent
 from tests.marks import quick
 

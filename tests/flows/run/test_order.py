@@ -16,9 +16,10 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
+from atelier.flows.run.catalog import parameters
 from atelier.flows.run.compose import compose, resolved
 from atelier.flows.run.draw import NodeCollector
-from atelier.flows.run.registry import body, parameters
+from atelier.flows.run.registry import body
 from atelier.infra.dag import Node, Reference, scheduling
 from atelier.infra.store.existing_model import Existing, looking_in
 from atelier.infra.store.store import Store, default_root

@@ -57,7 +57,7 @@ context = RunContext(
 )
 product = Product(kind="score", name="s", version=1, identity={"run": run}, parents={})
 node = Node(name="train", task="score", products={"s": product}, ranks=ranks)
-context.gang(GangRequest(node=node, module="tests.infra.launch.gpu_rank", ranks=ranks,
+context.gang(GangRequest(node=node, module="tests.infra.launch.gpu_rank",
     config=lambda fences: {"log": log, "go": go}, outputs=context.missing(node)))
 """
 

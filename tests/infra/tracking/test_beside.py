@@ -11,12 +11,12 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.flows.run.compose import compose
 from atelier.infra.store.store import Store
-from atelier.infra.tracking import sink
+from atelier.infra.tracking import factory
 from atelier.infra.tracking.about import Followed, RunInfo
-from atelier.infra.tracking.beside import Beside
+from atelier.infra.tracking.curve import DRAWN, Curve, curves_of
 from atelier.infra.tracking.factory import TrackerSpec
-from atelier.infra.tracking.follower import DRAWN, Curve, curves_of
-from atelier.infra.tracking.sink_tracker import SinkTracker
+from atelier.infra.tracking.sink import SinkTracker
+from atelier.infra.tracking.trackers import Trackers
 from tests.infra.records import Shelf, family
 from tests.infra.runs import DATA, follow_once, tracker
 from tests.infra.shown import in_mlflow, in_tensorboard, in_wandb, wandb_exits
@@ -155,7 +155,7 @@ def test_a_model_that_is_reused_gets_the_curve_that_it_lacks_and_none_twice(
     made = family(tmp_path)
     record = made.records["teacher"]
     for run in ("run-1", "run-2"):
-        beside = Beside(None, NAMES, Store(str(tmp_path)), about(run))
+        beside = Trackers(None, NAMES, Store(str(tmp_path)), about(run))
         beside.record(record)
         assert beside.close("finished") == []
         assert len(beside.places) == (2 if run == "run-1" else 0)
@@ -169,7 +169,7 @@ def test_a_training_that_begins_again_begins_a_new_curve(shelf: Shelf, tmp_path:
     assert show(shelf, segment) == []
     shutil.rmtree(Path(segment.url) / "metrics")
     (Path(segment.url) / DRAWN).unlink()
-    beside = Beside(None, NAMES, shelf.store, about("run-2"))
+    beside = Trackers(None, NAMES, shelf.store, about("run-2"))
     beside.begin_again([segment.fingerprint])
     assert beside.close("finished") == []
     shelf.metrics(segment, range(1, 6), attempt=2)
@@ -183,7 +183,7 @@ def test_what_is_not_installed_or_unknown_ends_at_compose_with_one_line(
 ) -> None:
     assert parse(TrackerSpec, {"beside": "wandb"}, "tracker").beside == ("wandb",)
     assert compose("pretrain", ["experiment=tiny", "tracker=tensorboard"]).tracker.beside == ("tensorboard",)
-    monkeypatch.setattr(sink, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
+    monkeypatch.setattr(factory, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
     for word, said in (
         ("tracker.beside=[tensorboard,wandb]", "wandb is not installed; pip install wandb"),
         ("tracker.beside=[tensorbord]", "no tracker 'tensorbord'; did you mean tensorboard?"),

@@ -84,7 +84,7 @@ def asked(server: Stranger, spec: TrackerSpec, root: Path) -> set[str | None]:
     tracker = open_tracker(spec, Store(str(root)), **about)
     join_stack(str(root))
     tracker.link(page="http://127.0.0.1:9")
-    tracker.tracker.close("FAILED", timeout_s=3)
+    tracker.mlflow.close("FAILED", timeout_s=3)
     return set(server.heard)
 
 

@@ -17,9 +17,9 @@ from atelier.infra.store.lease import Holder, LeaseLog
 from atelier.infra.store.store import Store
 from atelier.infra.tracking import process_stats
 from atelier.infra.tracking.curve import points
-from atelier.infra.tracking.flow_tracker import FlowTracker
+from atelier.infra.tracking.factory import TrackerSpec, open_tracker
+from atelier.infra.tracking.mlflow_tracker import MlflowTracker
 from atelier.infra.tracking.process_stats import ProcessStats
-from atelier.infra.tracking.tracker import Tracker
 from tests.infra.records import Family, Shelf, family
 from tests.infra.runs import DATA, client, follow_once, models, publish_all, runs, steps, tracker, uri
 
@@ -142,7 +142,8 @@ def test_the_link_to_compare_finds_each_role_s_whole_curve_once(root: Path) -> N
 
 def test_two_roles_have_the_same_names_of_params(root: Path) -> None:
     store = Store(str(root))
-    flow = FlowTracker(uri(root), store, flow="demo", command="atelier", run_id="run-1", config={})
+    about = {"flow": "demo", "command": "atelier", "run_id": "run-1", "config": {}}
+    flow = open_tracker(TrackerSpec(kind="mlflow", uri=uri(root)), store, **about)
     shelf, products, parts = Shelf(store), {}, {}
     for role, hidden in (("teacher", 64), ("student", 32)):
         identity = {"model": {"hidden": hidden}, "optim": {"lr": 0.01}, "seed_name": role}
@@ -256,7 +257,9 @@ def test_a_page_names_few_of_many_students_and_counts_the_rest(root: Path) -> No
     for number in range(10):
         segment = made.shelf.trajectory(f"pupil_{number}", teaching, start=number)
         made.shelf.model(f"pupil_{number}", segment, teaching, step=9, teacher_steps=[1, 9])
-    tracked = Tracker(uri(root), made.shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
+    tracked = MlflowTracker(
+        uri(root), made.shelf.store, flow="demo", command="atelier", run_id="run-1", config={}
+    )
     tracked.record(made["teacher"])
     assert tracked.close() == []
     [model] = models(root, "tags.`atelier.role` = 'teacher' AND tags.`atelier.kind` = 'model'")

@@ -16,7 +16,7 @@ from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec, open_tracker
-from atelier.infra.tracking.tracker import Tracker
+from atelier.infra.tracking.mlflow_tracker import MlflowTracker
 from atelier.tasks.register import register
 from tests.infra.records import Shelf, family
 from tests.infra.runs import (
@@ -104,7 +104,9 @@ def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(
     before = contents(root)
     other = tmp_path_factory.mktemp("other")
     shutil.copy(empty_database, other / "mlflow.db")
-    tracked = Tracker(uri(other), made.shelf.store, flow="demo", command="atelier", run_id="run-2", config={})
+    tracked = MlflowTracker(
+        uri(other), made.shelf.store, flow="demo", command="atelier", run_id="run-2", config={}
+    )
     for record in made.records.values():
         tracked.record(record)
     assert tracked.close() == []

@@ -18,9 +18,9 @@ from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.backend import Backend
-from atelier.infra.tracking.curve import is_kept
+from atelier.infra.tracking.curve import curves_of, is_kept
+from atelier.infra.tracking.mlflow_tracker import MlflowTracker
 from atelier.infra.tracking.retry_worker import Worker
-from atelier.infra.tracking.tracker import Tracker
 from tests.checkout import TOP
 from tests.infra.records import Shelf
 from tests.infra.runs import DATA, client, follow_once, runs, steps, tracker, uri
@@ -67,7 +67,7 @@ def test_a_curve_grows_while_the_training_runs(root: Path) -> None:
     segment = shelf.trajectory("model", DATA)
     shelf.metrics(segment, range(1, 4))
     tracked = tracker(root)
-    following = tracked.follow(None, [Followed(segments=(segment,), role="model")])
+    following = tracked.follow(curves_of([Followed(segments=(segment,), role="model")]))
     deadline = time.monotonic() + 30
     while (
         not (found := runs(root, "tags.`atelier.kind` = 'trajectory' AND metrics.loss > 0"))
@@ -128,7 +128,7 @@ def test_a_tracker_without_a_server_costs_nothing_and_says_what_is_missing(tmp_p
     segment = shelf.trajectory("model", DATA)
     shelf.metrics(segment, range(1, 3))
     began = time.monotonic()
-    tracked = Tracker(
+    tracked = MlflowTracker(
         "http://127.0.0.1:9", shelf.store, flow="demo", command="atelier", run_id="run-1", config={}
     )
     follow_once(tracked, segment)
@@ -144,7 +144,9 @@ def test_a_store_that_comes_back_gets_everything(root: Path, empty_database: Pat
     shelf.metrics(segment, range(1, 31))
     place = root / "away"
     place.write_text("a file where the database's folder should be")
-    tracked = Tracker(uri(place), shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
+    tracked = MlflowTracker(
+        uri(place), shelf.store, flow="demo", command="atelier", run_id="run-1", config={}
+    )
     follow_once(tracked, segment)
     deadline = time.monotonic() + 30
     while not tracked.trouble and time.monotonic() < deadline:
@@ -258,7 +260,7 @@ def test_who_did_not_see_the_other_s_run_leaves_its_own(root: Path, monkeypatch:
 @pytest.mark.parametrize(
     "module",
     [
-        "atelier.infra.tracking.tracker",
+        "atelier.infra.tracking.trackers",
         "atelier.infra.report.lineage",
         "atelier.infra.report.lineage_text",
         "atelier.infra.report.render",

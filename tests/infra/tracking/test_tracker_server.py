@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from atelier.infra.tracking.about import Followed
-from atelier.infra.tracking.tracker import Tracker
+from atelier.infra.tracking.curve import curves_of
+from atelier.infra.tracking.mlflow_tracker import MlflowTracker
 from tests.infra.records import family
 from tests.infra.runs import client, runs, steps, uri
 from tests.ports import free_port
@@ -66,11 +67,11 @@ def test_a_server_that_was_away_gets_everything_once(root: Path) -> None:
     server = start_server(root, port)
     try:
         address = f"http://127.0.0.1:{port}"
-        tracked = Tracker(
+        tracked = MlflowTracker(
             address, made.shelf.store, flow="demo", command="atelier", run_id="run-1", config={}
         )
         assert tracked.urls()["flow"].startswith(f"{address}/#/experiments/")
-        following = tracked.follow(None, [Followed(segments=(segment,), role="teacher")])
+        following = tracked.follow(curves_of([Followed(segments=(segment,), role="teacher")]))
         deadline = time.monotonic() + 60
         while not runs(root, "metrics.loss > 0") and time.monotonic() < deadline:
             time.sleep(0.3)

@@ -12,7 +12,7 @@ from atelier.engine.config.base import parse
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, shard_name
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.tracker import Tracker
+from atelier.infra.tracking.mlflow_tracker import MlflowTracker
 from tests.infra.records import Shelf
 
 
@@ -58,7 +58,7 @@ def registered(folder: Path, files: dict[str, bytes], uri: str = "", store: str 
         step=1,
     )
     uri = uri or f"sqlite:///{folder}/mlflow.db"
-    tracked = Tracker(uri, shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
+    tracked = MlflowTracker(uri, shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
     tracked.register(record, aliases=["latest"])
     assert tracked.close() == []
     return uri

@@ -2,29 +2,36 @@
 thread.
 """
 
+from collections.abc import Callable, Sequence
+
 from atelier.engine.io.storage import is_local, join, local_path, names
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.report.listing import differences
 from atelier.infra.run.run_tracker import TaskHandle
-from atelier.infra.tracking.about import ended, flat
+from atelier.infra.tracking.about import flat
 from atelier.infra.tracking.backend import DIGEST, MetricPoint, TrackedData
-from atelier.infra.tracking.follower import FIRST, Curve
+from atelier.infra.tracking.curve import Curve, CurveRow
 from atelier.infra.tracking.run_writer import PARENT, RunWriter
 from atelier.infra.tracking.views import WHOLE
 
 PROFILE = "profile"  # the folder of a trajectory, and of its run's artifacts
 
 
-class CurveWriter:
-    """The MLflow run of one trajectory."""
+class MlflowCurve:
+    """The MLflow run of one trajectory. `at_end` is called with it when its training has ended."""
 
-    def __init__(self, writer: RunWriter, curve: Curve, task: TaskHandle | None) -> None:
-        self.writer, self.curve, self.task = writer, curve, task
+    def __init__(
+        self,
+        writer: RunWriter,
+        curve: Curve,
+        task: TaskHandle | None,
+        at_end: "Callable[[MlflowCurve], None]",
+    ) -> None:
+        self.writer, self.curve, self.task, self._at_end = writer, curve, task, at_end
         self.followed, self.segments = curve.followed, curve.segments
         self.experiment = self.run_id = ""
         self.is_open = False
         self._sent: set[tuple[str, int]] | None = None
-        self._next = FIRST  # after the last row that was sent
 
     @property
     def fingerprint(self) -> str:
@@ -35,28 +42,15 @@ class CurveWriter:
         """Held-out losses by step."""
         return self.curve.reader.eval_loss
 
-    def poll(self) -> None:
-        """Send the metric lines sealed since the last call."""
-        self.curve.poll(is_wanted=bool(self.run_id))
-        self._send()
-
-    def _send(self) -> None:
-        rows, end = self.curve.since(self._next)
-        if not rows:
-            return
+    def add(self, rows: Sequence[CurveRow]) -> None:
+        """Log the points that the run does not have."""
         sent = self._sent if self._sent is not None else self._locate()
-        new = [
-            MetricPoint(key, value, row.step, row.time)
-            for row in rows
-            for key, value in row.values.items()
-            if (key, row.step) not in sent
-        ]
+        new = [point for point in points_of(rows) if (point.key, point.step) not in sent]
         if new:
             self.open()
             self._sent = None  # until it is certain which points arrived
             self.writer.backend.points(self.run_id, new)
             self._sent = sent | {(point.key, point.step) for point in new}
-        self._next = end
 
     def _locate(self) -> set[tuple[str, int]]:
         """Find or create the trajectory's run; returns the points that it already has."""
@@ -135,17 +129,15 @@ class CurveWriter:
         )
         self.is_open = True
 
-    def finish(self, status: str) -> None:
-        """Send the rest, the last step in full, and end the run if this flow run had it open."""
-        self.curve.finish(is_wanted=bool(self.run_id))
-        self._send()
+    def finish(self, status: str, last: CurveRow | None) -> None:
+        """End the run if this flow run had it open."""
         if self.is_open:
-            if (row := self.curve.effective) is not None:
-                points = [MetricPoint(key, value, row.step, row.time) for key, value in row.values.items()]
-                self.writer.backend.points(self.run_id, points)
+            if last is not None:
+                self.writer.backend.points(self.run_id, points_of([last]))
             self._profiles()
-            self.writer.backend.end_run(self.run_id, ended(status))
+            self.writer.backend.end_run(self.run_id, status)
             self.is_open = False
+        self._at_end(self)
 
     def _profiles(self) -> None:
         """Put the traces of a profiled training (train.profile) on the run's page."""
@@ -154,3 +146,7 @@ class CurveWriter:
             there = self.writer.backend.file_names(self.run_id, PROFILE)
             new = [str(local_path(join(url, name))) for name in names(url) if name not in there]
             self.writer.backend.files(self.run_id, new, PROFILE)
+
+
+def points_of(rows: Sequence[CurveRow]) -> list[MetricPoint]:
+    return [MetricPoint(key, value, row.step, row.time) for row in rows for key, value in row.values.items()]

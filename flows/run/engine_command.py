@@ -1,0 +1,60 @@
+"""Run an engine command in a process of its own and follow its messages, as `generate` and `export` do."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+
+from atelier import IMPORT_ROOT
+from atelier.engine.config.error import AtelierError
+from atelier.engine.config.message import Message, from_line
+
+GRACE_S = 5.0
+
+
+def follow(
+    verb: str, place: Path, env: dict[str, str], grace_s: float | None = GRACE_S
+) -> Generator[Message, None, None]:
+    """The messages of `python -m atelier.engine.<verb>` on the run file at `place`. The process leads its own
+    session: Ctrl-C reaches only this one. Closing the iterator interrupts it, so that it removes what it has
+    written, and kills it after `grace_s`; None = it waits. Raises AtelierError when it reports an error or
+    dies.
+    """
+    errors = place.with_name("err")
+    with open(errors, "wb") as err:
+        child = subprocess.Popen(
+            [sys.executable, "-m", f"atelier.engine.{verb}", str(place)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            env=env,
+            cwd=IMPORT_ROOT,
+            start_new_session=True,
+        )
+    assert child.stdout is not None
+    with child.stdout:
+        try:
+            for line in child.stdout:
+                message: Message = json.loads(line)
+                if "error" in message:  # a DataError names the place
+                    raise from_line(message)
+                yield message
+            child.wait()
+        finally:
+            _end(child, grace_s)
+    if child.returncode:
+        last = errors.read_text(errors="replace").strip().splitlines()[-1:]
+        why = f" ({last[0]})" if last else ""
+        raise AtelierError(f"{verb}: the engine ended with exit code {child.returncode}{why}")
+
+
+def _end(child: subprocess.Popen[bytes], grace_s: float | None) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(grace_s)
+        child.kill()
+        child.wait()
