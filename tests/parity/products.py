@@ -356,7 +356,7 @@ def place(draw: Draw, ranks: int, roles: Mapping[str, Role]) -> Parallel:
     own = {
         name: Axes(**split(draw, in_stage, AXES))
         for name, role in roles.items()
-        if role.teacher and not role.detects and draw.random() < 0.5
+        if role.teacher and not role.reads_changed and draw.random() < 0.5
     }
     schedule = draw.choice(("1f1b", "interleaved", "zb")) if sizes["pipeline"] > 1 else "1f1b"
     root = roles["root0"].model.num_blocks

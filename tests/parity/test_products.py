@@ -67,7 +67,9 @@ def test_students_with_other_padding_than_their_teacher_learn_alike_on_every_lay
 
 @pytest.mark.slow
 def test_roles_that_detect_take_part_in_the_products() -> None:
-    drawn = [one for one in islice(products(1, 4), 80) if any(role.detects for role in one.roles.values())]
+    drawn = [
+        one for one in islice(products(1, 4), 80) if any(role.reads_changed for role in one.roles.values())
+    ]
     assert len(drawn) > 4 and any(one.layout.tensor * one.layout.pipeline > 1 for one in drawn)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ FLOWS = {
 
 
 def leaves(place: FieldPlace) -> Iterator[FieldPlace]:
+    if place.value is None and place.field is not None and not place.field.is_required():
+        place = replace(place, value=place.field.get_default(call_default_factory=True))
     below = list(place.below())
     if not below:
         yield place
@@ -62,6 +65,8 @@ def changed(document: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     *path, last = name.split(".")
     at = result
     for part in path:
+        if at[part] is None:  # a key that an extension adds, of which nothing is given
+            at[part] = {}
         at = at[part]
     at[last] = value
     return result
