@@ -4,13 +4,14 @@ engine/extensions/<name>/config/train/<key>.py, which is imported where a config
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
 
 from atelier.engine.config.base import SECTION, Given, Section, Spec, SpecChooser
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.extensions import extension_of, kinds_of
-from atelier.engine.config.kind_files import section_class
+from atelier.engine.config.kind_files import kind_file, section_class
 
 SpecType = TypeVar("SpecType", bound=Spec)
 
@@ -44,14 +45,16 @@ def with_sections(section: str) -> Callable[[type[SpecType]], type[SpecType]]:
     """
 
     def extend(base: type[SpecType]) -> type[SpecType]:
-        fields = {
-            key: (
-                Annotated[SerializeAsAny[Section] | None, BeforeValidator(SectionReader(section, key))],
-                Field(default=None, json_schema_extra=SECTION),
-            )
-            for key in kinds_of(f"config/{section}")
-        }
-        made = create_model(base.__name__, __base__=base, __module__=base.__module__, **fields)  # type: ignore[call-overload]
+        fields: dict[str, Any] = {}  # pydantic's: type and field
+        for key in kinds_of(f"config/{section}"):
+            if key in base.model_fields:
+                raise ConfigError(
+                    kind_file(f"config/{section}", key), f"{section}.{key} is a key of the core", "rename it"
+                )
+            reader = BeforeValidator(SectionReader(section, key))
+            field = Field(default=None, json_schema_extra=SECTION)
+            fields[key] = (Annotated[SerializeAsAny[Section] | None, reader], field)
+        made = create_model(base.__name__, __base__=base, __module__=base.__module__, **fields)
         made.__doc__ = base.__doc__
         return cast(type[SpecType], made)
 

@@ -166,6 +166,26 @@ def test_its_key_is_a_field_of_the_section_and_identity_where_it_asks_for_someth
         parse(Own, {"toys": 2}, "train")
 
 
+def test_a_key_that_the_core_has_is_refused_by_its_file(toy: Path) -> None:
+    (toy / "config" / "train").mkdir()
+    (toy / "config" / "train" / "steps.py").write_text(KEY)
+    extensions.kinds_of.cache_clear()
+
+    class Own(Spec):
+        steps: int = 1
+
+    with pytest.raises(ConfigError, match=r"extensions/toy/config/train/steps\.py: train\.steps is a key of"):
+        with_sections("train")(Own)
+
+
+@pytest.mark.parametrize("name", ["last", "counts"])
+def test_a_name_that_the_checkpoint_has_is_refused(toy: Path, tmp_path: Path, name: str) -> None:
+    (toy / "hook.py").write_text(HOOK.replace('name = lesson = "toy"', f'name, lesson = "{name}", "toy"'))
+    setup = TrainingSetup(tmp_path / "run")
+    with pytest.raises(ConfigError, match=f"roles.m: two extensions, or the core and one, keep {name} in"):
+        setup.train(setup.training(roles(), train(2)))
+
+
 @pytest.mark.parametrize("group", ["config/objective", "objective"])
 def test_a_kind_that_the_core_has_is_refused_by_its_file(toy: Path, group: str) -> None:
     (toy / group).mkdir(exist_ok=True)
