@@ -30,7 +30,7 @@ from atelier.engine.loop.save import forget
 from atelier.engine.loop.services import TrainingServices, check_training
 from atelier.engine.loop.step import train_step
 from atelier.engine.loop.stop import STOPPED, StopRequest
-from atelier.engine.loop.training import Loop
+from atelier.engine.loop.training import Trainer
 from atelier.engine.parallel.gang import Gang, start_gang
 
 
@@ -109,7 +109,7 @@ def train_from(history: History, training: Training, services: TrainingServices)
         raise not_published(where.diverged.values(), list(where.diverged))
     if not roles:
         return []
-    loop = Loop(training, roles, services)  # data, held-out sets, metric files, checkpoints
+    loop = Trainer(training, roles, services)  # data, held-out sets, metric files, checkpoints
     try:
         loop.load(where, history)
         loop.save_if_due(loop.begin)

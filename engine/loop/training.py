@@ -54,7 +54,7 @@ class LoopStep:
         return {member.name: pass_over(member) for member in self.passing}
 
 
-class Loop:
+class Trainer:
     """The steps of a training from its resume point to its end, on one gang and one clock."""
 
     def __init__(self, training: Training, members: dict[str, RoleState], services: TrainingServices) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from atelier.engine.config.error import ConfigError, DamageError, printable
 from atelier.flows.deployments.start import run_to_end
-from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.overrides import DRY, FRESH, MULTIRUN
 from atelier.flows.run.table import plain_console
@@ -40,12 +40,12 @@ def run_command(arguments: list[str], command: str) -> int:
     return run_sweep(flow, overrides, command)
 
 
-def run_point(frozen: Frozen, command: str) -> int:
+def run_point(frozen: RunConfig, command: str) -> int:
     store = Store(default_root())
     return _ended(frozen, run_to_end(frozen, store, command), store)
 
 
-def _ended(frozen: Frozen, outcome: RunOutcome, store: Store) -> int:
+def _ended(frozen: RunConfig, outcome: RunOutcome, store: Store) -> int:
     for text in outcome.untracked:
         print(printable(text, 0), file=sys.stderr)
     for place in outcome.places:
@@ -83,7 +83,7 @@ def _other_names(nodes: Iterable[Node], store: Store) -> Iterator[str]:
             yield f"note     {product.name} was made before, as {made}: both names find it"
 
 
-def _show(report: Node, store: Store, frozen: Frozen) -> None:
+def _show(report: Node, store: Store, frozen: RunConfig) -> None:
     """Print the table, the lineage, where the report lies, and what to type next."""
     from atelier.infra.report.collect import collect_report  # draws on numbers that only a finished run has
     from atelier.infra.report.lineage_text import to_tree

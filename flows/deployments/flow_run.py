@@ -24,7 +24,7 @@ from atelier.flows.deployments.form_fields import POOL_WHEN_BLANK
 from atelier.flows.deployments.forms import to_overrides
 from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.submit_task import TaskSubmitter
-from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.execute import Host, run_flow
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
@@ -69,7 +69,7 @@ def run(flow: str, parameters: JsonObject) -> State:
     return _state(outcome)
 
 
-def frozen_of(flow: str, parameters: JsonObject) -> Frozen:
+def frozen_of(flow: str, parameters: JsonObject) -> RunConfig:
     """The configuration that a filled form stands for: what the same words give on a command line."""
     words = to_overrides(flow, parameters)
     frozen = compose(flow, words, from_form=True)
@@ -79,7 +79,7 @@ def frozen_of(flow: str, parameters: JsonObject) -> Frozen:
     return compose(flow, [*words, f"pool={POOL_WHEN_BLANK}"], from_form=True)
 
 
-def in_sweep(frozen: Frozen, entry: PointEntry) -> Frozen:
+def in_sweep(frozen: RunConfig, entry: PointEntry) -> RunConfig:
     """The configuration with the companion students of other points of its sweep. Raises ConfigError when the
     point has other words.
     """
@@ -89,13 +89,13 @@ def in_sweep(frozen: Frozen, entry: PointEntry) -> Frozen:
     return with_companions(frozen, roles)
 
 
-def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, sweep: str) -> RunOutcome:
+def _run(frozen: RunConfig, plan: Plan, store: Store, command: str, code: str, sweep: str) -> RunOutcome:
     run_id = run_id_of()
     with OverviewPage(store.root, run_id, plan) as overview_page:
         submitter = TaskSubmitter(frozen, command, code or freeze(store.root), overview_page)
 
         def host(
-            frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]
+            frozen: RunConfig, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]
         ) -> None:
             context.links["prefect.url"] = page(str(flow_run.id))
             overview_page.follow(outcome, context)

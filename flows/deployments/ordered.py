@@ -14,7 +14,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.addresses import NAMED, with_hosts
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import flow_names, parameters
-from atelier.flows.run.compose import Frozen, resolved
+from atelier.flows.run.compose import RunConfig, resolved
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
 from atelier.flows.run.link_rows import over_budget
@@ -132,7 +132,7 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
     return 1
 
 
-def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) -> Frozen:
+def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) -> RunConfig:
     """The configuration as it is at this site. Raises ConfigError for another version, and for what is no
     configuration of a flow that there is.
     """
@@ -147,7 +147,7 @@ def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) 
         raise ConfigError(f"sites.parallel.{order.site}", f"cuda, and {order.home} gets CPUs at {order.site}")
     pool = facts(store.root, pool_of(policy.pool))
     arguments = with_all_roles(resolved(parse(parameters(order.flow), document, ""), pool))
-    return Frozen(
+    return RunConfig(
         flow=order.flow,
         overrides=(),
         document=arguments.model_dump(mode="json"),
@@ -222,7 +222,7 @@ def check_linked(order: SiteOrder, nodes: list[Node], policies: Policies) -> Non
                 raise ConfigError(place, f"{order.site} runs no task {node.task!r} with {site}")
 
 
-def _plan(order: SiteOrder, policies: Policies, frozen: Frozen, store: Store, replying: Replying) -> int:
+def _plan(order: SiteOrder, policies: Policies, frozen: RunConfig, store: Store, replying: Replying) -> int:
     plan = make_plan(frozen, store)
     replying.planned(planned_products(plan))
     sites = {site for row in plan.links for site in row["sites"]} - {order.site}
@@ -246,7 +246,7 @@ def planned_products(plan: Plan) -> dict[str, dict[str, PlannedProduct]]:
     }
 
 
-def _run(order: SiteOrder, frozen: Frozen, store: Store, replying: Replying) -> int:
+def _run(order: SiteOrder, frozen: RunConfig, store: Store, replying: Replying) -> int:
     outcome = run_to_end(
         frozen, store, f"order {order.id[:8]} of site {order.home}", listener=replying.on_message
     )

@@ -5,7 +5,7 @@ import time
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import is_configured
 from atelier.flows.run.execute import new_run_id, reuse_all, run_flow
@@ -24,7 +24,7 @@ from atelier.tasks.register import is_owed
 
 
 def run_to_end(
-    frozen: Frozen,
+    frozen: RunConfig,
     store: Store,
     command: str,
     sweep: str = "",
@@ -51,7 +51,7 @@ def run_to_end(
 
 
 def _planned_and_run(
-    frozen: Frozen,
+    frozen: RunConfig,
     store: Store,
     command: str,
     sweep: str,
@@ -97,7 +97,7 @@ def _planned_and_run(
         )
 
 
-def _is_looked_at(frozen: Frozen, plan: Plan, store: Store) -> bool:
+def _is_looked_at(frozen: RunConfig, plan: Plan, store: Store) -> bool:
     """Whether a run that makes nothing is shown all the same: on a server that is up, or by a tracker that a
     registration still waits for.
     """
@@ -107,7 +107,7 @@ def _is_looked_at(frozen: Frozen, plan: Plan, store: Store) -> bool:
     return frozen.tracker.kind != "none" and any(is_owed(node, store) for node in registers)
 
 
-def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> RunOutcome:
+def _on_pool(frozen: RunConfig, plan: Plan, store: Store, screen: Screen) -> RunOutcome:
     """Submit the run to a Prefect pool and follow it."""
     started = time.monotonic()
     join_stack(store.root)

@@ -10,7 +10,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.live import left_s, read_live
 from atelier.flows.deployments.overview_page import amount_text, time_text
-from atelier.flows.run.compose import Frozen, run_of
+from atelier.flows.run.compose import RunConfig, run_of
 from atelier.flows.run.overrides import check_overrides
 from atelier.infra.code.frozen import freeze
 from atelier.infra.stack import prefect_api
@@ -23,7 +23,7 @@ EVERY_S = 5.0
 AWAY_S = 600.0
 
 
-def submit(frozen: Frozen, store: Store, say: Callable[[str], None]) -> str:
+def submit(frozen: RunConfig, store: Store, say: Callable[[str], None]) -> str:
     """Start the run on the server with the code as it is now; its id.
 
     Raises ConfigError when no server answers, the pool is unknown or no worker serves it.
@@ -34,7 +34,7 @@ def submit(frozen: Frozen, store: Store, say: Callable[[str], None]) -> str:
     return run_id
 
 
-def ready(frozen: Frozen, store: Store) -> str:
+def ready(frozen: RunConfig, store: Store) -> str:
     """Freeze the code for runs of this configuration; its digest. Raises ConfigError when they cannot run."""
     check_overrides(list(frozen.overrides), from_form=True)
     with prefect_api.server() as client:
@@ -43,7 +43,7 @@ def ready(frozen: Frozen, store: Store) -> str:
     return freeze(store.root)
 
 
-def follow(run_id: str, frozen: Frozen, store: Store, say: Callable[[str], None]) -> None:
+def follow(run_id: str, frozen: RunConfig, store: Store, say: Callable[[str], None]) -> None:
     """Print the run's progress until it ends; Ctrl-C cancels it. Raises StoppedError when it was stopped,
     AtelierError when it failed.
     """

@@ -13,7 +13,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.task_request import ParentRun, TaskRequest
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node
@@ -32,7 +32,7 @@ UNSERVED_S = 30.0  # a run that has not begun after this long is reported
 class TaskSubmitter:
     """Runs the nodes of one parent run on pools."""
 
-    def __init__(self, frozen: Frozen, command: str, code: str, overview_page: OverviewPage) -> None:
+    def __init__(self, frozen: RunConfig, command: str, code: str, overview_page: OverviewPage) -> None:
         self.frozen, self.code, self.overview_page, self.command = frozen, code, overview_page, command
 
     def make(self, node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, str]:

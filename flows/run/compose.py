@@ -57,7 +57,7 @@ BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
 @dataclass(frozen=True)
-class Frozen:
+class RunConfig:
     """A flow's configuration, final: `document` is plain JSON, `arguments` the same validated."""
 
     flow: str
@@ -105,11 +105,11 @@ class Frozen:
 
 
 def run_of(title: str) -> str:
-    """The id of the run that `Frozen.title` names."""
+    """The id of the run that `RunConfig.title` names."""
     return title.rpartition(BEFORE_ID)[2]
 
 
-def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:
+def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunConfig:
     """Compose and validate. Raises ConfigError with place, value and the nearest known name for every
     mistake.
     """
@@ -150,7 +150,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     check_warmups(arguments, overrides)
     check_memory(arguments)
     check_specials(arguments)
-    return Frozen(
+    return RunConfig(
         flow=flow,
         overrides=tuple(overrides),
         document=arguments.model_dump(mode="json"),

@@ -2,7 +2,7 @@
 
 import contextvars
 
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.over_sites import Placement, place
 from atelier.flows.run.registry import body
 from atelier.infra.dag import Node, Reference, scheduling
@@ -20,12 +20,12 @@ class NodeCollector:
         self.nodes.append(node)
 
 
-def collect_nodes(frozen: Frozen, store: Store) -> list[Node]:
+def collect_nodes(frozen: RunConfig, store: Store) -> list[Node]:
     """The flow's nodes that run here, each with the fingerprints of what it would publish."""
     return placed_nodes(frozen, store).here
 
 
-def placed_nodes(frozen: Frozen, store: Store) -> Placement:
+def placed_nodes(frozen: RunConfig, store: Store) -> Placement:
     """The flow's nodes by site. Raises ConfigError as `place`."""
     drawing = NodeCollector()
 

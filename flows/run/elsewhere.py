@@ -14,7 +14,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, StoppedError,
 from atelier.engine.config.message import Message
 from atelier.engine.io.storage import local_path
 from atelier.flows.run.auto import vocab_of
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.left_alone import left_alone
 from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import linked_at
@@ -54,7 +54,7 @@ OWNER = "home.lock"  # of an order: held by the run that asks for it
 class Elsewhere:
     """What the other sites of a run do for it."""
 
-    def __init__(self, frozen: Frozen, plan: Plan, store: Store, nonce: str) -> None:
+    def __init__(self, frozen: RunConfig, plan: Plan, store: Store, nonce: str) -> None:
         assert frozen.here is not None  # there are sites
         self._frozen, self._there, self._nonce, self._store = frozen, plan.there, nonce, store
         self._needed = {needed for node in plan.nodes for needed in node.inputs.values()} - {

@@ -16,7 +16,7 @@ from typing import Any
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.io.fork_server import is_possible
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import embed
 from atelier.flows.run.measured import record_measurements
@@ -44,7 +44,7 @@ MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
 
 
 Make = Callable[[Node, RunContext, RunOutcome], dict[str, str]]
-Host = Callable[[Frozen, RunContext, RunOutcome, Callable[[], None]], None]
+Host = Callable[[RunConfig, RunContext, RunOutcome, Callable[[], None]], None]
 
 
 def make_here(node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, str]:
@@ -53,7 +53,7 @@ def make_here(node: Node, context: RunContext, outcome: RunOutcome) -> dict[str,
 
 
 def run_flow(
-    frozen: Frozen,
+    frozen: RunConfig,
     plan: Plan,
     store: Store,
     command: str,
@@ -114,7 +114,7 @@ def run_flow(
     return outcome
 
 
-def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> RunOutcome:
+def reuse_all(frozen: RunConfig, plan: Plan, store: Store, command: str) -> RunOutcome:
     """Run a plan with nothing to make: write a manifest and repair damaged records beside finished models,
     with neither server nor tracker.
     """
@@ -133,7 +133,7 @@ def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> RunOutc
     return outcome
 
 
-def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str) -> RunManifest:
+def _beginning(frozen: RunConfig, plan: Plan, command: str, run_id: str, sweep: str) -> RunManifest:
     """The manifest of a run in progress."""
     return RunManifest(
         id=run_id,
@@ -180,7 +180,7 @@ def new_run_id() -> str:
 
 
 def open_context(
-    frozen: Frozen,
+    frozen: RunConfig,
     store: Store,
     command: str,
     run_id: str,
@@ -251,7 +251,9 @@ def stopping(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]) -> None:
+def _embedded(
+    frozen: RunConfig, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]
+) -> None:
     """Call `inside` within a Prefect flow of this process."""
     server = embed(context.store.root)
     import prefect  # 1.5 s: plans, help and errors do without
@@ -299,7 +301,7 @@ def _say(text: str) -> None:
 
 
 def _inside(
-    frozen: Frozen,
+    frozen: RunConfig,
     plan: Plan,
     context: RunContext,
     outcome: RunOutcome,

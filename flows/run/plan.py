@@ -20,7 +20,7 @@ from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.data_notes import data_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
@@ -169,13 +169,13 @@ class Plan:
 class PlanInputs:
     """What all rows of a plan need: the nearest finished run's products by name, and the pool's pace."""
 
-    frozen: Frozen
+    frozen: RunConfig
     known: dict[str, Row]
     vocab: int
     pace: float
 
 
-def make_plan(frozen: Frozen, store: Store) -> Plan:
+def make_plan(frozen: RunConfig, store: Store) -> Plan:
     """Plan a flow. Raises ConfigError for a vocabulary that the layout does not divide and an unknown
     --fresh; other refusals are in the plan.
     """
@@ -239,7 +239,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     return plan.with_rows(rows, vocab)
 
 
-def _here(frozen: Frozen, nodes: list[Node]) -> Here:
+def _here(frozen: RunConfig, nodes: list[Node]) -> Here:
     """This site; of a run that is typed at each site the one that its links name."""
     if frozen.here is not None:
         return Here(frozen.here.name, frozen.sites.mbps)
@@ -253,7 +253,7 @@ def _left_s(rows: list[PlanRow]) -> float:
     return 3600 * sum(row["device_hours"] for row in rows if row["state"] != "reuse") / max(1, ranks)
 
 
-def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
+def _notes(frozen: RunConfig, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
     """Warnings to show before the run."""
     found = []
     train = getattr(frozen.arguments, "train", None)
@@ -269,7 +269,7 @@ def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> 
     return found
 
 
-def is_as_shipped(frozen: Frozen) -> bool:
+def is_as_shipped(frozen: RunConfig) -> bool:
     """True where the lengths and schedules are those of an experiment: whoever wrote it knows them."""
     words = [text.lstrip("+~") for text in frozen.overrides]
     changed = any(
@@ -278,7 +278,7 @@ def is_as_shipped(frozen: Frozen) -> bool:
     return any(word.startswith("experiment=") for word in words) and not changed
 
 
-def _check_fresh(frozen: Frozen, nodes: list[Node]) -> None:
+def _check_fresh(frozen: RunConfig, nodes: list[Node]) -> None:
     """Raises ConfigError when --fresh names a training task that the flow does not have."""
     names = [node.name for node in nodes if node.task in TRAINED]
     for name in frozen.resume.fresh:
@@ -292,7 +292,7 @@ def _some(names: list[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _check_vocabulary(node: Node, frozen: Frozen) -> None:
+def _check_vocabulary(node: Node, frozen: RunConfig) -> None:
     """Raises ConfigError when the layout splits the vocabulary unevenly. Checked here because the size is a
     setting of the tokenizer task, which the training task does not know yet.
     """

@@ -9,7 +9,7 @@ from atelier.engine.io.survey import SurveyRow
 from atelier.engine.plan.estimate import EstimateRow
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.catalog import check_flow
-from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.measured import MeasuredRow, measured
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
@@ -116,7 +116,7 @@ def planned(flow: str, overrides: Sequence[str], store: Store, *, search: bool =
     return PlanResult(plan, measured(plan, store), found)
 
 
-def _over_sites(frozen: Frozen, store: Store) -> Plan:
+def _over_sites(frozen: RunConfig, store: Store) -> Plan:
     """The plan of all sites: each is asked for its part."""
     from atelier.flows.run.loopback import loopback  # here: cryptography takes 0.1 s, and only sites need it
 
@@ -125,7 +125,7 @@ def _over_sites(frozen: Frozen, store: Store) -> Plan:
         return plan if plan.refusals else Elsewhere(frozen, plan, store, str(time.time_ns())).planned(plan)
 
 
-def search_layouts(plan: Plan, frozen: Frozen) -> list[TaskLayouts]:
+def search_layouts(plan: Plan, frozen: RunConfig) -> list[TaskLayouts]:
     """For each training the layouts of its largest role, the fastest first, and why the others are out."""
     vocab = vocab_of(frozen.arguments)
     found: list[TaskLayouts] = []

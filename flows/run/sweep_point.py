@@ -12,7 +12,7 @@ from atelier.engine.config.document import section_of
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.evaluation import held_out_name
 from atelier.engine.config.role import Role
-from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.compose import RunConfig, compose
 from atelier.infra.dag import Node
 from atelier.infra.store.run_manifest import Row, described, measured
 from atelier.infra.store.store import Store
@@ -29,7 +29,7 @@ class SweepPoint:
 
     number: int
     words: tuple[str, ...]
-    frozen: Frozen
+    frozen: RunConfig
     nodes: list[Node]
     store: Store
 
@@ -74,7 +74,7 @@ def words_of(job: Sequence[str]) -> tuple[str, ...]:
     return tuple(FORCED.sub("", word) for word in job)
 
 
-def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[Frozen]:
+def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[RunConfig]:
     """The configurations of all jobs, each validated before the first one runs. Raises ConfigError with the
     number and words of the point.
     """
@@ -87,7 +87,7 @@ def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[Frozen]:
     return found
 
 
-def companions_of(frozen: Frozen, others: Sequence[Frozen]) -> dict[str, Role]:
+def companions_of(frozen: RunConfig, others: Sequence[RunConfig]) -> dict[str, Role]:
     """The students of `others` that can learn in the gang of `frozen`: those of configurations that differ
     from it only below their students.
     """
@@ -110,7 +110,7 @@ def companions_of(frozen: Frozen, others: Sequence[Frozen]) -> dict[str, Role]:
     return companions
 
 
-def with_companions(frozen: Frozen, companions: Mapping[str, Role]) -> Frozen:
+def with_companions(frozen: RunConfig, companions: Mapping[str, Role]) -> RunConfig:
     return replace(frozen, companions=dict(companions))
 
 
@@ -118,7 +118,7 @@ def _named(name: str, role: Role) -> dict[str, Json]:
     return role.model_dump(mode="json") | {"seed_name": role.seed_name or name}
 
 
-def _frame(point: Frozen) -> bytes:
+def _frame(point: RunConfig) -> bytes:
     """Everything of a configuration but its students."""
     sections = section_of(point.document.get("roles"))
     roles = {name: role for name, role in sections.items() if not section_of(role)["teacher"]}

@@ -7,7 +7,7 @@ page is written by this process once the point is finished: compute nodes need n
 import shlex
 
 from atelier.engine.config.error import ConfigError, of_system
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.execute import new_run_id
 from atelier.flows.run.sweep_ledger import FAILED, PRUNED, STOPPED
@@ -22,7 +22,7 @@ from atelier.infra.store.store import Store
 FORGOTTEN = JobStatus("over", "Slurm no longer knows it")
 
 
-def check_fits(frozen: Frozen, store: Store) -> None:
+def check_fits(frozen: RunConfig, store: Store) -> None:
     """Raises ConfigError when the pool is not Slurm's or a gang of the point needs more than one node."""
     pool = frozen.pool
     if pool.launcher != "slurm":

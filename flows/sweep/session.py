@@ -18,7 +18,7 @@ from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.direction import DIRECTIONS, EVAL_LOSS, is_held_out_loss, required, sign_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.pools import check_launcher, gangs_at_once, site_of
 from atelier.flows.run.sweep_ledger import DONE, FAILED, OPEN, STOPPED, Ledger, PointEntry
@@ -179,7 +179,7 @@ class Session:
         others = [point.frozen for point in left.values()]
         return [self._ready(point, others) for point in left.values()]
 
-    def _ready(self, point: SweepPoint, others: list[Frozen]) -> SweepPoint:
+    def _ready(self, point: SweepPoint, others: list[RunConfig]) -> SweepPoint:
         companions: dict[str, Role] = companions_of(point.frozen, others)
         entry = self.ledger.entry(point.number)
         entry.state, entry.error, entry.words = OPEN, "", list(point.words)

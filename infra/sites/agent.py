@@ -29,15 +29,15 @@ from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT, Keys
-from atelier.infra.sites.loops import Loops, Work
+from atelier.infra.sites.loops import Loops, RepeatedJob
 from atelier.infra.sites.meeting_calls import MeetingCalls
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, is_damage_here
-from atelier.infra.sites.notes import Declined, Notes
+from atelier.infra.sites.notes import Notes, RefusedNotes
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies
 from atelier.infra.sites.progress_calls import ProgressCalls
-from atelier.infra.sites.refusals import Refusals, Settled
+from atelier.infra.sites.refusals import CompletedKeys, Refusals
 from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
 
 SERVICE = "atelier.Site"
@@ -54,8 +54,8 @@ class Agent:
         self.keys, self.site = keys, keys.card.site
         self._notes = Notes(mailbox, self.site, Policies(keys.folder).runs_any)
         self._audit = Audit(keys.folder / AUDIT)
-        self._told = defaultdict[str, Settled[str]](Settled)  # digests of notes by peer
-        self._declined = defaultdict[str, Declined](Declined)  # the same, of those that it sent
+        self._told = defaultdict[str, CompletedKeys[str]](CompletedKeys)  # digests of notes by peer
+        self._declined = defaultdict[str, RefusedNotes](RefusedNotes)  # the same, of those that it sent
         self._hourly = hourly = Hourly(keys.folder, self._audit)
         self._refusals = Refusals()
         shared = (self._audit, self._is_trusted, SERVICE, hourly, self._refusals)
@@ -169,20 +169,20 @@ class Agent:
         with suppress(OSError):  # the folder is gone
             self._told_here.end()
 
-    def _works(self, say: Callable[[str], None]) -> list[Work]:
+    def _works(self, say: Callable[[str], None]) -> list[RepeatedJob]:
         """What is done now: with each peer three things that do not wait for each other."""
-        works = [Work("rounds here", self._meetings.decide)]  # no site is called so
-        works.append(Work("cards here", self._damaged_card))
-        works.append(Work("what runs here are told", self._tell_here))
+        works = [RepeatedJob("rounds here", self._meetings.decide)]  # no site is called so
+        works.append(RepeatedJob("cards here", self._damaged_card))
+        works.append(RepeatedJob("what runs here are told", self._tell_here))
         if self._bucket is not None:
-            works.append(Work("the bucket", self._bucket.check, "goes on"))
+            works.append(RepeatedJob("the bucket", self._bucket.check, "goes on"))
         peers = self.keys.peers
         for channels in (self._channels, self._for_rounds, self._for_notes):
             channels.keep(peers)
         for peer in peers:
-            works.append(Work(peer, partial(self._carry, peer, say), "answers"))
-            works.append(Work(f"rounds with {peer}", partial(self.meet, peer)))
-            works.append(Work(f"notes with {peer}", partial(self.pass_notes, peer)))
+            works.append(RepeatedJob(peer, partial(self._carry, peer, say), "answers"))
+            works.append(RepeatedJob(f"rounds with {peer}", partial(self.meet, peer)))
+            works.append(RepeatedJob(f"notes with {peer}", partial(self.pass_notes, peer)))
         return works
 
     def _tell_here(self) -> None:
@@ -303,7 +303,7 @@ class Agent:
             if not heard:
                 declined.heard_all()
 
-    def _hear_note(self, text: bytes, peer: str, declined: Declined) -> None:
+    def _hear_note(self, text: bytes, peer: str, declined: RefusedNotes) -> None:
         """Take a note, or decline it: for good, or until later what this site's own state keeps out."""
         digest = hashlib.sha256(text).hexdigest()
         try:

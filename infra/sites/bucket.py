@@ -213,7 +213,7 @@ def check_bucket(url: str, place: str) -> None:
         raise ConfigError(place, f"{url} gives back other bytes than were written", out)
 
 
-class Door(Spec):
+class Beacon(Spec):
     """What says that a site's agent answers in a bucket: its start, by a random number, and a count that
     rises while it runs.
     """
@@ -227,16 +227,16 @@ class Door(Spec):
         return canonical({"what": "an agent answers here", **self.model_dump(mode="json")})
 
 
-class SignedDoor(Spec):
+class SignedBeacon(Spec):
     """A door and its signature (base64)."""
 
-    door: Door
+    door: Beacon
     signature: str = Field(max_length=200)
 
 
-def publish(bucket: Bucket, door: Door, keys: Keys) -> None:
+def publish(bucket: Bucket, door: Beacon, keys: Keys) -> None:
     signature = base64.b64encode(sign(keys.key, door.text)).decode()
-    bucket.write(SignedDoor(door=door, signature=signature).model_dump_json().encode(), DOOR)
+    bucket.write(SignedBeacon(door=door, signature=signature).model_dump_json().encode(), DOOR)
 
 
 class DoorWatch:
@@ -246,7 +246,7 @@ class DoorWatch:
 
     def __init__(self, bucket: Bucket, card: Card, now: Callable[[], float] = time.monotonic) -> None:
         self._bucket, self._card, self._now = bucket, card, now
-        self._door: Door | None = None
+        self._door: Beacon | None = None
         self._changed = self._looked = -1e9
         self._lock = threading.Lock()  # several calls look
 
@@ -270,7 +270,7 @@ class DoorWatch:
             self._door = None
             return
         try:
-            found = parse_as(SignedDoor, data, "its door", "a door")
+            found = parse_as(SignedBeacon, data, "its door", "a door")
             verify(self._card, base64.b64decode(found.signature, validate=True), found.door.text)
         except ValueError:
             raise NotOpened("the signature of its door is none") from None

@@ -19,7 +19,7 @@ from atelier.engine.config.error import DamageError
 from atelier.engine.config.link import NOBODY
 from atelier.engine.io.storage import is_local
 from atelier.infra.sites.audit import Audit
-from atelier.infra.sites.bucket import BEAT_S, DEAD_S, IN, OUT, Bucket, BucketError, Door, publish
+from atelier.infra.sites.bucket import BEAT_S, DEAD_S, IN, OUT, Beacon, Bucket, BucketError, publish
 from atelier.infra.sites.bucket_calls import (
     SHORTEST_S,
     SILENT_S,
@@ -141,7 +141,7 @@ class BucketServer:
             self._bucket = Bucket(self._url, card.digest)
         self._bucket.make()  # somebody may have removed it
         self._beat, self._beaten = self._beat + 1, now
-        publish(self._bucket, Door(certificate=card.digest, nonce=self._nonce, beat=self._beat), self._keys)
+        publish(self._bucket, Beacon(certificate=card.digest, nonce=self._nonce, beat=self._beat), self._keys)
 
     def _look(self) -> bool:
         """Begin to answer what is asked; whether something is. Remove what nobody has taken for long."""

@@ -20,7 +20,7 @@ from atelier.infra.sites.files import FileHead, Files
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Damaged, NotTaken
 from atelier.infra.sites.methods import fitting
-from atelier.infra.sites.refusals import Apart, Later, Refusals, Settled, is_of_one
+from atelier.infra.sites.refusals import Apart, CompletedKeys, Refusals, RetrySchedule, is_of_one
 from atelier.infra.sites.transfer import (
     TIMEOUT_S,
     CallChannel,
@@ -59,9 +59,11 @@ class FileCalls:
         self._files, self._audit, self._is_trusted, self._service = found, audit, is_trusted, service
         self._hourly = hourly
         self._refusals = refusals
-        self._later = defaultdict[str, Later[str]](lambda: Later(AGAIN_S))  # by peer: heads
+        self._later = defaultdict[str, RetrySchedule[str]](lambda: RetrySchedule(AGAIN_S))  # by peer: heads
         self._after: dict[str, int] = {}  # by peer: heads that were looked at, where there are more
-        self._settled = defaultdict[str, Settled[str]](Settled)  # by peer: heads that it has, or never takes
+        self._settled = defaultdict[str, CompletedKeys[str]](
+            CompletedKeys
+        )  # by peer: heads that it has, or never takes
 
     # what others ask, by name of the call
 

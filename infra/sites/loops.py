@@ -14,7 +14,7 @@ LOOK_EVERY = 0.2  # seconds
 
 
 @dataclass(frozen=True)
-class Work:
+class RepeatedJob:
     """`do` returns or raises what is wrong; where it raises RpcError, that is what was wrong before: that a
     peer does not answer is said by one work of several. `well` is said when nothing is wrong any more.
     """
@@ -31,11 +31,11 @@ class Loops:
         self._stop, self._say = stop, say
         self._running: dict[str, _Loop] = {}
 
-    def run(self, works: Callable[[], Iterable[Work]]) -> None:
+    def run(self, works: Callable[[], Iterable[RepeatedJob]]) -> None:
         """Begin and end threads as `works` says at each look; where it raises, they stay as they are. Returns
         when `stop` is set.
         """
-        _Loop(Work("peers", lambda: self._keep(works())), self._stop, self._say).run()
+        _Loop(RepeatedJob("peers", lambda: self._keep(works())), self._stop, self._say).run()
 
     def join(self, seconds: float) -> bool:
         """Wait for all threads, so long at most; whether they have ended."""
@@ -44,7 +44,7 @@ class Loops:
             loop.thread.join(max(0.0, end - time.monotonic()))
         return not any(loop.thread.is_alive() for loop in self._running.values())
 
-    def _keep(self, works: Iterable[Work]) -> None:
+    def _keep(self, works: Iterable[RepeatedJob]) -> None:
         """Have a thread for each of `works`, and for no other."""
         listed = [*works]
         wanted = {work.name: work for work in listed}
@@ -63,7 +63,7 @@ class Loops:
 class _Loop:
     """A work that is done again and again while it is wanted."""
 
-    def __init__(self, work: Work, stop: threading.Event, say: Callable[[str], None]) -> None:
+    def __init__(self, work: RepeatedJob, stop: threading.Event, say: Callable[[str], None]) -> None:
         self._work, self._stop, self._say = work, stop, say
         self.is_wanted = True
         self.thread = threading.Thread(target=self.run, name=work.name, daemon=True)

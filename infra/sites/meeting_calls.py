@@ -21,7 +21,7 @@ from atelier.engine.link.messages import AboutRounds, AboutTraining
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.methods import ROOM, is_damage_here
-from atelier.infra.sites.refusals import Apart, Settled, status_of
+from atelier.infra.sites.refusals import Apart, CompletedKeys, status_of
 from atelier.infra.sites.transfer import NOT_NEXT, CallChannel, is_settled, reason
 
 WHAT = "what is said of a meeting"
@@ -41,7 +41,7 @@ class MeetingCalls:
         self._decided: dict[tuple[str, str], int] = {}  # the last round that a peer knows of, by the same
         self._coordinators: dict[str, Coordinator] = {}  # by trajectory
         self._not_before: dict[tuple[str, str], float] = {}  # when decisions are told again, by the same
-        self._refused = Settled[str]()  # digests of what is in the audit log as refused
+        self._refused = CompletedKeys[str]()  # digests of what is in the audit log as refused
 
     # what others ask, by name of the call
 

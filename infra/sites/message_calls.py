@@ -24,7 +24,7 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Damaged, Incoming, NotTaken
 from atelier.infra.sites.methods import fitting
-from atelier.infra.sites.refusals import Apart, Later, Refusals, Settled, is_of_one
+from atelier.infra.sites.refusals import Apart, CompletedKeys, Refusals, RetrySchedule, is_of_one
 from atelier.infra.sites.transfer import (
     NEVER,
     TIMEOUT_S,
@@ -74,8 +74,12 @@ class MessageCalls:
         self._offered: dict[tuple[str, str], float] = {}  # when some were offered again, by the same
         self._asked: dict[tuple[str, str], int] = {}  # the last round of those, by the same
         self._took: dict[str, tuple[int, float]] = {}  # by peer: bytes, seconds of the last contribution
-        self._later = defaultdict[str, Later[Bytes]](lambda: Later(OFFER_AGAIN_S))  # by peer: to fetch
-        self._refused = defaultdict[str, Settled[Bytes]](Settled)  # by peer: what is neither sent nor fetched
+        self._later = defaultdict[str, RetrySchedule[Bytes]](
+            lambda: RetrySchedule(OFFER_AGAIN_S)
+        )  # by peer: to fetch
+        self._refused = defaultdict[str, CompletedKeys[Bytes]](
+            CompletedKeys
+        )  # by peer: what is neither sent nor fetched
 
     # what others ask, by name of the call
 

@@ -21,7 +21,7 @@ from atelier.infra.sites.desk import (
     text_of,
 )
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.refusals import Settled
+from atelier.infra.sites.refusals import CompletedKeys
 
 MOST_OPEN, MOST_KEPT = 64, 1000  # orders of a peer that have not ended; all of them
 MOST_BYTES = 64 << 20  # of all orders of a peer that are kept
@@ -31,13 +31,13 @@ MOST_DECLINED = 3000  # of a peer, that it is told of, for good and for now each
 AGAIN_S = 10.0  # after a note that is not taken yet, before it is asked for again
 
 
-class Declined:
+class RefusedNotes:
     """The notes of a peer, by their digests, that this site has heard and does not ask for: so many that a
     request has room for them.
     """
 
     def __init__(self) -> None:
-        self._never = Settled[str](MOST_DECLINED)
+        self._never = CompletedKeys[str](MOST_DECLINED)
         self._early: dict[str, float] = {}  # when, of those that are not taken yet
 
     def __iter__(self) -> Iterator[str]:

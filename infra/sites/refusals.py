@@ -27,7 +27,7 @@ DIFFERS = "; one that trains it has other settings, data or tokenizer: compare b
 Key = TypeVar("Key")
 
 
-class Settled(Generic[Key]):
+class CompletedKeys(Generic[Key]):
     """What is settled with a peer, and not done again: the last `most` of it."""
 
     def __init__(self, most: int = 0) -> None:
@@ -51,7 +51,7 @@ class Settled(Generic[Key]):
                 del self._known[next(iter(self._known))]
 
 
-class Later(Generic[Key]):
+class RetrySchedule(Generic[Key]):
     """What is tried again with a peer after `first` seconds; what comes damaged each time after twice as many
     as before, at most `MOST_LATER_S`. The last `MOST_REMEMBERED` of it.
     """

@@ -36,7 +36,7 @@ def learned_from(member: RoleState) -> LearnedFrom:
     return found
 
 
-class Readers:
+class RemoteStudents:
     """A teacher here, and the sites of its students elsewhere."""
 
     def __init__(self, sites: ReadingSites, member: RoleState) -> None:
@@ -95,7 +95,7 @@ class Readers:
         return min(min(self.sites.come(site)[1], steps.stop - 1) for site, steps in self.sites.taught.items())
 
 
-class Heard:
+class RemoteTeacher:
     """What comes of a teacher at another site, `site`, for its students here: `told` are its steps whose
     messages this site will not ask for again, `begun` says how often this site has begun, `done` which roles
     of this site are published.

@@ -17,7 +17,12 @@ from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.role import ANSWERS
 from atelier.engine.config.run_file import Training
-from atelier.engine.extensions.sites.answer_ends import Heard, LearnedFrom, Readers, learned_from
+from atelier.engine.extensions.sites.answer_ends import (
+    LearnedFrom,
+    RemoteStudents,
+    RemoteTeacher,
+    learned_from,
+)
 from atelier.engine.extensions.sites.answer_parts import AnswerParts, opened
 from atelier.engine.extensions.sites.link_meter import LinkMeter
 from atelier.engine.extensions.sites.long_wait import LongWait
@@ -54,8 +59,8 @@ class SitesApart:
         """`say`: a warning."""
         self._link, self._gang, self._stop, self._scratch = training.train.link, gang, stop, scratch
         self._train, self._meter, self._say = training.train, meter, say
-        self._readers: list[Readers] = []
-        self._heard: list[Heard] = []
+        self._readers: list[RemoteStudents] = []
+        self._heard: list[RemoteTeacher] = []
         self._opened: dict[str, str] = {}  # digests of the messages of this step, by student
         each = (
             (name, spec, *lesson)
@@ -67,11 +72,11 @@ class SitesApart:
             if spec.mode == "elsewhere":
                 taught = [m for m in members.values() if m.role.teacher == name and m.role.lesson == what]
                 if taught:
-                    self._heard.append(Heard(box, what, self._link.site_of(name), taught))
+                    self._heard.append(RemoteTeacher(box, what, self._link.site_of(name), taught))
                     for student in taught:
                         student.attach(LearnedFrom())
             elif name in members and (sites := reading_sites(training, name, what)) is not None:
-                self._readers.append(Readers(sites, members[name]))
+                self._readers.append(RemoteStudents(sites, members[name]))
                 if what == ANSWERS:
                     ids = members[name].role.model.ids
                     members[name].attach(AnswerParts(self._link, gang, members[name].grid, ids))
@@ -203,7 +208,7 @@ class SitesApart:
                 wait.say(" and ".join(missing()) or "another rank")
             time.sleep(LOOK_EVERY)
 
-    def _open(self, heard: Heard, head: OfStep, students: list[RoleState]) -> None:
+    def _open(self, heard: RemoteTeacher, head: OfStep, students: list[RoleState]) -> None:
         """Verify a teacher's message and give it to these students."""
         place = join(heard.box.folder(head.round, head.site), BODY)
         head.check_code(heard.box.code, place)
@@ -244,7 +249,7 @@ class SitesApart:
         self._tell(clock + 1)
         return time.perf_counter() - began
 
-    def _send(self, readers: Readers, clock: int, found: Mapping[str, Tensor]) -> None:
+    def _send(self, readers: RemoteStudents, clock: int, found: Mapping[str, Tensor]) -> None:
         safe = readers.safe()
         if clock >= safe:  # else it was sent, learned from and removed
             weights = in_memory(found)

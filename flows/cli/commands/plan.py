@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.machine import num_cores
 from atelier.flows.run.catalog import check_flow
-from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.link_rows import LinkRow
 from atelier.flows.run.measured import MeasuredRow, rows_of
 from atelier.flows.run.overrides import resume_overrides
@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
     return 2 if found.refused else 0
 
 
-def _calibrate(frozen: Frozen, store: Store) -> None:
+def _calibrate(frozen: RunConfig, store: Store) -> None:
     """Measure this machine for the run's pool, in a temporary folder."""
     if not frozen.pool.is_cpu or frozen.pool.paper:
         raise ConfigError(

@@ -15,7 +15,7 @@ from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.flows.run import elsewhere as module
 from atelier.flows.run import execute
-from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.elsewhere import LOOK_EVERY, PATIENCE_S, PLANNING_S, STOPPING_S, Elsewhere
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
@@ -150,7 +150,7 @@ def test_no_site_goes_on_with_a_run_whose_next_order_cannot_be_written(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         put(desk, note)
 
-    def host(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]) -> None:
+    def host(frozen: RunConfig, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]) -> None:
         inside()
 
     monkeypatch.setattr(OrderDesk, "put", full)

@@ -4,7 +4,7 @@ import pytest
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.pool import Pool
-from atelier.flows.run.compose import Frozen, run_of
+from atelier.flows.run.compose import RunConfig, run_of
 from atelier.infra.tracking.factory import TrackerSpec
 
 ID = "20261125-004211-3fa2c1"
@@ -27,12 +27,12 @@ ID = "20261125-004211-3fa2c1"
 def test_a_run_is_called_by_flow_experiment_and_what_else_was_given(
     overrides: tuple[str, ...], title: str
 ) -> None:
-    frozen = Frozen("titan", overrides, {}, Spec(), Pool(), TrackerSpec())
+    frozen = RunConfig("titan", overrides, {}, Spec(), Pool(), TrackerSpec())
     assert frozen.title(ID) == f"{title} · {ID}"
     assert run_of(frozen.title(ID)) == ID
 
 
 def test_a_long_title_keeps_the_runs_id() -> None:
-    frozen = Frozen("titan", (f"data.source={'x' * 500}",), {}, Spec(), Pool(), TrackerSpec())
+    frozen = RunConfig("titan", (f"data.source={'x' * 500}",), {}, Spec(), Pool(), TrackerSpec())
     assert len(frozen.title(ID)) < 130 and run_of(frozen.title(ID)) == ID
     assert run_of(ID) == ID

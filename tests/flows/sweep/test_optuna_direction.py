@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.study import StudyDirection
 
 from atelier.engine.config.error import ConfigError
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.sweep_ledger import Ledger, SweepInfo
 from atelier.flows.run.sweep_point import SweepPoint
@@ -43,7 +43,7 @@ def test_a_point_is_pruned_in_the_direction_of_the_metric(
 ) -> None:
     search = search_of(Store(str(tmp_path)), metric, direction)
     nothing: Any = None
-    frozen: Frozen = nothing
+    frozen: RunConfig = nothing
     gone_on = []
     for number, value in enumerate([3.0, 3.5 if third_goes_on else 2.0, 4.0]):
         search.trials[number] = search.study.ask()

@@ -22,7 +22,7 @@ from atelier.engine.link.mailbox import Mailbox
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Chain, read_lines
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
-from atelier.infra.sites.refusals import Later
+from atelier.infra.sites.refusals import RetrySchedule
 from tests.checkout import TOP
 from tests.ports import free_port
 
@@ -117,7 +117,7 @@ class Site:
         self.box.send(number, self.name, [data], {}, 0, codec=Codec())
 
 
-def make_due(later: Later[Any]) -> None:
+def make_due(later: RetrySchedule[Any]) -> None:
     """What waits is tried again at the next look."""
     later._known = {what: (0.0, seconds) for what, (_, seconds) in later._known.items()}
 

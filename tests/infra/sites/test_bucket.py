@@ -18,9 +18,9 @@ from atelier.infra.sites.bucket import (
     IN,
     LOOK_DOOR_S,
     OUT,
+    Beacon,
     Bucket,
     BucketError,
-    Door,
     DoorWatch,
     publish,
 )
@@ -69,7 +69,7 @@ def test_an_agent_that_does_not_run_is_known_to_be_away_by_its_door_alone(pair: 
     watch = DoorWatch(bucket, a.keys.card, lambda: now[0])
 
     def open_door(nonce: str, beat: int) -> None:
-        publish(bucket, Door(certificate=a.keys.card.digest, nonce=nonce * 32, beat=beat), a.keys)
+        publish(bucket, Beacon(certificate=a.keys.card.digest, nonce=nonce * 32, beat=beat), a.keys)
         now[0] += 2 * LOOK_DOOR_S
 
     with pytest.raises(BucketError, match="the agent of a does not run"):

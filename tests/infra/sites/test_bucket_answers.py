@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from atelier.infra.sites.agent import SERVICE
-from atelier.infra.sites.bucket import IN, MOST_OBJECT, OUT, Door, publish
+from atelier.infra.sites.bucket import IN, MOST_OBJECT, OUT, Beacon, publish
 from atelier.infra.sites.bucket_calls import AnswerHead, Calls
 from atelier.infra.sites.bucket_channel import BucketChannel
 from atelier.infra.sites.keys import Keys
@@ -44,7 +44,7 @@ class Impostor:
 
     def open_door(self, keys: Keys | None = None) -> None:
         self.beat += 1
-        door = Door(certificate=self.bench.a.keys.card.digest, nonce=self.nonce, beat=self.beat)
+        door = Beacon(certificate=self.bench.a.keys.card.digest, nonce=self.nonce, beat=self.beat)
         publish(self.bucket, door, keys or self.bench.a.keys)
 
     def request(self) -> tuple[str, bytes]:

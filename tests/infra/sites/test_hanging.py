@@ -26,7 +26,7 @@ from atelier.infra.sites.channels import Channels
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
-from atelier.infra.sites.loops import Loops, Work
+from atelier.infra.sites.loops import Loops, RepeatedJob
 from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.methods import AT_ONCE, THREADS
 from atelier.infra.sites.policy import Policies, SitePolicy
@@ -309,7 +309,7 @@ def test_no_name_of_a_peer_hides_what_is_done_here(tmp_path: Path) -> None:
 
 def test_what_is_done_again_and_again_has_a_thread_each_and_is_said_when_it_changes() -> None:
     stop, said, done = threading.Event(), list[str](), list[str]()
-    hangs, works = threading.Event(), dict[str, Work]()
+    hangs, works = threading.Event(), dict[str, RepeatedJob]()
 
     def work(name: str, *turns: str | Exception) -> None:
         left = [*turns]
@@ -322,7 +322,7 @@ def test_what_is_done_again_and_again_has_a_thread_each_and_is_said_when_it_chan
                 case Exception() as error:
                     raise error
 
-        works[name] = Work(name, do, "is well")
+        works[name] = RepeatedJob(name, do, "is well")
 
     def hang() -> None:
         done.append("hangs")
@@ -332,7 +332,7 @@ def test_what_is_done_again_and_again_has_a_thread_each_and_is_said_when_it_chan
         said.append(line)
         raise OSError  # nobody reads it
 
-    works["hangs"] = Work("hangs", hang)
+    works["hangs"] = RepeatedJob("hangs", hang)
     work("a", ValueError("it is so"), ValueError("it is so"), grpc.RpcError(), "", grpc.RpcError())
     work("b", "wrong here")
     loops = Loops(stop, say)

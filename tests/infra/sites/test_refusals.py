@@ -13,7 +13,7 @@ from atelier.infra.sites import message_calls, refusals, transfer
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.message_calls import MessageCalls
-from atelier.infra.sites.refusals import DIFFERS, Later, Refusals, Settled
+from atelier.infra.sites.refusals import DIFFERS, CompletedKeys, Refusals, RetrySchedule
 from atelier.infra.sites.transfer import CallError
 from tests.infra.sites.agents import Site, asking, friends, until
 from tests.infra.sites.test_agent import DATA, head, two
@@ -80,7 +80,7 @@ def test_a_peer_fills_no_memory_with_what_is_not_taken(
         agent.exchange("b")
     agent.stop()
     assert [training[-2:] for _, training in agent._refusals._early] == ["02", "03", "04", "05", "06"]
-    settled = Settled[int](3)
+    settled = CompletedKeys[int](3)
     for number in (1, 2, 1, 3, 4):
         settled.add(number)
     assert [*settled] == [2, 3, 4] and 4 in settled and 1 not in settled and len(settled) == 3
@@ -110,7 +110,7 @@ def test_what_comes_damaged_again_and_again_is_tried_ever_less_often(monkeypatch
     """A file that is damaged where it was made crosses a dozen times in an hour, and not 360 times."""
     now, tries = [0.0], list[float]()
     monkeypatch.setattr("atelier.infra.sites.refusals.time.monotonic", lambda: now[0])
-    later = Later[str](10.0)
+    later = RetrySchedule[str](10.0)
     while now[0] < 3600:
         if later.is_due("file"):
             tries.append(now[0])

@@ -28,7 +28,7 @@ from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.services import TrainingServices
 from atelier.engine.loop.step import train_step
 from atelier.engine.loop.stop import StopRequest
-from atelier.engine.loop.training import Loop
+from atelier.engine.loop.training import Trainer
 from atelier.engine.parallel.gang import start_gang
 from atelier.engine.parallel.grid import Grid
 from tests.engine.extensions.sites.test_outer import Sites
@@ -55,7 +55,7 @@ def private(steps: int = 8, **more: Any) -> Any:
     return train(steps, micro_batch=1, privacy=Privacy(**spec), **more)
 
 
-def opened(training: Training, setup: TrainingSetup) -> Loop:
+def opened(training: Training, setup: TrainingSetup) -> Trainer:
     """The loop of a training before its first step, in this process."""
     gang = start_gang(ONE)
     inputs = {key: open_input(url) for key, url in setup.inputs.items()}
@@ -68,10 +68,10 @@ def opened(training: Training, setup: TrainingSetup) -> Loop:
         peak_flops=0.0,
         began=0.0,
     )
-    return Loop(training, build_roles(training, {"m": 0}, context), services)
+    return Trainer(training, build_roles(training, {"m": 0}, context), services)
 
 
-def gradients(loop: Loop) -> dict[str, torch.Tensor]:
+def gradients(loop: Trainer) -> dict[str, torch.Tensor]:
     """What the optimiser of `m` was given in the loop's first step."""
     step, member = loop.begin_step(0), loop.members["m"]
     train_step(step.group, step.data.batches, clock=0, counts=step.counts, gang=loop.gang)
