@@ -109,27 +109,29 @@ def train_from(history: History, training: Training, services: TrainingServices)
         raise not_published(where.diverged.values(), list(where.diverged))
     if not roles:
         return []
-    loop = Trainer(training, roles, services)  # data, held-out sets, metric files, checkpoints
+    trainer = Trainer(training, roles, services)  # data, held-out sets, metric files, checkpoints
     try:
-        loop.load(where, history)
-        loop.save_if_due(loop.begin)
-        for clock in loop.diverged.clocks(loop.begin, loop.end):
-            step = loop.begin_step(clock)  # who trains, on what; a stop request saves and raises StoppedError
+        trainer.load(where, history)
+        trainer.save_if_due(trainer.begin)
+        for clock in trainer.diverged.clocks(trainer.begin, trainer.end):
+            step = trainer.begin_step(
+                clock
+            )  # who trains, on what; a stop request saves and raises StoppedError
             # forward, backward and update of every role, students beside their teacher; a bad step: no update
             outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)
-            outcomes |= loop.after_step(step)  # roles whose steps an extension takes
+            outcomes |= trainer.after_step(step)  # roles whose steps an extension takes
             outcomes |= step.passed_over()  # roles that leave this step out, rolled back or away
-            loop.measure(step, outcomes)
-            loop.exchange(step, outcomes)  # with others, where an extension does
-            loop.evaluate_if_due(outcomes)
-            loop.log(step, outcomes)  # a metric line of every role
-            loop.act_on_faults(step, outcomes)  # after a bad step: go on, raise RolledBack, or end
-            loop.save_if_due(clock + 1)
-            loop.show_progress(step, outcomes)
-        loop.settle()  # the last checkpoints are written
+            trainer.measure(step, outcomes)
+            trainer.exchange(step, outcomes)  # with others, where an extension does
+            trainer.evaluate_if_due(outcomes)
+            trainer.log(step, outcomes)  # a metric line of every role
+            trainer.act_on_faults(step, outcomes)  # after a bad step: go on, raise RolledBack, or end
+            trainer.save_if_due(clock + 1)
+            trainer.show_progress(step, outcomes)
+        trainer.settle()  # the last checkpoints are written
     finally:
-        loop.stop_reading()
-    loop.publish()
+        trainer.stop_reading()
+    trainer.publish()
     return list(roles.values())
 
 
