@@ -119,7 +119,7 @@ def train_from(history: History, training: Training, services: TrainingServices)
             )  # who trains, on what; a stop request saves and raises StoppedError
             # forward, backward and update of every role, students beside their teacher; a bad step: no update
             outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)
-            outcomes |= trainer.after_step(step)  # roles whose steps an extension takes
+            outcomes |= trainer.after_step(step)  # extensions step the roles that they own
             outcomes |= step.passed_over()  # roles that leave this step out, rolled back or away
             trainer.measure(step, outcomes)
             trainer.exchange(step, outcomes)  # with others, where an extension does

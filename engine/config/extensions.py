@@ -1,5 +1,6 @@
 """Extensions: optional capabilities, each a folder of engine/extensions. The core finds them by their folder
-and imports none of their files unless a configuration names one of their kinds. Torch-free.
+and imports their files only where a configuration uses them: it names one of their kinds, or has one of their
+keys. A key's class may still be of the core, with `EXTENSION = "<name>"`, as train.link is. Torch-free.
 
 An extension has its kinds where the engine has its own: `kind: replaced` of group `objective` may be
 engine/extensions/detection/config/objective/replaced.py. Beside them it may have

@@ -42,8 +42,10 @@ class Attachment:
         return 0
 
 
-class Gradients(Attachment):
-    """Takes the gradients of each micro-batch in place of their sum. `measured`: metrics of the last step."""
+class GradientHandler(Attachment):
+    """Handles the gradients of each micro-batch itself, in place of adding them up. `measured`: metrics of
+    the last step.
+    """
 
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}

@@ -18,7 +18,7 @@ from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
-from atelier.engine.loop.attachments import Attachment, Gradients, Inbox, RemoteOutputs, Tap
+from atelier.engine.loop.attachments import Attachment, GradientHandler, Inbox, RemoteOutputs, Tap
 from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
@@ -110,9 +110,9 @@ class RoleState:
         return {each.lesson: each for each in self.attached.values() if isinstance(each, Tap)}
 
     @property
-    def gradients(self) -> Gradients | None:
+    def gradient_handler(self) -> GradientHandler | None:
         """Where its gradients go, if an extension takes them."""
-        return self.body.gradients if self.body is not None else None
+        return self.body.gradient_handler if self.body is not None else None
 
     @property
     def moves(self) -> bool:
@@ -277,8 +277,8 @@ class RoleState:
 
     def train(self, work: StepWork, after: After) -> None:
         """Forward and backward passes of all micro-batches."""
-        if self.gradients is not None:
-            self.gradients.begin(self.step, self.segment(self.step + 1).fingerprint)
+        if self.gradient_handler is not None:
+            self.gradient_handler.begin(self.step, self.segment(self.step + 1).fingerprint)
         if self.body is not None:
             self.body.train(work, after)
 
@@ -333,7 +333,9 @@ class RoleState:
         """By which the sum over a micro-batch's tokens is divided: the step's scored tokens, unless an
         extension takes its gradients.
         """
-        return counts.divisor if self.gradients is None else self.gradients.divisor(batch, counts)
+        return (
+            counts.divisor if self.gradient_handler is None else self.gradient_handler.divisor(batch, counts)
+        )
 
     def check_skipped(self) -> None:
         """Raise AtelierError when as many steps in a row were skipped as its patience allows."""

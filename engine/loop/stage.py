@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atelier.engine.config.batch import TENSORS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.loop.attachments import Gradients
+from atelier.engine.loop.attachments import GradientHandler
 from atelier.engine.model.contract import Carried, Model, Output, Relations, stored
 from atelier.engine.model.placement import local, settle_gradient
 from atelier.engine.objective.chunked import Mix, Side
@@ -194,7 +194,7 @@ class RoleModel:
     ) -> None:
         self.stages, self.grid, self.layout, self.tied = stages, grid, layout, tied
         self.dtype = dtype  # of the hidden states between stages
-        self.gradients: Gradients | None = None  # of an extension
+        self.gradient_handler: GradientHandler | None = None  # of an extension
         self.pipeline = None
         if grid.pipeline > 1 and not grid.last_only:
             self.pipeline = Pipeline(stages, numbers, grid=grid, layout=layout)
@@ -245,8 +245,8 @@ class RoleModel:
 
     def settle_gradients(self) -> None:
         """After the last micro-batch: give gradients their weights' placements and sum tied ones."""
-        if self.gradients is not None:
-            self.gradients.finish()
+        if self.gradient_handler is not None:
+            self.gradient_handler.finish()
         for weight in self.parameters().values():
             settle_gradient(weight)
         if self.pipeline is not None:
@@ -261,8 +261,8 @@ class RoleModel:
         total = after(index, stage(index=index, work=work))
         with self.grid.gang.regions("backward"):
             total.backward()
-        if self.gradients is not None:
-            self.gradients.add()
+        if self.gradient_handler is not None:
+            self.gradient_handler.add()
 
     def infer(self, work: StepWork, after: Seen) -> None:
         """Forward of all micro-batches."""

@@ -168,8 +168,8 @@ def train_step(
     outcomes = {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
     for member in step_group.moving():
         outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
-        if member.gradients is not None:
-            outcomes[member.name].measured |= member.gradients.measured
+        if member.gradient_handler is not None:
+            outcomes[member.name].measured |= member.gradient_handler.measured
         if member.remote is not None and outcomes[member.name].distilled:
             outcomes[member.name].measured |= member.remote.measured
     return outcomes
@@ -361,7 +361,9 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
     result.weights = member.weights_that_move()
     result.has_text = (name, ALL) in numbers
-    if member.gradients is None:  # else the loss of one micro-batch would decide on the others' gradients
+    if (
+        member.gradient_handler is None
+    ):  # else the loss of one micro-batch would decide on the others' gradients
         means = {metric_name(key): value for key, value in objectives.items()}
         result.bad = member.health.judge(loss, norm, means)
     result.skipped = bool(result.bad)

@@ -24,7 +24,7 @@ from atelier.engine.plan.layout_checks import refuse_measuring
 
 class TrainingData:
     """Opened for the roles `members`. Before the first step is read, `end` is set to the last step, and
-    `places` where an extension chooses the samples of a step. Raises ConfigError for a layout that has none.
+    `samples_of_step` where an extension chooses the samples. Raises ConfigError where no micro-batch fits.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TrainingData:
             refuse_measuring()
         self._before = self._last = -2  # the steps that were read last
         self.blend = samples.blend  # of rows of so many tokens
-        self.end, self.places = 0, cast(Places | None, None)
+        self.end, self.samples_of_step = 0, cast(Places | None, None)
         self._feed: Prefetcher | None = None
         self._open_feed = partial(
             Prefetcher,
@@ -84,7 +84,7 @@ class TrainingData:
 
     def open_feed(self) -> Prefetcher:
         """The training's batches once more."""
-        return self._open_feed(last=self.end, places=self.places)
+        return self._open_feed(last=self.end, places=self.samples_of_step)
 
     def notes(self) -> list[str]:
         """What of the data is cut or never read, as sentences."""

@@ -18,7 +18,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.extensions.privacy.config.train.privacy import Privacy
 from atelier.engine.extensions.privacy.epsilon import Visits, statement, visits
-from atelier.engine.loop.attachments import Gradients
+from atelier.engine.loop.attachments import GradientHandler
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.hooks import Hook, HookContext
 from atelier.engine.parallel.grid import Grid
@@ -35,7 +35,7 @@ def normal(key: bytes, place: str, count: int) -> np.ndarray:
     return np.concatenate([radius_H * np.cos(angle_H), radius_H * np.sin(angle_H)])[:count]
 
 
-class PrivateGradients(Gradients):
+class PrivateGradients(GradientHandler):
     """The gradients of one role's step. `batch`: rows of a step on all ranks; `key`: of the noise, 32 bytes
     in hex.
     """
@@ -146,5 +146,5 @@ class PrivateTraining(Hook):
             )
             own.rows = blend.num_rows
             own.visits = visits(blend.drawn(member.start * rows, member.end * rows), rows)
-            member.body.gradients = own
+            member.body.gradient_handler = own
             member.attach(own)

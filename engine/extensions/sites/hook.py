@@ -45,9 +45,9 @@ class SeveralSites(Hook):
                 member.attach(OuterState.of(self._link, member.weights, finished))
         self._outer.plan(trained)
         if self._outer.elastic is not None:
-            context.data.places = self._outer.elastic.places
+            context.data.samples_of_step = self._outer.elastic.places
         elif self._link.is_linked:
-            context.data.places = lambda clock: samples_of_site(training.train, clock)
+            context.data.samples_of_step = lambda clock: samples_of_site(training.train, clock)
         self.last = self._apart.end
         self.needs_all = self._link.is_linked or not self._apart.is_alone
 

@@ -55,6 +55,7 @@ def test_what_a_training_loads_is_in_its_code_map(tmp_path: Path, kind: str) -> 
     )  # fmt: skip
     assert not told.returncode, told.stdout + told.stderr
     loaded = json.loads(told.stdout.splitlines()[-1])
+    assert not [file for file in loaded if file.startswith("engine/extensions/")]  # it uses none
     mapped = training_map("train", {"m": spec}, "m")
     own = {f"engine/model/{spec.model.kind}.py", f"engine/model/router/{kind}.py"} & set(loaded)
     assert own and own <= set(mapped)
