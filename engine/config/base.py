@@ -46,6 +46,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description
 ModelName = Annotated[
     str, Field(description="a finished model: its name, an alias name@alias, or digits of its fingerprint")
 ]
+ANSWERS = "answers"  # the lesson of a teacher's outputs for the rows of its students
 SECTION: JsonDict = {"section": True}  # of a field: a key of an extension (sections.py)
 Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
 
@@ -118,6 +119,12 @@ class Section(Spec):
     def fill(cls, own: "Given", given: dict[str, "Given"]) -> dict[str, "Given"]:
         """`given`, a section as a user gave it with `own` at this key, with what the key needs beside it."""
         return given
+
+    def acts_on(self, role: str, teacher: str, lesson: str) -> bool:
+        """Whether it is part of the identity of a role's training, which learns this from its teacher: then
+        the code of the extension is part of its code map.
+        """
+        return self.is_on
 
     def check_scratch(self) -> None:
         """Raise ConfigError where it is not built for finetune.scratch, a network whose weights all train."""

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.config import JsonDict
 
-from atelier.engine.config.base import Count, Json, Section, Spec
+from atelier.engine.config.base import ANSWERS, Count, Json, Section, Spec
 from atelier.engine.config.codec import Codec
 
 LAYOUT: JsonDict = {"layout": True}
@@ -278,6 +278,10 @@ class Link(Section):
     @property
     def is_on(self) -> bool:
         return bool(self.rows or self.roles)
+
+    def acts_on(self, role: str, teacher: str, lesson: str) -> bool:
+        """As the base's: a teacher is the same whoever learns from it, a student is not."""
+        return self.is_linked or (lesson == ANSWERS and self.is_apart(role, teacher))
 
     @property
     def is_linked(self) -> bool:

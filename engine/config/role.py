@@ -5,12 +5,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Spec, Step
+from atelier.engine.config.base import ANSWERS, Spec, Step
 from atelier.engine.config.extensions import extension_of
 from atelier.engine.config.registry import Model, Objectives, Optim
 from atelier.engine.config.soft_prompt import Place, SoftPrompt
 
-ANSWERS = "answers"  # of a teacher to the rows of its students
 OF_KIND = {  # fields of Trainable that a kind has
     "lora": ("rank", "alpha", "targets"),
     "parts": ("parts",),

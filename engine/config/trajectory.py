@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import ANSWERS, Json
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.record import identify
-from atelier.engine.config.role import ANSWERS, Role
+from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
 VERSION = 1

@@ -9,10 +9,11 @@ an extension, in its config/lesson/<name>.py:
 Torch-free.
 """
 
+from atelier.engine.config.base import ANSWERS
 from atelier.engine.config.kind_files import kind_module
 from atelier.engine.config.link import Link
 from atelier.engine.config.registry import ModelSpec
-from atelier.engine.config.role import ANSWERS, Role
+from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.link.answer_size import answer_bytes, token_bytes

@@ -7,11 +7,10 @@ import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from atelier.engine.config.base import canonical
+from atelier.engine.config.base import ANSWERS, canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.record import FileEntry
-from atelier.engine.config.role import ANSWERS
 from atelier.engine.io.storage import (
     Stamp,
     exists,

@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from atelier.engine.config.base import Spec, canonical
+from atelier.engine.config.base import ANSWERS, Spec, canonical
 from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.link import ANY, Membership, SiteName
 from atelier.engine.config.record import Digest, FileEntry, identify
-from atelier.engine.config.role import ANSWERS
 
 BODY, WHAT = "tensors.safetensors", "the head of a message"
 MOST_ROLES = 1000  # of which a progress says something

@@ -96,7 +96,7 @@ class RoleState:
         """Keep the state of an extension in the role's checkpoints. Raises ConfigError where its name is
         taken.
         """
-        if attached.name in self.state() or attached.name in self.attached:
+        if attached.name in {"weights", "optimizer", "last", "pace", *self.learned(), *self.attached}:
             raise ConfigError(
                 f"roles.{self.name}",
                 f"two extensions, or the core and one, keep {attached.name} in its checkpoints",

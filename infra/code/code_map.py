@@ -23,10 +23,11 @@ from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import Scoring
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.extensions import extension_of
 from atelier.engine.config.kind_files import kind_file
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
-from atelier.engine.config.sections import extensions_of
+from atelier.engine.config.sections import sections_of
 from atelier.engine.io.source_check import source_digest
 from atelier.engine.io.user_folders import cache_folder
 from atelier.infra.code import syntax
@@ -77,7 +78,7 @@ LEFT_OUT = (
     "engine/loop/straggler.py",
     *(
         f"engine/config/{name}.py"
-        for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric", "sections")
+        for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric")
     ),
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
     *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
@@ -124,7 +125,7 @@ def training_map(
     extensions: Iterable[str] = (),
 ) -> Map:
     """Code map of training the role `name`: loop, data, and the kinds of the role and its teachers.
-    `extensions`: whose keys the training has.
+    `extensions`: whose keys are part of its identity.
     """
     kinds: set[str] = set()
     hooks = {f"{EXTENSIONS}{extension}/hook.py" for extension in extensions}
@@ -191,8 +192,12 @@ def maps_of(node: Node) -> dict[str, Map]:
         roots = (*ROOTS[node.task], *(RIVALS if node.config.get("heads") else ()))
         whole = code_map(roots, _kinds_read(node))
         return {key: whole for key in node.products}
-    roles, used = node.training.roles, extensions_of(node.training.train)
-    return {name: training_map(node.task, roles, name, extensions=used) for name in roles}
+    roles, asked = node.training.roles, sections_of(node.training.train).values()
+    used = {
+        name: {extension_of(type(s)) for s in asked if s.acts_on(name, role.teacher, role.lesson)}
+        for name, role in roles.items()
+    }
+    return {name: training_map(node.task, roles, name, extensions=used[name]) for name in roles}
 
 
 def _kinds_read(node: Node) -> set[str]:

@@ -4,10 +4,11 @@ roles elsewhere.
 
 from collections.abc import Collection, Iterator, Mapping
 
+from atelier.engine.config.base import ANSWERS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.link import Link
 from atelier.engine.config.record import identify
-from atelier.engine.config.role import ANSWERS, Role
+from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import LessonMessages, Member
 from atelier.engine.config.trajectory import Segment
 from atelier.engine.link.mailbox import Mailbox

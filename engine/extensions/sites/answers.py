@@ -14,8 +14,8 @@ from pathlib import Path
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
+from atelier.engine.config.base import ANSWERS
 from atelier.engine.config.error import DataError, StoppedError
-from atelier.engine.config.role import ANSWERS
 from atelier.engine.config.run_file import Training
 from atelier.engine.extensions.sites.answer_ends import (
     LearnedFrom,

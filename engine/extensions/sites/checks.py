@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
+from atelier.engine.config.base import ANSWERS
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.link import Link
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.role import ANSWERS, Role
+from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.linked_checks import check_link
 
