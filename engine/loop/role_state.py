@@ -93,15 +93,10 @@ class RoleState:
             )
 
     def attach(self, attached: Attachment) -> None:
-        """Keep the state of an extension in the role's checkpoints. Raises ConfigError where its name is
-        taken.
-        """
+        """Keep the state of an extension in its checkpoints. Raises ConfigError where the name is taken."""
         if attached.name in {"weights", "optimizer", "last", "pace", *self.learned(), *self.attached}:
-            raise ConfigError(
-                f"roles.{self.name}",
-                f"two extensions, or the core and one, keep {attached.name} in its checkpoints",
-                "leave one of them out, or rename it",
-            )
+            problem = f"the core, or another extension, keeps {attached.name} in its checkpoints"
+            raise ConfigError(f"roles.{self.name}", problem, "leave one of them out, or rename it")
         self.attached[attached.name] = attached
 
     @property

@@ -182,7 +182,7 @@ def test_a_key_that_the_core_has_is_refused_by_its_file(toy: Path) -> None:
 def test_a_name_that_the_checkpoint_has_is_refused(toy: Path, tmp_path: Path, name: str) -> None:
     (toy / "hook.py").write_text(HOOK.replace('name = lesson = "toy"', f'name, lesson = "{name}", "toy"'))
     setup = TrainingSetup(tmp_path / "run")
-    with pytest.raises(ConfigError, match=f"roles.m: two extensions, or the core and one, keep {name} in"):
+    with pytest.raises(ConfigError, match=f"roles.m: the core, or another extension, keeps {name} in"):
         setup.train(setup.training(roles(), train(2)))
 
 
