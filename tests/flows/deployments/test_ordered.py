@@ -3,8 +3,10 @@
 import http.server
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 
@@ -37,9 +39,10 @@ POLICY = SitePolicy(site="a", tasks=("all",), tracker="none")
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
-    return Store(str(tmp_path))
+def store(tmp_path: Path) -> Iterator[Store]:
+    """And the environment as it was: an order has a process of its own, which sets it."""
+    with mock.patch.dict("os.environ", {"ATELIER_ROOT": str(tmp_path)}):
+        yield Store(str(tmp_path))
 
 
 def ordered(store: Store, names: tuple[str, ...] = NAMES, **changes: Any) -> SiteOrder:
@@ -235,12 +238,8 @@ class Moving(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-def test_an_order_is_led_nowhere_that_its_policy_does_not_name(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_order_is_led_nowhere_that_its_policy_does_not_name(store: Store, tmp_path: Path) -> None:
     """Home chooses the addresses, as a form does: a redirect ends at this site's own services no more."""
-    monkeypatch.setenv(NAMED, "")  # restored afterwards: the order's process sets it
-    monkeypatch.delenv(NAMED)
     servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Moving) for _ in range(2)]
     for each in servers:
         threading.Thread(target=each.serve_forever, args=(0.05,), daemon=True).start()

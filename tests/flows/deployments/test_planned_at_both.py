@@ -5,8 +5,10 @@ run their own code; their mailboxes are one folder, so that no agent has to carr
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -72,11 +74,12 @@ class BothSites:
 
 
 @pytest.fixture
-def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BothSites:
+def both(tmp_path: Path) -> Iterator[BothSites]:
+    """And the environment as it was: an order has a process of its own, which sets it."""
     found = BothSites(tmp_path)
-    monkeypatch.setenv("ATELIER_SITE", str(found.keys["a"].folder))
-    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path / "a" / "store"))
-    return found
+    own = {"ATELIER_SITE": str(found.keys["a"].folder), "ATELIER_ROOT": str(tmp_path / "a" / "store")}
+    with mock.patch.dict("os.environ", own):
+        yield found
 
 
 def layout_of(plan: Plan, name: str) -> Parallel:
