@@ -28,6 +28,7 @@ DATA = ("corpus", "tokenizer", "tokens")
 OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}  # one in its store, as at a terminal
 PATIENCE_S = 180.0  # with a command that prints nothing more, on a loaded machine
 MOST_S = 5 * PATIENCE_S  # with one that does
+LEAVES_S = 5.0  # that a forced stop takes at most: the ranks are given 10 to end
 ORPHAN_S = 15.0
 
 
@@ -172,6 +173,18 @@ class Command:
     def interrupt(self) -> None:
         """Ctrl-C: a terminal sends it to the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)
+
+    def interrupt_until_it_ends(self) -> int:
+        """Ctrl-C again and again, as somebody does who cannot wait: what comes within a second of the first
+        is one request with it. The exit code, within some seconds.
+        """
+        deadline = time.monotonic() + LEAVES_S
+        while (code := self.process.poll()) is None:
+            assert time.monotonic() < deadline, f"did not leave in {LEAVES_S} s:\n{self.text}"
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGINT)
+            time.sleep(0.1)
+        return code
 
     def kill(self, word: str) -> None:
         """SIGKILL the one process of this store that has `word` in its arguments."""

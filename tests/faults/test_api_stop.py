@@ -58,8 +58,7 @@ def test_a_second_interrupt_leaves_at_once_and_the_gang_still_ends_at_a_checkpoi
     os.kill(rank, signal.SIGSTOP)  # a rank that cannot answer: the first request alone would wait for it
     os.kill(program.process.pid, signal.SIGINT)
     program.until(lambda: "stopping" in program.text, "the first signal's answer")
-    os.kill(program.process.pid, signal.SIGINT)
-    assert program.wait(20.0) == 7
+    assert program.interrupt_until_it_ends() == 7
     os.kill(rank, signal.SIGCONT)
     command_store.wait_for_quiet()
     assert max(command_store.steps()) % EVERY
