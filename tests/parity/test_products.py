@@ -97,7 +97,6 @@ def test_a_product_in_bf16_may_be_apart_by_what_bf16_rounds_and_no_more(
 ) -> None:
     one = product("398187/2/716")
     assert one is not None and one.train.precision == "bf16"
-    monkeypatch.setitem(trials.BOUNDS, "bf16", (1e-7, None))
     found = try_some([one], tmp_path / "as it is")
     assert not found.failures, found.told()
     monkeypatch.setattr(trials.Workbench, "_rounding", lambda *_: 1e-7)

@@ -132,7 +132,8 @@ class Workbench:
         with redirect_stdout(StringIO()):
             exact.train(exact.training(one.roles, one.train.model_copy(update={"precision": "fp64"})))
         curves = zip(self.setup(one, "alone").curve(role), exact.curve(role), strict=True)
-        return max(abs(mine["values"][metric] - true["values"][metric]) for mine, true in curves)
+        both = [(mine["values"], true["values"]) for mine, true in curves]
+        return max(abs(m[metric] - t[metric]) for m, t in both if metric in m and metric in t)
 
     def _fail(self, one: Product, found: Trials, told: str) -> None:
         found.failures[one.name] = told
