@@ -28,7 +28,7 @@ Imports = dict[str, set[str]]  # file -> files that it imports
 
 
 class Figure(NamedTuple):
-    """What a figure is to be, and may be at most today: it falls, it never rises. None: not held."""
+    """The goal of a figure, and the most that a test allows today, which is only ever lowered; None: any."""
 
     goal: int
     most: int | None = None

@@ -96,7 +96,7 @@ class Spec(BaseModel):
 
 
 class Section(Spec):
-    """What an extension reads at a key that it adds to a section of the configuration (sections.py).
+    """The settings of an extension, at a key that it adds to a section such as `train` (sections.py).
 
     `ABSENT`: values that a field's absence from identity has always meant, as in identity_defaults.py.
     """
@@ -106,23 +106,23 @@ class Section(Spec):
 
     @property
     def is_on(self) -> bool:
-        """Whether it asks for something; a section that does not is as good as absent."""
+        """Whether it changes anything. One that is off counts as absent."""
         return True
 
     @classmethod
     def of(cls, spec: Spec) -> Self | None:
-        """The section of this class in a spec, if there is one that asks for something."""
+        """The section of this class in a spec, if it is there and on."""
         values = (getattr(spec, name) for name in type(spec).model_fields)
         return next((value for value in values if isinstance(value, cls) and value.is_on), None)
 
     @classmethod
     def fill(cls, own: "Given", given: dict[str, "Given"]) -> dict[str, "Given"]:
-        """`given`, a section as a user gave it with `own` at this key, with what the key needs beside it."""
+        """Add to `given`, the keys of a section, what `own`, the value at this key, needs there."""
         return given
 
     def acts_on(self, role: str, teacher: str, lesson: str) -> bool:
-        """Whether it is part of the identity of a role's training, which learns this from its teacher: then
-        the code of the extension is part of its code map.
+        """Whether it is part of the identity of a role's training. Then the extension's code is part of the
+        role's code map. `lesson`: what the role learns from its teacher.
         """
         return self.is_on
 

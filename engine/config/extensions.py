@@ -16,7 +16,7 @@ from atelier.engine.config.error import ConfigError
 
 CORE = Path(__file__).parent.parent  # engine
 FOLDER = CORE / "extensions"
-MODULE = "atelier.engine.extensions."
+MODULE = f"atelier.engine.{FOLDER.name}."
 
 
 @cache

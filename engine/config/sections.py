@@ -62,13 +62,13 @@ def with_sections(section: str) -> Callable[[type[SpecType]], type[SpecType]]:
 
 
 def sections_of(spec: Spec) -> dict[str, Section]:
-    """The keys of extensions in a section that ask for something, by name."""
+    """The sections of extensions that are on, by key."""
     found = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: value for name, value in found.items() if isinstance(value, Section) and value.is_on}
 
 
 def extensions_of(*specs: Spec) -> set[str]:
-    """The extensions whose keys ask for something in these sections."""
+    """The extensions that have a section here which is on."""
     return {extension_of(type(value)) for spec in specs for value in sections_of(spec).values()}
 
 
@@ -78,7 +78,7 @@ def takes_gradients(spec: Spec) -> bool:
 
 
 def filled(section: str, given: dict[str, Given]) -> dict[str, Given]:
-    """What a user gave for a section, with the settings that keys of extensions need beside them."""
+    """Add to a user's section the settings that its keys of extensions need."""
     for key in kinds_of(f"config/{section}"):
         if given.get(key) is not None:
             given = cast(type[Section], section_class(section, key)).fill(given[key], given)

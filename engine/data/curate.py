@@ -23,9 +23,9 @@ from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import total_bytes
 
-# A long document is split into parts, each short enough to be one line of the corpus. A part ends at a line
-# whose own text says so, not at a number of characters: where two documents have pages in common, most of
-# their parts are the same, and copies are on one side of the split.
+# A long document is split into parts, each short enough to be one line of the corpus. The text of a line, and
+# no count of characters, decides whether a part ends there. So documents that share pages share most of their
+# parts, and copies fall on one side of the held-out split.
 SMALLEST = 1024  # characters of a part
 LONGEST = 8 << 20  # characters of a line of a corpus: as JSON 48 MiB at most, which document.py reads
 OF_A_SHARE = 32  # parts in what is to be held out

@@ -29,11 +29,11 @@ class Attachment:
         """
 
     def summary(self, steps: int) -> dict[str, Json]:
-        """For the summary in the record of a model that was trained so many steps."""
+        """Entries of the model's record after so many steps."""
         return {}
 
     def files(self) -> dict[str, bytes]:
-        """Of the finished model, by name, beside its weights."""
+        """Files of the finished model beside its weights, by name."""
         return {}
 
     @property
@@ -60,7 +60,7 @@ class GradientHandler(Attachment):
         """After the last micro-batch, give the weights the gradients of the step. A collective."""
 
     def divisor(self, batch: Mapping[str, Tensor], counts: Counts) -> int:
-        """What the sum of the losses of a micro-batch's tokens is divided by."""
+        """Divides the summed loss of a micro-batch's tokens."""
         return counts.divisor
 
 

@@ -4,6 +4,7 @@ sinks/, whose names are packages and extras of pyproject.toml.
 """
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,7 +59,7 @@ class Sink(Connected, Protocol):
         ...
 
 
-class CurveTracker:
+class CurveTracker(ABC):
     """One tracker of curves for one flow run."""
 
     claims = True  # it cannot tell a point that is written twice: one process at a time draws a curve
@@ -76,13 +77,13 @@ class CurveTracker:
             self._worker = Worker(self.connect)
         return self._worker
 
+    @abstractmethod
     def connect(self) -> Connected:
         """Import and open the tracker, on the thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def curve(self, curve: Curve, task: TaskHandle | None) -> SinkCurve:
         """The curve in the tracker, on the thread."""
-        raise NotImplementedError
 
     def writer_of(self, curve: Curve, task: TaskHandle | None = None) -> "CurveWriter":
         self._writers.append(CurveWriter(self, curve, task))

@@ -12,14 +12,7 @@ from atelier.engine.extensions.detection.config.objective.replaced import Replac
 LESSON = Replaced.lesson
 
 
-def check(
-    layout: Parallel,
-    roles: Mapping[str, Role],
-    train: Train,
-    *,
-    prefix: str = "roles.",
-    section: str = "train",
-) -> None:
+def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
     """Raise ConfigError for a detector whose generator hides no tokens or has not begun so many steps before,
     that compares more with it, or that is not built in this layout or training. `prefix`: where the
     configuration has the roles, `section`: the training's link and health.

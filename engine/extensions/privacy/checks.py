@@ -15,14 +15,7 @@ ADAPTERS = ("lora", "prompt")
 OBJECTIVES = ("lm", "chat")  # of which a row's loss is a function of that row alone
 
 
-def check(
-    layout: Parallel,
-    roles: Mapping[str, Role],
-    train: Train,
-    *,
-    prefix: str = "roles.",
-    section: str = "train",
-) -> None:
+def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
     """Raise ConfigError for weights, objectives, layouts and settings at which it is not built, or where the
     accountant is missing. `prefix`: where the configuration has the roles.
     """

@@ -1,5 +1,5 @@
-"""What a private training (config/train/privacy.py) says of one row: epsilon, by a library, with what is
-assumed. Torch-free.
+"""The privacy of one row in a private training (config/train/privacy.py): epsilon, computed by a library, and
+its assumptions. Torch-free.
 
 Batches are a seeded shuffle of fixed size, not Poisson samples: which rows a step has depends on their number
 alone. So no amplification by sampling is assumed. A step that has a row m times sees its gradient m times,

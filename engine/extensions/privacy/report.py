@@ -1,4 +1,4 @@
-"""What plans and reports say of private trainings. Torch-free."""
+"""The lines of plans and reports about private trainings. Torch-free."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from atelier.engine.extensions.privacy.epsilon import (
 
 
 def foretold(train: Train, *, rows: int = 0) -> str:
-    """What a plan says of a private training; `rows`: of the data, 0 = not known yet."""
+    """The line of a plan. `rows`: number of rows of the data, 0 = not known yet."""
     privacy, steps, batch = Privacy.of(train), train.num_steps, train.global_batch
     assert privacy is not None
     what = f"each row's gradient is clipped to {privacy.clip:g}, noise {privacy.noise:g} x {privacy.clip:g}"
@@ -36,7 +36,7 @@ def foretold(train: Train, *, rows: int = 0) -> str:
 
 
 def sentence(found: Mapping[str, Json]) -> str:
-    """A statement in words."""
+    """The line of a report, from the statement in a model's record."""
     if found["epsilon"] is None:
         return f"rows clipped to {found['clip']}, noise {found['noise']}; no epsilon: {found['why']}"
     return (

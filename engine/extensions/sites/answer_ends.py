@@ -1,6 +1,6 @@
-"""The two ends of what a role says of its steps to others at other sites (answers.py): the sites
-that read what a role here says, and what is heard here of a role elsewhere. Steps are those of the role that
-says it; a role may be `delay` steps behind it.
+"""Sender and receiver of teacher outputs between sites (answers.py): the students of a teacher here at other
+sites, and the teacher at another site of students here. Steps are the teacher's; a student may be `delay`
+steps behind.
 """
 
 from torch import Tensor

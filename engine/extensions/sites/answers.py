@@ -9,14 +9,12 @@ have passed in two checkpoints is removed.
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.base import ANSWERS
 from atelier.engine.config.error import DataError, StoppedError
-from atelier.engine.config.run_file import Training
 from atelier.engine.extensions.sites.answer_ends import (
     LearnedFrom,
     RemoteStudents,
@@ -33,10 +31,9 @@ from atelier.engine.link.lessons import most_bytes
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.messages import BODY, OfStep, ReaderProgress
 from atelier.engine.link.readers import ENDED, reading_sites
+from atelier.engine.loop.hooks import HookContext
 from atelier.engine.loop.role_state import RoleState
-from atelier.engine.loop.stop import StopRequest
 from atelier.engine.model.weights import entries_of, in_memory, write_files
-from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.05  # seconds between looks for messages
 CONCLUSION = (b"ended",)
@@ -46,19 +43,11 @@ MOST_CONCLUSION = 1 << 10  # bytes
 class SitesApart:
     """The messages of one training's roles that live at different sites, on this rank."""
 
-    def __init__(
-        self,
-        training: Training,
-        members: Mapping[str, RoleState],
-        gang: Gang,
-        stop: StopRequest,
-        scratch: Path,
-        meter: LinkMeter,
-        say: Callable[[str], None],
-    ) -> None:
-        """`say`: a warning."""
-        self._link, self._gang, self._stop, self._scratch = training.train.link, gang, stop, scratch
-        self._train, self._meter, self._say = training.train, meter, say
+    def __init__(self, context: HookContext, meter: LinkMeter) -> None:
+        training, members, gang = context.training, context.members, context.gang
+        self._link, self._gang, self._stop = training.train.link, gang, context.stop
+        self._scratch, self._train = context.build.scratch, training.train
+        self._meter, self._say = meter, context.warn
         self._readers: list[RemoteStudents] = []
         self._heard: list[RemoteTeacher] = []
         self._opened: dict[str, str] = {}  # digests of the messages of this step, by student

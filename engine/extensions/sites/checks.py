@@ -12,19 +12,12 @@ from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.linked_checks import check_link
 
 
-def check(
-    layout: Parallel,
-    roles: Mapping[str, Role],
-    train: Train,
-    *,
-    prefix: str = "roles.",
-    section: str = "train",
-) -> None:
+def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
     """Raise ConfigError for what is not built between sites. `section`: of the configuration, that has the
     link.
     """
-    check_link(layout, roles, train, prefix=prefix, section=section)
-    check_apart(layout, roles, train, prefix=prefix, section=section)
+    check_link(layout, roles, train, prefix, section)
+    check_apart(layout, roles, train, prefix, section)
 
 
 def check_everybody(roles: Mapping[str, Role], train: Train, *, section: str = "train") -> None:
@@ -44,14 +37,7 @@ def check_everybody(roles: Mapping[str, Role], train: Train, *, section: str = "
                 )
 
 
-def check_apart(
-    layout: Parallel,
-    roles: Mapping[str, Role],
-    train: Train,
-    *,
-    prefix: str = "roles.",
-    section: str = "train",
-) -> None:
+def check_apart(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:
     """Raise ConfigError for a role at no site, a student that needs more of a teacher elsewhere than its
     messages of a step, answers of more tokens than there are, or a layout at which answers are not built.
     `section`: of the configuration, that has the link.

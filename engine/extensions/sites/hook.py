@@ -35,9 +35,8 @@ class SeveralSites(Hook):
         training, members = context.training, context.members
         self._gang, self._link, self._members = context.gang, training.train.link, members
         self._meter, self._waited_s = LinkMeter(), 0.0
-        shared = (context.gang, context.stop, context.build.scratch, self._meter, context.warn)
-        self._apart = SitesApart(training, members, *shared)
-        self._outer = OuterSteps(self._link, *shared)
+        self._apart = SitesApart(context, self._meter)
+        self._outer = OuterSteps(context, self._meter)
         trained = [members[name] for name in students_first(training.members) if name in members]
         for member in trained if self._link.is_linked else ():
             if member.moves:

@@ -9,14 +9,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
 
-def check_link(
-    layout: Parallel,
-    roles: Mapping[str, Role],
-    train: Train,
-    *,
-    prefix: str = "roles.",
-    section: str = "train",
-) -> None:
+def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:
     """Raise ConfigError for a training of several sites that would not end with an outer step, whose sites
     could not go on after a kill, or would learn from other steps of a teacher, or whose model has more than
     the weights that they exchange.

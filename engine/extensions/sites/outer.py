@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DamageError, DataError
-from atelier.engine.config.link import Link
 from atelier.engine.extensions.sites.clip import clipped, most_norm
 from atelier.engine.extensions.sites.codec_choice import CodecChoice, RoundPlan
 from atelier.engine.extensions.sites.contribution import Layout, StoredContribution, encoded, layout_of
@@ -32,33 +30,24 @@ from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.rounds import Rounds
 from atelier.engine.loop.gather import digest_of, gathered, live_weights
+from atelier.engine.loop.hooks import HookContext
 from atelier.engine.loop.role_state import RoleState
-from atelier.engine.loop.stop import StopRequest
 from atelier.engine.model.placement import local, part_like
 from atelier.engine.model.weights import Part, entries_of, write_files
-from atelier.engine.parallel.gang import Gang
 
 
 class OuterSteps:
     """The outer steps of one training on this rank."""
 
-    def __init__(
-        self,
-        link: Link,
-        gang: Gang,
-        stop: StopRequest,
-        scratch: Path,
-        meter: LinkMeter,
-        say: Callable[[str], None],
-    ) -> None:
-        """`say`: a warning."""
-        self._link, self._gang, self._stop = link, gang, stop
-        self._meter, self._say = meter, say
+    def __init__(self, context: HookContext, meter: LinkMeter) -> None:
+        link, gang = context.training.train.link, context.gang
+        self._link, self._gang, self._stop = link, gang, context.stop
+        self._meter, self._say = meter, context.warn
         self._opened: set[str] = set()  # trajectories whose mailbox knows of this site
         self.elastic: ElasticRounds | None = None  # None where all sites are in every round
         self._plans: dict[str, RoundPlan] = {}  # by role
         self._choice = CodecChoice(link, gang)
-        self._inbox = OuterInbox(link, gang, stop, scratch, self._choice, say)
+        self._inbox = OuterInbox(context, self._choice)
         self.norms: dict[str, float] = {}  # of the last contributions by role, before they were clipped
 
     def plan(self, members: Iterable[RoleState]) -> None:

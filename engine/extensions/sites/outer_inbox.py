@@ -2,11 +2,9 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 
 from atelier.engine.checkpoint.collective_call import all_or_none
 from atelier.engine.config.error import DataError, StoppedError
-from atelier.engine.config.link import Link
 from atelier.engine.extensions.sites.codec_choice import CodecChoice, RoundPlan
 from atelier.engine.extensions.sites.contribution import Layout, StoredContribution, check_form
 from atelier.engine.extensions.sites.long_wait import LongWait
@@ -16,9 +14,8 @@ from atelier.engine.link.coordinator import ADDED, BEGAN
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.link.messages import BODY, Contribution
 from atelier.engine.link.round_log import RoundLine
+from atelier.engine.loop.hooks import HookContext
 from atelier.engine.loop.role_state import RoleState
-from atelier.engine.loop.stop import StopRequest
-from atelier.engine.parallel.gang import Gang
 
 LOOK_EVERY = 0.2  # seconds between looks for messages
 LATER_EVERY = 5.0  # seconds between looks for messages that will not come
@@ -27,18 +24,9 @@ LATER_EVERY = 5.0  # seconds between looks for messages that will not come
 class OuterInbox:
     """What a training's sites have sent, on this rank."""
 
-    def __init__(
-        self,
-        link: Link,
-        gang: Gang,
-        stop: StopRequest,
-        scratch: Path,
-        choice: CodecChoice,
-        say: Callable[[str], None],
-    ) -> None:
-        """`say`: a warning."""
-        self._link, self._gang, self._stop, self._scratch = link, gang, stop, scratch
-        self._choice, self._say = choice, say
+    def __init__(self, context: HookContext, choice: CodecChoice) -> None:
+        self._link, self._gang, self._stop = context.training.train.link, context.gang, context.stop
+        self._scratch, self._choice, self._say = context.build.scratch, choice, context.warn
 
     def heads(
         self,

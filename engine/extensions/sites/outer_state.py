@@ -1,4 +1,4 @@
-"""What a role of a training at several sites has of its outer steps (outer.py)."""
+"""The state of a role's outer steps (outer.py), where several sites train it."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -116,7 +116,7 @@ def takes_part(member: RoleState) -> bool:
 
 
 def outer_of(member: RoleState) -> OuterState:
-    """What a role that takes outer steps has of them."""
+    """The state of a role that takes outer steps."""
     found = member.attached[OuterState.name]
     assert isinstance(found, OuterState)
     return found

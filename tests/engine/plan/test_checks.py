@@ -18,9 +18,9 @@ from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.train import Train
-from atelier.engine.extensions.sites.linked_checks import check_link
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.layout_checks import micro_batches
+from tests.engine.extensions.sites.at_sites import check_sites
 
 
 def net(**more: Any) -> GPT:
@@ -284,9 +284,9 @@ def test_a_gate_that_each_site_would_open_by_its_own_rows_is_refused() -> None:
     gated = roles()
     gated["s"] = gated["s"].model_copy(update={"gate": 0.05})
     how: dict[str, Any] = {"steps": 4, "global_batch": 8, "sequence": 16}
-    check_link(Parallel(), gated, Train(**how, link=Link(**LINK | {"rows": {"a": 8}})))
+    check_sites(Parallel(), gated, Train(**how, link=Link(**LINK | {"rows": {"a": 8}})))
     with pytest.raises(ConfigError, match=r"roles\.s\.gate: 0\.05, which each site"):
-        check_link(Parallel(), gated, Train(**how, link=Link(**LINK)))
+        check_sites(Parallel(), gated, Train(**how, link=Link(**LINK)))
 
 
 def mixture(**router: Any) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def test_what_sites_do_not_exchange_of_experts_is_refused_by_the_plan(
     finished = {"trainable": Trainable(kind="none"), "init": "m"}
     teacher = roles(**mixture(**router))["teacher"].model_copy(update=finished)
     how = {"steps": 4, "global_batch": 8, "sequence": 16, "link": LINK}
-    check_link(Parallel.model_validate(axes), {"teacher": teacher}, Train.model_validate(how))
+    check_sites(Parallel.model_validate(axes), {"teacher": teacher}, Train.model_validate(how))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from torch import Tensor
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.extensions.detection.config.lesson.drawings import entries
-from atelier.engine.extensions.sites.checks import check_apart
 from atelier.engine.link.encoded import body_bytes
 from atelier.engine.plan.link_cost import lesson_cost
 from tests.engine.extensions.detection.detection import (
@@ -28,7 +27,7 @@ from tests.engine.extensions.detection.detection import (
     generator,
 )
 from tests.engine.extensions.sites.apart import ANSWERS
-from tests.engine.extensions.sites.at_sites import beside_a_gang, killed_until_they_end
+from tests.engine.extensions.sites.at_sites import beside_a_gang, check_sites, killed_until_they_end
 from tests.engine.loop.hostile import HostileMessages
 from tests.engine.plan.test_link_cost import timings
 from tests.engine.row_inputs import VOCAB, harbour
@@ -136,7 +135,7 @@ def test_a_generator_waits_for_those_that_detect_and_goes_on(tmp_path: Path, tex
 def test_what_is_drawn_needs_no_layout_of_answers() -> None:
     link = {"roles": {"a": ["teacher"], "b": ["d"]}, "site": "a", "mailbox": "/x", "top": 9999}
     found = {"teacher": generator(), "d": elsewhere()}
-    check_apart(Parallel(shard=1, tensor=2), found, train(STEPS, **(SIZES | {"link": link})))
+    check_sites(Parallel(shard=1, tensor=2), found, train(STEPS, **(SIZES | {"link": link})))
 
 
 Tensors = dict[str, Tensor]

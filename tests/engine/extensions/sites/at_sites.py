@@ -5,16 +5,19 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 
 from atelier.engine.config.error import DataError
+from atelier.engine.extensions.sites import checks
 from atelier.engine.io.fork_server import Process
 from tests.forks import start_alone, start_gang
 
 PATIENCE_S = 120
+check_sites = partial(checks.check, prefix="roles.", section="train")
 
 
 def all_at_once(sites: Iterable[str], train: Callable[[str], None]) -> None:

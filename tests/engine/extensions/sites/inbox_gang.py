@@ -31,7 +31,10 @@ def main(layout: str, folder: Path, what: str, which: int) -> None:
         head.write_bytes(b"{")
     link = Link(rows={"a": 4, "b": 4}, every=4, site="a", mailbox=str(own))
     member: Any = SimpleNamespace(name="m", step=4, spec=SimpleNamespace(segments=()))
-    inbox = OuterInbox(link, gang, stop, own, cast(Any, None), print)
+    training = SimpleNamespace(train=SimpleNamespace(link=link))
+    build = SimpleNamespace(scratch=own)
+    context: Any = SimpleNamespace(training=training, gang=gang, build=build, stop=stop, warn=print)
+    inbox = OuterInbox(context, cast(Any, None))
     try:
         inbox.heads(box, 1, member, ["b"], None)
         found = ""

@@ -18,11 +18,16 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
-from atelier.engine.extensions.sites.checks import check_apart, check_everybody
+from atelier.engine.extensions.sites.checks import check_everybody
 from atelier.engine.link.mailbox import Mailbox
 from atelier.engine.loop.stop import StopRequest
 from tests.engine.extensions.sites.apart import ANSWERS, STEPS, Apart, taught
-from tests.engine.extensions.sites.at_sites import all_at_once, beside_a_gang, killed_until_they_end
+from tests.engine.extensions.sites.at_sites import (
+    all_at_once,
+    beside_a_gang,
+    check_sites,
+    killed_until_they_end,
+)
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, student, tokens, train
 from tests.parity.cases import layout as layout_of
 
@@ -291,8 +296,8 @@ def test_what_is_not_built_is_refused(
     how = train(8, link=given)
     found = {"teacher": role(32), "student": student(16).model_copy(update=roles)}
     with pytest.raises(ConfigError, match=problem):
-        check_apart(Parallel.model_validate({"shard": 1} | layout), found, how)
-    check_apart(Parallel(shard=2), found | {"student": student(16)}, train(8, link=LINK))
+        check_sites(Parallel.model_validate({"shard": 1} | layout), found, how)
+    check_sites(Parallel(shard=2), found | {"student": student(16)}, train(8, link=LINK))
 
 
 LINK = {"roles": {"a": ["teacher"], "b": ["student"]}, "site": "a", "mailbox": "/x"}
@@ -303,9 +308,9 @@ def test_a_chain_trains_again_whole_or_not_at_all() -> None:
     found = {"teacher": role(32), "middle": student(16)}
     found["student"] = student(16).model_copy(update={"teacher": "middle", "attach": "replay"})
     with pytest.raises(ConfigError, match=r"roles.middle.attach: refuse, and for student it may train again"):
-        check_apart(Parallel(shard=2), found, chain)
+        check_sites(Parallel(shard=2), found, chain)
     found["middle"] = found["middle"].model_copy(update={"attach": "replay"})
-    check_apart(Parallel(shard=2), found, chain)
+    check_sites(Parallel(shard=2), found, chain)
 
 
 def test_sites_that_would_wait_for_each_other_are_refused() -> None:
@@ -313,9 +318,9 @@ def test_sites_that_would_wait_for_each_other_are_refused() -> None:
     found |= {f"s{n}": taught().model_copy(update={"teacher": f"t{n}"}) for n in (1, 2)}
     crossing = LINK | {"roles": {"a": ["t1", "s2"], "b": ["t2", "s1"]}}
     with pytest.raises(ConfigError, match=r"sites learn from each other in a circle: [ab] of [ab] of [ab]"):
-        check_apart(Parallel(shard=1), found, train(8, link=crossing))
+        check_sites(Parallel(shard=1), found, train(8, link=crossing))
     straight = LINK | {"roles": {"a": ["t1", "t2"], "b": ["s1", "s2"]}}
-    check_apart(Parallel(shard=1), found, train(8, link=straight))
+    check_sites(Parallel(shard=1), found, train(8, link=straight))
 
 
 def warm(heat: float) -> Role:
@@ -330,9 +335,9 @@ def test_answers_at_another_temperature_than_the_comparison_are_refused_unless_t
         r"kd.temperature: 4, .* 8 most likely tokens at temperature 1 alone; train.link.temperature=4, or"
     )
     with pytest.raises(ConfigError, match=way_out):
-        check_apart(Parallel(shard=1), found, train(8, link=LINK | {"top": 8}))
+        check_sites(Parallel(shard=1), found, train(8, link=LINK | {"top": 8}))
     for fits in ({"top": "all"}, {"top": 8, "temperature": 4}):
-        check_apart(Parallel(shard=1), found, train(8, link=LINK | fits))
+        check_sites(Parallel(shard=1), found, train(8, link=LINK | fits))
 
 
 def test_a_student_logs_the_mass_of_the_tokens_that_it_is_told_of(
@@ -365,7 +370,7 @@ def test_a_second_teacher_beside_one_elsewhere_is_refused() -> None:
     found = {"teacher": role(32), "old": role(16), "student": student_of_two}
     where = LINK | {"roles": {"a": ["teacher"], "b": ["student", "old"]}}
     with pytest.raises(ConfigError, match=r"objective.more.teacher: old, beside teacher at a: one teacher"):
-        check_apart(Parallel(shard=1), found, train(8, link=where))
+        check_sites(Parallel(shard=1), found, train(8, link=where))
 
 
 @pytest.mark.parametrize(
