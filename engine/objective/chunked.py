@@ -31,6 +31,7 @@ from atelier.engine.objective.vocab_slice import (
     TokenDistribution,
     VocabSlice,
     own_ids,
+    ranks_of,
     without_padding,
 )
 
@@ -69,7 +70,7 @@ class _Work:
     teachers: tuple[Side, ...]
     logit_cache: LogitCache | None
     part: VocabSlice | None
-    ids: int  # columns that stand for tokens: teacher and student are compared on them
+    ids: int | None  # columns here that stand for tokens; None where no rank has padding: all decide alike
     chunk: int
     compute: torch.dtype
     compiled: bool
@@ -133,7 +134,7 @@ def objective_sums(
         teachers=sides,
         logit_cache=logit_cache,
         part=part,
-        ids=len(head_weight_VD) if ids is None else own_ids(ids, part),
+        ids=own_ids(ids, part) if ids is not None and ids < _rows(head_weight_VD, part) else None,
         chunk=chunk or _chunk_for(head_weight_VD),
         compute=compute,
         compiled=compiled and part is None,
@@ -142,6 +143,11 @@ def objective_sums(
     )
     total, sums_K = _ChunkedObjective.apply(hidden_BTD.flatten(0, 1), head_weight_VD, work)
     return total, dict(zip(names, sums_K.unbind(), strict=True))
+
+
+def _rows(head_weight_VD: Tensor, part: VocabSlice | None) -> int:
+    """Of the whole head, of which this rank has a slice."""
+    return len(head_weight_VD) * (1 if part is None else ranks_of(part.group))
 
 
 def _teachers(
@@ -302,8 +308,8 @@ def _teacher_output(
     if isinstance(teacher, TopSide):
         is_here = isinstance(own, TokenDistribution)
         mine = own if is_here else TokenDistribution(own.to(work.shares_K.dtype))
-        if work.ids < (columns := mine.logits_NV.shape[1]):
-            mine = TokenDistribution(without_padding(mine.logits_NV, work.ids, columns))
+        if work.ids is not None:
+            mine = TokenDistribution(without_padding(mine.logits_NV, work.ids, mine.logits_NV.shape[1]))
         found = teacher.distribution(mine, rows_C)
         return found if is_here else found.logits_NV
     logit_cache = teacher.logit_cache

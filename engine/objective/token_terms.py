@@ -96,7 +96,7 @@ def chunk_terms(
 ) -> tuple[Tensor, Tensor | None]:
     """Each objective's sum [K], and the weighted total's gradient with respect to the logits, in the logits'
     type; in their memory if it `takes_logits`. A mask is [C]. Columns from `ids` on are padding: terms with a
-    teacher do without them.
+    teacher do without them. None: no rank has padding.
     """
     if isinstance(own, Tensor):
         own = TokenDistribution(own.to(shares_K.dtype), part)
@@ -106,7 +106,7 @@ def chunk_terms(
         for each in (*teachers, None)
     ]
     compared, columns = own, logits_CV.shape[1]
-    if ids is not None and ids < columns and any(told):
+    if ids is not None and any(told):
         compared = TokenDistribution(without_padding(own.logits_NV, ids, columns), part)
         told = [
             None if each is None else TokenDistribution(without_padding(each.logits_NV, ids, columns), part)
