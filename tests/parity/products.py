@@ -84,8 +84,14 @@ def is_pipelined(one: Product) -> bool:
 
 
 def product(name: str) -> Product | None:
-    """The draw of this name, seed/ranks/number; None when it does not fit together."""
-    draw, ranks = random.Random(name), int(name.split("/")[1])
+    """The draw of this name, seed/ranks/number or seed/ranks/number/precision; None when it does not fit
+    together.
+    """
+    seed, of_ranks, number, *precision = name.split("/")
+    if precision:
+        one = product(f"{seed}/{of_ranks}/{number}")
+        return one and in_precision(one, precision[0])
+    draw, ranks = random.Random(name), int(of_ranks)
     reads_library = draw.random() < 0.4
     try:
         train = training(draw, reads_library)
@@ -107,6 +113,12 @@ def product(name: str) -> Product | None:
     except (ConfigError, ValueError):
         return None
     return Product(name, roles, train, first, then, reads_library)
+
+
+def in_precision(one: Product, precision: str) -> Product:
+    """The same product in another precision."""
+    train = one.train.model_copy(update={"precision": precision})
+    return one._replace(name=f"{one.name}/{precision}", train=train)
 
 
 def padded(draw: Draw, roles: dict[str, Role]) -> dict[str, Role]:
