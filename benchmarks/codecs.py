@@ -21,10 +21,10 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep, use_own_code
 
-from atelier.engine.config.link import Link
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.encoded import message_bytes
 from atelier.engine.io.tensorfile import TensorEntry
-from atelier.engine.link.encoded import message_bytes
 from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import VOCAB, role, tokens
 

@@ -29,10 +29,10 @@ from typing import Any
 from machine import commit, keep
 from parts import PROJECT, Parts, interval, options
 
-from atelier.engine.config.link import Link
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.encoded import message_bytes
 from atelier.engine.io.tensorfile import TensorEntry
-from atelier.engine.link.encoded import message_bytes
 
 AIM = {"nats": 0.02, "bytes": 0.01}
 FEWER = 10  # SHORT has so many times fewer steps

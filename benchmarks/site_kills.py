@@ -27,7 +27,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep, use_own_code
 
-from atelier.engine.link.round_log import FILE
+from atelier.engine.extensions.sites.round_log import FILE
 from tests.engine.extensions.sites.at_sites import (
     killed_until_they_end,
     out_until_they_end,

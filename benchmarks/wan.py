@@ -43,7 +43,7 @@ from machine import keep, use_own_code
 
 from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.model.gpt import GPT
-from atelier.engine.link.round_log import FILE, read_log
+from atelier.engine.extensions.sites.round_log import FILE, read_log
 from atelier.infra.sites.keys import AUDIT, Keys
 from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import VOCAB, role, tokens

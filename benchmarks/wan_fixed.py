@@ -22,7 +22,7 @@ from typing import Any
 from machine import keep, use_own_code
 from wan import LINK, give_sizes, namespaces, run, settled
 
-from atelier.engine.config.link import Link
+from atelier.engine.extensions.sites.config.train.link import Link
 
 FIXED = {  # Mbit/s -> codecs, the least lossy first; what is lossier than one that fits says nothing
     100.0: ("none", "bf16"),

@@ -5,9 +5,9 @@ atelier distill experiment=tiny roles.student_a.start=0.25 score.controls=true
 """
 
 from atelier.engine.config.data import Data, Score, Tokenizer
-from atelier.engine.config.link import Link
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import for_roles_alone, is_here
 from atelier.engine.config.train import Train
 from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import corpus, extras
@@ -43,14 +43,14 @@ def distill(
         extras=extras(text, roles),
     )
     extract_adapters(models, low_rank(roles, begun))
-    here = {name: role for name, role in roles.items() if train.link.is_here(name)}
+    here = {name: role for name, role in roles.items() if is_here(train, name)}
     taught = {name: role for name, role in here.items() if role.teacher and not role.reads_changed}
     students = [*taught] if score.controls else []
     by_themselves = controls_of(taught) if students else {}
     if by_themselves:
         models = models | train_roles(
             by_themselves,
-            settings=train.model_copy(update={"link": Link()}) if train.link.roles else train,
+            settings=for_roles_alone(train),
             tokens=text.tokens,
             weights=text.weights,
             phases=text.phases,

@@ -6,10 +6,11 @@ atelier nebula experiment=tiny
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.data import Data, Score, Tokenizer
-from atelier.engine.config.link import Link
+from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import for_roles_alone, is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.flows.controls import control_of, controls_of, fewer
@@ -68,12 +69,12 @@ def nebula(
         name="tune",
         **pairs,
     )
-    here = [name for name in roles if tune.link.is_here(name)]
+    here = [name for name in roles if is_here(tune, name)]
     alone = controls_of(roles) if score.controls and STUDENT in here else {}
     if alone:
         tuned |= train_roles(
             alone,
-            settings=tuning(train, tune.model_copy(update={"link": Link()})),
+            settings=tuning(train, for_roles_alone(tune)),
             parallel=fewer(parallel, alone),
             name="tune.controls",
             **pairs,
@@ -115,4 +116,5 @@ def tuning(train: Train, tune: Tune) -> Train:
     ConfigError for a link that does not fit.
     """
     own = {"steps": tune.steps, "tokens": 0, "sequence": tune.sequence, "micro_batch": "auto"}
-    return parse(Train, {**train.model_dump(), **own, "link": tune.link}, "tune")
+    sections = {key: getattr(tune, key) for key in kinds_of("config/tune")}
+    return parse(Train, {**train.model_dump(), **own, **sections}, "tune")

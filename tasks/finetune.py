@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.link import Link
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
-from atelier.engine.config.sections import sections_of
+from atelier.engine.config.sections import for_fine_tuning, sections_of
 from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, segments_of
@@ -47,14 +46,13 @@ def finetune(
     another.
     """
     one = parallel.of_one_rank()
-    tuning = train.model_copy(
+    tuning = for_fine_tuning(train).model_copy(
         update={
             "steps": settings.num_steps,
             "tokens": 0,
             "global_batch": settings.batch,
             "micro_batch": "auto",
             "sequence": settings.sequence,
-            "link": Link(),
             "keep": 0,
             "keep_every": 0,
             "keep_best": 0,
@@ -85,7 +83,8 @@ def finetune(
     feeds = {key: feed_of(node, key) for key in _keys(settings)}
     roles, _, segments = unpack(node)
     products = {
-        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key]) for key in roles
+        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key], tuning)
+        for key in roles
     }
     return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
 
@@ -148,8 +147,8 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
     return config.roles, config.train, segments
 
 
-def _product(name: str, spec: ModelSpec, segments: list[Segment], feed: Feed) -> Product:
-    product = model_product(name, spec, segments, feed, "finetune.")
+def _product(name: str, spec: ModelSpec, segments: list[Segment], feed: Feed, train: Train) -> Product:
+    product = model_product(name, spec, segments, feed, train, "finetune.")
     moved = {
         "num_labels": "finetune.num_labels",
         "draw": "finetune.draws",

@@ -21,25 +21,20 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
+from atelier.engine.config.sections import is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.engine.plan.checks import check_everybody, check_layout, check_readers, check_teaching
 from atelier.engine.plan.expert_checks import check_frozen
-from atelier.engine.plan.layout_checks import check_encoders, check_phases
+from atelier.engine.plan.layout_checks import check_encoders
 from atelier.engine.plan.role_checks import check_schedules
+from atelier.engine.plan.role_placement import placement_of, with_teachers
+from atelier.infra.code.code_change import digest_of
 from atelier.infra.code.code_map import maps_of, model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
-from atelier.infra.run.roles_apart import (
-    asked_of,
-    check_finished,
-    roles_here,
-    tell_finished,
-    with_others,
-    with_teachers,
-)
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import claim_site, register_trajectory, repair_trajectory
 
@@ -75,18 +70,19 @@ def train(
     Raises ConfigError for an `init` or a kind of input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
-    check_everybody(everybody, settings, section=section)
-    if settings.link.has_all_roles:
-        by_site = {
-            site: train(
+    check_everybody(everybody, settings, phases or {}, section=section)
+    placement = placement_of(settings, everybody)
+    if placement.parts:
+        by_part = {
+            part: train(
                 roles,
-                settings=settings.at_site(site),
+                settings=own,
                 tokens=tokens,
                 weights=weights,
                 phases=phases,
                 tokenizer=tokenizer,
                 parallel=parallel,
-                name=f"{name}.{site}",
+                name=f"{name}.{part}",
                 labels=labels,
                 inits=inits,
                 prefix=prefix,
@@ -95,16 +91,15 @@ def train(
                 finished=finished,
                 extras=extras,
             )
-            for site in settings.link.sites
+            for part, own in placement.parts.items()
         }
-        return {role: by_site[settings.link.site_of(role)][role] for role in roles}
+        return {role: by_part[placement.part_of(role)][role] for role in roles}
     begun = dict(inits or {})
     models = {key: begun.pop(key) for key, role in everybody.items() if not role.moves and key in begun}
     frozen = {**(finished or {}), **models}
     _check(everybody, settings, parallel, frozen=frozen, inits=inits or {}, prefix=prefix, section=section)
     check_sources(everybody, weights, prefix)
     later = resolve_phases(weights, phases or {}, settings.num_steps)
-    check_phases(settings, phases or {}, everybody)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     found |= _extra_inputs(everybody, weights, extras or {}, prefix)
     inputs = {key: input_of(reference) for key, reference in found.items()}
@@ -128,11 +123,12 @@ def train(
             everybody[role].model,
             segments[role],
             feed,
+            settings,
             f"{prefix}{role}." if prefix else "",
             section,
         )
         for role in everybody
-        if segments[role] and settings.link.is_here(role)
+        if segments[role] and is_here(settings, role)
     }
     for role, reference in (finished or {}).items():
         if role in every and every.pop(role).fingerprint != reference.fingerprint:
@@ -156,7 +152,7 @@ def _check(
 ) -> None:
     """Raise ConfigError for roles that cannot be trained together with these settings in this layout."""
     check_layout(layout, roles, settings, prefix=prefix, section=section)
-    check_finished(roles, settings.link, section=section)
+    placement_of(settings, roles).check_finished(section)
     check_teaching(roles, prefix=prefix)
     check_schedules(roles, settings, prefix=prefix)
     rows = row_specs(roles, prefix).values()
@@ -234,7 +230,13 @@ def _from_init(name: str, member: Member, node: Node) -> Member:
 
 
 def model_product(
-    name: str, spec: ModelSpec, segments: list[Segment], feed: Feed, prefix: str, section: str = "train"
+    name: str,
+    spec: ModelSpec,
+    segments: list[Segment],
+    feed: Feed,
+    settings: Train,
+    prefix: str,
+    section: str = "train",
 ) -> Product:
     """The model, of `spec`, at the end of a role's last segment: its identity is that trajectory and the
     step. `prefix`, `section`: the role's place in the configuration, and the training's.
@@ -251,7 +253,7 @@ def model_product(
         version=VERSION,
         identity={"step": last.end},
         parents={"trajectory": last.fingerprint, **feed.at(last.end - 1).parents, **kept},
-        origin=origins(prefix, section)
+        origin=origins(prefix, settings, section)
         | {"step": f"{section}.steps", "weights": "data", "phases": "data.phases"},
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
@@ -263,7 +265,7 @@ def model_product(
 def models_of(node: Node) -> dict[str, tuple[str, str]]:
     """Kind and fingerprint of the model of each role."""
     made = {role: (product.kind, product.fingerprint) for role, product in node.products.items()}
-    here = [role for role in node.training.frozen if node.training.train.link.is_here(role)]
+    here = [role for role in node.training.frozen if is_here(node.training.train, role)]
     return made | {role: node.inputs[f"frozen.{role}"] for role in here}
 
 
@@ -271,7 +273,7 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
     """The resume plan of this node's gang."""
     roles, settings, segments = unpack(node)
     return resume_plan(
-        roles_here(roles, settings.link),
+        placement_of(settings, roles).roles_here(),
         segments,
         models_of(node),
         store,
@@ -279,14 +281,14 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
         maps=maps_of(node),
         resume=resume,
         finished=node.training.frozen,
-        asked=asked_of(roles, segments, settings.link, settings.num_steps),
+        asked=placement_of(settings, roles).asked_from(segments),
     )
 
 
 def is_asked(node: Node) -> bool:
     """Whether students at other sites still need something of its roles, finished or not."""
     roles, settings, segments = unpack(node)
-    return bool(asked_of(roles, segments, settings.link, settings.num_steps))
+    return bool(placement_of(settings, roles).asked_from(segments))
 
 
 def _finished(node: Node, store: Store) -> list[str]:
@@ -301,7 +303,7 @@ def mend(node: Node, context: RunContext) -> None:
     sites of their teachers that they are.
     """
     roles, settings, segments = unpack(node)
-    tell_finished(_finished(node, context.store), roles, segments, settings.link)
+    placement_of(settings, roles).tell_finished(_finished(node, context.store), segments)
     for role in node.products:
         for segment in segments[role]:
             repair_trajectory(context.store, node.products[role].name, segment, context.provenance(node))
@@ -322,16 +324,17 @@ def run(node: Node, context: RunContext) -> None:
     and the errors of the gang.
     """
     roles, settings, segments = unpack(node)
+    placement = placement_of(settings, roles)
     for segment in (segment for each in segments.values() for segment in each):
-        if settings.link.is_linked:
-            claim_site(context.store, segment.fingerprint, settings.link.site)
+        if placement.claim:
+            claim_site(context.store, segment.fingerprint, placement.claim)
     maps, models = maps_of(node), models_of(node)
     if node.name in context.resume.fresh:
         context.begin_again(node, {role: segments[role] for role in context.missing(node)})
     resume = context.resume.model_copy(update={"fresh": ()})
     found = check(node.name, plan_resume(node, context.store, resume))
     idle = [role for role in _finished(node, context.store) if role not in found.situations]
-    tell_finished(idle, roles, segments, settings.link)  # one that trains again needs its teacher as well
+    placement.tell_finished(idle, segments)  # one that trains again needs its teacher as well
     if not found.situations:
         return
     _register(node, context, found)
@@ -343,17 +346,16 @@ def run(node: Node, context: RunContext) -> None:
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
         _register(node, context, now)  # again: another run may have begun it again
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
-        every = with_others(
+        every = placement.with_others(
             every,
-            roles,
             segments,
-            settings.link,
             context.vocab(node),
             maps,
+            digest_of,
             accept_code=resume.accept_code,
             section=node.training.section,
         )
-        every = with_teachers(every, roles_here(roles, settings.link), context.vocab(node))
+        every = with_teachers(every, placement.roles_here(), context.vocab(node))
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.training.weights, node.training.later),

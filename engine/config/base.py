@@ -15,7 +15,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    Self,
     TypeAlias,
     TypeVar,
     Union,
@@ -93,41 +92,6 @@ class Spec(BaseModel):
                 continue
             result[name] = value
         return result
-
-
-class Section(Spec):
-    """The settings of an extension, at a key that it adds to a section such as `train` (sections.py).
-
-    `ABSENT`: values that a field's absence from identity has always meant, as in identity_defaults.py.
-    """
-
-    ABSENT: ClassVar[Mapping[str, Json]] = {}
-    takes_gradients: ClassVar[bool] = False  # its hook takes those of each rank, of weights that are whole
-
-    @property
-    def is_on(self) -> bool:
-        """Whether it changes anything. One that is off counts as absent."""
-        return True
-
-    @classmethod
-    def of(cls, spec: Spec) -> Self | None:
-        """The section of this class in a spec, if it is there and on."""
-        values = (getattr(spec, name) for name in type(spec).model_fields)
-        return next((value for value in values if isinstance(value, cls) and value.is_on), None)
-
-    @classmethod
-    def fill(cls, own: "Given", given: dict[str, "Given"]) -> dict[str, "Given"]:
-        """Add to `given`, the keys of a section, what `own`, the value at this key, needs there."""
-        return given
-
-    def acts_on(self, role: str, teacher: str, lesson: str) -> bool:
-        """Whether it is part of the identity of a role's training. Then the extension's code is part of the
-        role's code map. `lesson`: what the role learns from its teacher.
-        """
-        return self.is_on
-
-    def check_scratch(self) -> None:
-        """Raise ConfigError where it is not built for finetune.scratch, a network whose weights all train."""
 
 
 class Kind(Spec):

@@ -1,6 +1,6 @@
 """Extensions: optional capabilities, each a folder of engine/extensions. The core finds them by their folder
 and imports their files only where a configuration uses them: it names one of their kinds, or has one of their
-keys. A key's class may still be of the core, with `EXTENSION = "<name>"`, as train.link is. Torch-free.
+keys. Torch-free.
 
 An extension has its kinds where the engine has its own: `kind: replaced` of group `objective` may be
 engine/extensions/detection/config/objective/replaced.py. Beside them it may have
@@ -42,8 +42,6 @@ def kinds_of(group: str) -> dict[str, str]:
 
 
 def extension_of(kind: type) -> str:
-    """The extension that defines a class, or whose keys the class has; '' for one of the core."""
-    if named := getattr(kind, "EXTENSION", ""):
-        return str(named)
+    """The extension that defines a class; '' for one of the core."""
     module = kind.__module__
     return module.removeprefix(MODULE).partition(".")[0] if module.startswith(MODULE) else ""

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from atelier import PROJECT
 from atelier.engine.config import extensions
-from atelier.engine.config.base import Kind, Section, Spec
+from atelier.engine.config.base import Kind, Spec
 from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.section import Section
 
 Base = TypeVar("Base")
 MEND = "mend it (docs/extend/adding-a-model.md)"

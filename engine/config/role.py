@@ -133,7 +133,7 @@ class Role(Spec):
     @property
     def lesson(self) -> str:
         """It learns from `answers`, its teacher's outputs for the same rows, or from a lesson of another name
-        (engine/link/lessons.py), which changes the rows; '' where no objective needs a teacher.
+        (engine/extensions/sites/lessons.py), which changes the rows; '' where no objective needs a teacher.
         """
         found = {type(spec).lesson for spec in self.objective.values() if type(spec).needs_teacher}
         return next(iter(sorted(found - {ANSWERS})), ANSWERS if found else "")

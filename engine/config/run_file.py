@@ -148,12 +148,6 @@ class Training(Spec):
         return self
 
     @model_validator(mode="after")
-    def _at_a_site(self) -> "Training":
-        if self.train.link.has_all_roles:
-            raise ValueError("train.link.site: is not given, and a gang is at one of the sites")
-        return self
-
-    @model_validator(mode="after")
     def _judge(self) -> "Training":
         if self.train.keep_best and all(stream.kind == "examples" for stream in self.streams):
             raise ValueError(

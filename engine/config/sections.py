@@ -8,10 +8,11 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
 
-from atelier.engine.config.base import SECTION, Given, Section, Spec, SpecChooser
+from atelier.engine.config.base import SECTION, Given, Spec, SpecChooser
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.extensions import extension_of, kinds_of
 from atelier.engine.config.kind_files import kind_file, section_class
+from atelier.engine.config.section import Section
 
 SpecType = TypeVar("SpecType", bound=Spec)
 
@@ -75,6 +76,31 @@ def extensions_of(*specs: Spec) -> set[str]:
 def takes_gradients(spec: Spec) -> bool:
     """Whether the hook of an extension takes the gradients of each rank."""
     return any(type(value).takes_gradients for value in sections_of(spec).values())
+
+
+def is_here(spec: Spec, role: str) -> bool:
+    """Whether this run trains the role, or has it as a finished model."""
+    return all(value.is_here(role) for value in sections_of(spec).values())
+
+
+def part_of(spec: Spec) -> str:
+    """Which of several runs of one training this is; '' where there is one."""
+    return "".join(value.part for value in sections_of(spec).values())
+
+
+def places_here(spec: Spec) -> list[str]:
+    """The sites that run a training; [] where it is not one of several sites."""
+    return [name for value in sections_of(spec).values() for name in value.places_here]
+
+
+def for_roles_alone(spec: SpecType) -> SpecType:
+    """The same settings for a training of some of the roles, without their teachers."""
+    return spec.model_copy(update={key: each.for_roles_alone for key, each in sections_of(spec).items()})
+
+
+def for_fine_tuning(spec: SpecType) -> SpecType:
+    """The same settings for a model that is fine-tuned on labels, in one process."""
+    return spec.model_copy(update={key: each.for_fine_tuning for key, each in sections_of(spec).items()})
 
 
 def filled(section: str, given: dict[str, Given]) -> dict[str, Given]:

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Given, Spec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.site_name import SiteName
 
 
 class Sites(Spec):

@@ -11,9 +11,8 @@ from pydantic.config import JsonDict
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.batch import SHORTEST
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.link import Link
 from atelier.engine.config.registry import Objectives, Optim
-from atelier.engine.config.sections import filled, with_sections
+from atelier.engine.config.sections import filled, sections_of, with_sections
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
 Bad = Literal["", "nan", "spike"]
@@ -250,7 +249,6 @@ class Train(Spec):
         description="growth of sequences, batches, learning rates and dropout in the first steps",
     )
     health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
-    link: Link = Field(default=Link(), description="sites that train together; none by default")
 
     @model_validator(mode="before")
     @classmethod
@@ -270,34 +268,9 @@ class Train(Spec):
         return self
 
     @model_validator(mode="after")
-    def _sites(self) -> "Train":
-        rows, sites = self.link.rows, self.link.sites
-        if not sites:
-            return self
-        if rows and (sum(rows.values()) != self.global_batch or min(rows.values()) < 1):
-            raise ValueError(
-                f"link.rows={rows} are {sum(rows.values())} sequences a step, global_batch is"
-                f" {self.global_batch}; give each site one or more, global_batch in all"
-            )
-        if self.link.site not in sites and not self.link.has_all_roles:
-            raise ValueError(f"link.site={self.link.site or None}: this run is at one of {', '.join(sites)}")
-        if not self.link.mailbox.startswith("/") and "://" not in self.link.mailbox:
-            given = self.link.mailbox or "empty"
-            raise ValueError(f"link.mailbox is {given}: give the whole path or URL of a folder for messages")
-        if self.link.is_elastic and "://" in self.link.mailbox and not self.link.mailbox.startswith("file:"):
-            raise ValueError(
-                f"link.mailbox={self.link.mailbox} is no folder: an elastic membership decides each round"
-                " once, by exclusive create; give a folder that all sites reach, or use agents"
-            )
-        if grown := self.progressive.steps:
-            raise ValueError(
-                f"progressive.steps={grown}: growth is not built for several sites; progressive.steps=0"
-            )
-        if self.health.rolls_back:
-            which = "nan" if self.health.nan == "rollback" else "spike"
-            raise ValueError(
-                f"health.{which}=rollback is not built for several sites; health.{which}=skip, or stop"
-            )
+    def _extended(self) -> "Train":
+        for value in sections_of(self).values():
+            value.check_section(self)
         return self
 
     @model_validator(mode="after")
@@ -339,13 +312,11 @@ class Train(Spec):
         )
 
     def here(self) -> "Train":
-        """The same settings with this site's rows as the batch."""
-        rows = self.link.rows
-        return self.model_copy(update={"global_batch": rows[self.link.site]}) if rows else self
-
-    def at_site(self, site: str) -> "Train":
-        """The same settings as they are at one of the link's sites."""
-        return self.model_copy(update={"link": self.link.at_site(site)})
+        """The same settings with the sequences that this run reads as the batch."""
+        batch = self.global_batch
+        for value in sections_of(self).values():
+            batch = value.batch_here(batch)
+        return self.model_copy(update={"global_batch": batch}) if batch != self.global_batch else self
 
     def at(self, step: int) -> "Train":
         """The same settings with the batch and the sequence of this step."""

@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atelier.engine.config.base import ANSWERS, Json
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import sections_of
 from atelier.engine.config.train import Train
 
 VERSION = 1
@@ -187,8 +188,7 @@ def _branch_step(role: Role, train: Train, start: int, end: int) -> int:
     does.
     """
     schedules = (role.optim.schedule, *(spec.schedule for spec in role.objective.values()))
-    last_round = max(start, end - train.link.every) if train.link.ends_apart else end
-    return min(last_round, *(schedule.branch_step(start, end) for schedule in schedules))
+    return min(each.branch_step(start, end) for each in (*schedules, *sections_of(train).values()))
 
 
 def _covering(teaching: list[Segment], step: int) -> Segment:
@@ -222,25 +222,32 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     elif _branch_step(role, train, start, end) < end or not (role.teacher or not train.health.rolls_back):
         identity["horizon"] = [start, end]
     identity |= train.as_identity()
-    if train.link.roles:
-        identity.pop("link", None)  # a teacher is the same whoever learns from it
-        if train.link.is_apart(name, role.teacher) and role.lesson == ANSWERS:
-            identity["answers"] = train.link.answers
+    for key, section in sections_of(train).items():
+        own = section.identity_for(name, role.teacher, role.lesson)
+        if own is not None:
+            identity.pop(key, None)
+            identity |= own
     return identity
 
 
-def origins(prefix: str, section: str = "train") -> dict[str, str]:
+def origins(prefix: str, train: Train, section: str = "train") -> dict[str, str]:
     """First part of an identity key -> the configuration key to change. `prefix`: 'roles.teacher.', '' ...;
-    `section` has the training's length and link, and `train` what all trainings share.
+    `section` has the training's length, and what it has of extensions, and `train` what all trainings share.
     """
+    own = kinds_of(f"config/{section}")
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
-    train = ("global_batch", "precision", "seed", "progressive", "health", *kinds_of("config/train"))
+    shared = ("global_batch", "precision", "seed", "progressive", "health")
     return (
         {key: f"{prefix}{key}" for key in role}
-        | {key: f"train.{key}" for key in train}
-        | {key: f"{section}.{key}" for key in ("sequence", "link")}
+        | {key: f"train.{key}" for key in (*shared, *kinds_of("config/train"))}
+        | {key: f"{section}.{key}" for key in own}
         | {
-            "answers": f"{section}.link.top",
+            key: f"{section if name in own else 'train'}.{name}.{field}"
+            for name, value in sections_of(train).items()
+            for key, field in value.ORIGINS.items()
+        }
+        | {
+            "sequence": f"{section}.sequence",
             "horizon": f"{section}.steps",
             "trunk_step": f"{section}.steps",
             "lead": f"{prefix}objective",

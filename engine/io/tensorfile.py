@@ -14,6 +14,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.io.storage import open_regular
 
 _ALIGN = 8  # bytes
+NARROW = 1 << 16  # ids of vocabularies up to here are written with 16 bits
 # the format's words and the bytes of an element, in the library's order of tensors in a file: so every tensor
 # starts at a multiple of its element size
 ELEMENT_BYTES = {

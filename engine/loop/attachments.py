@@ -66,7 +66,7 @@ class GradientHandler(Attachment):
 
 class Tap(Attachment):
     """Takes what others need from a role's outputs, in each micro-batch of the steps in which it is asked.
-    `lesson`: for whom (engine/link/lessons.py).
+    `lesson`: for whom (engine/extensions/sites/lessons.py).
     """
 
     lesson: str

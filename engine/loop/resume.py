@@ -16,9 +16,9 @@ from atelier.engine.checkpoint.folder import address, newest_good
 from atelier.engine.checkpoint.manifest import read_manifest
 from atelier.engine.checkpoint.state import nested
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.lesson_state import state_of
 from atelier.engine.config.run_file import Member, SegmentAddress
 from atelier.engine.io.storage import exists, join, reach, read_text
-from atelier.engine.link.lessons import state_of
 
 CHECKPOINTS = "checkpoints"
 DIVERGED = "diverged.txt"  # in a trajectory that was ended while other roles went on: why

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import DataError
-from atelier.engine.link.answer_size import NARROW
+from atelier.engine.io.tensorfile import NARROW
 from atelier.engine.model.contract import compute_dtype
 from atelier.engine.model.products import with_padding
 from atelier.engine.objective.vocab_slice import TokenDistribution, without_padding

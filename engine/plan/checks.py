@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.kind_files import extension_part
+from atelier.engine.config.mixture import Phase
 from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
@@ -70,11 +71,15 @@ def check_extensions(
             checks.check(layout, roles, train, prefix=prefix, section=section)
 
 
-def check_everybody(roles: Mapping[str, Role], train: Train, *, section: str = "train") -> None:
-    """Have extensions check all roles of a training, those of other gangs too. Raises ConfigError."""
+def check_everybody(
+    roles: Mapping[str, Role], train: Train, phases: Mapping[str, Phase], *, section: str = "train"
+) -> None:
+    """Have extensions check all roles of a training, those of other gangs too, and its phases. Raises
+    ConfigError.
+    """
     for name in sorted(extensions_of(train)):
         if check := getattr(extension_part(name, "checks"), "check_everybody", None):
-            check(roles, train, section=section)
+            check(roles, train, phases, section=section)
 
 
 def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:

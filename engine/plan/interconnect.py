@@ -6,6 +6,7 @@ context, expert, shard, replicate, pipeline.
 """
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from atelier.engine.config.parallel import Parallel
 
@@ -65,3 +66,19 @@ def strides(parallel: Parallel) -> dict[str, int]:
         found[name] = stride
         stride *= getattr(axes, name)
     return found | {"pipeline": stride}
+
+
+class LinkCost(TypedDict):
+    """Of one codec: bytes of a message, of each fragment where there are several, and of all that a site
+    sends to one other in the training. Mbit/s that it needs to each other at once, each way; seconds of the
+    largest message but the last, and the share of the training's time that is waited. None = not known, as
+    the link's rate or the steps' time is not; of `needs_mbps` also that no rate would do.
+    """
+
+    codec: str
+    bytes: int
+    fragments: list[int]
+    sent: int
+    needs_mbps: float | None
+    seconds: float | None
+    stall: float | None

@@ -9,11 +9,9 @@ from typing import NoReturn
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
-from atelier.engine.config.mixture import Phase
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
-from atelier.engine.config.train import Train
 
 PLACE = "parallel.assignment"
 
@@ -170,32 +168,6 @@ def _check_log(layout: Parallel) -> None:
             f"its steps {[int(step) for step in steps]} do not rise",
             "put them in order",
         )
-
-
-def check_phases(train: Train, phases: Mapping[str, Phase], roles: Mapping[str, Role]) -> None:
-    """Raise ConfigError for a phase that begins within a round of an elastic membership, of which samples of
-    later steps are read before those of earlier ones; or not where a role has come that begins later.
-    """
-    every = train.link.every
-    starts = {name: int(role.start) for name, role in roles.items() if role.moves}
-    for name, phase in phases.items() if train.link.is_elastic else ():
-        place, begin = f"data.phases.{name}.begin", phase.first_step(train.num_steps)
-        if late := [role for role, start in starts.items() if start]:
-            raise ConfigError(
-                place,
-                f"step {begin}, and {late[0]}, which begins at step {starts[late[0]]}, reads the first sample"
-                " there in an elastic membership",
-                "start=0, or train.link.membership.kind=strict",
-            )
-        before = begin - begin % every
-        if begin != before:
-            fitting = [f"step {step}" for step in (before, before + every) if 0 < step < train.num_steps]
-            raise ConfigError(
-                place,
-                f"step {begin} is within a round of {every} steps, whose samples an elastic membership reads"
-                " in another order",
-                ", or ".join(fitting) or "train.link.membership.kind=strict",
-            )
 
 
 def check_length(layout: Parallel, name: str, what: str, sequence: int) -> None:

@@ -11,16 +11,17 @@ from atelier.engine.config.base import JsonObject, parse
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.sections import sections_of
 from atelier.engine.io.addresses import NAMED, with_hosts
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import flow_names, parameters
 from atelier.flows.run.compose import RunConfig, resolved
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.elsewhere import code_of
-from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import linked_at, linked_sites, with_all_roles
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import pool_of, site_of, tracker_of
+from atelier.flows.run.site_rows import over_budget
 from atelier.infra.calibration.history import facts
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node
@@ -217,7 +218,8 @@ def check_linked(order: SiteOrder, nodes: list[Node], policies: Policies) -> Non
         place = f"{node.name}: {node.training.section}.link" if linked else ""
         if linked and order.site not in linked:
             raise ConfigError(place, f"{order.site} is none of its sites")
-        for site in node.training.train.link.sites if linked else ():
+        values = sections_of(node.training.train).values() if linked else ()
+        for site in (site for value in values for site in value.places):
             if site not in (order.site, order.home) and not policies.of(site).runs(node.task):
                 raise ConfigError(place, f"{order.site} runs no task {node.task!r} with {site}")
 

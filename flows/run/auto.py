@@ -18,6 +18,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.sections import is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.tune import Tune
 from atelier.engine.plan.checks import check_layout
@@ -57,7 +58,7 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
     is_free = parallel.shard == "auto" and all(getattr(parallel, axis) == 1 for axis in AXES)
     if not is_free or parallel.roles or pool.members or train is None or not roles or not vocab:
         return None
-    here = {name: role for name, role in roles.items() if train.link.is_here(name)}
+    here = {name: role for name, role in roles.items() if is_here(train, name)}
     models = {name: role.model.resolved(vocab) for name, role in here.items() if role.moves}
     if not models:
         return None
@@ -115,7 +116,7 @@ def _planned(arguments: Spec, train: Train, pool: Pool) -> int:
         found = [
             estimate(role, train, parallel.of_role(name, is_student=name in aside), pool, vocab, steps=1)
             for name, role in roles.items()
-            if role.moves and train.link.is_here(name)
+            if role.moves and is_here(train, name)
         ]
     except ConfigError:  # a layout or a device that the plan refuses
         return WITHOUT_MODEL

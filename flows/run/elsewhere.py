@@ -15,10 +15,10 @@ from atelier.engine.config.message import Message
 from atelier.engine.io.storage import local_path
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.left_alone import left_alone
-from atelier.flows.run.link_rows import over_budget
+from atelier.flows.run.extension_parts import parts
 from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, PlanRow
+from atelier.flows.run.site_rows import over_budget
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
@@ -109,7 +109,8 @@ class Elsewhere:
             notes += [f"{site}: {note}" for note in reply.notes]
         if not refusals:
             nodes = (*plan.nodes, *(node for theirs in self._there.values() for node in theirs))
-            refusals += left_alone(nodes, rows, self._here)
+            for part in parts(nodes, "left_alone"):
+                refusals += part.left_alone(nodes, rows, self._here)
         plan = plan.with_rows(rows, vocab_of(self._frozen.arguments))
         refusals += over_budget(plan.links, self._here.name, self._here.hourly)
         return replace(plan, refusals=refusals, notes=notes)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.sections import is_here
 from atelier.engine.io.machine import memory_gb
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
@@ -91,8 +92,7 @@ def _searched(
     node: Node, pool: Pool, devices: int, layout: Parallel, vocab: int
 ) -> tuple[list[LayoutOption], list[RejectedLayout]]:
     config = node.training
-    here = config.train.link.is_here
-    moving = [role for name, role in config.roles.items() if role.moves and here(name)]
+    moving = [role for name, role in config.roles.items() if role.moves and is_here(config.train, name)]
     roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in moving]
     largest = max(roles, key=lambda role: role.model.flops_per_token(config.train.sequence))
     limited = pool.model_copy(update={"memory_gb": limit_gb(pool, devices)})

@@ -8,7 +8,9 @@ from typing import cast
 from atelier.engine.config.base import Json, JsonObject, Spec, parse
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.link import ANY, Link
+from atelier.engine.config.kind_files import section_class
+from atelier.engine.config.sections import places_here, sections_of
+from atelier.engine.config.site_name import ANY
 from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
@@ -133,7 +135,8 @@ def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:
     that most of the time would be spent on exchanges.
     """
     steps = parse(Train, {**train, "link": {}}, "train").num_steps
-    most = min(Link().every, max(1, steps // 4))
+    usual = section_class("train", "link").model_fields["every"].default
+    most = min(usual, max(1, steps // 4))
     fragments, delay = (
         value if isinstance(value := link.get(key), int) else 0 for key in ("fragments", "delay")
     )
@@ -150,23 +153,20 @@ def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:
 def check_site_given(arguments: Spec) -> None:
     """Raises ConfigError for roles of several sites in a run at one of them that does not say which."""
     for section, spec in linked(arguments).items():
-        link = spec.link
-        if link.has_all_roles:
-            raise ConfigError(
-                f"{section}.link.site",
-                f"is not given, and {section}.link.roles are those of {', '.join(link.sites)}",
-                f"{section}.link.site={link.sites[0]}, or sites=[{','.join(link.sites)}] for a run over all",
-            )
+        for key, value in sections_of(spec).items():
+            if value.is_whole:
+                place, sites = f"{section}.{key}", value.places
+                raise ConfigError(
+                    f"{place}.site",
+                    f"is not given, and {place}.roles are those of {', '.join(sites)}",
+                    f"{place}.site={sites[0]}, or sites=[{','.join(sites)}] for a run over all",
+                )
 
 
-def linked(arguments: Spec) -> dict[str, Train | Tune]:
-    """The sections of a flow's arguments that have a link, by name."""
-    found: dict[str, Train | Tune] = {}
-    for name in LINKED:
-        section = getattr(arguments, name, None)
-        if isinstance(section, Train | Tune):
-            found[name] = section
-    return found
+def linked(arguments: Spec) -> dict[str, Spec]:
+    """The sections of a flow's arguments that may train at several sites, by name."""
+    found = {name: getattr(arguments, name, None) for name in LINKED}
+    return {name: section for name, section in found.items() if isinstance(section, Train | Tune)}
 
 
 def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str, Json]:
@@ -204,7 +204,14 @@ def with_all_roles(arguments: Spec) -> Spec:
     """The arguments of a flow, its layout chosen for this site, as they are drawn for all sites: at each, the
     roles of all.
     """
-    found = {name: section.at_site("") for name, section in linked(arguments).items() if section.link.roles}
+    found = {
+        name: section.model_copy(
+            update={
+                key: value.at_site("") for key, value in sections_of(section).items() if not value.averages
+            }
+        )
+        for name, section in linked(arguments).items()
+    }
     return arguments.model_copy(update=found)
 
 
@@ -280,8 +287,7 @@ def _where(nodes: Sequence[Node], sites: Sites, home: str) -> dict[str, set[str]
 
 def linked_sites(node: Node) -> list[str]:
     """The sites at which its link has a task run; none = it has no link."""
-    link = node.training.train.link if node.task == "train" else Link()
-    return [link.site] if link.roles else link.sites
+    return places_here(node.training.train) if node.task == "train" else []
 
 
 def _at(node: Node, site: str) -> Node:

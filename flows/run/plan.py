@@ -24,11 +24,12 @@ from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.data_notes import data_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
-from atelier.flows.run.link_rows import Here, LinkRow, SiteRow, link_rows, log_refusals, site_rows
+from atelier.flows.run.extension_parts import parts
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.reasons import Reason, reasons_of
 from atelier.flows.run.registry import survey
 from atelier.flows.run.role_notes import role_notes, score_notes
+from atelier.flows.run.site_rows import Here, LinkRow, SiteRow, here_of, site_rows
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
@@ -139,7 +140,8 @@ class Plan:
         of_node = {
             node.name: sum(step_s.get(row_name(node, key), 0.0) for key in node.products) for node in every
         }
-        return replace(self, rows=rows, links=link_rows(every, of_node, vocab, self.here))
+        found = (part.link_rows(every, of_node, vocab, self.here) for part in parts(every, "link_rows"))
+        return replace(self, rows=rows, links=[row for each in found for row in each])
 
     def document(self) -> PlanDocument:
         running = [row for row in self.rows if row["state"] != "reuse"]
@@ -217,7 +219,8 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
         if (refusal := too_much(node, sizes, frozen.pool, vocab)) is not None:
             refusals.append(refusal)
-        refusals += log_refusals(node, store)
+        for part in parts([node], "link_rows"):
+            refusals += part.refusals(node, store)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
@@ -233,18 +236,10 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool) if seconds else 0.0,
         seconds=seconds,
         there=placed.there,
-        here=_here(frozen, nodes),
+        here=here_of(frozen, nodes),
         source=surveyed and surveyed.rows,
     )
     return plan.with_rows(rows, vocab)
-
-
-def _here(frozen: RunConfig, nodes: list[Node]) -> Here:
-    """This site; of a run that is typed at each site the one that its links name."""
-    if frozen.here is not None:
-        return Here(frozen.here.name, frozen.sites.mbps)
-    named = (node.training.train.link.site for node in nodes if node.task == "train")
-    return Here(next(filter(None, named), ""))
 
 
 def _left_s(rows: list[PlanRow]) -> float:

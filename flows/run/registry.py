@@ -1,11 +1,12 @@
 """The registry of flows: flows/<name>.py with a function of that name, and conf/<name>.yaml."""
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cache
 
-from atelier.engine.config.link import OF_ROLES, OF_ROWS
+from atelier.engine.config.extensions import kinds_of
+from atelier.engine.config.kind_files import section_class
 from atelier.engine.io.survey import Survey
 
 # keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
@@ -14,22 +15,16 @@ _SHARES = ("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*")
 _OF_TITAN = ("score.controls", "score.rows")
 
 
-def _of_link(section: str, keys: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{section}.link.{key}{below}" for key in keys for below in ("", ".*"))
-
-
-_APART = _of_link("train", ("roles", *OF_ROLES))
 IDLE: dict[str, tuple[str, ...]] = {
     "corpus": _SHARES,
-    "pretrain": (*_OF_LABELS, *_OF_TITAN, *_APART),
-    "titan": _APART,
+    "pretrain": (*_OF_LABELS, *_OF_TITAN),
     "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
     "convert": (*_OF_LABELS, *_OF_TITAN),
-    "instruct": ("tokenizer", "tokenizer.*", *_APART),
-    "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts", *_APART),
-    "nebula": (*_OF_LABELS, "score.rows", *_APART, *_of_link("tune", ("rows", *OF_ROWS))),
-    "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots", *_APART),
+    "instruct": ("tokenizer", "tokenizer.*"),
+    "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts"),
+    "nebula": (*_OF_LABELS, "score.rows"),
+    "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots"),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
         *("train.link", "train.link.*"),
@@ -39,9 +34,27 @@ IDLE: dict[str, tuple[str, ...]] = {
 }
 
 
+# parts of an extension's section (Section.PARTS) that do nothing in a flow: section, part, flows
+IDLE_PARTS = (
+    ("train", "roles", ("pretrain", "titan", "instruct", "semoe", "nebula", "cpm2")),
+    ("tune", "rows", ("nebula",)),
+)
+
+
 def is_idle(flow: str, key: str) -> bool:
     """Whether a key of the flow's configuration does nothing there."""
-    return any(fnmatchcase(key, pattern) for pattern in IDLE.get(flow, ()))
+    return any(fnmatchcase(key, pattern) for pattern in (*IDLE.get(flow, ()), *_idle_parts(flow)))
+
+
+@cache
+def _idle_parts(flow: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for section, part, flows in IDLE_PARTS:
+        for name in kinds_of(f"config/{section}") if flow in flows else ():
+            fields = section_class(section, name).PARTS.get(part)
+            keys = (part, *fields) if fields else ()
+            found += [f"{section}.{name}.{key}{below}" for key in keys for below in ("", ".*")]
+    return tuple(found)
 
 
 @cache

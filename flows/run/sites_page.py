@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.message import Message
 from atelier.engine.config.metric import CurveLine
+from atelier.engine.config.sections import sections_of
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.prefect_page import Updated
 from atelier.infra.dag import Node
-from atelier.infra.report.link_use import HEAD, link_use, markdown_rows
+from atelier.infra.report.link_use import HEAD, form_of_link, link_use, markdown_rows
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import segment_addresses
@@ -62,8 +63,9 @@ class SitesPage:
 
     def _links(self, node: Node) -> Iterator[list[str]]:
         """Of a training here that has a part in a link."""
-        link = node.training.train.link if node.task == "train" else None
-        if link is None or not link.sites:
+        values = sections_of(node.training.train).values() if node.task == "train" else ()
+        link = next((form_of_link(value) for value in values if value.places), None)
+        if link is None:
             return
         curves: dict[str, list[CurveLine]] = {}
         for role, segments in unpack(node)[2].items() if node.products else ():

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.link import Link
 from atelier.engine.config.metric import CurveLine
 from atelier.engine.config.record import Record
+from atelier.engine.config.section import Section
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.report.render import size
 from atelier.infra.report.table import Table
@@ -18,6 +18,23 @@ from atelier.infra.report.table import markdown_rows as markdown_rows  # for the
 from atelier.infra.store.store import Store
 
 HEAD = ("messages", "sent to each site", "received", "seconds", "stall", "codecs", "staleness")
+
+
+@dataclass(frozen=True)
+class LinkForm:
+    """Of a training between sites: its sites, whether they have roles of their own, and its codecs."""
+
+    sites: Sequence[str] = ()
+    has_roles: bool = False
+    codecs: Sequence[str] = ()
+
+
+def form_of_link(given: Json | Section) -> LinkForm:
+    """Of `train.link`, or of what an identity has of it. Raises ConfigError for what is not one."""
+    from atelier.engine.extensions.sites.config.train.link import Link  # an extension's: where it was used
+
+    link = given if isinstance(given, Link) else parse(Link, given, "link")
+    return LinkForm(link.sites, bool(link.roles), [codec.text for codec in link.codecs])
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,7 @@ class LinkUse:
         ]
 
 
-def link_use(lines: Sequence[CurveLine], link: Link, beside: Iterable[CurveLine] = ()) -> LinkUse | None:
+def link_use(lines: Sequence[CurveLine], link: LinkForm, beside: Iterable[CurveLine] = ()) -> LinkUse | None:
     """Of the lines of a role; None where nothing crossed. `beside`: lines of other roles, its own may be
     among them: those of the same gang's step count in what the step took.
     """
@@ -64,7 +81,7 @@ def link_use(lines: Sequence[CurveLine], link: Link, beside: Iterable[CurveLine]
     for line in lines:
         found = of_steps[_step_of(line)]
         own, role = line.get("timing", {}), line.get("role", "")
-        if not link.roles:
+        if not link.has_roles:
             seconds += own.get("link_s", 0.0)
             whole += own.get("step_s", 0.0) + sum(found.values())
         else:  # the line of each role has the seconds of all
@@ -75,7 +92,7 @@ def link_use(lines: Sequence[CurveLine], link: Link, beside: Iterable[CurveLine]
     for each in crossed:
         if "link_codec" in each:
             place = int(each["link_codec"])
-            text = link.codecs[place].text if place < len(link.codecs) else f"codec {place}"
+            text = link.codecs[place] if place < len(link.codecs) else f"codec {place}"
             counts[text] = counts.get(text, 0) + 1
     is_sender = any("link_bytes" in each for each in crossed)
     return LinkUse(
@@ -122,10 +139,10 @@ def link_tables(
     return [Table("Between sites", ["name", "sites", *HEAD], rows, ["link"] * len(rows)).filled()]
 
 
-def _link_of(record: Record, store: Store) -> Link:
+def _link_of(record: Record, store: Store) -> LinkForm:
     """The link of a model's training, as its identity has it."""
     trajectory = find_trajectory(store, record.parents.get("trajectory", ""))
     given: Json = trajectory.identity.get("link") if trajectory is not None else None
     with suppress(ConfigError):  # of a version that had another
-        return parse(Link, given or {}, "link")
-    return Link()
+        return form_of_link(given) if given else LinkForm()
+    return LinkForm()

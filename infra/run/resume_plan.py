@@ -9,12 +9,12 @@ from typing import Literal
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.lesson_state import state_of
 from atelier.engine.config.record import Record
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.config.trajectory import Segment, in_teaching_order
 from atelier.engine.io.weight_files import weights_digest
-from atelier.engine.link.lessons import state_of
 from atelier.infra.code.code_change import Map, changed, digest_of, files_of
 from atelier.infra.code.provenance import engine_digest
 from atelier.infra.store.store import Store

@@ -18,7 +18,7 @@ from typing import IO
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import AtelierError, DamageError
-from atelier.engine.config.link import SITE
+from atelier.engine.config.site_name import SITE
 from atelier.engine.io.storage import sync_folder
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.last_hour import HOUR_S, LastHour

@@ -16,7 +16,7 @@ import grpc
 
 from atelier.engine.config.base import canonical
 from atelier.engine.config.error import DamageError
-from atelier.engine.config.link import NOBODY
+from atelier.engine.config.site_name import NOBODY
 from atelier.engine.io.storage import is_local
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket import BEAT_S, DEAD_S, IN, OUT, Beacon, Bucket, BucketError, publish

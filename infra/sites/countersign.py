@@ -18,8 +18,8 @@ from pydantic import Field
 from atelier.engine.config.base import Json, Spec, canonical
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import DamageError
-from atelier.engine.config.link import SiteName
 from atelier.engine.config.record import Digest
+from atelier.engine.config.site_name import SiteName
 from atelier.infra.sites import signature
 from atelier.infra.sites.audit import SIGNED, Audit, Chain, Crossed, read_lines
 from atelier.infra.sites.incoming import NotTaken

@@ -13,9 +13,9 @@ from pydantic import Field
 from atelier.engine.config.base import Json, JsonObject, Spec, canonical, fingerprint
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import DamageError, DataError
-from atelier.engine.config.link import SiteName
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Digest
+from atelier.engine.config.site_name import SiteName
 from atelier.engine.io.storage import (
     Stamp,
     exists,

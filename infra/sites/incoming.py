@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from atelier.engine.config.error import AtelierError, DamageError
-from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
-from atelier.engine.link.mailbox import HEAD, MOST_HEAD, KnownTrainings, Mailbox
-from atelier.engine.link.membership import Meeting
-from atelier.engine.link.messages import (
+from atelier.engine.extensions.sites.mailbox import HEAD, MOST_HEAD, KnownTrainings, Mailbox
+from atelier.engine.extensions.sites.membership import Meeting
+from atelier.engine.extensions.sites.messages import (
     BODY,
     AboutRounds,
     AboutTraining,
@@ -22,6 +21,7 @@ from atelier.engine.link.messages import (
     OfStep,
     ReaderProgress,
 )
+from atelier.engine.io.storage import TEMPORARY, digest_of, local_path, make_folder, sync_folder, write_bytes
 
 MOST = 64 << 30  # bytes of a message
 

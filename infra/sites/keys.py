@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from atelier.engine.config.base import Spec
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
-from atelier.engine.config.link import ANY, NOBODY, SITE, SiteName
+from atelier.engine.config.site_name import ANY, NOBODY, SITE, SiteName
 from atelier.engine.io.storage import sync_folder, write_bytes
 from atelier.engine.io.user_folders import expanded
 from atelier.infra.store.file_lock import file_lock

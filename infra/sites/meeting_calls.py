@@ -1,4 +1,4 @@
-"""The calls of an elastic membership (engine/link/membership.py): that a site is there, and who is in a
+"""The calls of an elastic membership (membership.py): that a site is there, and who is in a
 round. They have a thread of their own, so that no transfer of weights makes a site look silent; and where
 this site is the coordinator its agent decides as well, so that the others go on while its ranks are down.
 """
@@ -13,11 +13,11 @@ import grpc
 from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import AtelierError, DamageError
-from atelier.engine.config.link import ANY
-from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.membership import Decision, Meeting, Presence
-from atelier.engine.link.messages import AboutRounds, AboutTraining
+from atelier.engine.config.site_name import ANY
+from atelier.engine.extensions.sites.coordinator import Coordinator, check_after, check_who
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.membership import Decision, Meeting, Presence
+from atelier.engine.extensions.sites.messages import AboutRounds, AboutTraining
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.methods import ROOM, is_damage_here

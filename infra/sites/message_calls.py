@@ -16,10 +16,10 @@ from pydantic import Field
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.config.record import Digest
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Contribution, Message, head_of
+from atelier.engine.extensions.sites.rates import tell_rate
 from atelier.engine.io.storage import Stamp, local_path, stamp_of
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Contribution, Message, head_of
-from atelier.engine.link.rates import tell_rate
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import Damaged, Incoming, NotTaken

@@ -6,7 +6,7 @@ import time
 
 from atelier.engine.config.base import Spec, canonical
 from atelier.engine.config.error import DamageError
-from atelier.engine.config.link import SiteName
+from atelier.engine.config.site_name import SiteName
 from atelier.engine.io.storage import join, local_path, read_as, remove, write_bytes
 
 NAME, EVERY_S, STALE_S = "agent.json", 5.0, 30.0

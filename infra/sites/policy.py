@@ -12,7 +12,7 @@ from pydantic import Field
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.link import SiteName
+from atelier.engine.config.site_name import SiteName
 from atelier.engine.io.storage import sync_folder, write_bytes
 from atelier.infra.sites.desk import SiteOrder
 

@@ -11,8 +11,8 @@ import grpc
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import parse_as, parse_object
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import ReaderProgress
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import ReaderProgress
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.refusals import Apart, Refusals

@@ -54,7 +54,7 @@ def test_what_an_extension_would_bring_is_refused_by_name(
 
 
 KEY = """
-from atelier.engine.config.base import Section
+from atelier.engine.config.section import Section
 
 class Toys(Section):
     \"\"\"How many toys there are.\"\"\"

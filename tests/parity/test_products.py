@@ -1,7 +1,7 @@
 """Random products against one process, and that every kind that there is takes part in them.
 
 The same products each time, as many as the machine tries in two minutes; ATELIER_PRODUCTS_SEED=7
-ATELIER_PRODUCTS_S=600 tries others, for longer. benchmarks/products.py searches for an hour, from a random seed.
+ATELIER_PRODUCTS_S=600 tries others, for longer. benchmarks/products.py takes an hour and a random seed.
 """
 
 import os

@@ -6,6 +6,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import sections_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 
@@ -25,9 +26,10 @@ def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: 
             continue
         _check_objectives(place, role, roles)
         _check_steps(place, role, roles)
-        if train.link.rows or train.health.rolls_back:
-            what = f"{section}.link.rows" if train.link.rows else f"{section}.health"
-            how = "sites that average a model" if train.link.rows else "rollback"
+        averaged = [f"{key}.{value.averages}" for key, value in sections_of(train).items() if value.averages]
+        if averaged or train.health.rolls_back:
+            what = f"{section}.{averaged[0] if averaged else 'health'}"
+            how = "sites that average a model" if averaged else "rollback"
             raise ConfigError(what, f"{how}, and {name} detects replaced tokens: not built", "leave one out")
         if name in layout.roles:
             raise ConfigError(

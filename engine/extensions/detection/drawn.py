@@ -22,9 +22,10 @@ from atelier.engine.config.batch import NOT_SCORED, PLACES
 from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Train
-from atelier.engine.extensions.detection.config.lesson.drawings import NARROW, STATE
+from atelier.engine.extensions.detection.config.lesson.drawings import STATE
 from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 from atelier.engine.extensions.detection.gumbel import drawn
+from atelier.engine.io.tensorfile import NARROW
 from atelier.engine.loop.attachments import Tap
 from atelier.engine.loop.stage import rows_of, slice_of
 from atelier.engine.model.transformer import noise_keys

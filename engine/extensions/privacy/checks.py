@@ -67,12 +67,6 @@ def _check_train(train: Train) -> None:
             f"{train.micro_batch}, and train.privacy clips a row at a time",
             "train.micro_batch=1, or auto",
         )
-    if train.link.is_elastic:
-        raise ConfigError(
-            "train.link.membership.kind",
-            "elastic, and train.privacy is not built for rows that are assigned again",
-            f"train.link.membership.kind=strict, or {OFF}",
-        )
     if train.progressive.steps:
         raise ConfigError(
             "train.progressive.steps",

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from atelier.engine.checkpoint.state import Tree
 from atelier.engine.config.error import DataError
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import OfStep, ReaderProgress, model_at
-from atelier.engine.link.readers import ReadingSites, ending
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import OfStep, ReaderProgress, model_at
+from atelier.engine.extensions.sites.readers import ReadingSites, ending
 from atelier.engine.loop.attachments import Attachment
 from atelier.engine.loop.role_state import RoleState
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from atelier.engine.config.base import ANSWERS
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import DataError
-from atelier.engine.config.link import Link
+from atelier.engine.extensions.sites.config.train.link import Link
 from atelier.engine.loop.attachments import Tap
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.top import TopSide, answers_of, kept_mass, side_of, types

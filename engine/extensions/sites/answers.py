@@ -1,6 +1,6 @@
-"""A distillation over several sites (engine/config/link.py): a teacher's lessons about its steps
-(engine/link/lessons.py), its answers above all, go as messages to the sites of its students, and nothing
-else does; how far those have come goes back, in steps of the teacher.
+"""A distillation over several sites (config/train/link.py): a teacher's lessons about its steps (lessons.py),
+its answers above all, go as messages to the sites of its students, and nothing else does;
+how far those have come goes back, in steps of the teacher.
 
 All sites compute the same samples from the seed: a message says of which samples it is. A teacher waits for
 the slowest site once it is `ahead` steps before it; a student waits for its step's answers. What all sites
@@ -22,15 +22,16 @@ from atelier.engine.extensions.sites.answer_ends import (
     learned_from,
 )
 from atelier.engine.extensions.sites.answer_parts import AnswerParts, opened
+from atelier.engine.extensions.sites.config.train.link import link_of
+from atelier.engine.extensions.sites.encoded import body_bytes
+from atelier.engine.extensions.sites.lessons import most_bytes
 from atelier.engine.extensions.sites.link_meter import LinkMeter
 from atelier.engine.extensions.sites.long_wait import LongWait
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, OfStep, ReaderProgress
+from atelier.engine.extensions.sites.readers import ENDED, reading_sites
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
 from atelier.engine.io.tensorfile import in_file_order
-from atelier.engine.link.encoded import body_bytes
-from atelier.engine.link.lessons import most_bytes
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, OfStep, ReaderProgress
-from atelier.engine.link.readers import ENDED, reading_sites
 from atelier.engine.loop.hooks import HookContext
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.weights import entries_of, in_memory, write_files
@@ -45,7 +46,7 @@ class SitesApart:
 
     def __init__(self, context: HookContext, meter: LinkMeter) -> None:
         training, members, gang = context.training, context.members, context.gang
-        self._link, self._gang, self._stop = training.train.link, gang, context.stop
+        self._link, self._gang, self._stop = link_of(training.train), gang, context.stop
         self._scratch, self._train = context.build.scratch, training.train
         self._meter, self._say = meter, context.warn
         self._readers: list[RemoteStudents] = []

@@ -5,11 +5,12 @@ from graphlib import CycleError, TopologicalSorter
 
 from atelier.engine.config.base import ANSWERS
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.link import Link
+from atelier.engine.config.mixture import Phase
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
-from atelier.engine.extensions.sites.linked_checks import check_link
+from atelier.engine.extensions.sites.config.train.link import Link, link_of
+from atelier.engine.extensions.sites.linked_checks import check_link, check_phases
 
 
 def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
@@ -20,11 +21,14 @@ def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: 
     check_apart(layout, roles, train, prefix, section)
 
 
-def check_everybody(roles: Mapping[str, Role], train: Train, *, section: str = "train") -> None:
-    """Raise ConfigError where a site is to have a role that there is not. For all roles of a training.
-    `section`: of the configuration, that has the link.
+def check_everybody(
+    roles: Mapping[str, Role], train: Train, phases: Mapping[str, Phase], *, section: str = "train"
+) -> None:
+    """Raise ConfigError where a site is to have a role that there is not, or for phases that do not fit. For
+    all roles of a training. `section`: of the configuration, that has the link.
     """
-    link = train.link
+    check_phases(train, phases, roles)
+    link = link_of(train)
     for site in link.sites if link.roles else ():
         for name in link.roles[site]:
             if name not in roles:
@@ -42,7 +46,7 @@ def check_apart(layout: Parallel, roles: Mapping[str, Role], train: Train, prefi
     messages of a step, answers of more tokens than there are, or a layout at which answers are not built.
     `section`: of the configuration, that has the link.
     """
-    link, where = train.link, f"{section}.link"
+    link, where = link_of(train), f"{section}.link"
     if not link.roles:
         return
     for name, role in roles.items():

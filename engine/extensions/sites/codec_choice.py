@@ -1,5 +1,5 @@
 """Which codec this site's gang takes for a contribution: the link's only one; one that it took before, which
-lies in the mailbox; that of a round log; or what the chooser says (engine/link/chooser.py).
+lies in the mailbox; that of a round log; or what the chooser says (chooser.py).
 """
 
 import itertools
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from atelier.engine.checkpoint.collective_call import all_or_none
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.link import Link
-from atelier.engine.link.chooser import CodecChooser
-from atelier.engine.link.encoded import Layout, sizes_of
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.rates import rate_to
-from atelier.engine.link.round_log import RoundLine, read_log
-from atelier.engine.link.rounds import Rounds
+from atelier.engine.extensions.sites.chooser import CodecChooser
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.encoded import Layout, sizes_of
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.rates import rate_to
+from atelier.engine.extensions.sites.round_log import RoundLine, read_log
+from atelier.engine.extensions.sites.rounds import Rounds
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.parallel.gang import Gang
 

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.encoded import is_factored, matrix, num_sent, parts_of
 from atelier.engine.io.tensorfile import TensorEntry
-from atelier.engine.link.encoded import is_factored, matrix, num_sent, parts_of
 
 
 def encode(codec: Codec, weight: TensorEntry, whole: Tensor, seed: int) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What a site contributes to an outer step, as a message holds it (engine/link/encoded.py): written from the
+"""What a site contributes to an outer step, as a message holds it (encoded.py): written from the
 pieces that the ranks of its gang hold, and read back by every rank.
 """
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
 from atelier.engine.config.seed import seed_of
 from atelier.engine.extensions.sites.clip import norm, square_sums
 from atelier.engine.extensions.sites.codecs import decode, encode
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.encoded import Layout, parts_of
+from atelier.engine.extensions.sites.messages import Contribution
 from atelier.engine.io.tensorfile import TensorEntry
-from atelier.engine.link.encoded import Layout, parts_of
-from atelier.engine.link.messages import Contribution
 from atelier.engine.model.weights import StoredWeights, Weight, entries_of, type_of
 
 

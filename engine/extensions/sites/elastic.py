@@ -1,5 +1,5 @@
 """Rounds of a training whose membership is elastic, at this site: whether it takes part in one, which samples
-it learns in it, and who was in (engine/link/coordinator.py). A site that missed a round passes over its
+it learns in it, and who was in (coordinator.py). A site that missed a round passes over its
 steps, takes the outer step that the others took, and goes on as one that has just come: with optimiser states
 of zero, so that its bits depend on the round log alone.
 """
@@ -14,15 +14,15 @@ from typing import TypeVar
 from atelier.engine.checkpoint.collective_call import all_or_none
 from atelier.engine.config.document import parse_as
 from atelier.engine.config.error import DataError, StoppedError
-from atelier.engine.config.link import Link
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.coordinator import Coordinator, check_after, check_who
 from atelier.engine.extensions.sites.long_wait import LongWait
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.membership import Meeting, Presence
+from atelier.engine.extensions.sites.messages import AboutRounds, Contribution
 from atelier.engine.extensions.sites.outer_state import outer_of
-from atelier.engine.link.coordinator import Coordinator, check_after, check_who
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.membership import Meeting, Presence
-from atelier.engine.link.messages import AboutRounds, Contribution
-from atelier.engine.link.round_log import WHAT, RoundLine, read_log
-from atelier.engine.link.sample_log import SampleLog
+from atelier.engine.extensions.sites.round_log import WHAT, RoundLine, read_log
+from atelier.engine.extensions.sites.sample_log import SampleLog
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.parallel.gang import Gang

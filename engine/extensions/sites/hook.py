@@ -1,4 +1,4 @@
-"""Trainings of several sites (engine/config/link.py): sites that train one model take outer steps, and roles
+"""Trainings of several sites (config/train/link.py): sites that train one model take outer steps, and roles
 at different sites exchange lessons.
 """
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.answers import SitesApart
 from atelier.engine.extensions.sites.clip import clip_values
+from atelier.engine.extensions.sites.config.train.link import link_of
 from atelier.engine.extensions.sites.link_meter import LinkMeter
 from atelier.engine.extensions.sites.outer import OuterSteps
 from atelier.engine.extensions.sites.outer_state import OuterState, outer_of, takes_part
+from atelier.engine.extensions.sites.readers import asked_from
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.link.readers import asked_from
 from atelier.engine.loop.build import BuildContext
 from atelier.engine.loop.hooks import Hook, HookContext
 from atelier.engine.loop.resume import checkpoints, students_first
@@ -27,13 +29,17 @@ class SeveralSites(Hook):
 
     @classmethod
     def limits(cls, training: Training) -> dict[str, int]:
-        """Of teachers that are trained again for students at other sites."""
+        """Of teachers that are trained again for students at other sites. Raises ConfigError for no site."""
+        link = link_of(training.train)
+        if link.is_whole:
+            given = f"a gang is at one of the sites {', '.join(link.sites)}"
+            raise ConfigError("train.link.site", f"is not given, and {given}", f"link.site={link.sites[0]}")
         return asked_from(training)
 
     def __init__(self, context: HookContext) -> None:
         super().__init__(context)
         training, members = context.training, context.members
-        self._gang, self._link, self._members = context.gang, training.train.link, members
+        self._gang, self._link, self._members = context.gang, link_of(training.train), members
         self._meter, self._waited_s = LinkMeter(), 0.0
         self._apart = SitesApart(context, self._meter)
         self._outer = OuterSteps(context, self._meter)
@@ -96,8 +102,8 @@ class SeveralSites(Hook):
 
 def samples_of_site(train: Train, clock: int) -> np.ndarray:
     """The samples of a step that this site has, where sites train one model."""
-    rows = train.link.rows
-    first = train.progressive.samples_before(clock, sum(rows.values())) + train.link.first_row
+    rows = link_of(train).rows
+    first = train.progressive.samples_before(clock, sum(rows.values())) + link_of(train).first_row
     return np.arange(first, first + train.here().at(clock).global_batch)
 
 

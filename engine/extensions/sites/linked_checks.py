@@ -4,9 +4,12 @@ from collections.abc import Mapping
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.mixture import Phase
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import sections_of
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.sites.config.train.link import link_of
 
 
 def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:
@@ -14,26 +17,33 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
     could not go on after a kill, or would learn from other steps of a teacher, or whose model has more than
     the weights that they exchange.
     """
-    every, trained = train.link.every, [name for name, role in roles.items() if role.moves]
-    if train.link.is_elastic and len(trained) > 1:
+    every, trained = link_of(train).every, [name for name, role in roles.items() if role.moves]
+    if link_of(train).is_elastic and len(trained) > 1:
         raise ConfigError(
             "train.link.membership",
             f"an elastic one is built for one role, and this training has {', '.join(trained)}",
             "kind=strict",
         )
-    if train.link.rounds and len(trained) > 1:
+    taking = [f"train.{key}" for key, value in sections_of(train).items() if type(value).takes_gradients]
+    if link_of(train).is_elastic and taking:
+        raise ConfigError(
+            "train.link.membership.kind",
+            f"elastic, and {taking[0]} is not built for rows that are assigned again",
+            f"train.link.membership.kind=strict, or leave {taking[0]} out",
+        )
+    if link_of(train).rounds and len(trained) > 1:
         raise ConfigError(
             "train.link.rounds",
             f"the rounds of one model, and this training has {', '.join(trained)}",
             "one role at a time, or train.link.codec instead of train.link.choose",
         )
-    if (train.link.is_linked or train.link.roles) and layout.assignment == "measured":
+    if (link_of(train).is_linked or link_of(train).roles) and layout.assignment == "measured":
         raise ConfigError(
             "parallel.assignment",
             "measured, and a site that goes on after a kill has to send the same bits again",
             "assignment=static, with parallel.speed_log if they differ",
         )
-    for name, role in roles.items() if train.link.is_linked else ():
+    for name, role in roles.items() if link_of(train).is_linked else ():
         steps = role.last(train.num_steps) - int(role.start)
         if role.moves and steps % every:
             raise ConfigError(
@@ -41,7 +51,7 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
                 f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
                 _other_rounds(train, section, steps),
             )
-        if role.gate != "open" and len(train.link.rows) > 1:
+        if role.gate != "open" and len(link_of(train).rows) > 1:
             raise ConfigError(
                 f"{prefix}{name}.gate",
                 f"{role.gate}, which each site would open by the losses of its own rows",
@@ -53,7 +63,7 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
 
 def _other_rounds(train: Train, section: str, steps: int) -> str:
     """The longest rounds, or the fewest steps above, of which a training has a whole number."""
-    link = train.link
+    link = link_of(train)
     fits = (
         every
         for every in range(link.every, max(link.delay, link.every // 2), -1)
@@ -84,3 +94,30 @@ def _check_exchanged(layout: Parallel, role: Role, model: str) -> None:
             f"{layout.tiers.experts}, and sites do not exchange the experts of {model} from there",
             "experts=device",
         )
+
+
+def check_phases(train: Train, phases: Mapping[str, Phase], roles: Mapping[str, Role]) -> None:
+    """Raise ConfigError for a phase that begins within a round of an elastic membership, of which samples of
+    later steps are read before those of earlier ones; or not where a role has come that begins later.
+    """
+    link = link_of(train)
+    every = link.every
+    starts = {name: int(role.start) for name, role in roles.items() if role.moves}
+    for name, phase in phases.items() if link.is_elastic else ():
+        place, begin = f"data.phases.{name}.begin", phase.first_step(train.num_steps)
+        if late := [role for role, start in starts.items() if start]:
+            raise ConfigError(
+                place,
+                f"step {begin}, and {late[0]}, which begins at step {starts[late[0]]}, reads the first sample"
+                " there in an elastic membership",
+                "start=0, or train.link.membership.kind=strict",
+            )
+        before = begin - begin % every
+        if begin != before:
+            fitting = [f"step {step}" for step in (before, before + every) if 0 < step < train.num_steps]
+            raise ConfigError(
+                place,
+                f"step {begin} is within a round of {every} steps, whose samples an elastic membership reads"
+                " in another order",
+                ", or ".join(fitting) or "train.link.membership.kind=strict",
+            )

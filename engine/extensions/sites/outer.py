@@ -1,11 +1,11 @@
-"""Outer steps of a training at several sites (engine/config/link.py): every `every` steps the weights of all
+"""Outer steps of a training at several sites (config/train/link.py): every `every` steps the weights of all
 sites become the same again.
 
 A site sends by what its weights have moved since the last outer step, in the form of the link's codec, and
 adds up what all sites sent, its own as everybody reads it, in the order of their names, each operation
 rounded alone: outer weights are equal bits everywhere, whatever the sites' layouts. What the codec lost is
 added to the next contribution (error feedback, 1901.09847). Optimiser states stay where they are. When rounds
-are sent and their steps taken: engine/link/rounds.py.
+are sent and their steps taken: rounds.py.
 """
 
 import time
@@ -20,15 +20,16 @@ from atelier.engine.checkpoint.collective_call import all_or_none, nothing
 from atelier.engine.config.error import DamageError, DataError
 from atelier.engine.extensions.sites.clip import clipped, most_norm
 from atelier.engine.extensions.sites.codec_choice import CodecChoice, RoundPlan
+from atelier.engine.extensions.sites.config.train.link import link_of
 from atelier.engine.extensions.sites.contribution import Layout, StoredContribution, encoded, layout_of
 from atelier.engine.extensions.sites.elastic import ElasticRounds
+from atelier.engine.extensions.sites.encoded import layouts_of
 from atelier.engine.extensions.sites.link_meter import LinkMeter
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Contribution
 from atelier.engine.extensions.sites.outer_inbox import OuterInbox
 from atelier.engine.extensions.sites.outer_state import OuterState, outer_of, takes_part
-from atelier.engine.link.encoded import layouts_of
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Contribution
-from atelier.engine.link.rounds import Rounds
+from atelier.engine.extensions.sites.rounds import Rounds
 from atelier.engine.loop.gather import digest_of, gathered, live_weights
 from atelier.engine.loop.hooks import HookContext
 from atelier.engine.loop.role_state import RoleState
@@ -40,7 +41,7 @@ class OuterSteps:
     """The outer steps of one training on this rank."""
 
     def __init__(self, context: HookContext, meter: LinkMeter) -> None:
-        link, gang = context.training.train.link, context.gang
+        link, gang = link_of(context.training.train), context.gang
         self._link, self._gang, self._stop = link, gang, context.stop
         self._meter, self._say = meter, context.warn
         self._opened: set[str] = set()  # trajectories whose mailbox knows of this site

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from atelier.engine.checkpoint.collective_call import all_or_none
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.extensions.sites.codec_choice import CodecChoice, RoundPlan
+from atelier.engine.extensions.sites.config.train.link import link_of
 from atelier.engine.extensions.sites.contribution import Layout, StoredContribution, check_form
+from atelier.engine.extensions.sites.coordinator import ADDED, BEGAN
 from atelier.engine.extensions.sites.long_wait import LongWait
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Contribution
 from atelier.engine.extensions.sites.outer_state import outer_of
+from atelier.engine.extensions.sites.round_log import RoundLine
 from atelier.engine.io.storage import fetch, is_local, join, local_path, verify
-from atelier.engine.link.coordinator import ADDED, BEGAN
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Contribution
-from atelier.engine.link.round_log import RoundLine
 from atelier.engine.loop.hooks import HookContext
 from atelier.engine.loop.role_state import RoleState
 
@@ -25,7 +26,7 @@ class OuterInbox:
     """What a training's sites have sent, on this rank."""
 
     def __init__(self, context: HookContext, choice: CodecChoice) -> None:
-        self._link, self._gang, self._stop = context.training.train.link, context.gang, context.stop
+        self._link, self._gang, self._stop = link_of(context.training.train), context.gang, context.stop
         self._scratch, self._choice, self._say = context.build.scratch, choice, context.warn
 
     def heads(

@@ -11,9 +11,9 @@ from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.base import Json
 from atelier.engine.config.conversions import OPTIMIZER
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.link import Link
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.round_log import FILE, RoundLog
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.link.round_log import FILE, RoundLog
 from atelier.engine.loop.attachments import Attachment
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.weights import RoleWeights

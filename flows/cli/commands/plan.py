@@ -12,12 +12,12 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.machine import num_cores
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import RunConfig, compose
-from atelier.flows.run.link_rows import LinkRow
 from atelier.flows.run.measured import MeasuredRow, rows_of
 from atelier.flows.run.overrides import resume_overrides
 from atelier.flows.run.plan import Plan, PlanRow, PlanTotals
 from atelier.flows.run.planned import TaskLayouts, planned
 from atelier.flows.run.reasons import text_of
+from atelier.flows.run.site_rows import LinkRow
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
 from atelier.infra.store.store import Store

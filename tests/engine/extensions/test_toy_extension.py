@@ -28,7 +28,7 @@ class Toy(ObjectiveSpec):
     kind: Literal["toy"] = "toy"
 """
 KEY = """
-from atelier.engine.config.base import Section
+from atelier.engine.config.section import Section
 
 class Toys(Section):
     \"\"\"How many toys there are. More text.\"\"\"

@@ -7,7 +7,6 @@ import pytest
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
-from atelier.engine.config.link import Link
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
@@ -18,6 +17,7 @@ from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.sites.config.train.link import Link
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.layout_checks import micro_batches
 from tests.engine.extensions.sites.at_sites import check_sites

@@ -14,6 +14,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.site import Site
+from atelier.engine.extensions.sites.config.train.link import link_of
 from atelier.engine.io.addresses import NAMED
 from atelier.flows.deployments import ordered as module
 from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of, work_on
@@ -79,7 +80,7 @@ def test_a_site_draws_what_home_has_drawn_and_nothing_beside_it(store: Store) ->
     check_tasks(order, nodes)
     check_inputs(order, nodes, POLICY, store)
     [train] = [node for node in nodes if node.name == "train"]
-    link = train.training.train.link
+    link = link_of(train.training.train)
     assert (link.site, link.mailbox) == ("b", "/other")
 
 

@@ -65,7 +65,7 @@ def changed(document: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     *path, last = name.split(".")
     at = result
     for part in path:
-        if at[part] is None:  # a key that an extension adds, of which nothing is given
+        if at.get(part) is None:  # a key that an extension adds, of which nothing is given
             at[part] = {}
         at = at[part]
     at[last] = value

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.record import Record
-from atelier.engine.link.round_log import RoundLine, RoundLog, read_log
-from atelier.engine.link.sample_log import SampleLog
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.round_log import RoundLine, RoundLog, read_log
+from atelier.engine.extensions.sites.sample_log import SampleLog
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.infra.store.lease import Holder

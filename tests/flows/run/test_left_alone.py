@@ -7,17 +7,17 @@ from typing import cast
 
 import pytest
 
-from atelier.engine.config.codec import Codec
-from atelier.engine.config.link import Link
-from atelier.engine.link.mailbox import HEAD, Mailbox
-from atelier.engine.link.membership import Decision, Meeting
-from atelier.engine.link.round_log import RoundLine
-from atelier.engine.link.rounds import Rounds
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.config.train.link import Link, link_of
+from atelier.engine.extensions.sites.mailbox import HEAD, Mailbox
+from atelier.engine.extensions.sites.membership import Decision, Meeting
+from atelier.engine.extensions.sites.round_log import RoundLine
+from atelier.engine.extensions.sites.rounds import Rounds
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import placed_nodes
-from atelier.flows.run.left_alone import left_alone
 from atelier.flows.run.over_sites import SiteHere
 from atelier.flows.run.plan import PlanRow
+from atelier.flows.sites.left_alone import left_alone
 from atelier.infra.dag import Node
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
@@ -53,7 +53,7 @@ def test_a_site_waits_in_vain_for_what_was_sent_and_is_gone(
     delay = draw.randrange(every)
     words = [f"train.link.every={every}", f"train.link.delay={delay}", f"train.link.fragments={fragments}"]
     nodes = trained(flow, role, tmp_path, *words)
-    link = nodes[0].training.train.link
+    link = link_of(nodes[0].training.train)
     assert int(nodes[0].training.roles[role].start) == start
     for turn in range(60):
         at = {node.name: draw.choice((start, draw.randrange(start, STEPS + 1))) for node in nodes}

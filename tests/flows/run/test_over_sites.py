@@ -10,9 +10,9 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.sites import Sites
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes, placed_nodes
-from atelier.flows.run.link_rows import over_budget
 from atelier.flows.run.over_sites import Placement, SiteHere, decided_at, place, shares
 from atelier.flows.run.plan import make_plan
+from atelier.flows.run.site_rows import over_budget
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 

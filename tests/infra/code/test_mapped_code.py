@@ -32,7 +32,7 @@ print(json.dumps(sorted({str(f) for f in files if f.name != "__init__.py"})))
 """
 # what every training loads and only some use: other kinds than its own decide nothing; what is published is
 # gathered by code that only outer steps have in their map
-NAMED_ANYWHERE = ("engine/config/", "engine/link/", "engine/loop/gather.py")
+NAMED_ANYWHERE = ("engine/config/", "engine/loop/gather.py")
 
 
 @pytest.mark.parametrize("kind", ["dense", "muon", *sorted(kinds("router"))])

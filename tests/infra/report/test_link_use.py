@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.config.codec import Codec
-from atelier.engine.config.link import Link
-from atelier.infra.report.link_use import link_use
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.infra.report.link_use import LinkForm, form_of_link, link_use
 from atelier.infra.tracking.curve import points
 
 CODECS = (Codec(), Codec(kind="int8"), Codec(kind="int4"))
@@ -32,7 +32,7 @@ def drawn(draw: random.Random, steps: int) -> list[Any]:
 def test_bytes_seconds_and_codecs_are_those_of_the_lines(seed: int) -> None:
     draw = random.Random(seed)
     lines = drawn(draw, draw.randint(8, 90))
-    use = link_use(lines, LINK)
+    use = link_use(lines, form_of_link(LINK))
     assert use is not None
     timings = [line["timing"] for line in lines]
     assert use.sent == sum(each.get("link_bytes", 0) for each in timings)
@@ -49,7 +49,7 @@ def line(role: str, step: int, **timing: float) -> Any:
 
 def test_a_codec_that_the_link_does_not_have_is_a_number() -> None:
     """Of a model whose link is of another version."""
-    use = link_use([line("m", 1, step_s=1.0, link_s=0.1, link_bytes=8, link_codec=2)], Link())
+    use = link_use([line("m", 1, step_s=1.0, link_s=0.1, link_bytes=8, link_codec=2)], LinkForm())
     assert use is not None and use.codecs == {"codec 2": 1}
 
 
@@ -64,10 +64,10 @@ def test_the_stalls_of_all_roles_of_a_training_add_up_to_its_stall() -> None:
     }
     other = [line("alone", 1, step_s=0.75, link_s=9.0)]
     every = [*(one for lines in curves.values() for one in lines), *curves["teacher"], *other]
-    uses = [link_use(lines, LINK, every) for lines in curves.values()]
+    uses = [link_use(lines, form_of_link(LINK), every) for lines in curves.values()]
     assert [use.seconds for use in uses if use] == [1.0, 0.5]
     assert sum(use.stall for use in uses if use) == pytest.approx(1.5 / (1.5 + sum(step_s)))
-    apart = Link(roles={"a": ("teacher", "student"), "b": ("reader",)})
+    apart = LinkForm(has_roles=True)
     same = {
         role: [line(role, n + 1, step_s=each, link_s=0.5, link_bytes=8) for n, each in enumerate(step_s)]
         for role in own
@@ -80,7 +80,7 @@ def test_the_stalls_of_all_roles_of_a_training_add_up_to_its_stall() -> None:
 
 def test_a_training_at_one_site_has_no_such_row() -> None:
     lines: list[Any] = [{"step": 1, "values": {}, "timing": {"step_s": 0.1}}]
-    assert link_use(lines, Link()) is None and link_use([], Link()) is None
+    assert link_use(lines, LinkForm()) is None and link_use([], LinkForm()) is None
 
 
 def test_every_round_is_drawn_however_thin_its_curve_is() -> None:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import grpc
 
-from atelier.engine.config.codec import Codec
-from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Chain, read_lines
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys

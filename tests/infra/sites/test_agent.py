@@ -15,12 +15,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import FileEntry
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Contribution
-from atelier.engine.link.rates import rate_to
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Contribution
+from atelier.engine.extensions.sites.rates import rate_to
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import SERVICE, Agent
 from atelier.infra.sites.audit import FIRST, Audit

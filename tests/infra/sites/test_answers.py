@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.record import FileEntry
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Contribution, OfStep, ReaderProgress
-from atelier.engine.link.rates import rate_to, tell_rate
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Contribution, OfStep, ReaderProgress
+from atelier.engine.extensions.sites.rates import rate_to, tell_rate
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
 from tests.engine.extensions.sites.apart import ANSWERS, STEPS, Apart, taught

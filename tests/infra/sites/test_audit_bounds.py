@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from atelier.engine.config.error import DamageError
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import ReaderProgress
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import ReaderProgress
 from atelier.infra.sites import audit as audits
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.extensions.sites.config.codec import Codec
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.audit_check import DIFFERS, NOT_YET, compare, site_of, table, verify

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.record import FileEntry
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Contribution
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Contribution
 from atelier.infra.sites.incoming import Incoming, NotTaken
 
 TRAJECTORY, DATA = "ef" * 32, b"weights"

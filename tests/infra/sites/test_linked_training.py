@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.link.round_log import FILE
+from atelier.engine.extensions.sites.round_log import FILE
 from tests.engine.extensions.sites.at_sites import killed_until_they_end, out_until_they_end
 from tests.engine.extensions.sites.test_elastic import check_samples, elastic, log_of
 from tests.engine.extensions.sites.test_outer import Sites

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import DataError
-from atelier.engine.config.link import Membership
-from atelier.engine.link.coordinator import Coordinator
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.membership import Decision, Meeting, Presence
-from atelier.engine.link.messages import AboutRounds
-from atelier.engine.link.round_log import RoundLine
-from atelier.engine.link.sample_log import SampleLog
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.config.outer import Membership
+from atelier.engine.extensions.sites.coordinator import Coordinator
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.membership import Decision, Meeting, Presence
+from atelier.engine.extensions.sites.messages import AboutRounds
+from atelier.engine.extensions.sites.round_log import RoundLine
+from atelier.engine.extensions.sites.sample_log import SampleLog
 from atelier.infra.sites import meeting_calls
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit

@@ -13,11 +13,11 @@ from typing import Any
 import grpc
 import pytest
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import DamageError
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.messages import BODY, Message, ReaderProgress, head_of
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Message, ReaderProgress, head_of
 from atelier.infra.sites import message_calls
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit

@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from atelier.engine.config.codec import Codec
-from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.infra.sites import message_calls, refusals, transfer
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.incoming import NotTaken

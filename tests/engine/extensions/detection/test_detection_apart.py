@@ -16,8 +16,8 @@ from torch import Tensor
 from atelier.engine.config.error import DataError, StoppedError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.extensions.detection.config.lesson.drawings import entries
-from atelier.engine.link.encoded import body_bytes
-from atelier.engine.plan.link_cost import lesson_cost
+from atelier.engine.extensions.sites.encoded import body_bytes
+from atelier.engine.extensions.sites.link_cost import lesson_cost
 from tests.engine.extensions.detection.detection import (
     MASKED,
     SIZES,
@@ -28,8 +28,8 @@ from tests.engine.extensions.detection.detection import (
 )
 from tests.engine.extensions.sites.apart import ANSWERS
 from tests.engine.extensions.sites.at_sites import beside_a_gang, check_sites, killed_until_they_end
+from tests.engine.extensions.sites.test_link_cost import timings
 from tests.engine.loop.hostile import HostileMessages
-from tests.engine.plan.test_link_cost import timings
 from tests.engine.row_inputs import VOCAB, harbour
 from tests.engine.trainings import AfterSteps, train
 from tests.parity.cases import layout as layout_of

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.link import Link
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.extensions.sites.mailbox import HEAD, Mailbox
 from atelier.engine.extensions.sites.outer_inbox import OuterInbox
 from atelier.engine.io.process import leave
-from atelier.engine.link.mailbox import HEAD, Mailbox
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.parallel.gang import start_gang
+from tests.engine.trainings import train
 
 
 def main(layout: str, folder: Path, what: str, which: int) -> None:
@@ -29,9 +29,9 @@ def main(layout: str, folder: Path, what: str, which: int) -> None:
         head = Path(box.folder(1, "b")) / HEAD
         head.parent.mkdir(parents=True)
         head.write_bytes(b"{")
-    link = Link(rows={"a": 4, "b": 4}, every=4, site="a", mailbox=str(own))
+    link = {"rows": {"a": 4, "b": 4}, "every": 4, "site": "a", "mailbox": str(own)}
     member: Any = SimpleNamespace(name="m", step=4, spec=SimpleNamespace(segments=()))
-    training = SimpleNamespace(train=SimpleNamespace(link=link))
+    training = SimpleNamespace(train=train(8, global_batch=8, link=link))
     build = SimpleNamespace(scratch=own)
     context: Any = SimpleNamespace(training=training, gang=gang, build=build, stop=stop, warn=print)
     inbox = OuterInbox(context, cast(Any, None))

@@ -19,7 +19,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.checks import check_everybody
-from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.engine.loop.stop import StopRequest
 from tests.engine.extensions.sites.apart import ANSWERS, STEPS, Apart, taught
 from tests.engine.extensions.sites.at_sites import (
@@ -394,7 +394,7 @@ def test_a_site_of_a_role_that_there_is_not_is_refused() -> None:
     found: dict[str, Role] = {"teacher": role(32), "student": student(16)}
     how = train(8, link=LINK | {"roles": {"a": ["teacher"], "b": ["studnt"]}})
     with pytest.raises(ConfigError, match=r"link.roles.b: there is no role 'studnt'; did you mean student\?"):
-        check_everybody(found, how)
+        check_everybody(found, how, {})
 
 
 def test_logits_are_what_an_answer_is_of() -> None:

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.extensions.sites.codecs import decode, encode
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.encoded import message_bytes, parts_of
 from atelier.engine.io.tensorfile import TensorEntry
 from atelier.engine.io.weight_files import METADATA
-from atelier.engine.link.encoded import message_bytes, parts_of
 from atelier.engine.model.weights import bytes_of, entry_of
 
 CODECS = [

@@ -18,11 +18,11 @@ from atelier.engine.config.error import StoppedError
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.extensions.sites import outer
+from atelier.engine.extensions.sites.messages import Contribution
 from atelier.engine.extensions.sites.outer import OuterSteps
 from atelier.engine.extensions.sites.outer_inbox import OuterInbox
+from atelier.engine.extensions.sites.round_log import FILE, RoundLine, read_log
 from atelier.engine.io.fork_server import Process
-from atelier.engine.link.messages import Contribution
-from atelier.engine.link.round_log import FILE, RoundLine, read_log
 from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.stop import StopRequest

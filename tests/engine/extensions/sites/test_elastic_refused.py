@@ -13,11 +13,11 @@ import pytest
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.membership import Meeting, Presence
+from atelier.engine.extensions.sites.messages import BODY
+from atelier.engine.extensions.sites.round_log import FILE
 from atelier.engine.io.storage import names
-from atelier.engine.link.mailbox import Mailbox
-from atelier.engine.link.membership import Meeting, Presence
-from atelier.engine.link.messages import BODY
-from atelier.engine.link.round_log import FILE
 from tests.engine.extensions.sites.at_sites import all_at_once
 from tests.engine.extensions.sites.test_elastic import EVERY, STEPS, elastic
 from tests.engine.extensions.sites.test_outer import Sites, text

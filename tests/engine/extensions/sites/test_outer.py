@@ -14,15 +14,15 @@ from safetensors.torch import load, save
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import AtelierError, ConfigError, DataError, StoppedError
-from atelier.engine.config.link import Link
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Health, Train
 from atelier.engine.extensions.sites.codecs import decode
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.encoded import parts_of
+from atelier.engine.extensions.sites.messages import BODY
 from atelier.engine.io.storage import names
-from atelier.engine.link.encoded import parts_of
-from atelier.engine.link.messages import BODY
 from atelier.engine.model.load import blank, build, first_values
 from atelier.engine.model.weights import entry_of
 from tests.engine.extensions.sites.at_sites import (

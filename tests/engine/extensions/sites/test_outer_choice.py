@@ -12,12 +12,12 @@ import pytest
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.link import Link
 from atelier.engine.config.metric import FOLDER, merge
-from atelier.engine.link.mailbox import ROUND
-from atelier.engine.link.messages import BODY
-from atelier.engine.link.rates import rate_to, tell_rate
-from atelier.engine.link.round_log import FILE, read_log
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.mailbox import ROUND
+from atelier.engine.extensions.sites.messages import BODY
+from atelier.engine.extensions.sites.rates import rate_to, tell_rate
+from atelier.engine.extensions.sites.round_log import FILE, read_log
 from tests.engine.extensions.sites.at_sites import (
     PATIENCE_S,
     all_refuse,

@@ -15,8 +15,8 @@ from safetensors.torch import load, save
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.link import Link
 from atelier.engine.extensions.sites.clip import norm, square_sums
+from atelier.engine.extensions.sites.config.train.link import Link
 from tests.engine.extensions.sites.at_sites import beside_a_gang
 from tests.engine.extensions.sites.test_outer import EVERY, Sites, check_kills, text
 from tests.engine.extensions.sites.test_outer_codecs import LOSSY, kind_of

@@ -17,13 +17,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.error import ConfigError, DataError, StoppedError
-from atelier.engine.config.link import Link, Outer
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.config.outer import Outer
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.encoded import message_bytes
 from atelier.engine.io.weight_files import METADATA
-from atelier.engine.link.encoded import message_bytes
 from atelier.engine.model.weights import entry_of
 from tests.engine.extensions.sites.at_sites import beside_a_gang
 from tests.engine.extensions.sites.test_outer import (

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError, StoppedError
-from atelier.engine.config.link import Link
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, segments_of
+from atelier.engine.extensions.sites.config.train.link import Link
+from atelier.engine.extensions.sites.rounds import Rounds
 from atelier.engine.io.storage import names
-from atelier.engine.link.rounds import Rounds
 from tests.engine.extensions.sites.at_sites import all_at_once, beside_a_gang
 from tests.engine.extensions.sites.test_outer import (
     EVERY,

@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load, load_file
 from torch import Tensor
 
-from atelier.engine.config.codec import Codec
 from atelier.engine.config.mixture import Stream
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Training
-from atelier.engine.link.encoded import parts_of
-from atelier.engine.link.messages import BODY
-from atelier.engine.plan.exchanged import exchanged
+from atelier.engine.extensions.sites.config.codec import Codec
+from atelier.engine.extensions.sites.encoded import parts_of
+from atelier.engine.extensions.sites.link_cost import exchanged
+from atelier.engine.extensions.sites.messages import BODY
 from tests.engine.extensions.sites.at_sites import all_at_once
 from tests.engine.extensions.sites.test_outer import EVERY, STEPS, Sites
 from tests.engine.labelled import labelled_setup

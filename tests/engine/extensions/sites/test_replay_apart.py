@@ -12,9 +12,9 @@ import pytest
 
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.role import Role
-from atelier.engine.link.mailbox import Mailbox
+from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.engine.loop.stop import StopRequest
-from atelier.infra.run.roles_apart import with_teachers
+from atelier.engine.plan.role_placement import with_teachers
 from tests.engine.extensions.sites.apart import ANSWERS, SIZES, STEPS, Apart, taught
 from tests.engine.extensions.sites.at_sites import all_at_once, killed_until_they_end
 from tests.engine.trainings import VOCAB, AfterSteps, TrainingSetup, role, tokens, train

@@ -4,9 +4,8 @@ rows, as a message holds them. Torch-free.
 
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.role import Role
-from atelier.engine.io.tensorfile import TensorEntry, in_file_order
+from atelier.engine.io.tensorfile import NARROW, TensorEntry, in_file_order
 
-NARROW = 1 << 16  # vocabularies up to here have ids of 16 bits
 SHOWN, STATE = "drawn ids", "drawn"
 
 

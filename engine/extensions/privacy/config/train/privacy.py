@@ -6,8 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Given, Json, Section
+from atelier.engine.config.base import Given, Json
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.section import Section
 
 
 class Privacy(Section):

@@ -1,0 +1,114 @@
+"""What a run over several sites would wait for in vain: messages that others have sent, and that are gone."""
+
+from collections.abc import Iterable, Iterator
+
+from atelier.engine.extensions.sites.config.train.link import link_of
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.membership import Meeting
+from atelier.engine.extensions.sites.placement import lesson_of
+from atelier.engine.extensions.sites.rounds import Rounds
+from atelier.flows.run.over_sites import SiteHere
+from atelier.flows.run.plan import PlanRow
+from atelier.infra.dag import Node
+from atelier.infra.store.run_manifest import row_name
+
+Place = tuple[Node, PlanRow]  # a role at a site
+
+
+def left_alone(nodes: Iterable[Node], rows: Iterable[PlanRow], here: SiteHere) -> Iterator[str]:
+    """What would wait for ever: a student that begins where its teacher at another site has come further, and
+    a site that goes on in a round that another one has finished; unless what they need lies in the mailbox
+    of `here`, the run's home. Of links in which home has no part nothing is known. `nodes` and `rows` are
+    those of all sites.
+    """
+    trained = [
+        node for node in nodes if node.task == "train" and here.name in link_of(node.training.train).sites
+    ]
+    found = {row["name"]: row for row in rows}
+    of_role: dict[tuple[str, str], list[Place]] = {}
+    for node in trained:
+        name = node.given_name.rpartition(".")[0] if link_of(node.training.train).roles else node.given_name
+        for role in node.products:
+            of_role.setdefault((name, role), []).append((node, found[row_name(node, role)]))
+    for (name, role), places in of_role.items():
+        for node, mine in places:
+            link, spec = link_of(node.training.train), node.training.roles[role]
+            if mine["state"] != "run" or not (link.rows or link.is_apart(role, spec.teacher)):
+                continue
+            come = max(mine["from_step"], int(spec.start)) - spec.delay
+            if come < spec.taught(node.training.train.num_steps).stop:  # else it has to be published alone
+                others = places if link.rows else of_role.get((name, spec.teacher), [])
+                yield from _lacking(
+                    (node, mine), role, come, [each for each in others if each[0] is not node], here
+                )
+
+
+def _lacking(place: Place, role: str, come: int, others: list[Place], here: SiteHere) -> Iterator[str]:
+    """Of the first message that a role needs from each of the others after step `come`."""
+    node, mine = place
+    link, spec, steps = link_of(node.training.train), node.training.roles[role], node.training.train.num_steps
+    needed = sent = come + 1  # the message, and after which step of the other site it is sent
+    if link.rows:
+        start = int(spec.start)
+        rounds = Rounds(link, spec.last(steps) - start)
+        needed = rounds.done_by(come - start) + 1
+        sent = start + rounds.step_of(needed)
+    for other, theirs in others:
+        boxes, site = _boxes(node, other, role, here), other.site or here.name
+        is_over = theirs["state"] == "reuse"
+        is_sent = is_over or theirs["from_step"] >= sent
+        if link.is_elastic:  # who is in a round was decided; before that, nobody has to be
+            decided = [each for box in boxes if (each := Meeting(box).decision(needed)) is not None]
+            is_sent = site in decided[0].line.sha256 if decided else is_over
+        if any(box.has(needed, site) for box in boxes):
+            continue
+        if is_sent:
+            yield _told(mine, theirs, come, other, node, role, boxes, site)
+        elif link.rows and not link.is_elastic:
+            for box in boxes:
+                if any(box.has(number, site) for number in box.rounds() if number > needed):
+                    yield (
+                        f"{mine['name']}: goes on after step {come}, and messages of {site} lie here, of an"
+                        f" earlier run that had come further: remove {box.place}, and that folder in the"
+                        f" mailbox of {site}"
+                    )
+
+
+def _boxes(node: Node, other: Node, role: str, here: SiteHere) -> list[Mailbox]:
+    """Where messages for a role of `node` from another site may lie in home's mailbox."""
+    link = link_of(node.training.train)
+    if link.rows:
+        return [Mailbox(here.mailbox, each) for each in node.products[role].trajectories]
+    spec = node.training.roles[role]
+    last = other.products[spec.teacher].trajectories[-1]
+    return [Mailbox(here.mailbox, lesson_of(spec.lesson, last, link))]
+
+
+def _told(
+    mine: PlanRow,
+    theirs: PlanRow,
+    step: int,
+    other: Node,
+    node: Node,
+    key: str,
+    boxes: list[Mailbox],
+    site: str,
+) -> str:
+    """`boxes`: where the messages of `site` would lie."""
+    where = "is finished" if theirs["state"] == "reuse" else f"is at step {theirs['from_step']}"
+    if link_of(other.training.train).rows:
+        places = " and ".join(box.place for box in boxes)
+        return (
+            f"{mine['name']}: goes on after step {step}, {site} {where}, and its messages are gone:"
+            f" remove that training at {site} too, and {places}, there too; or take another train.seed"
+        )
+    role = node.training.roles[key]
+    if role.attach == "replay":
+        return (
+            f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and what its own"
+            f" store had of it is gone: remove that training's folder in the mailboxes of both sites"
+        )
+    return (
+        f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and its answers are"
+        f" gone: attach=replay of {key} has {role.teacher} train again, for it"
+    )
