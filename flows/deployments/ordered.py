@@ -17,11 +17,11 @@ from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import flow_names, parameters
 from atelier.flows.run.compose import RunConfig, resolved
 from atelier.flows.run.draw import collect_nodes
-from atelier.flows.run.elsewhere import code_of
 from atelier.flows.run.over_sites import linked_at, linked_sites, with_all_roles
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import pool_of, site_of, tracker_of
 from atelier.flows.run.site_rows import over_budget
+from atelier.flows.sites.elsewhere import code_of
 from atelier.infra.calibration.history import facts
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node

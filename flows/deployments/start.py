@@ -6,10 +6,9 @@ import time
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import is_configured
 from atelier.flows.run.execute import new_run_id, reuse_all, run_flow
-from atelier.flows.run.loopback import loopback
+from atelier.flows.run.other_sites import agents_of, other_sites
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import check_launcher
@@ -46,7 +45,7 @@ def run_to_end(
         )
     if frozen.here and sweep:
         raise ConfigError("sites", "a sweep runs at one site", "sites=[]")
-    with loopback(frozen.sites, store.root):
+    with agents_of(frozen.sites, store.root):
         return _planned_and_run(frozen, store, command, sweep, stop, run_id, listener)
 
 
@@ -61,7 +60,7 @@ def _planned_and_run(
 ) -> RunOutcome:
     run_id = run_id or new_run_id()
     plan = make_plan(frozen, store)
-    elsewhere = Elsewhere(frozen, plan, store, run_id) if plan.there else None
+    elsewhere = other_sites(frozen, plan, store, run_id) if plan.there else None
     if elsewhere is not None and not plan.refusals:
         plan = elsewhere.planned(plan)
     plan.check()

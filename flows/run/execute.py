@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -17,15 +17,14 @@ from typing import Any
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.io.fork_server import is_possible
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.embedded_server import embed
 from atelier.flows.run.measured import record_measurements
+from atelier.flows.run.other_sites import OtherSites
 from atelier.flows.run.outcome import PrefectScheduler, RunOutcome, wait_for
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
 from atelier.flows.run.registry import body
-from atelier.flows.run.sites_page import showing_sites
 from atelier.flows.run.work import mend, work
 from atelier.infra.dag import Future, Node, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
@@ -64,7 +63,7 @@ def run_flow(
     host: Host | None = None,
     make: Make = make_here,
     stop: threading.Event | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: OtherSites | None = None,
 ) -> RunOutcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
 
@@ -307,7 +306,7 @@ def _inside(
     outcome: RunOutcome,
     started: float,
     make: Make,
-    elsewhere: Elsewhere | None,
+    elsewhere: OtherSites | None,
 ) -> None:
     """Submit the body's nodes to the Prefect flow that this runs in, wait for all, show the report."""
     import prefect  # imported by the host
@@ -338,7 +337,8 @@ def _inside(
     here = {node.name for node in plan.nodes} if is_part else None
     scheduler = PrefectScheduler(submit, here, plan.there)
     looking_in(context.store)
-    with stopping(context.stop), showing_sites(plan, context, outcome.states):
+    shown = elsewhere.showing(plan, context, outcome.states) if elsewhere is not None else nullcontext()
+    with stopping(context.stop), shown:
         token = scheduling(scheduler)
         try:
             if elsewhere is not None:

@@ -10,9 +10,9 @@ from atelier.engine.plan.estimate import EstimateRow
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import RunConfig, compose
-from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.measured import MeasuredRow, measured
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
+from atelier.flows.run.other_sites import agents_of, other_sites
 from atelier.flows.run.plan import Plan, PlanDocument, PlanRow, PlanTotals, make_plan
 from atelier.infra.store.store import Store
 
@@ -118,11 +118,9 @@ def planned(flow: str, overrides: Sequence[str], store: Store, *, search: bool =
 
 def _over_sites(frozen: RunConfig, store: Store) -> Plan:
     """The plan of all sites: each is asked for its part."""
-    from atelier.flows.run.loopback import loopback  # here: cryptography takes 0.1 s, and only sites need it
-
-    with loopback(frozen.sites, store.root):
+    with agents_of(frozen.sites, store.root):
         plan = make_plan(frozen, store)
-        return plan if plan.refusals else Elsewhere(frozen, plan, store, str(time.time_ns())).planned(plan)
+        return plan if plan.refusals else other_sites(frozen, plan, store, str(time.time_ns())).planned(plan)
 
 
 def search_layouts(plan: Plan, frozen: RunConfig) -> list[TaskLayouts]:

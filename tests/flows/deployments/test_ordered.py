@@ -20,9 +20,9 @@ from atelier.flows.deployments import ordered as module
 from atelier.flows.deployments.ordered import check_inputs, check_linked, check_tasks, frozen_of, work_on
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
-from atelier.flows.run.elsewhere import code_of
 from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.pools import pool_of
+from atelier.flows.sites.elsewhere import code_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node
 from atelier.infra.launch.supervisor import rank_env

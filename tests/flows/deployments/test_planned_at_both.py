@@ -16,8 +16,8 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.flows.deployments.ordered import work_on
 from atelier.flows.run.compose import compose
-from atelier.flows.run.elsewhere import Elsewhere
 from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.sites.elsewhere import Elsewhere
 from atelier.infra.sites.desk import OrderDesk, Reply, SiteOrder
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.policy import Policies, SitePolicy

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import IO, cast
 
@@ -15,10 +16,11 @@ from atelier.engine.config.message import Message
 from atelier.engine.io.storage import local_path
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.extension_parts import parts
 from atelier.flows.run.over_sites import linked_at
 from atelier.flows.run.plan import Plan, PlanRow
 from atelier.flows.run.site_rows import over_budget
+from atelier.flows.sites.left_alone import left_alone
+from atelier.flows.sites.sites_page import showing_sites
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.code.provenance import version
 from atelier.infra.dag import Node, Product
@@ -109,8 +111,7 @@ class Elsewhere:
             notes += [f"{site}: {note}" for note in reply.notes]
         if not refusals:
             nodes = (*plan.nodes, *(node for theirs in self._there.values() for node in theirs))
-            for part in parts(nodes, "left_alone"):
-                refusals += part.left_alone(nodes, rows, self._here)
+            refusals += left_alone(nodes, rows, self._here)
         plan = plan.with_rows(rows, vocab_of(self._frozen.arguments))
         refusals += over_budget(plan.links, self._here.name, self._here.hourly)
         return replace(plan, refusals=refusals, notes=notes)
@@ -219,6 +220,12 @@ class Elsewhere:
             raise error from problem.__cause__
         finally:
             context.say(node, state=states[node.name], detail=f"at {node.site}")
+
+    def showing(
+        self, plan: Plan, context: RunContext, states: dict[str, str]
+    ) -> AbstractContextManager[None]:
+        """Show the sites on the page of the running Prefect flow."""
+        return showing_sites(plan, context, states)
 
     def fail(self, context: RunContext) -> None:
         """A task has failed: end all others, which may wait for it, at a checkpoint."""

@@ -7,9 +7,9 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.sites import Sites
-from atelier.flows.run import loopback as module
-from atelier.flows.run.loopback import LOCK, loopback
 from atelier.flows.run.over_sites import LOOPBACK
+from atelier.flows.sites import loopback as module
+from atelier.flows.sites.loopback import LOCK, loopback
 from atelier.infra.sites.keys import Keys
 
 SITES = Sites(names=("a", "b"), loopback=True)

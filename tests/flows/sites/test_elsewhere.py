@@ -13,12 +13,12 @@ import pytest
 
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.message import Message
-from atelier.flows.run import elsewhere as module
 from atelier.flows.run import execute
 from atelier.flows.run.compose import RunConfig, compose
-from atelier.flows.run.elsewhere import LOOK_EVERY, PATIENCE_S, PLANNING_S, STOPPING_S, Elsewhere
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.sites import elsewhere as module
+from atelier.flows.sites.elsewhere import LOOK_EVERY, PATIENCE_S, PLANNING_S, STOPPING_S, Elsewhere
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
 from atelier.infra.sites.desk import Note, OrderDesk, SiteOrder
@@ -154,8 +154,8 @@ def test_no_site_goes_on_with_a_run_whose_next_order_cannot_be_written(
         inside()
 
     monkeypatch.setattr(OrderDesk, "put", full)
-    for name in ("show_plan", "showing_sites"):  # on Prefect's page
-        monkeypatch.setattr(execute, name, lambda *_: nullcontext())
+    monkeypatch.setattr(execute, "show_plan", lambda *_: None)  # on Prefect's page
+    monkeypatch.setattr(module, "showing_sites", lambda *_: nullcontext())
     elsewhere = Elsewhere(frozen, plan, store, "run")
     with pytest.raises(OSError, match="No space left"):
         execute.run_flow(frozen, plan, store, "", lambda *_: None, host=host, elsewhere=elsewhere)

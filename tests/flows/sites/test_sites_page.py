@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.metric import FOLDER
-from atelier.flows.run import sites_page
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import Plan, make_plan
-from atelier.flows.run.sites_page import SitesPage, showing_sites
+from atelier.flows.sites import sites_page
+from atelier.flows.sites.sites_page import SitesPage, showing_sites
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 

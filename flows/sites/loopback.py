@@ -29,9 +29,6 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
     """Agents of all sites while the block runs; the first is this site, whose store is `root`. Raises
     ConfigError for a store that is no folder, AtelierError for an agent that does not start.
     """
-    if not sites.loopback:
-        yield
-        return
     if not is_local(root):
         raise AtelierError(f"sites.loopback: the store {root} is no folder of this machine")
     folders = {name: local_path(root) / LOOPBACK / name for name in sites.names}
