@@ -27,11 +27,12 @@ from machine import keep, use_own_code
 from ring import CGROUPS, Cgroup
 
 from atelier.engine.config.experts import Experts
-from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.router.topk import TopK
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
+from atelier.engine.extensions.offload.cost import TierCost, off_device
 from atelier.engine.plan.estimate import estimate
-from atelier.engine.plan.tiers import TierCost, tier_cost
 
 HIDDEN, INNER, LAYERS, EXPERTS, SEQUENCE = 512, 1024, 4, 14, 256
 STATES = LAYERS * EXPERTS * 3 * HIDDEN * INNER * 12  # bytes: weights and two moments
@@ -41,8 +42,10 @@ use_own_code()
 
 
 def layout_of(where: str, threads: int) -> Parallel:
-    tiers = Tiers(experts="disk", host_gb=SHARE * STATES / 1e9) if where == "disk" else Tiers()
-    return Parallel(shard=1, threads=threads, compile="none", device="cpu", tiers=tiers)
+    own: dict[str, Any] = (
+        {"tiers": Tiers(experts="disk", host_gb=SHARE * STATES / 1e9)} if where == "disk" else {}
+    )
+    return Parallel(shard=1, threads=threads, compile="none", device="cpu", **own)
 
 
 def training_of(folder: Path, chosen: dict[str, Any]) -> Any:
@@ -65,10 +68,10 @@ def worker(chosen: dict[str, Any]) -> None:
     """Train in this process; seconds of a step, what the tier moved, the digest of the weights, the peak."""
     from model_memory import peak_mb
 
-    from atelier.engine.loop import build
+    from atelier.engine.extensions.offload import weights
+    from atelier.engine.extensions.offload.experts import TieredExperts, put_on_disk
     from atelier.engine.loop.stop import StopRequest
     from atelier.engine.parallel.gang import start_gang
-    from atelier.engine.tier.experts import TieredExperts, put_on_disk
     from atelier.engine.train import train as train_run
 
     made: list[TieredExperts] = []
@@ -77,7 +80,7 @@ def worker(chosen: dict[str, Any]) -> None:
         made.append(put_on_disk(*given))
         return made[-1]
 
-    build.put_on_disk = seen
+    weights.put_on_disk = seen
     folder = Path(chosen["folder"])
     setup, _, _, training = training_of(folder, chosen)
     layout = layout_of(chosen["where"], chosen["threads"])
@@ -137,7 +140,7 @@ def main() -> None:
     finally:
         shutil.rmtree(root)
     layout, pool = layout_of("disk", given.threads), Pool()
-    cost = tier_cost(spec.model, how, layout, pool.device.disk_gbps)
+    cost = off_device(spec.model, how, layout, pool.device)
     assert isinstance(cost, TierCost)
     planned = estimate(spec, how, layout, pool, spec.model.tokens)
     compute, step = (statistics.median(one["seconds"][1:]) for one in (memory, disk))

@@ -100,9 +100,9 @@ def train_from(history: History, training: Training, services: TrainingServices)
     a network, its optimiser, objectives and checkpointed decisions. A checkpoint is written every
     `train.checkpoint_every` steps, where another trajectory branches off, at the end, and before a stop.
     """
-    gang = services.build_context.gang
+    gang, layout = services.build_context.gang, services.build_context.layout
     where = resume_point_together(  # a step for each role
-        training.members, history.at_most, gang.aside, lambda: limits_of(training)
+        training.members, history.at_most, gang.aside, lambda: limits_of(training, layout)
     )
     roles = build_roles(training, where.steps, services.build_context)  # this rank's parts, initialised
     if not roles and where.diverged:

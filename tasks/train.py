@@ -25,10 +25,10 @@ from atelier.engine.config.sections import is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.engine.plan.checks import check_everybody, check_layout, check_readers, check_teaching
-from atelier.engine.plan.expert_checks import check_frozen
 from atelier.engine.plan.layout_checks import check_encoders
 from atelier.engine.plan.role_checks import check_schedules
 from atelier.engine.plan.role_placement import placement_of, with_teachers
+from atelier.engine.plan.streamed import check_whole
 from atelier.infra.code.code_change import digest_of
 from atelier.infra.code.code_map import maps_of, model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
@@ -159,7 +159,7 @@ def _check(
     check_readers(roles, rows, settings.at(0).sequence, prefix=prefix, section=section)
     check_encoders(roles, rows, prefix)
     for key in frozen:
-        check_frozen(layout, key)
+        check_whole(layout, key)
     for key, role in roles.items():
         place = f"{prefix}{key}." if prefix else ""
         if role.moves:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import (
@@ -23,8 +23,14 @@ from typing import (
     get_origin,
 )
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, ValidationError
-from pydantic.config import JsonDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
@@ -46,7 +52,6 @@ ModelName = Annotated[
     str, Field(description="a finished model: its name, an alias name@alias, or digits of its fingerprint")
 ]
 ANSWERS = "answers"  # the lesson of a teacher's outputs for the rows of its students
-SECTION: JsonDict = {"section": True}  # of a field: a key of an extension (sections.py)
 Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
 
 
@@ -157,6 +162,10 @@ class SpecChooser(ABC):
         """The field's description, where the field has none itself."""
         return ""
 
+    def plain(self) -> FieldInfo | None:
+        """The field that stands for this one: of a value that is no mapping."""
+        return None
+
     @abstractmethod
     def spec_of(self, document: Mapping[str, Given]) -> type[Spec] | None:
         """The spec class that `document` names; None when there is no such class."""
@@ -174,22 +183,17 @@ class FieldPlace:
 
     @property
     def about(self) -> str:
-        chooser = self._chooser
+        chooser = _chooser((*self.metadata, *_metadata(self.annotation)))
         if chooser is not None and chooser.about:
             return chooser.about
         return (self.field.description or "") if self.field else ""
-
-    @property
-    def _chooser(self) -> SpecChooser | None:
-        validators = (getattr(item, "func", None) for item in (*self.metadata, *_metadata(self.annotation)))
-        return next((one for one in validators if isinstance(one, SpecChooser)), None)
 
     @cached_property
     def spec(self) -> type[Spec] | None:
         """The spec class of the value, that of its `kind` if it has one. None for plain values and
         containers.
         """
-        if chooser := self._chooser:
+        if chooser := _chooser((*self.metadata, *_metadata(self.annotation))):
             return chooser.spec_of(self.value if isinstance(self.value, Mapping) else {})
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
         return found[0] if found else None
@@ -203,6 +207,8 @@ class FieldPlace:
             field = spec.model_fields.get(part)
             if field is None:
                 return None
+            if chooser := _chooser(field.metadata):
+                field = chooser.plain() or field
             return FieldPlace(name, cast(Form, field.annotation), value, tuple(field.metadata), field)
         for arm in _arms(self.annotation):
             if get_origin(arm) is dict:
@@ -238,6 +244,12 @@ def _item(name: str, annotation: Form, value: Given) -> FieldPlace:
         kind, *metadata = get_args(annotation)
         return FieldPlace(name, kind, value, tuple(metadata))
     return FieldPlace(name, annotation, value)
+
+
+def _chooser(metadata: Iterable[object]) -> SpecChooser | None:
+    """The one among a field's metadata."""
+    validators = (getattr(item, "func", None) for item in metadata)
+    return next((one for one in validators if isinstance(one, SpecChooser)), None)
 
 
 def _union(annotation: Form) -> tuple[Form, ...]:

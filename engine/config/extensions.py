@@ -7,6 +7,9 @@ engine/extensions/detection/config/objective/replaced.py. Beside them it may hav
 
     checks.py   check(layout, roles, train, *, prefix, section): raise ConfigError for what is not built
     hook.py     a class with the base `Hook`: what it does in a training (engine/loop/hooks.py)
+    cost.py     bytes_of_weight, off_device: what the plan counts
+    report.py   lines of plans and reports
+    weights.py  take_weights: weights that are not to be on the device (engine/loop/attachments.py)
 """
 
 from functools import cache

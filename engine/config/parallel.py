@@ -12,38 +12,12 @@ from pydantic import Field
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.sections import keys_with, with_sections
 
 LANES = 16  # numbers that a CPU updates at once: a matrix of another size ends in other bits, taken alone
 Recompute = Literal["none", "selective", "full"]
 
 ExpertProducts = Literal["auto", "loop", "grouped"]
-
-
-class Tiers(Spec):
-    """Where weights are that do not fit: the states of experts, weights and moments, of which a policy says
-    which leave full memory; and a frozen teacher.
-    """
-
-    experts: Literal["device", "disk"] = Field(
-        default="device",
-        description="device = with the other weights; disk = brought to memory when needed",
-    )
-    host_gb: float = Field(
-        default=0.0,
-        ge=0,
-        description="memory for expert states and their gradients, GB a role (and stage) of a rank; 0 = as "
-        "much as they take",
-    )
-    frozen_gb: float = Field(
-        default=0.0,
-        ge=0,
-        description="weights in memory at once of a teacher that is frozen, GB a rank; 0 = all of them",
-    )
-    policy: Literal["lfu", "lru", "static", "order"] = Field(
-        default="lru",
-        description="whose weights leave: least often used (with decay), least recently, newest, or the last "
-        "needed were all needed in order",
-    )
 
 
 class Axes(Spec):
@@ -73,6 +47,7 @@ class Axes(Spec):
         return self.tensor * (2 * self.context if self.context > 1 else 1)
 
 
+@with_sections("parallel")
 class Parallel(Spec):
     replicate: int = Field(default=1, ge=1, description="axis: whole copies of the (sharded) model")
     shard: Count | Literal["auto"] = Field(
@@ -128,17 +103,6 @@ class Parallel(Spec):
         description="the input embedding: gathered with the other weights, or each rank has columns of it "
         "(over shard, expert and context) and looks them up for all; for models with a head of their own",
     )
-    assignment: Literal["rows", "static", "measured"] = Field(
-        default="rows",
-        description="a step's samples by data rank: rows = equally many, padded to train.sequence; static = "
-        "equal predicted cost, padded to the longest of a micro-batch; measured = also by the ranks' pace",
-    )
-    speed_log: tuple[tuple[float, ...], ...] = Field(
-        default=(),
-        description="relative speeds of the data ranks by which samples are assigned, from a step on: "
-        "[[step, speed, ...], ...]; the record of a model with assignment=measured has it",
-    )
-    tiers: Tiers = Field(default=Tiers(), description="where the states of experts are")
     roles: dict[str, Axes] = Field(
         default={},
         description="axes of students with a layout of their own, on the ranks of their teacher's last stage",
@@ -206,10 +170,9 @@ class Parallel(Spec):
     def of_one_rank(self) -> "Parallel":
         """The same threads, device and arithmetic on one rank: for work of a single process."""
         whole = {axis: 1 for axis in ("replicate", "shard", "expert", "context", "tensor", "pipeline")}
-        even = {"assignment": "rows", "speed_log": (), "embedding": "gathered"}
-        return self.model_copy(
-            update=whole | even | {"schedule": "1f1b", "stages": (), "speeds": (), "roles": {}}
-        )
+        of_ranks = dict.fromkeys(keys_with(self, "chooses_batches", "names_ranks"))
+        plain = {"embedding": "gathered", "schedule": "1f1b", "stages": (), "speeds": (), "roles": {}}
+        return self.model_copy(update=whole | of_ranks | plain)
 
     def for_world(self, world: int) -> "Parallel":
         """The layout of a gang of `world` processes. Raises ConfigError, with what would fit, when the axes

@@ -1,9 +1,16 @@
-"""The settings of an extension. Torch-free."""
+"""The base of the settings of extensions, at keys that they add to a section such as `train` (sections.py).
+Torch-free.
+"""
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+
+from pydantic import model_serializer
+from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Given, Json, Spec
+
+SECTION: JsonDict = {"section": True}  # of a field: a key of an extension (sections.py)
 
 
 class Section(Spec):
@@ -16,17 +23,29 @@ class Section(Spec):
     ORIGINS: ClassVar[Mapping[str, str]] = {}  # keys of `identity_for`, and the field here to change
     PARTS: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # a field, and those that do nothing without it
     takes_gradients: ClassVar[bool] = False  # its hook takes those of each rank, of weights that are whole
+    chooses_batches: ClassVar[bool] = False  # its hook chooses those of each rank: their shapes may differ
+    names_ranks: ClassVar[bool] = False  # it says something of each data rank of a layout
 
     @property
     def is_on(self) -> bool:
         """Whether it changes anything. One that is off counts as absent."""
         return True
 
+    @property
+    def frozen_limit(self) -> tuple[str, float]:
+        """The field that bounds a frozen teacher's weights in memory, and the GB a rank; 0 = no bound."""
+        return "", 0.0
+
     @classmethod
     def of(cls, spec: Spec) -> Self | None:
         """The section of this class in a spec, if it is there and on."""
         values = (getattr(spec, name) for name in type(spec).model_fields)
         return next((value for value in values if isinstance(value, cls) and value.is_on), None)
+
+    @classmethod
+    def read(cls, value: Given) -> Self:
+        """What a configuration has at the key, validated."""
+        return cls.model_validate(value)
 
     @classmethod
     def fill(cls, own: Given, given: dict[str, Given]) -> dict[str, Given]:
@@ -99,3 +118,25 @@ class Section(Spec):
 
     def check_scratch(self) -> None:
         """Raise ConfigError where it is not built for finetune.scratch, a network whose weights all train."""
+
+
+class PlainSection(Section):
+    """A section that a configuration has as a word or a list instead of a mapping: its field `value`, to
+    which the class of a key gives type, default and description.
+    """
+
+    value: Any
+
+    @classmethod
+    def read(cls, value: Given) -> Self:
+        """What a configuration has at the key, validated."""
+        return cls.model_validate({"value": value})
+
+    @model_serializer
+    def _plain(self) -> Any:
+        return self.value
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it is another value than the default."""
+        return bool(self.value != type(self).model_fields["value"].default)

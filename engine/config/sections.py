@@ -1,20 +1,23 @@
 """Keys that extensions add to sections of the configuration: `train.<key>` is defined by the file
-engine/extensions/<name>/config/train/<key>.py, which is imported where a configuration has it. Torch-free.
+engine/extensions/<name>/config/train/<key>.py, which is imported where a configuration has it; `parallel` may
+have such keys, too. Torch-free.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
+from pydantic.fields import FieldInfo
 
-from atelier.engine.config.base import SECTION, Given, Spec, SpecChooser
+from atelier.engine.config.base import Given, Json, Spec, SpecChooser
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.extensions import extension_of, kinds_of
 from atelier.engine.config.kind_files import kind_file, section_class
-from atelier.engine.config.section import Section
+from atelier.engine.config.section import SECTION, PlainSection, Section
 
 SpecType = TypeVar("SpecType", bound=Spec)
+Trait: TypeAlias = Literal["takes_gradients", "chooses_batches", "names_ranks"]  # of a Section
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class SectionReader(SpecChooser):
         """The class of the key, whatever its value."""
         return section_class(self.section, self.key)
 
+    def plain(self) -> FieldInfo | None:
+        """The field `value` of a PlainSection."""
+        kind = section_class(self.section, self.key)
+        return kind.model_fields["value"] if issubclass(kind, PlainSection) else None
+
     @property
     def about(self) -> str:
         """The first sentence of the class, as a field's description."""
@@ -35,14 +43,15 @@ class SectionReader(SpecChooser):
         return f"{text[:1].lower()}{text[1:]}"
 
     def __call__(self, value: Given) -> Given:
-        if value is None or isinstance(value, Spec):
-            return value
-        return self.spec_of({}).model_validate(value)
+        if value is None:
+            return None
+        found = value if isinstance(value, Section) else section_class(self.section, self.key).read(value)
+        return found if found.is_on else None
 
 
 def with_sections(section: str) -> Callable[[type[SpecType]], type[SpecType]]:
     """A class decorator: the spec of a section gets a field for each key that extensions add to it. The value
-    is None where a configuration lacks the key.
+    is None where a configuration lacks the key, and where what it has is off; documents lack the key then.
     """
 
     def extend(base: type[SpecType]) -> type[SpecType]:
@@ -53,13 +62,17 @@ def with_sections(section: str) -> Callable[[type[SpecType]], type[SpecType]]:
                     kind_file(f"config/{section}", key), f"{section}.{key} is a key of the core", "rename it"
                 )
             reader = BeforeValidator(SectionReader(section, key))
-            field = Field(default=None, json_schema_extra=SECTION)
+            field = Field(default=None, exclude_if=_is_absent, json_schema_extra=SECTION)
             fields[key] = (Annotated[SerializeAsAny[Section] | None, reader], field)
         made = create_model(base.__name__, __base__=base, __module__=base.__module__, **fields)
         made.__doc__ = base.__doc__
         return cast(type[SpecType], made)
 
     return extend
+
+
+def _is_absent(value: Section | None) -> bool:
+    return value is None
 
 
 def sections_of(spec: Spec) -> dict[str, Section]:
@@ -73,9 +86,30 @@ def extensions_of(*specs: Spec) -> set[str]:
     return {extension_of(type(value)) for spec in specs for value in sections_of(spec).values()}
 
 
-def takes_gradients(spec: Spec) -> bool:
-    """Whether the hook of an extension takes the gradients of each rank."""
-    return any(type(value).takes_gradients for value in sections_of(spec).values())
+def keys_with(spec: Spec, *traits: Trait) -> list[str]:
+    """The keys of sections, of those that are on, with one of these traits."""
+    return [key for key, one in sections_of(spec).items() if any(getattr(type(one), t) for t in traits)]
+
+
+def value_of(spec: Spec, key: str) -> Json:
+    """The value of a PlainSection, or at `<key>.<field>` of another; None where it is not on, or its
+    extension is not here.
+    """
+    first, _, field = key.partition(".")
+    return getattr(sections_of(spec).get(first), field or "value", None)
+
+
+class FrozenLimit(NamedTuple):
+    """The most GB of a frozen teacher's weights in a rank's memory at once; `place`: of the key."""
+
+    place: str
+    gb: float
+
+
+def frozen_limit(layout: Spec) -> FrozenLimit | None:
+    """That of a layout; None where the whole teacher is in memory."""
+    found = ((key, *section.frozen_limit) for key, section in sections_of(layout).items())
+    return next((FrozenLimit(f"parallel.{key}.{field}", gb) for key, field, gb in found if gb), None)
 
 
 def is_here(spec: Spec, role: str) -> bool:

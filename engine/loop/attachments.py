@@ -42,6 +42,37 @@ class Attachment:
         return 0
 
 
+class WeightOwner(Protocol):
+    """Owns weights of a stage that are not on the device, with their gradients and optimiser states. The file
+    weights.py of an extension has `take_weights`, which takes them out of a model.
+    """
+
+    @property
+    def folder(self) -> Path:
+        """Where it has them; copies for checkpoints go there too."""
+        ...
+
+    def settle(self) -> None:
+        """Bring what `whole` returns up to the last step."""
+
+    def whole(self) -> dict[str, dict[str, Tensor]]:
+        """By name in the plain model: the weight ("weight") and its optimiser states."""
+        ...
+
+    def filled(self) -> None:
+        """What `whole` returned was filled."""
+
+    def check_states(self, states: Mapping[str, Tensor], place: str) -> None:
+        """Raise ConfigError at `place` for an optimiser's states, `<weight>.<state>`, that it cannot take."""
+
+    def norms(self) -> dict[str, Tensor]:
+        """By name, the norms [X] of the parts of its gradients, each alone."""
+        ...
+
+    def update(self, rate: float, scale: float, *, is_good: bool) -> None:
+        """Take the optimiser's step with gradients times `scale`, if that is below 1; or drop them."""
+
+
 class GradientHandler(Attachment):
     """Handles the gradients of each micro-batch itself, in place of adding them up. `measured`: metrics of
     the last step.

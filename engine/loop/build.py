@@ -5,21 +5,23 @@ in one explicit order, then given memory and weights, on each rank only its shar
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from atelier.engine.config.conversions import OPTIMIZER, OPTIMIZER_KIND, keeps_states
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import OptimSpec
 from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
-from atelier.engine.config.sections import takes_gradients
+from atelier.engine.config.sections import extensions_of, frozen_limit, keys_with
 from atelier.engine.config.train import Train
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.loop.attachments import WeightOwner
 from atelier.engine.loop.decisions import HealthDetector, settled
 from atelier.engine.loop.prompt_start import begun_from, prompt_ids
 from atelier.engine.loop.role_state import RoleState, end_of
@@ -49,10 +51,9 @@ from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
 from atelier.engine.parallel.shard import shard, shared_dtype
 from atelier.engine.parallel.tensor import split_matrices
-from atelier.engine.plan.expert_checks import check_frozen
 from atelier.engine.plan.layout_checks import has_own_head, micro_batches
 from atelier.engine.plan.partition import partition
-from atelier.engine.tier.experts import put_on_disk
+from atelier.engine.plan.streamed import check_whole
 from atelier.engine.tier.ring import Ring
 
 
@@ -173,7 +174,7 @@ def _body(
         flops=_flops(spec, train) / build_context.gang.world,
         device=build_context.gang.device,
         is_plain=grid.axes.context * grid.axes.tensor * len(counts) == 1
-        and layout.assignment == "rows"
+        and not keys_with(layout, "chooses_batches")
         and not mixtures(bare),
     )
     numbers = stage_numbers(grid, layout)
@@ -210,7 +211,7 @@ def _stage(
     files: StoredWeights | None,
 ) -> StageModule:
     """Transform a plain model on the meta device for its stage: keep the stage's modules, convert to float8,
-    split matrices, split experts, put them on disk, gather keys, recompute, compile, shard. The order
+    split matrices, split experts, take out weights, gather keys, recompute, compile, shard. The order
     matters: each step sees what the earlier ones made.
     """
     layout = build_context.layout
@@ -225,19 +226,10 @@ def _stage(
     for experts in mixtures(model):
         experts.products = layout.expert_products
     if layout.embedding == "columns" and files is None and has_own_head(spec.role.model):
-        dtype, is_even = shared_dtype(train.precision, grid), layout.assignment == "rows"
+        dtype, is_even = shared_dtype(train.precision, grid), not keys_with(layout, "chooses_batches")
         split_embedding(model, grid, dtype, is_even=is_even, is_first=is_first)
-    tier, optim = None, spec.role.optim
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
-    is_on_disk = layout.tiers.experts == "disk" and spec.mode != "frozen"
-    if is_on_disk and mixtures(model) and build_context.gang.device.type != "cpu":
-        raise ConfigError(
-            "parallel.tiers.experts",
-            "disk, which is not built for GPUs",
-            "experts=device, or device=cpu",
-        )
-    if is_on_disk and mixtures(model) and isinstance(optim, AdamW):  # others were refused
-        tier = put_on_disk(model, optim, build_context.scratch, layout.tiers)
+    owner = _owner(model, spec, build_context)
     gather_keys(model, grid)
     blocks = blocks_of(model)
     if spec.mode != "frozen":
@@ -253,7 +245,7 @@ def _stage(
         is_split=len(counts) > 1 and layout.schedule == "zb",
         is_first=is_first,
         is_last=is_last,
-        tier=tier,
+        owner=owner,
         ring=ring,
     )
     if ring is None:
@@ -263,22 +255,33 @@ def _stage(
             grid=grid,
             zero=layout.zero,
             precision=train.precision,
-            is_whole=spec.mode != "frozen" and takes_gradients(train),
+            is_whole=spec.mode != "frozen" and bool(keys_with(train, "takes_gradients")),
         )
     return stage
+
+
+def _owner(model: Model, spec: MemberSpec, build_context: BuildContext) -> WeightOwner | None:
+    """The owner of weights that an extension takes out of a stage."""
+    for name in sorted(extensions_of(build_context.layout)):
+        part = extension_part(name, "weights", "take_weights")
+        if part is not None and (owner := part.take_weights(model, spec, build_context)) is not None:
+            return cast(WeightOwner, owner)
+    return None
 
 
 def _ring(
     model: Model, files: StoredWeights, grid: Grid, *, build_context: BuildContext, train: Train
 ) -> Ring:
     """Keep the weights of a frozen model in its files."""
+    limit = frozen_limit(build_context.layout)
+    assert limit is not None  # else it has no files
     return Ring(
         model,
         files,
-        int(build_context.layout.tiers.frozen_gb * 1e9),
+        int(limit.gb * 1e9),
         device=build_context.gang.device,
         dtype=weight_dtype(train.precision),
-        place="parallel.tiers.frozen_gb",
+        place=limit.place,
         is_mapped=False,
         rank=grid.places["expert"],
     )
@@ -348,12 +351,12 @@ def _streamed(
     name: str, bare: Model, spec: MemberSpec, source: StoredWeights | None, train: Train, layout: Parallel
 ) -> StoredWeights | None:
     """The weights that are to stay in their files: of a frozen model that is larger than its memory."""
-    memory = int(layout.tiers.frozen_gb * 1e9)
-    if not memory or spec.mode != "frozen":
+    limit = frozen_limit(layout)
+    if limit is None or spec.mode != "frozen":
         return None
     size = weight_dtype(train.precision).itemsize
-    check_frozen(layout, name)
-    return source if sum(weight.numel() for _, weight in stored(bare)) * size > memory else None
+    check_whole(layout, name)
+    return source if sum(weight.numel() for _, weight in stored(bare)) * size > int(limit.gb * 1e9) else None
 
 
 def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int, ...]:

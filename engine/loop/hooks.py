@@ -1,11 +1,11 @@
 """The interface of extensions (engine/config/extensions.py) to a training. The file
 engine/extensions/<name>/hook.py has a class with the base `Hook`. A training has one of each extension that
-a kind of its roles is of, or that has a key in its configuration. The loop calls it
+a kind of its roles is of, or that has a key in its configuration or layout. The loop calls it
 
     limits        before roles are built: the steps from which some are trained again
     __init__      before the first checkpoint is read: it chooses its roles and attaches what it needs
     start         the step at which this gang begins; restored: a role is at its checkpoint
-    before_step   wait for what the step needs
+    before_step   wait for what the step needs; timed: how long each rank computed the step before
     begin         the groups of its own roles that take this step; sits_out: whether it is left out
     after_step    after the step of all other roles: its roles take theirs
     exchange      after the step of all roles
@@ -15,7 +15,7 @@ a kind of its roles is of, or that has a key in its configuration. The loop call
 The state of what it attaches to a role is part of the role's checkpoint.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from atelier.engine.config.kind_files import extension_class
 from atelier.engine.config.sections import extensions_of
 
 if TYPE_CHECKING:
+    from atelier.engine.config.parallel import Parallel
     from atelier.engine.config.run_file import Training
     from atelier.engine.loop.build import BuildContext
     from atelier.engine.loop.counts import Counts
@@ -79,6 +80,9 @@ class Hook:
     def before_step(self, clock: int) -> None:
         """Wait for what the step needs. A collective."""
 
+    def timed(self, clock: int, times_us: Sequence[int]) -> None:
+        """By rank, the microseconds that it computed in the step before `clock`; 0 = no measure of others."""
+
     def begin(self, clock: int) -> "list[StepGroup]":
         """The groups of its roles that take this step."""
         return []
@@ -115,19 +119,19 @@ class Hook:
         """End threads; let go of files."""
 
 
-def hook_classes(training: "Training") -> list[type[Hook]]:
+def hook_classes(training: "Training", layout: "Parallel") -> list[type[Hook]]:
     """The hooks of the extensions that a training uses: by a kind of its roles, here or at other sites, or by
-    a key of its settings.
+    a key of its settings or layout.
     """
     kinds = (member.role.extensions for member in training.members.values())
-    names = sorted(extensions_of(training.train).union(*kinds))
+    names = sorted(extensions_of(training.train, layout).union(*kinds))
     return [found for name in names if (found := extension_class(name, "hook", Hook)) is not None]
 
 
-def limits_of(training: "Training") -> dict[str, int]:
+def limits_of(training: "Training", layout: "Parallel") -> dict[str, int]:
     """By role, the step at most from which extensions let it resume."""
     found: dict[str, int] = {}
-    for each in hook_classes(training):
+    for each in hook_classes(training, layout):
         for name, step in each.limits(training).items():
             found[name] = min(step, found.get(name, step))
     return found
@@ -137,7 +141,7 @@ class Hooks:
     """The hooks of a training. `others`: the roles whose steps no extension takes."""
 
     def __init__(self, context: HookContext) -> None:
-        self._hooks = [each(context) for each in hook_classes(context.training)]
+        self._hooks = [each(context) for each in hook_classes(context.training, context.build.layout)]
         theirs: set[str] = set()
         for hook in self._hooks:
             if twice := sorted(theirs & hook.roles):
@@ -171,6 +175,11 @@ class Hooks:
         """Wait for what the step needs. A collective."""
         for hook in self._hooks:
             hook.before_step(clock)
+
+    def timed(self, clock: int, times_us: Sequence[int]) -> None:
+        """Say how long each rank computed the step before `clock`."""
+        for hook in self._hooks:
+            hook.timed(clock, times_us)
 
     def begin(self, clock: int) -> "list[list[StepGroup]]":
         """By hook, the groups that take this step."""

@@ -1,13 +1,13 @@
-"""The batches of each step on this rank: pure functions of the step (and of the ranks' measured speeds, where
-samples are assigned by them), prefetched one step ahead in a thread.
+"""The batches of each step on this rank: pure functions of the step (and of what an extension measures, where
+one chooses them), prefetched one step ahead in a thread.
 
 Step s takes samples [s G, (s+1) G) of the blend, G the global batch (if it grows: the G samples after all
-earlier ones); data index d of N takes the d-th of N equal runs of them, or those that an Assigner gives it.
+earlier ones); data index d of N takes the d-th of N equal runs of them, or those that an extension gives it.
 Ranks that share a model, a row's tokens or a matrix have the same data index and read the same samples.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,12 +17,14 @@ from torch import Tensor
 
 from atelier.engine.config.train import Train
 from atelier.engine.data.blend import Blend
-from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.counts import Counts, count
 from atelier.engine.parallel.grid import Grid
 
 Batch = dict[str, Tensor]
 Places = Callable[[int], Sequence[int] | np.ndarray | None]  # of a step, its samples
+Arrays = dict[str, np.ndarray]
+# this rank's micro-batches of a blend's samples, of so many of the longest rows each, at a step
+RankBatches = Callable[[Blend, np.ndarray, int, int], Iterable[Arrays]]
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,15 @@ class Prefetcher:
         last: int,
         grid: Grid,
         num_parts: int = 0,
-        assigner: Assigner | None = None,
         places: Places | None = None,
+        batches: RankBatches | None = None,
     ) -> None:
         """`open_blend` opens the blend for a sequence length, `micro_batch` gives the sequences of a
-        micro-batch at a step. `assigner`: None = every rank has equally many samples. `places`: the samples
-        of a step, where an extension chooses them; None of a step = they are not known yet.
+        micro-batch at a step. `places`: the samples of a step, where an extension chooses them; None of a
+        step = they are not known yet. `batches`: those of this rank, likewise; else every rank has equally
+        many samples.
         """
-        self._assigner, self._places = assigner, places
+        self._places, self._batches = places, batches
         self._open, self._train, self._micro_batch = open_blend, train, micro_batch
         self._grid, self._last, self._num_parts = grid, last, num_parts
         self._blend: tuple[int, Blend] | None = None  # the last step's blend and its sequence length
@@ -90,8 +93,8 @@ class Prefetcher:
         if self._blend is None or self._blend[0] != now.sequence:
             self._blend = (now.sequence, self._open(now.sequence))
         blend, size = self._blend[1], self._micro_batch(clock)
-        if self._assigner is not None:
-            batches = [tensors_of(batch) for batch in self._assigner.batches(blend, places, size, clock)]
+        if self._batches is not None:
+            batches = [tensors_of(batch) for batch in self._batches(blend, places, size, clock)]
         else:
             own = np.split(places, self._grid.axes.data)[self._grid.data_index]
             batches = [
@@ -101,5 +104,5 @@ class Prefetcher:
         return StepData(batches, count(batches if self._grid.counts_samples else [], self._num_parts))
 
 
-def tensors_of(arrays: dict[str, np.ndarray]) -> Batch:
+def tensors_of(arrays: Arrays) -> Batch:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

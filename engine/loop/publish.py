@@ -52,7 +52,7 @@ def check_digest(member: RoleState, *, most: int) -> None:
         raise AtelierError(
             f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is "
             f"{member.spec.digest[:16]}; nothing is published. Replay in the layout of the model's record, "
-            f"with its summary's speed_log if it has one, or use roles.<student>.attach=frozen"
+            f"with the log of its summary if that has one, or use roles.<student>.attach=frozen"
         )
 
 
@@ -119,6 +119,4 @@ def summary(member: RoleState) -> dict[str, Json]:
         result["began_with_states"] = True  # of the optimiser of the model that it began from
     for attached in member.attached.values():
         result |= attached.summary(member.end - member.start)
-    if member.pace is not None:
-        result["speed_log"] = member.pace.state()
     return result | member.health.summary()

@@ -22,7 +22,6 @@ from atelier.engine.loop.attachments import Attachment, GradientHandler, Inbox, 
 from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
-from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Model
@@ -70,7 +69,6 @@ class RoleState:
         self.remote: RemoteOutputs | None = None  # of this step, of a teacher that is not in this gang
         self.attached: dict[str, Attachment] = {}  # by extensions: by their names, kept in its checkpoints
         self.inboxes: dict[str, Inbox] = {}  # by lesson: from a teacher at another site
-        self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # of the newest checkpoint that this process read or began to write
@@ -94,7 +92,7 @@ class RoleState:
 
     def attach(self, attached: Attachment) -> None:
         """Keep the state of an extension in its checkpoints. Raises ConfigError where the name is taken."""
-        if attached.name in {"weights", "optimizer", "last", "pace", *self.learned(), *self.attached}:
+        if attached.name in {"weights", "optimizer", "last", *self.learned(), *self.attached}:
             problem = f"the core, or another extension, keeps {attached.name} in its checkpoints"
             raise ConfigError(f"roles.{self.name}", problem, "leave one of them out, or rename it")
         self.attached[attached.name] = attached
@@ -130,8 +128,8 @@ class RoleState:
     @property
     def spill(self) -> Path | None:
         """Where the copy for a checkpoint goes, of a role that is not in memory; None = to memory."""
-        tiers = self.body.tiers if self.body is not None else []
-        return tiers[0].weight_file.folder if tiers else None
+        owners = self.body.owners if self.body is not None else []
+        return owners[0].folder if owners else None
 
     @property
     def is_asked(self) -> bool:
@@ -350,7 +348,6 @@ class RoleState:
         return self.weights.state() | {
             **self.learned(),
             "last": dict(self.last),
-            **({"pace": self.pace.state()} if self.pace is not None else {}),
             **{name: kept for name, each in self.attached.items() if (kept := each.state())},
         }
 
@@ -380,8 +377,6 @@ class RoleState:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
         self.take_back(state)
         self.last = dict(state["last"])
-        if self.pace is not None:
-            self.pace.restore(state.get("pace", []), step)
         for name, attached in self.attached.items():
             attached.restore(state.get(name, {}), step)
         self.step = self.stored_step = step

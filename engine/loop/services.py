@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import EXAMPLES
 from atelier.engine.config.run_file import FILE_BYTES, Training
 from atelier.engine.loop.build import BuildContext
@@ -34,13 +33,6 @@ def check_training(training: Training, services: TrainingServices) -> None:
     roles = {name: member.role for name, member in training.members.items()}
     check_layout(services.build_context.layout, roles, training.train)
     check_teaching(roles)
-    for name, member in training.members.items():
-        if member.mode == "replay" and services.build_context.layout.assignment == "measured":
-            raise ConfigError(
-                "parallel.assignment",
-                f"measured, but {name} is replayed, to the bits of the first time",
-                "assignment=static and parallel.speed_log as its record has it",
-            )
     check_schedules(
         {name: role for name, role in roles.items() if training.members[name].segments}, training.train
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atelier.engine.config.batch import TENSORS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.loop.attachments import GradientHandler
+from atelier.engine.loop.attachments import GradientHandler, WeightOwner
 from atelier.engine.model.contract import Carried, Model, Output, Relations, stored
 from atelier.engine.model.placement import local, settle_gradient
 from atelier.engine.objective.chunked import Mix, Side
@@ -26,7 +26,6 @@ from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import Pipeline, add_up_tied
 from atelier.engine.parallel.shard import between_micro_batches, reshard
 from atelier.engine.parallel.tensor import gathered, own_between
-from atelier.engine.tier.experts import TieredExperts
 from atelier.engine.tier.ring import Ring
 
 AUX = "aux/"  # prefix of the sums that leave a model's blocks
@@ -71,11 +70,11 @@ class StageModule(nn.Module):
         is_split: bool = False,
         is_first: bool = True,
         is_last: bool = True,
-        tier: TieredExperts | None = None,
+        owner: WeightOwner | None = None,
         ring: Ring | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.is_compiled, self.grid, self.tier, self.ring = model, is_compiled, grid, tier, ring
+        self.model, self.is_compiled, self.grid, self.owner, self.ring = model, is_compiled, grid, owner, ring
         self.precision: Precision = precision
         self.sequence_parallel, self.is_split = sequence_parallel, is_split
         self.is_first, self.is_last = is_first, is_last
@@ -204,9 +203,9 @@ class RoleModel:
         return any(stage.is_compiled for stage in self.stages)
 
     @property
-    def tiers(self) -> list[TieredExperts]:
-        """The experts of each stage that are not on the device."""
-        return [stage.tier for stage in self.stages if stage.tier is not None]
+    def owners(self) -> list[WeightOwner]:
+        """Those of each stage's weights that are not on the device."""
+        return [stage.owner for stage in self.stages if stage.owner is not None]
 
     @property
     def is_streamed(self) -> bool:

@@ -62,10 +62,8 @@ class Trainer:
         self.members, self.services = members, services
         self.gang, self.report = services.build_context.gang, services.report
         self.order = [members[name] for name in students_first(training.members) if name in members]
-        self.data = TrainingData(
-            training, {member.name: member for member in self.order}, services.build_context
-        )
         context = services.build_context
+        self.data = TrainingData(training, context)
         self.hooks = Hooks(HookContext(training, members, context, self.data, services.stop, self._warn))
         self.begin = self.end = max(self.hooks.last, *(member.end for member in self.order))
         self.data.end = self.end
@@ -117,7 +115,7 @@ class Trainer:
                 "threads": torch.get_num_threads(),
                 "micro_batch": self.data.micro_batch,
                 "compiled": compiled,
-                "on_disk": [member.name for member in self.order if member.body and member.body.tiers],
+                "on_disk": [member.name for member in self.order if member.body and member.body.owners],
                 "streamed": [member.name for member in self.order if member.body and member.body.is_streamed],
             }
         )
@@ -179,7 +177,7 @@ class Trainer:
         counts, (num_asked, *heard) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
         if slow := self.straggler.slow_rank(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
-        self.data.hear(clock, heard)
+        self.hooks.timed(clock, heard)
         if num_asked:
             self._stop(clock)
         if not counts.scored and not any(counts.parts):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from atelier.engine.checkpoint.state import Tree
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import OptimSpec
+from atelier.engine.loop.attachments import WeightOwner
 from atelier.engine.loop.stage import RoleModel, StageModule
 from atelier.engine.model.contract import Model, stored
 from atelier.engine.model.placement import fill, is_split, local
@@ -30,10 +31,10 @@ def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.dev
         stage.to_empty(device=device)
         for path, weight in stored(stage):
             fill(weight, partial(values, path.removeprefix("model."), weight.shape))
-        if stage.tier is not None:
-            for name, state in stage.tier.whole().items():
+        if stage.owner is not None:
+            for name, state in stage.owner.whole().items():
                 fill(state["weight"], partial(values, name, state["weight"].shape))
-            stage.tier.filled()
+            stage.owner.filled()
 
 
 def _squared(grads: Iterable[Tensor]) -> Tensor:
@@ -76,14 +77,18 @@ class RoleWeights:
     def stored(self) -> dict[str, Tensor]:
         """Parameters and buffers that this rank holds: what a finished model has."""
         found: dict[str, Tensor] = self.parameters() | self.buffers()
-        return found | {name: state["weight"] for name, state in self._tiered().items()}
+        return found | {name: state["weight"] for name, state in self._owned().items()}
 
-    def _tiered(self) -> dict[str, dict[str, Tensor]]:
-        """Weights and optimiser states of experts that are not on the device, as they are on disk now."""
+    @property
+    def _owners(self) -> list[WeightOwner]:
+        return self.body.owners if self.body is not None else []
+
+    def _owned(self) -> dict[str, dict[str, Tensor]]:
+        """Weights and optimiser states that are not on the device, as they are now."""
         found: dict[str, dict[str, Tensor]] = {}
-        for tier in self.body.tiers if self.body is not None else ():
-            tier.settle()
-            found |= tier.whole()
+        for owner in self._owners:
+            owner.settle()
+            found |= owner.whole()
         return found
 
     def buffers(self) -> dict[str, Tensor]:
@@ -109,20 +114,15 @@ class RoleWeights:
     def take(self, states: Mapping[str, Tensor], place: str) -> None:
         """Begin with an optimiser's states, `<weight>.<state>`; those that are not there stay zero.
 
-        Raises ConfigError at `place` for states of another shape, and where only some of the experts on disk
-        have states: they have one number of steps.
+        Raises ConfigError at `place` for states of another shape, and those that an owner of weights cannot
+        take.
         """
-        tiered = self._tiered()
-        without = [name for name in tiered if f"{name}.step" not in states]
-        if 0 < len(without) < len(tiered):
-            raise ConfigError(
-                place,
-                f"has states of the optimiser for some experts, none for {without[0]}, and they are on disk",
-                "parallel.tiers.experts=device",
-            )
+        owned = self._owned()
+        for owner in self._owners:
+            owner.check_states(states, place)
         optimizer = self.optimizer.state if self.optimizer is not None else {}
         found = {name: dict(optimizer.get(weight, {})) for name, weight in self.trainable().items()}
-        for name, each in (found | tiered).items():
+        for name, each in (found | owned).items():
             for key, value in each.items():
                 if (whole := states.get(f"{name}.{key}")) is not None and key != "weight":
                     fill(value, partial(_same_shape, whole, value, f"{name}.{key}"))
@@ -149,8 +149,8 @@ class RoleWeights:
             copies.append(self.grid.copies(weight))
         if grads:
             total[places] = _squared(grads) / torch.tensor(copies, device=total.device)
-        for tier in self.body.tiers:
-            for name, norms_X in tier.norms().items():
+        for owner in self.body.owners:
+            for name, norms_X in owner.norms().items():
                 total[self._places[name]] = norms_X.double().square().sum()
         return total
 
@@ -158,8 +158,8 @@ class RoleWeights:
         """Take the optimiser's step with gradients times `scale`, if that is below 1; or drop them if
         `is_good` is false.
         """
-        for tier in self.body.tiers if self.body is not None else ():
-            tier.update(rate, scale, is_good=is_good)
+        for owner in self._owners:
+            owner.update(rate, scale, is_good=is_good)
         if self.optimizer is None:
             return
         if is_good:
@@ -185,15 +185,15 @@ class RoleWeights:
         optimizer: dict[str | int, Tree] = {
             name: dict(states.get(weight, {})) for name, weight in trainable.items()
         }
-        for name, state in self._tiered().items():
+        for name, state in self._owned().items():
             weights[name] = state["weight"]
             optimizer[name] = {key: value for key, value in state.items() if key != "weight"}
         return {"weights": weights | self.buffers(), "optimizer": optimizer}
 
     def restored(self) -> None:
         """The tensors of `state` were filled from a checkpoint."""
-        for tier in self.body.tiers if self.body is not None else ():
-            tier.filled()
+        for owner in self._owners:
+            owner.filled()
 
     def held_by_all(self, axis: str) -> dict[str, Tensor]:
         """Weights and optimiser states that all ranks along the axis hold in common, by name."""

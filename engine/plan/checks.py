@@ -21,10 +21,8 @@ from atelier.engine.plan.expert_checks import (
     check_products,
     check_router,
     check_sight,
-    check_tiers,
 )
 from atelier.engine.plan.layout_checks import (
-    check_assignment,
     check_embedding,
     check_length,
     check_schedule,
@@ -109,7 +107,6 @@ def _check_sizes(
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
     check_schedule(layout, roles, prefix)
-    check_assignment(layout, roles)
     check_embedding(layout, roles, prefix)
     check_axis(layout, roles)
     if train.precision == "fp8" and layout.tensor > 1:
@@ -126,7 +123,6 @@ def _check_sizes(
         _check_role(layout, name, role, model, has_stages=name not in aside)
         rows = train.model_copy(update={"sequence": longest})
         check_router(layout, role.model, rows, model, axes=layout.axes_of(name), place=place_of(layout, name))
-        check_tiers(layout, role, model, axes=layout.axes_of(name))
         check_products(layout, role, train, model, axes=layout.axes_of(name))
         check_length(layout, name, f"{section}.sequence", train.sequence)
         for key, spec in role.objective.items():

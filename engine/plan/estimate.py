@@ -5,22 +5,24 @@ Memory is modelled in engine/plan/memory.py, time in engine/plan/step_time.py; F
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from atelier.engine.config.device import Device
+from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import STACKS
 from atelier.engine.plan.goodput import Faults, faults_of
 from atelier.engine.plan.interconnect import Interconnect
 from atelier.engine.plan.layout_checks import has_own_head
-from atelier.engine.plan.memory import Memory, peak_memory
+from atelier.engine.plan.memory import Memory, OffDevice, peak_memory
 from atelier.engine.plan.model_shape import ModelShape, model_shape_of
 from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import Seconds, step_time
-from atelier.engine.plan.tiers import tier_cost
 
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
@@ -156,7 +158,7 @@ class Setting:
             latency=device.latency_us * 1e-6,
         )
         seconds = step_time(model_shape, self.role.optim.kind, train, parallel, machine, interconnect)
-        tier = tier_cost(self.role.model, train, parallel, device.disk_gbps)
+        tier = off_device(self.role.model, train, parallel, device)
         if tier is not None:
             seconds = replace(seconds, disk=tier.exposed(seconds.total))
         if tier is not None and not self.pool.is_cpu:  # buffers are in the host's memory
@@ -179,6 +181,15 @@ class Setting:
             memory=memory,
             faults=faults_of(device, parallel.ranks, memory.states),
         )
+
+
+def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device) -> OffDevice | None:
+    """What weights of a role cost that an extension keeps elsewhere; None where all are on the device."""
+    for name in sorted(extensions_of(parallel)):
+        find = getattr(extension_part(name, "cost"), "off_device", None)
+        if find is not None and (found := find(spec, train, parallel, device)) is not None:
+            return cast(OffDevice, found)
+    return None
 
 
 def estimate(

@@ -1,5 +1,5 @@
-"""Checks of mixtures of experts before a process starts: what layouts and objectives routers allow, and what
-experts on disk ask for. Torch-free.
+"""Checks of mixtures of experts before a process starts: what layouts and objectives routers allow, and which
+products. Torch-free.
 """
 
 import math
@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
-from atelier.engine.config.parallel import LANES, Axes, Parallel
+from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.layout_checks import micro_batches
-from atelier.engine.plan.tiers import state_bytes
 
 
 def check_axis(layout: Parallel, roles: Mapping[str, Role]) -> None:
@@ -85,52 +84,11 @@ def check_router(
         )
 
 
-def check_tiers(layout: Parallel, role: Role, model: str, *, axes: Axes) -> None:
-    """Check that experts on disk are each of one rank, trained whole, by AdamW."""
-    spec = role.model
-    if layout.tiers.experts == "device" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
-        return
-    shared = axes.replicate * axes.shard * axes.context
-    if shared > 1:
-        fits = largest_divisor(spec.num_experts, shared * axes.expert)
-        raise ConfigError(
-            "parallel.tiers.experts",
-            f"disk, but {shared} ranks share each expert of {model} (replicate, shard and context)",
-            f"expert={fits} of the same ranks gives each its own",
-        )
-    each = state_bytes(spec, axes.tensor)
-    if layout.tiers.host_gb and layout.tiers.host_gb * 1e9 < each:
-        raise ConfigError(
-            "parallel.tiers.host_gb",
-            f"{layout.tiers.host_gb:g} GB do not hold one expert state of {model} with its gradient",
-            f"host_gb={each / 1e9 * 1.001:.4g} does",
-        )
-    if role.optim.kind != "adamw":
-        raise ConfigError(
-            "parallel.tiers.experts",
-            f"disk, but {model} is trained by {role.optim.kind}, whose steps are not known to wait",
-            "optim=adamw",
-        )
-    if role.trainable.kind != "full":
-        raise ConfigError(
-            "parallel.tiers.experts", f"disk, but of {model} only parts are trained", "trainable=full"
-        )
-    inner, hidden = spec.expert_inner // axes.tensor, spec.hidden
-    if inner * hidden % LANES:
-        raise ConfigError(
-            "parallel.tiers.experts",
-            f"disk, but {model}.experts.ffn {inner} x hidden {hidden} is no multiple of {LANES} numbers",
-            f"experts.ffn={-(-inner // LANES) * LANES} is",
-        )
-
-
 def check_products(layout: Parallel, role: Role, train: Train, model: str, *, axes: Axes) -> None:
     """Check that one product for all experts, where it is asked for, can be computed."""
     spec, place = role.model, "parallel.expert_products"
     if layout.expert_products != "grouped" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return
-    if layout.tiers.experts != "device":
-        raise ConfigError(place, "grouped, but the experts are on disk", "expert_products=loop")
     if train.precision == "fp64":
         raise ConfigError(place, "grouped, but that is not for float64", "expert_products=loop")
     inner = spec.expert_inner // axes.tensor
@@ -139,19 +97,6 @@ def check_products(layout: Parallel, role: Role, train: Train, model: str, *, ax
         if width % multiple:
             raise ConfigError(
                 place, f"grouped, but {name} on a rank, {width}, is no multiple of {multiple}", "loop"
-            )
-
-
-def check_frozen(layout: Parallel, name: str) -> None:
-    """Check that a frozen teacher that may be streamed is whole on every rank, but its experts."""
-    if not layout.tiers.frozen_gb:
-        return
-    for axis in ("pipeline", "shard", "context", "tensor"):
-        if (size := getattr(layout, axis)) > 1:
-            raise ConfigError(
-                "parallel.tiers.frozen_gb",
-                f"streams the frozen {name} on every rank, but {axis}={size} splits it",
-                f"replicate={size} of the same ranks, or frozen_gb=0",
             )
 
 

@@ -1,19 +1,15 @@
-"""What micro-batches a layout can have; checks of layouts that assign samples by cost, or split the embedding
-by columns. Torch-free.
+"""What micro-batches a layout can have; checks of pipelines, of encoders, of layouts that split the embedding
+by columns, of phases. Torch-free.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
-
-PLACE = "parallel.assignment"
 
 
 def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
@@ -31,56 +27,6 @@ def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
 def shared_rows(layout: Parallel) -> int:
     """A micro-batch's rows must be a multiple of this number, so that all students' ranks can share them."""
     return math.lcm(1, *(max(1, other.data // layout.axes.data) for other in layout.roles.values()))
-
-
-def check_assignment(layout: Parallel, roles: Mapping[str, Role]) -> None:
-    """Raise ConfigError where micro-batches have to be alike, or rows to lie together, and for a log of
-    speeds that does not fit the data ranks.
-    """
-    kind = layout.assignment
-    if kind == "rows":
-        if layout.speed_log:
-            raise ConfigError("parallel.speed_log", f"is given, but {PLACE} is rows", f"{PLACE}=static")
-        return
-    if layout.pipeline > 1:
-        raise ConfigError(
-            PLACE,
-            f"{kind}, but the stages of pipeline={layout.pipeline} pass on micro-batches of one shape",
-            "pipeline=1, or assignment=rows",
-        )
-    if layout.roles:
-        raise ConfigError(
-            PLACE,
-            f"{kind}, but {', '.join(layout.roles)} split micro-batches in a layout of their own",
-            "give all roles one layout, or assignment=rows",
-        )
-    if kind == "measured" and layout.device == "cuda":
-        refuse_measuring()
-    if layout.compile == "block":
-        raise ConfigError(
-            PLACE,
-            f"{kind}, but compile=block compiles blocks for one shape of micro-batches",
-            "compile=none, or assignment=rows",
-        )
-    for name, role in roles.items():
-        model = role.model
-        if isinstance(model, MixedBlocks) and model.num_experts and model.experts.router.competes:
-            raise ConfigError(
-                PLACE,
-                f"{kind}, but the tokens of {name} compete for experts in groups of rows, which it tears "
-                "apart",
-                "another router, or assignment=rows",
-            )
-    _check_log(layout)
-
-
-def refuse_measuring() -> NoReturn:
-    """A step on a GPU is measured by what its host thread does, which says nothing of the device."""
-    raise ConfigError(
-        PLACE,
-        "measured, which is not built for GPUs",
-        "assignment=static, with parallel.speed_log if they differ",
-    )
 
 
 def check_schedule(layout: Parallel, roles: Mapping[str, Role], prefix: str) -> None:
@@ -150,24 +96,6 @@ def check_embedding(layout: Parallel, roles: Mapping[str, Role], prefix: str) ->
                 f"{model.hidden}",
                 f"{largest_divisor(model.hidden, ranks)} ranks would fit",
             )
-
-
-def _check_log(layout: Parallel) -> None:
-    data, steps = layout.axes.data, [entry[0] for entry in layout.speed_log if entry]
-    for entry in layout.speed_log:
-        is_step = bool(entry) and entry[0] >= 0 and entry[0] == int(entry[0])
-        if not is_step or len(entry) != data + 1 or any(speed <= 0 for speed in entry[1:]):
-            raise ConfigError(
-                "parallel.speed_log",
-                f"{list(entry)} is no step with a speed above 0 for each of {data} data ranks",
-                f"[[0, {', '.join(['1'] * data)}]] is",
-            )
-    if steps != sorted(set(steps)):
-        raise ConfigError(
-            "parallel.speed_log",
-            f"its steps {[int(step) for step in steps]} do not rise",
-            "put them in order",
-        )
 
 
 def check_length(layout: Parallel, name: str, what: str, sequence: int) -> None:

@@ -21,7 +21,6 @@ from atelier.engine.plan.cost_table import CostTerms
 from atelier.engine.plan.model_shape import ModelShape
 from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
-from atelier.engine.plan.tiers import TierCost
 
 KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
 KEPT_EXPERT = (
@@ -49,10 +48,24 @@ class Memory(CostTerms):
     margin: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class OffDevice:
+    """What weights cost that an extension keeps elsewhere than on the device: how many of the fullest rank's
+    they are, and bytes of memory for them. Its cost.py may have `off_device`, which finds them.
+    """
+
+    params: float
+    host: float
+
+    def exposed(self, compute_s: float) -> float:
+        """Seconds of a step that computing `compute_s` does not hide."""
+        return 0.0
+
+
 def peak_memory(
-    model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, tier: TierCost | None = None
+    model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, tier: OffDevice | None = None
 ) -> Memory:
-    """The peak of one role's training on the rank that holds most of it. `tier`: of its experts on disk."""
+    """The peak of one role's training on the rank that holds most of it. `tier`: of weights elsewhere."""
     ranks = range(parallel.pipeline)
     found = [_Rank(model_shape, train, parallel, machine, rank, tier).peak() for rank in ranks]
     return max(found, key=lambda memory: memory.total)
@@ -68,7 +81,7 @@ class _Rank:
         parallel: Parallel,
         machine: Machine,
         rank: int,
-        tier: TierCost | None,
+        tier: OffDevice | None,
     ) -> None:
         self.tier = tier
         self.model_shape, self.parallel, self.machine, self.costs = (

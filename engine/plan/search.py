@@ -10,6 +10,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import keys_with
 from atelier.engine.config.train import Train
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import Estimate, Setting
@@ -128,8 +129,9 @@ def meshes(role: Role, train: Train, pool: Pool, devices: int, like: Parallel) -
                             "tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert,
                             "shard": shard, "replicate": data // shard,
                         }  # fmt: skip
-                        plain = {"schedule": "1f1b", "stages": (), "roles": {}, "speed_log": ()}
-                        yield like.model_copy(update=axes | plain)
+                        plain = {"schedule": "1f1b", "stages": (), "roles": {}}
+                        of_ranks = dict.fromkeys(keys_with(like, "names_ranks"))
+                        yield like.model_copy(update=axes | plain | of_ranks)
 
 
 def _variants(

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from atelier.engine.config.device import Device
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.sections import frozen_limit
 
 STREAM = 2  # buffers that a stream needs: one computes, one is read
 SCORED = 4  # bytes of a number of models that are scored
@@ -89,6 +91,20 @@ def streamed_pass(
         largest, number, shares.experts, read, tokens, pace, read / (pace * 1e9),
         flops / (device.peak_tflops * device.matmul * 1e12),
     )  # fmt: skip
+
+
+def check_whole(layout: Parallel, name: str) -> None:
+    """Check that a frozen teacher that may be streamed is whole on every rank, but its experts."""
+    limit = frozen_limit(layout)
+    if limit is None:
+        return
+    for axis in ("pipeline", "shard", "context", "tensor"):
+        if (size := getattr(layout, axis)) > 1:
+            raise ConfigError(
+                limit.place,
+                f"streams the frozen {name} on every rank, but {axis}={size} splits it",
+                f"replicate={size} of the same ranks, or {limit.place.rpartition('.')[2]}=0",
+            )
 
 
 def check_streamed(place: str, gb: float, name: str, model: ModelSpec, itemsize: int) -> None:

@@ -18,7 +18,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.schedule import Schedule
-from atelier.engine.config.sections import is_here
+from atelier.engine.config.sections import frozen_limit, is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.tune import Tune
 from atelier.engine.plan.checks import check_layout
@@ -148,7 +148,7 @@ def check_memory(arguments: Spec) -> None:
             limits.append(("score.memory_gb", score.memory_gb, SCORED))
         if name in teachers and isinstance(parallel, Parallel) and isinstance(train, Train):
             size = 8 if train.precision == "fp64" else 4
-            limits.append(("parallel.tiers.frozen_gb", parallel.tiers.frozen_gb, size))
+            limits += [(limit.place, limit.gb, size)] if (limit := frozen_limit(parallel)) else []
         for place, gb, size in limits:
             if gb:
                 check_streamed(place, gb, name or "the model", _sized(role.model, arguments), size)

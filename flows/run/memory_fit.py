@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.sections import is_here
+from atelier.engine.config.sections import frozen_limit, is_here
 from atelier.engine.io.machine import memory_gb
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
@@ -53,7 +53,8 @@ def _resident_gb(node: Node, name: str, layout: Parallel, vocab: int) -> float:
         layout.axes.shard * layout.axes.expert * layout.axes.tensor * layout.axes.context * layout.pipeline
     )
     whole = 4 * params / 1e9
-    return min(whole, layout.tiers.frozen_gb) if layout.tiers.frozen_gb else whole / share
+    limit = frozen_limit(layout)
+    return min(whole, limit.gb) if limit else whole / share
 
 
 def limit_gb(pool: Pool, ranks: int) -> float:

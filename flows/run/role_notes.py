@@ -1,7 +1,8 @@
-"""What a plan says of single roles: of experts on disk, bytes of each tier, what a step moves, and when that
-is hidden; of models that are scored in less memory than they take, what a pass reads; what a base width
-scales; what keys of extensions ask for.
+"""What a plan says of single roles: of models that are scored in less memory than they take, what a pass
+reads; what a base width scales; what keys of extensions ask for.
 """
+
+from collections.abc import Callable
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Score
@@ -10,24 +11,20 @@ from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.role import Role, without_pipeline
-from atelier.engine.config.sections import sections_of
+from atelier.engine.config.role import without_pipeline
+from atelier.engine.config.sections import extensions_of, sections_of
 from atelier.engine.config.train import Train
-from atelier.engine.plan.estimate import estimate
-from atelier.engine.plan.step_time import micro_batch
+from atelier.engine.plan.estimate import Setting
 from atelier.engine.plan.streamed import SCORED, StreamedPass, streamed_pass
-from atelier.engine.plan.tiers import tier_cost
 from atelier.flows.run.auto import trained
 from atelier.flows.run.memory_fit import limit_gb
 from atelier.infra.code.code_map import TRAINED
 from atelier.infra.dag import Node
 
-MOST_DOUBLINGS = 12  # of a batch that are tried
-
 
 def role_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
     """Lines about the roles that these nodes train."""
-    return _width_notes(nodes) + _tier_notes(nodes, pool, vocab) + _key_notes(nodes)
+    return _width_notes(nodes) + _layout_notes(nodes, pool, vocab) + _key_notes(nodes)
 
 
 def _width_notes(nodes: list[Node]) -> list[str]:
@@ -60,28 +57,26 @@ def _key_notes(nodes: list[Node]) -> list[str]:
     return notes
 
 
-def _tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
-    """A line for every role of these nodes' trainings whose experts are on disk."""
-    notes = []
+def _layout_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
+    """The lines that extensions of a layout have of roles that these nodes train."""
+    notes: list[str] = []
     for node in nodes if vocab else ():
-        config = node.training if node.task == "train" else None
-        aside = without_pipeline(config.roles) if config else set()
-        for name, role in config.roles.items() if config else ():
-            layout = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
-            tier = tier_cost(role.model, config.train, layout, pool.device.disk_gbps) if config else None
-            if tier is None or config is None or name in config.frozen:
-                continue
-            seconds = estimate(role, config.train, layout, pool, vocab).seconds
-            compute_s = seconds.total - seconds.disk
-            said = (
-                f"{node.name}: experts of {name} on disk, {_gb(tier.disk)} a rank, {_gb(tier.host)} of it in "
-                f"memory; a step reads {_gb(tier.read)} and writes {_gb(tier.written)}, "
-                f"{tier.seconds:.2g} s at {pool.device.disk_gbps:g} GB/s, and computes {compute_s:.2g} s"
-            )
-            if tier.exposed(compute_s):
-                said += f": the disk sets the pace; {_hidden_from(role, config.train, layout, pool, vocab)}"
-            notes.append(said)
+        extensions = extensions_of(Parallel.model_validate(node.layout)) if node.task == "train" else ()
+        for name in sorted(extensions):
+            if of_role := getattr(extension_part(name, "report"), "of_role", None):
+                notes += _lines_of_roles(node, pool, vocab, of_role)
     return notes
+
+
+def _lines_of_roles(node: Node, pool: Pool, vocab: int, of_role: Callable[..., str]) -> list[str]:
+    config, lines = node.training, list[str]()
+    aside = without_pipeline(config.roles)
+    for name, role in config.roles.items():
+        layout = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
+        setting, limit = Setting.of(role, config.train, pool, vocab), limit_gb(pool, layout.ranks)
+        if name not in config.frozen and (said := of_role(name, setting, config.train, layout, limit)):
+            lines.append(f"{node.name}: {said}")
+    return lines
 
 
 def score_notes(arguments: Spec, pool: Pool, vocab: int) -> list[str]:
@@ -108,23 +103,6 @@ def _read_again(name: str, passed: StreamedPass, gb: float) -> str:
         )
     said += f"; {passed.read_s:.2g} s at {passed.gbps:g} GB/s, while {passed.tokens} tokens compute "
     return said + f"{passed.compute_s:.2g} s; convert=cast halves what is read"
-
-
-def _hidden_from(role: Role, train: Train, layout: Parallel, pool: Pool, vocab: int) -> str:
-    """The smallest multiple of the batch, in as many micro-batches, that computes as long as the disk takes,
-    if it fits into memory.
-    """
-    rows = micro_batch(train, layout)
-    for doublings in range(1, MOST_DOUBLINGS):
-        sizes = {"global_batch": train.global_batch << doublings, "micro_batch": rows << doublings}
-        larger = train.model_copy(update=sizes)
-        found = estimate(role, larger, layout, pool, vocab)
-        if found.memory_gb > limit_gb(pool, layout.ranks):
-            break
-        if not found.seconds.disk:
-            words = " ".join(f"train.{key}={value}" for key, value in sizes.items())
-            return f"{words} would hide it, or more parallel.tiers.host_gb"
-    return "no batch that fits hides it; more parallel.tiers.host_gb or a faster disk would"
 
 
 def _gb(size: float) -> str:

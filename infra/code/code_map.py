@@ -80,7 +80,10 @@ LEFT_OUT = (
         f"engine/config/{name}.py"
         for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric")
     ),
-    *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
+    *(
+        f"engine/config/{name}.py"
+        for name in ("identity_defaults", "parallel", "pool", "record", "registry", "section")
+    ),
     *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
 )
 TRAINED = ("train", "finetune")

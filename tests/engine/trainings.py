@@ -39,6 +39,11 @@ VOCAB = 64
 ONE = Parallel(shard=1, threads=1, compile="none", device="cpu")
 
 
+def laid_out(**more: Any) -> Parallel:
+    """`ONE` with more settings, keys of extensions too."""
+    return Parallel.model_validate(ONE.model_dump() | more)
+
+
 class AfterSteps(StopRequest):
     """Asks to stop when the loop has looked so many times: once a step."""
 

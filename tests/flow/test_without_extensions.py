@@ -44,6 +44,8 @@ def test_a_flow_that_uses_no_extension_runs_without_any(core: Path, tmp_path: Pa
     [
         ("objective@roles.student_a.objective=replaced", "no objective of kind 'replaced'"),
         ("train.privacy.kind=record", "train.privacy"),
+        ("parallel.assignment=static", "parallel.assignment: no such key"),
+        ("parallel.tiers.experts=disk", "parallel.tiers: no such key"),
     ],
 )
 def test_what_an_extension_would_bring_is_refused_by_name(

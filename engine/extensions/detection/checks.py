@@ -6,7 +6,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
-from atelier.engine.config.sections import sections_of
+from atelier.engine.config.sections import sections_of, value_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.detection.config.objective.replaced import Replaced
 
@@ -37,10 +37,10 @@ def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: 
                 "a layout of its own is not built for roles that detect",
                 "leave it out",
             )
-        if role.delay and layout.assignment != "rows":
+        if role.delay and (assigned := value_of(layout, "assignment")):
             raise ConfigError(
                 "parallel.assignment",
-                f"{layout.assignment}, and {name} reads the rows of {role.delay} steps before",
+                f"{assigned}, and {name} reads the rows of {role.delay} steps before",
                 "assignment=rows, or delay=0",
             )
 

@@ -6,6 +6,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import value_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.privacy.config.train.privacy import Privacy
 from atelier.engine.extensions.privacy.epsilon import check_library
@@ -90,10 +91,13 @@ def _check_layout(layout: Parallel) -> None:
                 f"{size}, and train.privacy is built for whole rows and whole adapters on each rank",
                 f"{axis}=1, and shard or replicate for the other ranks",
             )
+    given = {"assignment": value_of(layout, "assignment") or "rows", "embedding": layout.embedding}
     for field, usual in (("assignment", "rows"), ("embedding", "gathered")):
-        if (given := getattr(layout, field)) != usual:
+        if given[field] != usual:
             raise ConfigError(
-                f"parallel.{field}", f"{given}, which is not built for train.privacy", f"{field}={usual}"
+                f"parallel.{field}",
+                f"{given[field]}, which is not built for train.privacy",
+                f"{field}={usual}",
             )
     if layout.roles:
         raise ConfigError(

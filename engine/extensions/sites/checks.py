@@ -8,6 +8,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.mixture import Phase
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
+from atelier.engine.config.sections import value_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.config.train.link import Link, link_of
 from atelier.engine.extensions.sites.linked_checks import check_link, check_phases
@@ -165,10 +166,10 @@ def _check_layout(layout: Parallel, names: set[str]) -> None:
                 f"{size}, and answers between sites are built for whole rows on each rank only",
                 f"{axis}=1, and shard or replicate for the other ranks",
             )
-    if layout.assignment != "rows":
+    if assigned := value_of(layout, "assignment"):
         raise ConfigError(
             "parallel.assignment",
-            f"{layout.assignment}, and answers between sites are in the order of the rows",
+            f"{assigned}, and answers between sites are in the order of the rows",
             "assignment=rows",
         )
     for name in names & layout.roles.keys():

@@ -7,7 +7,7 @@ from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.mixture import Phase
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
-from atelier.engine.config.sections import sections_of
+from atelier.engine.config.sections import keys_with, value_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.config.train.link import link_of
 
@@ -24,7 +24,7 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
             f"an elastic one is built for one role, and this training has {', '.join(trained)}",
             "kind=strict",
         )
-    taking = [f"train.{key}" for key, value in sections_of(train).items() if type(value).takes_gradients]
+    taking = [f"train.{key}" for key in keys_with(train, "takes_gradients")]
     if link_of(train).is_elastic and taking:
         raise ConfigError(
             "train.link.membership.kind",
@@ -37,7 +37,7 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
             f"the rounds of one model, and this training has {', '.join(trained)}",
             "one role at a time, or train.link.codec instead of train.link.choose",
         )
-    if (link_of(train).is_linked or link_of(train).roles) and layout.assignment == "measured":
+    if link_of(train).is_on and value_of(layout, "assignment") == "measured":
         raise ConfigError(
             "parallel.assignment",
             "measured, and a site that goes on after a kill has to send the same bits again",
@@ -88,10 +88,10 @@ def _check_exchanged(layout: Parallel, role: Role, model: str) -> None:
             " exchange what gradients have moved",
             "balance=row, or none" if field == "balance" else "another router",
         )
-    if layout.tiers.experts != "device":
+    if value_of(layout, "tiers.experts") == "disk":
         raise ConfigError(
             "parallel.tiers.experts",
-            f"{layout.tiers.experts}, and sites do not exchange the experts of {model} from there",
+            f"disk, and sites do not exchange the experts of {model} from there",
             "experts=device",
         )
 

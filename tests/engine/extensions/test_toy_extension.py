@@ -1,5 +1,7 @@
 """An extension that the core has never heard of: a folder, and no line changed anywhere else."""
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.sections import extensions_of, with_sections
 from atelier.engine.plan.checks import check_layout
 from atelier.infra.code.code_map import training_map
+from tests.checkout import TOP
 from tests.engine.extensions.detection.detection import detector, generator
 from tests.engine.trainings import ONE, TrainingSetup, role, train
 
@@ -134,6 +137,32 @@ def test_a_training_that_does_not_use_it_imports_none_of_its_files(toy: Path, tm
     setup = TrainingSetup(tmp_path / "run")
     setup.train(setup.training({"plain": role()}, train(2)))
     assert not [name for name in sys.modules if name.startswith("atelier.engine.extensions.toy")]
+
+
+UNUSED = """
+import json, sys
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.train import main
+assert main(sys.argv[1:]) == 0
+found = [name for name in sys.modules if name.startswith("atelier.engine.extensions.")]
+Parallel.model_validate({"assignment": "static"})
+late = [name for name in sys.modules if name.startswith("atelier.engine.extensions.")]
+print(json.dumps([found, late]))
+"""
+
+
+def test_a_training_with_none_of_their_keys_imports_no_extension(tmp_path: Path) -> None:
+    setup = TrainingSetup(tmp_path)
+    path = tmp_path / "run.json"
+    path.write_text(
+        setup.run_file(setup.training({"plain": role()}, train(2))).model_dump_json(by_alias=True)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", UNUSED, str(path)], cwd=TOP, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found, late = json.loads(done.stdout.splitlines()[-1])
+    assert not found and "atelier.engine.extensions.assignment.config.parallel.assignment" in late
 
 
 def test_without_its_folder_its_kind_is_refused_by_name(toy: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.extensions.sites import linked_checks
-from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
+from tests.engine.trainings import AfterSteps, TrainingSetup, model, role, student, train
 
 
 @pytest.fixture
@@ -32,15 +32,6 @@ def test_a_missing_input_is_named(training_setup: TrainingSetup) -> None:
 def test_a_teacher_that_starts_after_its_student_is_refused(training_setup: TrainingSetup) -> None:
     with pytest.raises(ConfigError, match="a teacher starts no later than its students"):
         training_setup.train(training_setup.training({"teacher": role(start=4), "s": student()}, train(8)))
-
-
-def test_a_replay_with_measured_speeds_is_refused_before_it_ends_in_other_bits(
-    training_setup: TrainingSetup,
-) -> None:
-    teacher = training_setup.member("teacher", role(), 8, mode="replay", output=False, digest="0" * 64)
-    training = training_setup.training({"teacher": teacher, "s": student()}, train(8))
-    with pytest.raises(ConfigError, match=r"measured, but teacher is replayed.*; assignment=static"):
-        training_setup.train(training, layout=ONE.model_copy(update={"assignment": "measured"}))
 
 
 def test_an_automatic_micro_batch_of_long_rows_tears_no_group_that_competes(

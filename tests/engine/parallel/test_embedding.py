@@ -12,7 +12,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from tests.engine.parallel.embedding_gang import D, T, V, tokens_of
 from tests.engine.parallel.gangs import gang
-from tests.engine.trainings import ONE, TrainingSetup, role, student, train
+from tests.engine.trainings import TrainingSetup, laid_out, role, student, train
 
 BYTES = 8
 
@@ -64,7 +64,7 @@ def test_a_training_is_the_same_and_goes_on_elsewhere(tmp_path: Path, layout: di
     }
     how = train(6, precision="fp64", checkpoint_every=2, global_batch=8, keep=6)
     one.train(one.training(roles, how))
-    place = ONE.model_copy(update=layout | {"embedding": "columns"})
+    place = laid_out(**layout, embedding="columns")
     half = how.model_copy(update={"steps": 4})
     for settings, each in ((half, place), (how, place.of_one_rank())):
         run = other.run_file(other.training(roles, settings), layout=each)

@@ -118,42 +118,6 @@ REFUSED = {
         "parallel.roles.s: context x tensor = 2 does not divide the 1 x 1 of teacher; a student's tokens "
         "come from its teacher's ranks: give the rest to shard or replicate",
     ),
-    "samples by cost in a pipeline": (
-        {"pipeline": 2, "assignment": "static"},
-        {},
-        "parallel.assignment: static, but the stages of pipeline=2 pass on micro-batches of one shape",
-    ),
-    "samples by cost for a student elsewhere": (
-        {"tensor": 2, "assignment": "static", "roles": {"s": {"shard": 2}}},
-        {},
-        "parallel.assignment: static, but s split micro-batches in a layout of their own",
-    ),
-    "samples by cost in compiled blocks": (
-        {"assignment": "measured", "compile": "block"},
-        {},
-        "parallel.assignment: measured, but compile=block compiles blocks for one shape of micro-batches",
-    ),
-    "samples by cost, whose tokens compete": (
-        {"assignment": "static"},
-        {"num_experts": 4, "experts": Experts(router=TopK(capacity=1.0))},
-        "parallel.assignment: static, but the tokens of teacher compete for experts in groups of rows",
-    ),
-    "speeds of equal numbers": (
-        {"speed_log": ((0, 1.0),)},
-        {},
-        "parallel.speed_log: is given, but parallel.assignment is rows; parallel.assignment=static",
-    ),
-    "speeds of other ranks": (
-        {"shard": 2, "assignment": "static", "speed_log": ((0, 1.0),)},
-        {},
-        "parallel.speed_log: [0.0, 1.0] is no step with a speed above 0 for each of 2 data ranks; "
-        "[[0, 1, 1]] is",
-    ),
-    "speeds that go back": (
-        {"assignment": "static", "speed_log": ((4, 1.0), (2, 1.0))},
-        {},
-        "parallel.speed_log: its steps [4, 2] do not rise; put them in order",
-    ),
     "columns of a tied embedding": (
         {"shard": 2, "embedding": "columns"},
         {},

@@ -9,11 +9,12 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
-from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
 from atelier.engine.loop import build
-from atelier.engine.plan.expert_checks import check_frozen
+from atelier.engine.plan.streamed import check_whole
 from atelier.engine.tier.ring import Ring
 from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 
@@ -94,6 +95,7 @@ def test_ranks_stream_each_its_own_experts(tmp_path: Path, axes: dict[str, int])
 
 def test_a_layout_that_splits_a_streamed_teacher_is_refused_with_a_way_out() -> None:
     layout = Parallel(shard=2, tiers=Tiers(frozen_gb=0.001))
-    with pytest.raises(ConfigError, match=r"shard=2 splits it; replicate=2 of the same ranks"):
-        check_frozen(layout, "teacher")
-    check_frozen(layout.model_copy(update={"tiers": Tiers()}), "teacher")
+    refused = r"parallel.tiers.frozen_gb: .*shard=2 splits it; replicate=2 of the same ranks, or frozen_gb=0"
+    with pytest.raises(ConfigError, match=refused):
+        check_whole(layout, "teacher")
+    check_whole(layout.model_copy(update={"tiers": Tiers()}), "teacher")

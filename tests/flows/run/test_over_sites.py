@@ -164,7 +164,7 @@ def test_rows_are_shared_as_equally_as_can_be() -> None:
             "model.experts.router.balance: bias, whose bias no gradient moves",
         ),
         (
-            ("sites.names=[a,b]", "model.num_experts=4", "parallel.tiers.experts=disk"),
+            ("sites.names=[a,b]", "model.num_experts=4", "optim=adamw", "parallel.tiers.experts=disk"),
             "parallel.tiers.experts: disk, and sites do not exchange the experts of model from there",
         ),
     ],

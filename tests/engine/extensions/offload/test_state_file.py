@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from atelier.engine.config.error import DamageError
-from atelier.engine.tier.state_file import StateFile
+from atelier.engine.extensions.offload.state_file import StateFile
 
 SLOTS, FLOATS = 5, 1000
 

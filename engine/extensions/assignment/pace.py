@@ -4,6 +4,10 @@ are kept: in checkpoints, and in the record of a model, whose log replays the as
 
 from collections.abc import Sequence
 
+from atelier.engine.checkpoint.state import Nested
+from atelier.engine.config.base import Json
+from atelier.engine.loop.attachments import Attachment
+
 EVERY = 10  # steps between two measurements
 AHEAD = 2  # steps until one is used: the next step's samples are being read when a step ends
 WORTH = 0.005  # a smaller change of a speed is no reason to assign samples otherwise
@@ -13,10 +17,12 @@ DIGITS = 4  # of a speed
 Log = list[list[float]]  # [step from which, speed of each data rank], in order of the steps
 
 
-class Pace:
+class Pace(Attachment):
     """Speeds by step, relative to their mean: as given, and if `is_measured` from the ranks' times after
-    that.
+    that. All roles of a gang share one.
     """
+
+    name = "pace"
 
     def __init__(self, given: Sequence[Sequence[float]], num_ranks: int, *, is_measured: bool) -> None:
         self.num_ranks, self.is_measured = num_ranks, is_measured
@@ -62,7 +68,10 @@ class Pace:
         """The log, for a checkpoint or a record."""
         return [list(entry) for entry in self._log]
 
-    def restore(self, log: Log, step: int) -> None:
+    def summary(self, steps: int) -> dict[str, Json]:
+        return {"speed_log": self.state()}
+
+    def restore(self, state: Nested | Log, step: int) -> None:
         """Go on from the log of a role's checkpoint of `step`; of several roles' that of the one that has
         come furthest, whose steps the others then repeat. A log of another number of ranks is no use: a new
         one begins.
@@ -70,7 +79,7 @@ class Pace:
         if step < self._restored:
             return
         self._restored = step
-        known = [list(entry) for entry in log]
+        known = [list(entry) for entry in state]
         if any(len(entry) != 1 + self.num_ranks for entry in known):
             known = []
         if self.is_measured:

@@ -1,13 +1,13 @@
-"""Gives a data rank its samples of each step, by what they cost (engine/plan/assignment.py)."""
+"""Gives a data rank its samples of each step, by what they cost (workload.py)."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from atelier.engine.data.blend import Blend, trimmed
-from atelier.engine.loop.pace import Pace
+from atelier.engine.extensions.assignment.pace import Pace
+from atelier.engine.extensions.assignment.workload import Workload, assign, costs_of
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.plan.assignment import Workload, assign, costs_of
 
 KEPT = 3  # steps: that which has ended, that which is computed, that which is read ahead
 LEAST = 1024  # tokens: fewer are not worth a pass of their own, if there is room for them in another

@@ -22,14 +22,14 @@ from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.parallel import Axes
 from atelier.engine.config.run_file import Training
 from atelier.engine.data.blend import Blend
-from atelier.engine.loop import assigner as assigner_module
-from atelier.engine.loop.assigner import Assigner
-from atelier.engine.loop.pace import EVERY, Pace
+from atelier.engine.extensions.assignment import assigner as assigner_module
+from atelier.engine.extensions.assignment.assigner import Assigner
+from atelier.engine.extensions.assignment.pace import EVERY, Pace
+from atelier.engine.extensions.assignment.workload import Workload, assign, costs_of
 from atelier.engine.loop.straggler import idle_share
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.plan.assignment import Workload, assign, costs_of
 from tests.engine.row_inputs import VOCAB, harbour
-from tests.engine.trainings import ONE, TrainingSetup, role, train
+from tests.engine.trainings import TrainingSetup, laid_out, role, train
 
 STEPS = 4
 
@@ -85,7 +85,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, str]) -
 
 def gang(training_setup: TrainingSetup, training: Training, **layout: Any) -> None:
     training_setup.folder.mkdir(exist_ok=True)
-    place = ONE.model_copy(update=layout)
+    place = laid_out(**layout)
     ranks = training_setup.processes(training_setup.run_file(training, layout=place), world=place.ranks)
     said = [rank.communicate(timeout=300) for rank in ranks]
     assert not any(rank.returncode for rank in ranks), said
@@ -115,7 +115,7 @@ def test_one_process_pads_to_the_longest_of_a_micro_batch(
     tmp_path: Path, inputs: dict[str, str], expected: Curves
 ) -> None:
     other = TrainingSetup(tmp_path, inputs)
-    other.train(workloads(other), layout=ONE.model_copy(update={"assignment": "static"}))
+    other.train(workloads(other), layout=laid_out(assignment="static"))
     assert_equal(curves(other), expected)
 
 
@@ -126,7 +126,7 @@ def test_static_is_bit_identical_when_both_ranks_are_killed(tmp_path: Path, inpu
     whole, cut, rows = setups
     how = {"precision": "fp32", "checkpoint_every": 2}
     gang(whole, workloads(whole, **how), **layout)
-    place = ONE.model_copy(update=layout)
+    place = laid_out(**layout)
     cut.folder.mkdir()
     ranks = cut.processes(cut.run_file(workloads(cut, **how), layout=place), world=2)
     committed = Path(address(str(cut.folder / "trajectory" / "model" / "checkpoints"), 2)) / MANIFEST

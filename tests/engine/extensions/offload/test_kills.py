@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.experts import Experts
-from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
 from tests.engine.trainings import ONE, TrainingSetup, model, role, train
 
 SEED = int(os.environ.get("ATELIER_SEED", "1"))

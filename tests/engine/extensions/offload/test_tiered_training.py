@@ -11,13 +11,14 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
-from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.router.expert_choice import ExpertChoice
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
+from atelier.engine.extensions.offload.experts import TieredExperts, put_on_disk
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.tier.experts import TieredExperts, put_on_disk
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
 from tests.parity.cases import quick_first
 
@@ -70,7 +71,7 @@ def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
         made.append(put_on_disk(*given))
         return made[-1]
 
-    monkeypatch.setattr("atelier.engine.loop.build.put_on_disk", seen)
+    monkeypatch.setattr("atelier.engine.extensions.offload.weights.put_on_disk", seen)
     setup = TrainingSetup(tmp_path)
     setup.train(training(setup), **tiered(room, policy))
     [tier] = made

@@ -4,7 +4,7 @@ step needs is brought into buffers. Bit-equal to experts in memory under AdamW.
 X experts of this rank in a mixture, F inner width, D hidden, P tokens sorted by expert
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from atelier.engine.config.blocks import Activation
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
-from atelier.engine.config.parallel import Tiers
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
+from atelier.engine.extensions.offload.cost import AHEAD, PARTS, rooms_for
+from atelier.engine.extensions.offload.state_file import PAGE, StateFile
 from atelier.engine.model.contract import Model
 from atelier.engine.model.expert_mlp import ExpertPass, dtype_of
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import as_placed, local
-from atelier.engine.plan.tiers import AHEAD, PARTS, rooms_for
 from atelier.engine.tier.buffers import Buffers, TransferThreads
 from atelier.engine.tier.policy import POLICIES, FirstStay, LeastRecentlyUsed
-from atelier.engine.tier.state_file import PAGE, StateFile
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -173,6 +173,21 @@ class TieredExperts:
             self.met[slot] = [torch.linalg.vector_norm(part) for part in self.matrices(sum_F)]
 
     # the optimiser
+
+    @property
+    def folder(self) -> Path:
+        return self.weight_file.folder
+
+    def check_states(self, states: Mapping[str, Tensor], place: str) -> None:
+        """Raise ConfigError at `place` where only some have states: they have one number of steps."""
+        names = [f"{path}.{leaf.name}" for path in self.places for leaf in self.inside]
+        without = [name for name in names if f"{name}.step" not in states]
+        if 0 < len(without) < len(names):
+            raise ConfigError(
+                place,
+                f"has states of the optimiser for some experts, none for {without[0]}, and they are on disk",
+                "parallel.tiers.experts=device",
+            )
 
     def norms(self) -> dict[str, Tensor]:
         """The norms [X] of the experts' gradients, by name of the matrix that they share; 0 where there is

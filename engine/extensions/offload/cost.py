@@ -1,5 +1,5 @@
 """What experts on disk cost a rank: bytes of each tier, what a step reads and writes, from how many tokens on
-that is hidden behind computation. Torch-free. engine/tier/experts.py does it.
+that is hidden behind computation. Torch-free. experts.py does it.
 
 And the three inequalities of SE-MoE (2205.10034, section 2.1) by which a model fits into its tiers.
 """
@@ -7,10 +7,13 @@ And the three inequalities of SE-MoE (2205.10034, section 2.1) by which a model 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from atelier.engine.config.device import Device
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.train import Train
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
+from atelier.engine.plan.memory import OffDevice
 from atelier.engine.plan.step_time import micro_batch
 
 NUMBER = 4  # bytes; all of an expert's state is fp32
@@ -54,14 +57,12 @@ def rooms_for(units: int, slots: int) -> Rooms | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TierCost:
-    """Of the rank with most experts: bytes on disk, bytes of buffers, parameters of experts; bytes that a
-    step reads and writes, and their seconds.
+class TierCost(OffDevice):
+    """Of the rank with most experts: bytes on disk; bytes that a step reads and writes, and their seconds.
+    `host`: of buffers.
     """
 
     disk: float
-    host: float
-    params: float
     read: float
     written: float
     seconds: float
@@ -69,30 +70,32 @@ class TierCost:
     first: float  # share of a step's computing that is this pass
 
     def exposed(self, compute_s: float) -> float:
-        """Seconds of a step that computing `compute_s` does not hide."""
         rest = self.seconds - self.first_s - (1 - self.first) * compute_s
         return max(0.0, self.first_s - self.first * compute_s) + max(0.0, rest)
 
 
-def tier_cost(spec: ModelSpec, train: Train, parallel: Parallel, disk_gbps: float) -> TierCost | None:
+def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device) -> TierCost | None:
     """None where no experts are on disk. A pass over all experts finds those that have a buffer and brings
     the others: weights forward and back for every micro-batch; gradients to be added to and for the
     optimiser's step; moments for that.
     """
-    if parallel.tiers.experts == "device" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
+    tiers = Tiers.of(parallel)
+    if tiers is None or tiers.experts == "device":
+        return None
+    if not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return None
     axes = parallel.axes
     mixtures = -(-len(spec.mixtures) // parallel.pipeline)
     slots = mixtures * spec.num_experts // axes.expert
     each = state_bytes(spec, axes.tensor) / PARTS  # bytes of an expert's weights
-    room = int(parallel.tiers.host_gb * 1e9 // each) if parallel.tiers.host_gb else PARTS * slots
+    room = int(tiers.host_gb * 1e9 // each) if tiers.host_gb else PARTS * slots
     rooms = rooms_for(room, slots) or Rooms(0, 0, 0)  # refused elsewhere
     rows = micro_batch(train, parallel)
     num_micro = max(1, train.global_batch // axes.data // rows)
     tokens = rows * axes.expert * train.sequence  # that a rank's experts can meet in a micro-batch
     met = 1 - (1 - min(1.0, spec.experts_per_token / spec.num_experts)) ** tokens
     weights, gradients, moments = (met * (slots - size) * each for size in rooms)  # of a pass
-    speed = disk_gbps * 1e9
+    speed = device.disk_gbps * 1e9
     read = 2 * num_micro * weights + num_micro * gradients + MOMENTS * moments
     written = weights + num_micro * gradients + MOMENTS * moments
     return TierCost(

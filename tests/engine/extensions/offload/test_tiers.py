@@ -1,12 +1,18 @@
 """The cost of experts on disk as planned, and the paper's inequalities with its own numbers."""
 
+from dataclasses import replace
+
 import pytest
 
+from atelier.engine.config.device import Device
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.model.gpt import GPT
-from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.sections import frozen_limit, value_of
 from atelier.engine.config.train import Train
-from atelier.engine.plan.tiers import capacity, rooms_for, tier_cost
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
+from atelier.engine.extensions.offload.cost import capacity, off_device, rooms_for
 
 SPEC = GPT(num_layers=4, hidden=64, num_heads=2, vocab=64, num_experts=8, experts=Experts(ffn=32))
 TRAIN = Train(steps=1, global_batch=8, sequence=64, micro_batch=4)
@@ -14,15 +20,19 @@ PARAMS = 3 * 64 * 32
 SLOTS = 4 * 8
 
 
+def disk(gbps: float) -> Device:
+    return replace(Pool().device, disk_gbps=gbps)
+
+
 def layout(host_gb: float, **axes: int) -> Parallel:
     return Parallel(shard=1, tiers=Tiers(experts="disk", host_gb=host_gb), **axes)
 
 
 def test_what_is_in_memory_is_not_moved() -> None:
-    whole = tier_cost(SPEC, TRAIN, layout(0.0), 1.0)
+    whole = off_device(SPEC, TRAIN, layout(0.0), disk(1.0))
     assert whole is not None
     assert whole.disk == whole.host == SLOTS * 16 * PARAMS and whole.seconds == 0
-    assert tier_cost(SPEC, TRAIN, Parallel(shard=1), 1.0) is None
+    assert off_device(SPEC, TRAIN, Parallel(shard=1), disk(1.0)) is None
 
 
 def test_memory_goes_to_weights_first_and_none_is_wasted() -> None:
@@ -36,7 +46,7 @@ def test_memory_goes_to_weights_first_and_none_is_wasted() -> None:
 
 
 def test_a_step_moves_what_has_no_buffer_once_a_pass() -> None:
-    half = tier_cost(SPEC, TRAIN, layout(SLOTS / 2 * 16 * PARAMS / 1e9), 2.0)
+    half = off_device(SPEC, TRAIN, layout(SLOTS / 2 * 16 * PARAMS / 1e9), disk(2.0))
     assert half is not None and half.host == half.disk / 2
     weights, gradients, moments = (SLOTS - size for size in (SLOTS, SLOTS - 6, 3))
     # two micro-batches: weights there and back, gradients added to, then read for the step
@@ -52,14 +62,14 @@ def test_a_step_moves_what_has_no_buffer_once_a_pass() -> None:
 
 @pytest.mark.parametrize("axes", [{"expert": 2}, {"pipeline": 2}, {"tensor": 2}])
 def test_ranks_share_the_disk_s_work(axes: dict[str, int]) -> None:
-    one, each = (tier_cost(SPEC, TRAIN, layout(0.0, **more), 1.0) for more in ({}, axes))
+    one, each = (off_device(SPEC, TRAIN, layout(0.0, **more), disk(1.0)) for more in ({}, axes))
     assert one is not None and each is not None and each.disk == one.disk / 2
 
 
 def test_few_tokens_meet_few_experts() -> None:
     spec = SPEC.model_copy(update={"num_experts": 128, "experts_per_token": 1})
     few, many = (
-        tier_cost(spec, TRAIN.model_copy(update={"sequence": s, "micro_batch": 1}), layout(1e-4), 1.0)
+        off_device(spec, TRAIN.model_copy(update={"sequence": s, "micro_batch": 1}), layout(1e-4), disk(1.0))
         for s in (8, 4096)
     )
     assert few is not None and many is not None and few.read < 0.1 * many.read
@@ -93,3 +103,17 @@ def test_the_paper_s_inequalities_say_which_models_fit_its_machines() -> None:
         assert need.device < 0.05 * gpus * 80 * gb  # room for activations is what limits it
     everything = capacity(1e9, 2e11, mixtures=12, active=1.0)
     assert not everything.fits(8, 80 * gb, 100 * gb, 2000 * gb)  # 3.2 TB on hosts
+
+
+def test_what_an_older_record_says_of_a_default_is_the_default() -> None:
+    said = {"experts": "device", "host_gb": 0.0, "frozen_gb": 0.0, "policy": "lru"}
+    assert Parallel.model_validate({"tiers": said}) == Parallel()
+    assert "tiers" not in Parallel().model_dump(mode="json")
+    asked = {"experts": "disk", "host_gb": 0.02, "frozen_gb": 0.0, "policy": "lru"}
+    layout = Parallel.model_validate({"tiers": asked})
+    assert layout.model_dump(mode="json")["tiers"] == asked
+    assert Parallel.model_validate_json(layout.model_dump_json()) == layout
+    assert layout.of_one_rank() == layout.model_copy(update={"shard": 1})
+    assert frozen_limit(layout) is None and value_of(layout, "tiers.experts") == "disk"
+    streamed = Parallel.model_validate({"tiers": {"frozen_gb": 2}})
+    assert frozen_limit(streamed) == ("parallel.tiers.frozen_gb", 2.0)

@@ -1,0 +1,17 @@
+"""The speeds by which samples are assigned. Torch-free."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from atelier.engine.config.section import PlainSection
+
+
+class SpeedLog(PlainSection):
+    names_ranks: ClassVar[bool] = True
+
+    value: tuple[tuple[float, ...], ...] = Field(
+        default=(),
+        description="relative speeds of the data ranks by which samples are assigned, from a step on: "
+        "[[step, speed, ...], ...]; the record of a model with assignment=measured has it",
+    )

@@ -1,0 +1,49 @@
+"""A plan's lines about roles whose experts are on disk: bytes of each tier, what a step moves, and when that
+is hidden. Torch-free.
+"""
+
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.train import Train
+from atelier.engine.extensions.offload.cost import off_device
+from atelier.engine.plan.estimate import Setting
+from atelier.engine.plan.step_time import micro_batch
+
+MOST_DOUBLINGS = 12  # of a batch that are tried
+
+
+def of_role(name: str, setting: Setting, train: Train, layout: Parallel, limit_gb: float) -> str:
+    """The line of a role; '' where its experts are in memory. `limit_gb`: memory of a rank."""
+    gbps = setting.device.disk_gbps
+    tier = off_device(setting.role.model, train, layout, setting.device)
+    if tier is None:
+        return ""
+    seconds = setting.estimate(train, layout, steps=1).seconds
+    compute_s = seconds.total - seconds.disk
+    said = (
+        f"experts of {name} on disk, {_gb(tier.disk)} a rank, {_gb(tier.host)} of it in memory; a step reads "
+        f"{_gb(tier.read)} and writes {_gb(tier.written)}, {tier.seconds:.2g} s at {gbps:g} GB/s, and "
+        f"computes {compute_s:.2g} s"
+    )
+    if tier.exposed(compute_s):
+        said += f": the disk sets the pace; {_hidden_from(setting, train, layout, limit_gb)}"
+    return said
+
+
+def _hidden_from(setting: Setting, train: Train, layout: Parallel, limit_gb: float) -> str:
+    """The smallest multiple of the batch, in as many micro-batches, that computes as long as the disk takes,
+    if it fits into memory.
+    """
+    rows = micro_batch(train, layout)
+    for doublings in range(1, MOST_DOUBLINGS):
+        sizes = {"global_batch": train.global_batch << doublings, "micro_batch": rows << doublings}
+        found = setting.estimate(train.model_copy(update=sizes), layout, steps=1)
+        if found.memory_gb > limit_gb:
+            break
+        if not found.seconds.disk:
+            words = " ".join(f"train.{key}={value}" for key, value in sizes.items())
+            return f"{words} would hide it, or more parallel.tiers.host_gb"
+    return "no batch that fits hides it; more parallel.tiers.host_gb or a faster disk would"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
