@@ -24,10 +24,9 @@ from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.data_notes import data_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
-from atelier.flows.run.extension_parts import parts
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.reasons import Reason, reasons_of
-from atelier.flows.run.registry import survey
+from atelier.flows.run.registry import parts_of_extensions, survey
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.site_rows import Here, LinkRow, SiteRow, here_of, site_rows
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
@@ -140,8 +139,9 @@ class Plan:
         of_node = {
             node.name: sum(step_s.get(row_name(node, key), 0.0) for key in node.products) for node in every
         }
-        found = (part.link_rows(every, of_node, vocab, self.here) for part in parts(every, "link_rows"))
-        return replace(self, rows=rows, links=[row for each in found for row in each])
+        used = parts_of_extensions(every, "link_rows")
+        links = [row for part in used for row in part.link_rows(every, of_node, vocab, self.here)]
+        return replace(self, rows=rows, links=links)
 
     def document(self) -> PlanDocument:
         running = [row for row in self.rows if row["state"] != "reuse"]
@@ -219,7 +219,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
         if (refusal := too_much(node, sizes, frozen.pool, vocab)) is not None:
             refusals.append(refusal)
-        for part in parts([node], "link_rows"):
+        for part in parts_of_extensions([node], "link_rows"):
             refusals += part.refusals(node, store)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]

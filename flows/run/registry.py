@@ -1,13 +1,17 @@
 """The registry of flows: flows/<name>.py with a function of that name, and conf/<name>.yaml."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.kind_files import section_class
+from atelier.engine.config.sections import extensions_of
 from atelier.engine.io.survey import Survey
+from atelier.infra.dag import Node
 
 # keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
 _OF_LABELS = ("score.max_examples", "score.shots")
@@ -67,3 +71,14 @@ def body(name: str) -> Callable[..., None]:
 def survey(name: str) -> Callable[..., Survey] | None:
     """The function `survey` of a flow's file, if it has one: what of a source from outside comes in."""
     return getattr(importlib.import_module(f"atelier.flows.{name}"), "survey", None)
+
+
+def parts_of_extensions(nodes: Iterable[Node], name: str) -> list[ModuleType]:
+    """The files flows/<extension>/<name>.py of extensions that trainings among the nodes use."""
+    used = extensions_of(*(node.training.train for node in nodes if node.task == "train"))
+    found = [f"atelier.flows.{extension}" for extension in sorted(used)]
+    return [
+        importlib.import_module(f"{package}.{name}")
+        for package in found
+        if find_spec(package) and find_spec(f"{package}.{name}")
+    ]

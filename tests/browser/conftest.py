@@ -34,7 +34,7 @@ def browser(served: Served) -> Iterator["Browser"]:
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         credentials = {"username": "atelier", "password": served.password, "origin": served.mlflow}
         context = chromium.new_context(viewport={"width": 1680, "height": 1100}, http_credentials=credentials)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(120_000)  # of a busy machine
         yield Browser(context.new_page(), served)
         chromium.close()
 

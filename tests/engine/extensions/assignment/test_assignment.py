@@ -23,9 +23,8 @@ from atelier.engine.config.parallel import Axes
 from atelier.engine.config.run_file import Training
 from atelier.engine.data.blend import Blend
 from atelier.engine.extensions.assignment import assigner as assigner_module
-from atelier.engine.extensions.assignment.assigner import Assigner
+from atelier.engine.extensions.assignment.assigner import Assigner, Workload, assign, costs_of
 from atelier.engine.extensions.assignment.pace import EVERY, Pace
-from atelier.engine.extensions.assignment.workload import Workload, assign, costs_of
 from atelier.engine.loop.straggler import idle_share
 from atelier.engine.parallel.grid import Grid
 from tests.engine.row_inputs import VOCAB, harbour
