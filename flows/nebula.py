@@ -116,5 +116,7 @@ def tuning(train: Train, tune: Tune) -> Train:
     ConfigError for a link that does not fit.
     """
     own = {"steps": tune.steps, "tokens": 0, "sequence": tune.sequence, "micro_batch": "auto"}
-    sections = {key: getattr(tune, key) for key in kinds_of("config/tune")}
+    sections = {
+        key: getattr(tune, key) for key in kinds_of("config/tune").keys() & kinds_of("config/train").keys()
+    }
     return parse(Train, {**train.model_dump(), **own, **sections}, "tune")

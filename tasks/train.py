@@ -70,6 +70,7 @@ def train(
     Raises ConfigError for an `init` or a kind of input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
+    later = resolve_phases(weights, phases or {}, settings.num_steps)
     check_everybody(everybody, settings, phases or {}, section=section)
     placement = placement_of(settings, everybody)
     if placement.parts:
@@ -99,7 +100,6 @@ def train(
     frozen = {**(finished or {}), **models}
     _check(everybody, settings, parallel, frozen=frozen, inits=inits or {}, prefix=prefix, section=section)
     check_sources(everybody, weights, prefix)
-    later = resolve_phases(weights, phases or {}, settings.num_steps)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     found |= _extra_inputs(everybody, weights, extras or {}, prefix)
     inputs = {key: input_of(reference) for key, reference in found.items()}

@@ -93,6 +93,8 @@ class Spec(BaseModel):
             if isinstance(extra, Mapping) and extra.get("section") and not (own and own.is_on):
                 continue
             value = identity_of(own)
+            if isinstance(extra, Mapping) and extra.get("section") and value == {}:
+                continue
             if name in absent and value == absent[name]:
                 continue
             result[name] = value

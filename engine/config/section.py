@@ -21,7 +21,8 @@ class Section(Spec):
 
     ABSENT: ClassVar[Mapping[str, Json]] = {}
     ORIGINS: ClassVar[Mapping[str, str]] = {}  # keys of `identity_for`, and the field here to change
-    PARTS: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # a field, and those that do nothing without it
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # a field, and those that do nothing without it
+    OFF: ClassVar[str] = ""  # what a user writes to turn it off, below its key: kind=none
     takes_gradients: ClassVar[bool] = False  # its hook takes those of each rank, of weights that are whole
     chooses_batches: ClassVar[bool] = False  # its hook chooses those of each rank: their shapes may differ
     names_ranks: ClassVar[bool] = False  # it says something of each data rank of a layout
@@ -56,7 +57,8 @@ class Section(Spec):
         """Whether it is part of the identity of a role's training. Then the extension's code is part of the
         role's code map. `lesson`: what the role learns from its teacher.
         """
-        return self.is_on
+        found = self.identity_for(role, teacher, lesson)
+        return self.is_on if found is None else bool(found)
 
     def identity_for(self, role: str, teacher: str, lesson: str) -> dict[str, Json] | None:
         """What stands in the identity of a role's training in its place; None: its own identity."""
@@ -71,8 +73,8 @@ class Section(Spec):
         return True
 
     @property
-    def part(self) -> str:
-        """Which of several runs of one training this is; '' where there is one."""
+    def site_here(self) -> str:
+        """The site of this run, where several sites train together; '' where one trains alone."""
         return ""
 
     @property
@@ -90,8 +92,9 @@ class Section(Spec):
         """Whether the run has the roles of all sites, each to be trained at its own."""
         return False
 
-    def at_site(self, site: str) -> Self:
-        """The section as it is at one of its sites."""
+    @property
+    def for_all_sites(self) -> "Section":
+        """The section as it is drawn for all sites: with the roles of all."""
         return self
 
     @property

@@ -117,9 +117,9 @@ def is_here(spec: Spec, role: str) -> bool:
     return all(value.is_here(role) for value in sections_of(spec).values())
 
 
-def part_of(spec: Spec) -> str:
-    """Which of several runs of one training this is; '' where there is one."""
-    return "".join(value.part for value in sections_of(spec).values())
+def site_here(spec: Spec) -> str:
+    """The site of this run, where several sites train together; '' where one trains alone."""
+    return "".join(value.site_here for value in sections_of(spec).values())
 
 
 def places_here(spec: Spec) -> list[str]:

@@ -81,7 +81,7 @@ class Hook:
         """Wait for what the step needs. A collective."""
 
     def timed(self, clock: int, times_us: Sequence[int]) -> None:
-        """By rank, the microseconds that it computed in the step before `clock`; 0 = no measure of others."""
+        """By rank, the microseconds that it computed in the step before `clock`; 0 = not measured."""
 
     def begin(self, clock: int) -> "list[StepGroup]":
         """The groups of its roles that take this step."""

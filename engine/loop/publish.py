@@ -52,7 +52,8 @@ def check_digest(member: RoleState, *, most: int) -> None:
         raise AtelierError(
             f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is "
             f"{member.spec.digest[:16]}; nothing is published. Replay in the layout of the model's record, "
-            f"with the log of its summary if that has one, or use roles.<student>.attach=frozen"
+            "with those parallel.* keys that its summary has (a log of speeds), or use "
+            "roles.<student>.attach=frozen"
         )
 
 

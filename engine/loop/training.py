@@ -177,7 +177,7 @@ class Trainer:
         counts, (num_asked, *heard) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
         if slow := self.straggler.slow_rank(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
-        self.hooks.timed(clock, heard)
+        self.hooks.timed(clock, heard[: self.gang.world])
         if num_asked:
             self._stop(clock)
         if not counts.scored and not any(counts.parts):

@@ -206,9 +206,7 @@ def with_all_roles(arguments: Spec) -> Spec:
     """
     found = {
         name: section.model_copy(
-            update={
-                key: value.at_site("") for key, value in sections_of(section).items() if not value.averages
-            }
+            update={key: value.for_all_sites for key, value in sections_of(section).items()}
         )
         for name, section in linked(arguments).items()
     }

@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
+from atelier import PROJECT
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.kind_files import section_class
 from atelier.engine.config.sections import extensions_of
@@ -38,7 +38,7 @@ IDLE: dict[str, tuple[str, ...]] = {
 }
 
 
-# parts of an extension's section (Section.PARTS) that do nothing in a flow: section, part, flows
+# parts of an extension's section (Section.NEEDS) that do nothing in a flow: section, part, flows
 IDLE_PARTS = (
     ("train", "roles", ("pretrain", "titan", "instruct", "semoe", "nebula", "cpm2")),
     ("tune", "rows", ("nebula",)),
@@ -47,18 +47,16 @@ IDLE_PARTS = (
 
 def is_idle(flow: str, key: str) -> bool:
     """Whether a key of the flow's configuration does nothing there."""
-    return any(fnmatchcase(key, pattern) for pattern in (*IDLE.get(flow, ()), *_idle_parts(flow)))
+    return any(fnmatchcase(key, pattern) for pattern in IDLE.get(flow, ())) or _is_idle_part(flow, key)
 
 
-@cache
-def _idle_parts(flow: str) -> tuple[str, ...]:
-    found: list[str] = []
-    for section, part, flows in IDLE_PARTS:
-        for name in kinds_of(f"config/{section}") if flow in flows else ():
-            fields = section_class(section, name).PARTS.get(part)
-            keys = (part, *fields) if fields else ()
-            found += [f"{section}.{name}.{key}{below}" for key in keys for below in ("", ".*")]
-    return tuple(found)
+def _is_idle_part(flow: str, key: str) -> bool:
+    section, name, field = (*key.split("."), "", "", "")[:3]
+    parts = [part for at, part, flows in IDLE_PARTS if at == section and flow in flows]
+    if not parts or name not in kinds_of(f"config/{section}"):
+        return False
+    needs = section_class(section, name).NEEDS
+    return any(field in (part, *needs[part]) for part in parts if part in needs)
 
 
 @cache
@@ -75,10 +73,6 @@ def survey(name: str) -> Callable[..., Survey] | None:
 
 def parts_of_extensions(nodes: Iterable[Node], name: str) -> list[ModuleType]:
     """The files flows/<extension>/<name>.py of extensions that trainings among the nodes use."""
-    used = extensions_of(*(node.training.train for node in nodes if node.task == "train"))
-    found = [f"atelier.flows.{extension}" for extension in sorted(used)]
-    return [
-        importlib.import_module(f"{package}.{name}")
-        for package in found
-        if find_spec(package) and find_spec(f"{package}.{name}")
-    ]
+    used = sorted(extensions_of(*(node.training.train for node in nodes if node.task == "train")))
+    found = [each for each in used if (PROJECT / "flows" / each / f"{name}.py").exists()]
+    return [importlib.import_module(f"atelier.flows.{each}.{name}") for each in found]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from atelier.engine.config.sections import part_of
+from atelier.engine.config.sections import site_here
 from atelier.engine.plan.interconnect import LinkCost
 from atelier.flows.run.compose import RunConfig
 from atelier.infra.dag import Node
@@ -25,7 +25,7 @@ def here_of(frozen: RunConfig, nodes: Sequence[Node]) -> Here:
     """This site; of a run that is typed at each site the one that its links name."""
     if frozen.here is not None:
         return Here(frozen.here.name, frozen.sites.mbps)
-    named = (part_of(node.training.train) for node in nodes if node.task == "train")
+    named = (site_here(node.training.train) for node in nodes if node.task == "train")
     return Here(next(filter(None, named), ""))
 
 

@@ -146,6 +146,12 @@ def training_map(
     return code_map((*ROOTS[task], *sorted(hooks)), kinds, project)
 
 
+def hooks_map(extensions: Iterable[str], project: Path = PROJECT) -> Map:
+    """Code map of what extensions do in a layout: it is part of no result, as other code of layouts."""
+    files = [f"{EXTENSIONS}{name}/{file}.py" for name in sorted(extensions) for file in ("hook", "weights")]
+    return code_map([file for file in files if (project / file).exists()], project=project)
+
+
 def model_kinds(spec: ModelSpec) -> tuple[str, ...]:
     """The kinds whose code computes a model: its own, and its router's."""
     router = spec.experts.router.kind if isinstance(spec, MixedBlocks) and spec.num_experts else ""

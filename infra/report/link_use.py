@@ -143,6 +143,6 @@ def _link_of(record: Record, store: Store) -> LinkForm:
     """The link of a model's training, as its identity has it."""
     trajectory = find_trajectory(store, record.parents.get("trajectory", ""))
     given: Json = trajectory.identity.get("link") if trajectory is not None else None
-    with suppress(ConfigError):  # of a version that had another
+    with suppress(ConfigError, ImportError):  # of a version that had another, or without the extension
         return form_of_link(given) if given else LinkForm()
     return LinkForm()

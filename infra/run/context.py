@@ -19,11 +19,12 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Provenance, Record
 from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.site import Site
 from atelier.engine.config.trajectory import Segment
 from atelier.engine.io.fork_server import ForkServer
 from atelier.infra.code.code_change import Map, files_of
-from atelier.infra.code.code_map import maps_of, sources_of
+from atelier.infra.code.code_map import hooks_map, maps_of, sources_of
 from atelier.infra.code.provenance import code_provenance
 from atelier.infra.dag import Node, Product
 from atelier.infra.launch import batch_job
@@ -303,6 +304,7 @@ class RunContext:
         fences = {lease.log.address: lease.fence + 1 for lease in held}  # those of the supervisor
         config = asked.config(fences) if asked.config else node.config
         device, gpu = computes_on(self.pool, asked.module, node.layout)
+        layout = Parallel.model_validate({**node.layout, "device": device})
         run = RunFile(
             schema=1,
             task=node.task,
@@ -311,11 +313,11 @@ class RunContext:
             inputs=dict(asked.inputs() if asked.inputs else {}) or self.urls(node),
             outputs=payloads,
             scratch=str(scratch / "work"),
-            layout=Parallel.model_validate({**node.layout, "device": device}),
+            layout=layout,
             gpu=gpu,
             seed=asked.seed,
             ids={"flow": self.run_id, "task": node.name},
-            sources=sources_of(maps),
+            sources=sources_of({**maps, "": hooks_map(extensions_of(layout))}),
         )
         (scratch / "work").mkdir(parents=True, exist_ok=True)
         return Orders(

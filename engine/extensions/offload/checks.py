@@ -19,7 +19,7 @@ def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: 
     tiers = Tiers.of(layout)
     for name, role in roles.items():
         if tiers is not None and tiers.experts == "disk":
-            model = f"{prefix}{name}.model" if prefix else "model"
+            model = f"{prefix}{name}.model" if prefix and name else f"{prefix}model"
             _check_experts(layout, tiers, role, model, layout.axes_of(name))
 
 

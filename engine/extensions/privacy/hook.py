@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.sections import part_of
+from atelier.engine.config.sections import site_here
 from atelier.engine.extensions.privacy.config.train.privacy import Privacy
 from atelier.engine.extensions.privacy.epsilon import Visits, statement, visits
 from atelier.engine.loop.attachments import GradientHandler
@@ -137,7 +137,7 @@ class PrivateTraining(Hook):
                 continue
             key = secrets.token_hex(32)
             if not privacy.secret:
-                key = hashlib.sha256(f"{train.seed}/{part_of(train)}/{name}".encode()).hexdigest()
+                key = hashlib.sha256(f"{train.seed}/{site_here(train)}/{name}".encode()).hexdigest()
             own = PrivateGradients(
                 privacy,
                 member.weights.trainable(),

@@ -7,7 +7,7 @@ from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.mixture import Phase
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
-from atelier.engine.config.sections import keys_with, value_of
+from atelier.engine.config.sections import keys_with, sections_of, value_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.config.train.link import link_of
 
@@ -24,12 +24,12 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
             f"an elastic one is built for one role, and this training has {', '.join(trained)}",
             "kind=strict",
         )
-    taking = [f"train.{key}" for key in keys_with(train, "takes_gradients")]
+    taking = keys_with(train, "takes_gradients")
     if link_of(train).is_elastic and taking:
         raise ConfigError(
             "train.link.membership.kind",
-            f"elastic, and {taking[0]} is not built for rows that are assigned again",
-            f"train.link.membership.kind=strict, or leave {taking[0]} out",
+            f"elastic, and train.{taking[0]} is not built for rows that are assigned again",
+            f"train.link.membership.kind=strict, or train.{taking[0]}.{sections_of(train)[taking[0]].OFF}",
         )
     if link_of(train).rounds and len(trained) > 1:
         raise ConfigError(

@@ -25,6 +25,7 @@ class Privacy(Section):
     """
 
     takes_gradients: ClassVar[bool] = True
+    OFF: ClassVar[str] = "kind=none"
     ABSENT: ClassVar[dict[str, Json]] = {
         "kind": "none", "clip": 1.0, "noise": 1.0, "delta": 1e-5, "secret": True
     }  # fmt: skip

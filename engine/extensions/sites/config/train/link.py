@@ -46,7 +46,7 @@ class Link(Section):
         "temperature": 1.0,
     }
     ORIGINS: ClassVar[dict[str, str]] = {"answers": "top"}
-    PARTS: ClassVar[dict[str, tuple[str, ...]]] = {"rows": OF_ROWS, "roles": OF_ROLES}
+    NEEDS: ClassVar[dict[str, tuple[str, ...]]] = {"rows": OF_ROWS, "roles": OF_ROLES}
 
     rows: dict[SiteName, int] = Field(
         default={}, description="sequences of each step by site; together they are train.global_batch"
@@ -212,15 +212,12 @@ class Link(Section):
         return self
 
     def at_site(self, site: str) -> "Link":
+        """The same link as it is at one of its sites."""
         return self.model_copy(update={"site": site})
 
     @property
     def is_on(self) -> bool:
         return bool(self.rows or self.roles)
-
-    def acts_on(self, role: str, teacher: str, lesson: str) -> bool:
-        """As the base's: a teacher is the same whoever learns from it, a student is not."""
-        return self.is_linked or (lesson == ANSWERS and self.is_apart(role, teacher))
 
     def identity_for(self, role: str, teacher: str, lesson: str) -> dict[str, Json] | None:
         """As the base's: a student of a teacher elsewhere learns from `answers`."""
@@ -233,8 +230,12 @@ class Link(Section):
         return max(start, end - self.every) if self.ends_apart else end
 
     @property
-    def part(self) -> str:
+    def site_here(self) -> str:
         return self.site if self.is_on else ""
+
+    @property
+    def for_all_sites(self) -> "Link":
+        return self.at_site("") if self.roles else self
 
     @property
     def places(self) -> list[str]:
