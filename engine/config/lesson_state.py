@@ -1,5 +1,6 @@
-"""What a teacher keeps of its lessons for students that are steps behind. A lesson other than its answers is
-an extension's file config/lesson/<name>.py. Torch-free.
+"""The state that a teacher's checkpoint keeps for students that are steps behind. Torch-free.
+
+A lesson is what a teacher sends: its answers, or what an extension defines in config/lesson/<name>.py.
 """
 
 from atelier.engine.config.base import ANSWERS

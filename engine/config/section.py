@@ -45,7 +45,7 @@ class Section(Spec):
 
     @classmethod
     def read(cls, value: Given) -> Self:
-        """What a configuration has at the key, validated."""
+        """Validate the value of the key in a configuration."""
         return cls.model_validate(value)
 
     @classmethod
@@ -132,7 +132,7 @@ class PlainSection(Section):
 
     @classmethod
     def read(cls, value: Given) -> Self:
-        """What a configuration has at the key, validated."""
+        """Validate the value of the key in a configuration."""
         return cls.model_validate({"value": value})
 
     @model_serializer

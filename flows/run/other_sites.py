@@ -13,10 +13,10 @@ from atelier.infra.store.store import Store
 
 
 class OtherSites(Protocol):
-    """What the other sites of a run do for it."""
+    """Runs the tasks of a run that are at other sites."""
 
     def planned(self, plan: Plan) -> Plan:
-        """The plan with what the other sites say to it."""
+        """Ask the other sites for their part of the plan, and add their rows and refusals."""
         ...
 
     def begin(self) -> None:

@@ -1,5 +1,5 @@
-"""What a plan says of single roles: of models that are scored in less memory than they take, what a pass
-reads; what a base width scales; what keys of extensions ask for.
+"""Notes of a plan about single roles: the bytes that a pass reads of a model scored in less memory than it
+takes, what a base width scales, and what keys of extensions ask for.
 """
 
 from collections.abc import Callable

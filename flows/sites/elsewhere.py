@@ -54,7 +54,7 @@ OWNER = "home.lock"  # of an order: held by the run that asks for it
 
 
 class Elsewhere:
-    """What the other sites of a run do for it."""
+    """Runs the tasks of a run that are at other sites."""
 
     def __init__(self, frozen: RunConfig, plan: Plan, store: Store, nonce: str) -> None:
         assert frozen.here is not None  # there are sites

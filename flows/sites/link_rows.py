@@ -1,4 +1,4 @@
-"""What a training over several sites costs its link, as rows of a plan; and what a plan refuses of a link."""
+"""Rows of a plan about the links between sites: bytes, seconds, rates. Also reasons to refuse a link."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

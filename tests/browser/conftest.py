@@ -64,7 +64,12 @@ class Browser:
         self.page.goto(f"{self.served.prefect}/v2/deployments")
         self.page.get_by_placeholder("Search deployments", exact=True).fill(flow)  # there are ten on a page
         row = self.page.get_by_role("row").filter(has=self.page.get_by_role("link", name=flow, exact=True))
+        # a click on a row of the list before it is searched is lost
+        # wait for the list that the search leaves: a click on a row of the one before is lost
+        rows = self.page.get_by_role("link", name="atelier", exact=True)
+        playwright.expect(rows).to_have_count(1, timeout=120_000)
         row.get_by_role("link", name="atelier", exact=True).click()
+        self.page.wait_for_url("**/deployments/deployment/**")
         self.page.get_by_role("button", name="Run").click()
         self.page.get_by_role("menuitem", name="Custom run").click()
         self.page.get_by_label("experiment").wait_for()

@@ -110,7 +110,7 @@ class Assigner:
             yield batch | {"samples_B": places[rows] if len(rows) else np.array([0])}
 
     def costs(self, step: int) -> list[float]:
-        """What the samples of a step cost each rank; of the last three that were read."""
+        """The cost of each rank's samples in a step. Known for the last three steps that were read."""
         return self._costs[step]
 
     def _learn(self, blend: Blend, size: int) -> None:

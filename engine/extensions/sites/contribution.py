@@ -1,5 +1,5 @@
-"""What a site contributes to an outer step, as a message holds it (encoded.py): written from the
-pieces that the ranks of its gang hold, and read back by every rank.
+"""A site's contribution to an outer step, as a message (encoded.py). The ranks of its gang write their pieces
+of it; every rank of another site reads all of it.
 """
 
 import math

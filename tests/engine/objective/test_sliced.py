@@ -71,7 +71,9 @@ def test_slices_with_and_without_padding_take_the_same_collectives(
     with ThreadPoolExecutor(RANKS) as ranks:
         found = list(ranks.map(rank, range(RANKS)))
     student, told = ((side[0] @ own.t()) for side, own in ((hidden, head), (taught, teaching)))
-    heat = mix["kd"][0].temperature  # type: ignore[attr-defined]
+    kd = mix["kd"][0]
+    assert isinstance(kd, Logits)
+    heat = kd.temperature
     log_q, log_p = (
         (without_padding(each, ids, V) / heat).log_softmax(1)[:, :ids] for each in (student, told)
     )

@@ -391,10 +391,9 @@ def test_a_link_of_roles_that_does_not_fit_is_refused(link: dict[str, Any], prob
 
 
 def test_a_site_of_a_role_that_there_is_not_is_refused() -> None:
-    found: dict[str, Role] = {"teacher": role(32), "student": student(16)}
     how = train(8, link=LINK | {"roles": {"a": ["teacher"], "b": ["studnt"]}})
     with pytest.raises(ConfigError, match=r"link.roles.b: there is no role 'studnt'; did you mean student\?"):
-        check_everybody(found, how, {})
+        check_everybody({"teacher": role(32), "student": student(16)}, how, {})
 
 
 def test_logits_are_what_an_answer_is_of() -> None:
