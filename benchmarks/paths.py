@@ -57,8 +57,8 @@ STEPS = {
     ),
     "a site's message to the other's outer step": (
         Step(RANK, "engine/:OuterSteps._send", ""),
-        Step(AGENT, "infra/:MessageCalls._send", ""),
-        Step(AGENT, "infra/:MessageCalls.put", ""),
+        Step(AGENT, "infra/:SiteExchange._send", ""),
+        Step(AGENT, "infra/:SiteExchange._put", ""),
         Step(RANK, "engine/:OuterSteps._take", ""),
     ),
     "atelier adopt to the model artifact": (  # its rank: a flow of few tasks executes it

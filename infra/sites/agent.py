@@ -2,49 +2,45 @@
 messages between this site's mailbox and those of its peers; a peer's certificate is looked up at every call.
 """
 
-import hashlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 
 import grpc
 
-from atelier.engine.config.base import Json
-from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import AtelierError, DamageError
-from atelier.infra.sites import desk, notes
+from atelier.engine.config.site_name import NOBODY
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket_calls import Calls
-from atelier.infra.sites.bucket_server import NOBODY, BucketServer
-from atelier.infra.sites.channels import Channels
+from atelier.infra.sites.bucket_server import BucketServer
+from atelier.infra.sites.channels import Channels, bucket_of
 from atelier.infra.sites.countersign import Countersigning
-from atelier.infra.sites.desk import Note, Reply
-from atelier.infra.sites.file_calls import FileCalls
-from atelier.infra.sites.files import Files
+from atelier.infra.sites.exchange import SiteExchange
+from atelier.infra.sites.file_items import Files
 from atelier.infra.sites.grpc_server import GrpcServer
 from atelier.infra.sites.hourly import Hourly
-from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.incoming import Incoming
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.loops import Loops, RepeatedJob
-from atelier.infra.sites.meeting_calls import MeetingCalls
-from atelier.infra.sites.message_calls import MessageCalls
-from atelier.infra.sites.methods import Method, StreamedIn, StreamedOut, Unary, is_damage_here
-from atelier.infra.sites.notes import Notes, RefusedNotes
+from atelier.infra.sites.meetings import Meetings
+from atelier.infra.sites.messages import Messages
+from atelier.infra.sites.notes import Notes
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies
-from atelier.infra.sites.progress_calls import ProgressCalls
-from atelier.infra.sites.refusals import CompletedKeys, Refusals
-from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of, is_settled, reason
+from atelier.infra.sites.progress import ProgressItems
+from atelier.infra.sites.refusals import Refusals
+from atelier.infra.sites.transfer import PeerLink, code_of, reason
 
-SERVICE = "atelier.Site"
-MOST_NOTES = 8  # of an answer that are looked at; one is sent
 GRACE_S = 5.0  # for what is on its way when the agent is to end
 BUSY_S = 1.0  # that something is on its way until notes are carried beside it, and between two looks for them
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
+ALL, ROUNDS, NOTES = (
+    ("message", "progress", "note", "file"),
+    ("meeting",),
+    ("note",),
+)  # kinds carried together
 
 
 class Agent:
@@ -52,32 +48,34 @@ class Agent:
 
     def __init__(self, keys: Keys, mailbox: str) -> None:
         self.keys, self.site = keys, keys.card.site
-        self._notes = Notes(mailbox, self.site, Policies(keys.folder).runs_any)
-        self._audit = Audit(keys.folder / AUDIT)
-        self._told = defaultdict[str, CompletedKeys[str]](CompletedKeys)  # digests of notes by peer
-        self._declined = defaultdict[str, RefusedNotes](RefusedNotes)  # the same, of those that it sent
-        self._hourly = hourly = Hourly(keys.folder, self._audit)
-        self._refusals = Refusals()
-        shared = (self._audit, self._is_trusted, SERVICE, hourly, self._refusals)
-        incoming = Incoming(mailbox, self.site)
-        self._messages = MessageCalls(mailbox, self.site, incoming, *shared)
-        self._progress = ProgressCalls(
-            mailbox, self.site, incoming, self._audit, SERVICE, self._refusals, self._messages.begins_anew
+        self._audit = audit = Audit(keys.folder / AUDIT)
+        self._hourly, self._refusals = Hourly(keys.folder, audit), Refusals()
+        incoming, trusted = Incoming(mailbox, self.site), self._is_trusted
+        messages = Messages(incoming, audit, trusted)
+        self._meetings, self._signing = (
+            Meetings(incoming, audit),
+            Countersigning(keys, audit),
         )
-        self._files = FileCalls(Files(mailbox, self.site), *shared)
-        self._meetings = MeetingCalls(mailbox, self.site, self._audit, SERVICE)
-        self._signing = Countersigning(keys, self._audit, SERVICE)
+        kinds = (
+            messages,
+            ProgressItems(incoming, audit, messages.begins_anew),
+            Notes(mailbox, self.site, audit, Policies(keys.folder).runs_any),
+            Files(mailbox, self.site, audit, trusted),
+            self._meetings,
+            self._signing,
+        )
+        self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals)
         calls = Calls(keys)
         # what is done with a peer breaks off none of the rest: each has connections of its own
         self._channels, self._for_rounds, self._for_notes = (
-            Channels(keys, OPTIONS, calls, self._put_in) for _ in range(3)
+            Channels(keys, OPTIONS, calls, self._put_in, lane) for lane in range(3)
         )
-        self._news: dict[str, threading.Lock] = {}  # by peer: whoever has it carries notes
         self._told_here, self._problems = PeerProblems(mailbox), dict[str, str]()  # by peer
         self._busy_since: dict[str, float] = {}  # by peer: carrying what it and this site have for each other
         self._passed: dict[str, float] = {}  # when notes were carried beside that, by peer
         self._server: GrpcServer | None = None
-        self._bucket: BucketServer | None = None
+        self._buckets: dict[str, BucketServer] = {}  # by URL
+        self._is_stopped, self._lock = False, threading.Lock()  # around both
 
     def _is_trusted(self, peer: str) -> bool:
         return peer in self.keys.peers
@@ -92,67 +90,57 @@ class Agent:
         """Listen at `address` (host:port, port 0 = any); returns the port. Raises ConfigError when it is in
         use.
         """
-        self._server = GrpcServer(self.keys, self._audit, SERVICE, self._methods(), OPTIONS)
+        self._server = GrpcServer(self.keys, self._audit, self._exchange, OPTIONS)
         return self._server.serve(address)
 
     def serve_in(self, url: str) -> None:
         """Answer in the bucket `url`, without a port. Raises BucketError."""
-        self._bucket = BucketServer(self.keys, self._audit, self._methods(), url)
-        self._bucket.start()
+        server = BucketServer(self.keys, self._audit, self._exchange, url)
+        server.start()
+        with self._lock:
+            if not self._is_stopped:
+                self._buckets[url] = server
+                return
+        server.stop()
+
+    def _wanted_buckets(self) -> set[str]:
+        """This site's bucket, or where it has no address those of its peers."""
+        own = self.keys.card
+        cards = [own] if own.address else self.keys.peers.values()
+        return {bucket_of(card, own) for card in cards} - {""}
+
+    def bucket_jobs(self) -> list[RepeatedJob]:
+        """A job for each bucket: one that is dead, or hangs, stops the answers in no other."""
+        urls = self._wanted_buckets()
+        with self._lock:
+            urls |= {*self._buckets}
+        return [RepeatedJob(f"the bucket {url}", partial(self._check_bucket, url), "goes on") for url in urls]
+
+    def _check_bucket(self, url: str) -> None:
+        """Answer in a bucket as long as it is wanted. Raises BucketError for what is wrong with it."""
+        is_wanted = url in self._wanted_buckets()
+        with self._lock:
+            server = self._buckets.get(url) if is_wanted else self._buckets.pop(url, None)
+        if server is None and is_wanted:
+            self.serve_in(url)
+        elif server is not None and is_wanted:
+            server.check()
+        elif server is not None:
+            server.stop()
 
     def stop(self) -> None:
         """Answer no more, and break off what is asked."""
         self._break_off()
-        for server in (self._server, self._bucket):
+        with self._lock:
+            self._is_stopped = True
+            servers = (self._server, *self._buckets.values())
+        for server in servers:
             if server is not None:
                 server.stop()
 
     def _break_off(self) -> None:
         for channels in (self._channels, self._for_rounds, self._for_notes):
             channels.close()
-
-    def _methods(self) -> dict[str, Method]:
-        """What a peer may ask, by name."""
-        return {
-            "Offer": Unary(self._messages.offer),
-            "Put": StreamedIn(self._messages.put),
-            "Heads": Unary(self._messages.heads),
-            "Get": StreamedOut(self._messages.get),
-            "Hear": Unary(self._progress.hear),
-            "Progress": Unary(self._progress.progress),
-            "Meet": Unary(self._meetings.meet),
-            "Met": Unary(self._meetings.met),
-            "OfferFile": Unary(self._files.offer),
-            "PutFile": StreamedIn(self._files.put),
-            "FileHeads": Unary(self._files.heads),
-            "GetFile": StreamedOut(self._files.get),
-            "Tell": Unary(self._tell),
-            "Ask": Unary(self._ask),
-            "Sign": Unary(self._signing.answer),
-        }
-
-    def _note(self, what: str, peer: str, note: Note) -> None:
-        """A line for a note that has crossed: of the replies to an order one for each state of its tasks."""
-        if isinstance(note, Reply):
-            self._audit.add_once(what, peer, **notes.told(note))
-        else:
-            self._audit.add(what, who=peer, **notes.told(note))
-
-    def _tell(self, request: bytes, peer: str) -> Json:
-        self._audit.check(peer, "reply")
-        note = self._notes.take(request, peer)
-        if note is not None:
-            self._note("received", peer, note)
-        elif (same := self._notes.same(request, peer)) is not None:
-            # this agent may have been killed before it noted that
-            self._audit.add_once("received", peer, **notes.told(same))
-        return {"is_new": note is not None, "is_here": note is not None or same is not None}
-
-    def _ask(self, request: bytes, peer: str) -> Json:
-        found = [*islice(self._notes.asked(request, peer), 1)]  # one fits into an answer
-        for note in found:
-            self._audit.add_once("fetched", peer, **notes.told(note))
-        return [note.model_dump(mode="json") for note in found]
 
     # what it asks
 
@@ -174,8 +162,7 @@ class Agent:
         works = [RepeatedJob("rounds here", self._meetings.decide)]  # no site is called so
         works.append(RepeatedJob("cards here", self._damaged_card))
         works.append(RepeatedJob("what runs here are told", self._tell_here))
-        if self._bucket is not None:
-            works.append(RepeatedJob("the bucket", self._bucket.check, "goes on"))
+        works += self.bucket_jobs()
         peers = self.keys.peers
         for channels in (self._channels, self._for_rounds, self._for_notes):
             channels.keep(peers)
@@ -200,33 +187,17 @@ class Agent:
         """Tell a peer that this site is there and what is decided, and ask it where it cannot call; nothing
         where the peer has no address.
         """
-        card = self.keys.peer(peer)
-        if not card.address:
-            return
-        try:
-            self._meetings.tell(self._for_rounds.of(card), peer)
-            if not self.keys.card.address:
-                self._meetings.ask(self._for_rounds.of(card), peer)
-        except grpc.RpcError as error:
-            _drop_hanging(self._for_rounds, peer, error)
-            raise
+        self._cross(self._for_rounds, peer, ROUNDS)
 
     def pass_notes(self, peer: str) -> None:
         """Carry notes of orders to and from a peer while something large is on its way to or from it: a plan,
         a reply and a cancellation wait for no weights. Nothing where the peer has no address.
         """
-        card, now = self.keys.peer(peer), time.monotonic()
+        now = time.monotonic()
         is_busy = now - self._busy_since.get(peer, now) > BUSY_S
-        if not card.address or not is_busy or now - self._passed.get(peer, 0.0) < BUSY_S:
-            return
-        self._passed[peer] = now
-        try:
-            self._tell_news(self._for_notes.of(card), peer)
-            if not self.keys.card.address:
-                self._hear_news(self._for_notes.of(card), peer)
-        except grpc.RpcError as error:
-            _drop_hanging(self._for_notes, peer, error)
-            raise
+        if is_busy and now - self._passed.get(peer, 0.0) >= BUSY_S:
+            self._passed[peer] = now
+            self._cross(self._for_notes, peer, NOTES)
 
     def _carry(self, peer: str, say: Callable[[str], None]) -> str:
         """Exchange what a peer and this site have for each other; what is wrong with it."""
@@ -247,84 +218,32 @@ class Agent:
         """Send a peer what it lacks, and where it cannot call this site fetch what it has for it; nothing
         where the peer has no address. Raises RpcError, AtelierError and OSError.
         """
-        card = self.keys.peer(peer)
-        if not card.address:
+        self._cross(self._channels, peer, ALL, self._sign)
+
+    def _cross(
+        self, channels: Channels, peer: str, kinds: tuple[str, ...], *more: Callable[[PeerLink, str], None]
+    ) -> None:
+        """Carry items of some kinds to and from a peer, then do `more`. Raises the first error, after all."""
+        own, card = self.keys.card, self.keys.peer(peer)
+        if not (card.address or bucket_of(card, own)):
             return
-        parts = [self._messages.send, self._progress.tell, self._tell_news, self._files.send]
-        if not self.keys.card.address:  # otherwise the peer sends by itself
-            parts += [self._messages.fetch, self._progress.ask, self._hear_news, self._files.fetch]
-        parts.append(self._signing.ask_if_due)
+        found = [self._exchange.kinds[name] for name in kinds]
+        steps = [partial(self._exchange.send, kind=kind) for kind in found]
+        if not own.address and not card.is_in_bucket:  # otherwise the peer sends by itself
+            steps += [partial(self._exchange.fetch, kind=kind) for kind in found]
         problems: list[Exception] = []
-        for part in parts:  # one that the peer refuses, or does not know, holds up no other
+        for step in (*steps, *more):  # one that the peer refuses, or does not know, holds up no other
             card = self.keys.peer(peer)  # who is revoked meanwhile gets nothing more
             try:
-                part(self._channels.of(card), peer)
+                step(channels.of(card), peer)
             except (AtelierError, OSError, grpc.RpcError) as error:
                 problems.append(error)
-                _drop_hanging(self._channels, peer, error)
+                _drop_hanging(channels, peer, error)
         if problems:
             raise problems[0]
 
-    def _tell_news(self, channel: CallChannel, peer: str) -> None:
-        """Send a peer the notes that are new."""
-        with self._news.setdefault(peer, threading.Lock()):
-            known = self._told[peer]
-            for note in self._notes.waiting_for(peer, known):
-                about = notes.told(note)
-
-                def send(note: Note = note, about: dict[str, Json] = about) -> None:
-                    answer = channel.unary_unary(f"/{SERVICE}/Tell")(desk.text_of(note), timeout=TIMEOUT_S)
-                    found = parse_object(answer, peer, "an answer")
-                    if found.get("is_new", True):
-                        self._note("sent", peer, note)
-                    elif found.get("is_here"):  # this agent may have been killed before it noted that
-                        self._audit.add_once("sent", peer, **about)
-
-                key, what = f"{about['kind']} {about['order']}", f"the {about['kind']} {about['order']}"
-                early = partial(self._refusals.early, peer, key, what)
-                if is_settled(send, partial(self._not_taken, peer, about), early):
-                    self._refusals.settled(peer, key)
-                    known.add(desk.digest_of(note))
-
-    def _not_taken(self, peer: str, about: dict[str, Json], error: grpc.RpcError) -> None:
-        self._audit.add("not taken", who=peer, why=reason(error), **about)
-        self._refusals.never(peer, f"the {about['kind']} {about['order']}", error)
-
-    def _hear_news(self, channel: CallChannel, peer: str) -> None:
-        """Fetch the notes that a peer has for this site, which it cannot call."""
-        with self._news.setdefault(peer, threading.Lock()):
-            declined = self._declined[peer]
-            request = self._notes.request(peer, declined)
-            answer = channel.unary_unary(f"/{SERVICE}/Ask")(request, timeout=TIMEOUT_S)
-            heard = notes.listed(answer, peer)[:MOST_NOTES]
-            for text in heard:
-                if hashlib.sha256(text).hexdigest() not in declined:
-                    self._hear_note(text, peer, declined)
-            if not heard:
-                declined.heard_all()
-
-    def _hear_note(self, text: bytes, peer: str, declined: RefusedNotes) -> None:
-        """Take a note, or decline it: for good, or until later what this site's own state keeps out."""
-        digest = hashlib.sha256(text).hexdigest()
-        try:
-            note = self._notes.take(text, peer)
-        except (AtelierError, OSError) as error:
-            if _is_final(error, peer):
-                declined.never(digest)
-                self._audit.add("refused", who=peer, why=str(error))
-            else:
-                declined.early(digest)
-                self._not_yet(notes.read_note(text, peer), peer, error)
-            return
-        if note is not None:
-            self._note("received", peer, note)
-            self._refusals.settled(peer, f"heard {_named(note)}")
-
-    def _not_yet(self, note: Note, peer: str, error: Exception) -> None:
-        """Say what keeps out a note that this site has heard."""
-        if isinstance(error, DamageError):
-            self._audit.complain(str(error))
-        self._refusals.early(peer, f"heard {_named(note)}", _named(note), error, is_here=True)
+    def _sign(self, link: PeerLink, peer: str) -> None:
+        self._signing.ask_if_due(partial(self._exchange.ask, link, peer, self._signing), peer)
 
 
 def _drop_hanging(channels: Channels, peer: str, error: Exception) -> None:
@@ -333,14 +252,3 @@ def _drop_hanging(channels: Channels, peer: str, error: Exception) -> None:
     """
     if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
         channels.drop(peer)
-
-
-def _is_final(error: Exception, peer: str) -> bool:
-    """Whether a note that `peer` has sent will never be taken: it is no fault of this site's own."""
-    if isinstance(error, NotTaken):
-        return error.when != "early"
-    return isinstance(error, AtelierError) and not is_damage_here(error, peer)
-
-
-def _named(note: Note) -> str:
-    return f"the {note.kind} {desk.order_id(note)[:16]}"

@@ -10,10 +10,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import whole_of
@@ -28,11 +28,13 @@ BROKE_OFF = "broke off"  # what a line says of a message of which a part was fet
 WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
 SIGNED = "signed"  # what a line with signatures says
 MOST_MESSAGES = 100_000  # of a kind that are remembered; what is offered again is one of the last
+REFUSED = ("refused", "not taken")  # what lines say of what is refused, here or by a peer
 MOST_REFUSED, MOST_WHY = 300, 500  # lines of what is refused of one site in a minute; letters of each
 MOST_LINES = 3000  # of a kind that a peer may cause in a minute, by what it sends and asks for
 TAIL = 1 << 16  # bytes
 STRANGERS = ""  # all callers that are no site that is known, whatever address each has
 ABOUT = ("trajectory", "round", "order", "path", "sha256")  # of a message, in its line
+Thing = TypeVar("Thing")
 Message = tuple[Json, ...]  # way, peer, and these
 Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and bytes
 
@@ -106,11 +108,11 @@ class Audit:
 
     def add(self, what: str, **about: Json) -> None:
         """Append a line: what happened, when, with whom. Raises OSError where it cannot be written whole: the
-        log is then as it was. Of what is refused of one site, or of all callers that are none, at most
-        `MOST_REFUSED` lines a minute are kept, the last of which says so: nobody fills a disk with them.
+        log is then as it was. Of what is refused of one site, or by it, or of all callers that are none, at
+        most `MOST_REFUSED` lines a minute are kept, the last of which says so: nobody fills a disk so.
         """
         with self._lock:
-            if what != "refused":
+            if what not in REFUSED:
                 self._add(what, about)
                 return
             who = str(about.get("who"))
@@ -166,31 +168,26 @@ class Audit:
             os.truncate(self.path, self._cut_at)
             self._cut_at = None
 
-    def add_received(self, who: str, *, has_come: bool, **about: Json) -> None:
-        """A line of what a site has sent; where nothing of it has come now, whoever was killed when it had
-        may have noted it.
-        """
-        if has_come:
-            self.add("received", who=who, **about)
-        else:
-            self.add_once("received", who, **about)
-
-    @contextmanager
-    def complaining(self) -> Iterator[None]:
-        """Around one thing of several: what is wrong with it here is said, and holds up no other."""
+    def readable(self, things: Iterable[Thing]) -> Iterator[Thing]:
+        """A group of several, as far as it can be read: what is wrong here is said, and holds up no other."""
         try:
-            yield
+            yield from things
         except (AtelierError, OSError) as error:
             self.complain(str(error))
 
     def complain(self, why: str) -> None:
-        """A line, once an hour, for what is damaged here and holds up a peer; `on_damage` gets it as well."""
-        now = time.monotonic()
+        """A line, once an hour, for what is damaged here and holds up a peer, and at most `MOST_REFUSED` in a
+        minute; `on_damage` gets it as well.
+        """
+        now, why = time.monotonic(), why[:MOST_WHY]
         with self._lock:
             if now - self._complained.get(why, -HOUR_S) < HOUR_S:
                 return
+            if self._count("", "damaged") > MOST_REFUSED:
+                return
             self._complained[why] = now
-            self._add("damaged", {"why": why[:MOST_WHY]})
+            self._complained = {each: at for each, at in self._complained.items() if now - at < HOUR_S}
+            self._add("damaged", {"why": why})
         self.on_damage(why)
 
     def add_once(self, what: str, who: str, **about: Json) -> None:

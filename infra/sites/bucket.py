@@ -6,8 +6,10 @@ bounded.
 
 import base64
 import errno
+import hashlib
 import os
 import re
+import secrets
 import shutil
 import stat
 import threading
@@ -27,7 +29,7 @@ from atelier.engine.io import storage
 from atelier.engine.io.remote import ask
 from atelier.engine.io.storage import filesystem, is_local, join, local_path, write_bytes, writing
 from atelier.infra.sites.keys import Card, Keys
-from atelier.infra.sites.sealed import NotOpened, verify
+from atelier.infra.sites.sealed import LABEL, NotOpened, other_version, verify
 from atelier.infra.sites.signature import sign
 
 MOST = 4 << 20  # bytes of the messages in an object
@@ -38,6 +40,7 @@ NAME = re.compile(r"([0-9a-f]{32})\.(\d{1,7})")
 DOOR, IN, OUT, SHORT = "door", "in", "out", 32
 BEAT_S, DEAD_S = 2.0, 15.0  # a door changes so often; an agent whose door did not for so long is away
 LOOK_DOOR_S = 1.0
+START = hashlib.sha256(LABEL).hexdigest()[:16]  # begins the numbers of starts of this version
 
 
 class BucketError(AtelierError):
@@ -213,9 +216,14 @@ def check_bucket(url: str, place: str) -> None:
         raise ConfigError(place, f"{url} gives back other bytes than were written", out)
 
 
+def new_start() -> str:
+    """A number of a start of an agent: of this version of the exchange, and the rest at random."""
+    return START + secrets.token_hex(8)
+
+
 class Beacon(Spec):
-    """What says that a site's agent answers in a bucket: its start, by a random number, and a count that
-    rises while it runs.
+    """What says that a site's agent answers in a bucket: its start (new_start), and a count that rises
+    while it runs. It has the fields that each version knows.
     """
 
     certificate: Digest
@@ -247,6 +255,7 @@ class DoorWatch:
     def __init__(self, bucket: Bucket, card: Card, now: Callable[[], float] = time.monotonic) -> None:
         self._bucket, self._card, self._now = bucket, card, now
         self._door: Beacon | None = None
+        self._problem: AtelierError | None = None  # of the last look
         self._changed = self._looked = -1e9
         self._lock = threading.Lock()  # several calls look
 
@@ -257,6 +266,8 @@ class DoorWatch:
         with self._lock:
             if self._now() - self._looked > LOOK_DOOR_S:
                 self._look()
+            if self._problem is not None:
+                raise self._problem
             if self._door is None:
                 raise BucketError(f"the agent of {self._card.site} does not run")
             if self._now() - self._changed > DEAD_S:
@@ -264,8 +275,14 @@ class DoorWatch:
             return self._door.nonce
 
     def _look(self) -> None:
+        self._looked, self._problem = self._now(), None
+        try:
+            self._read()
+        except AtelierError as error:  # until the next look
+            self._problem = error.with_traceback(None)
+
+    def _read(self) -> None:
         data = self._bucket.read(DOOR, most=MOST_DOOR)
-        self._looked = self._now()
         if data is None:
             self._door = None
             return
@@ -276,6 +293,8 @@ class DoorWatch:
             raise NotOpened("the signature of its door is none") from None
         if found.door.certificate != self._card.digest:
             raise NotOpened("its door is of another certificate")
+        if not found.door.nonce.startswith(START):
+            raise BucketError(other_version(self._card.site))
         before = self._door
         if before is None or before.nonce != found.door.nonce or found.door.beat > before.beat:
             self._door, self._changed = found.door, self._now()

@@ -1,52 +1,49 @@
-"""An agent's calls through a bucket: it has no port, looks for requests in the bucket that is its address and
-answers them there, with what answers gRPC's calls. Whose an object is, and that it is trusted, is judged for
-each object; whatever else lies there is refused by name, or passed over.
+"""An agent's calls through a bucket: it looks for requests in its folder there and acknowledges each with one
+object. Whose an object is, and that it is trusted, is judged for each object; whatever else lies there is
+refused by name, or passed over.
 """
 
 import hashlib
-import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
 
-from atelier.engine.config.base import canonical
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.site_name import NOBODY
 from atelier.engine.io.storage import is_local
 from atelier.infra.sites.audit import Audit
-from atelier.infra.sites.bucket import BEAT_S, DEAD_S, IN, OUT, Beacon, Bucket, BucketError, publish
+from atelier.infra.sites.bucket import (
+    BEAT_S,
+    DEAD_S,
+    IN,
+    OUT,
+    Beacon,
+    Bucket,
+    BucketError,
+    new_start,
+    publish,
+)
 from atelier.infra.sites.bucket_calls import (
     SHORTEST_S,
     SILENT_S,
     WINDOW,
     AnswerHead,
     RequestHead,
-    Taken,
     awaited,
-    grouped,
-    only,
     remove_blocks,
-    wait_for_room,
 )
+from atelier.infra.sites.exchange import SiteExchange
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.methods import (
-    AT_ONCE,
-    THREADS,
-    Method,
-    StreamedIn,
-    StreamedOut,
-    Unary,
-    ending,
-    too_many,
-)
+from atelier.infra.sites.refusals import ending
 from atelier.infra.sites.sealed import Context, NotOpened, Opened, seal, unseal
-from atelier.infra.sites.transfer import CallError
+from atelier.infra.sites.transfer import THREADS, CallError
 
+PUSHED = ("Offer", "Put")  # the calls of a link on which both sides send
 LOCAL_S, REMOTE_S = 0.1, 1.0  # at most between two looks for requests
 AGAIN_S = 2.0  # after an object that could not be read
 CODES = grpc.StatusCode
@@ -65,23 +62,21 @@ class _Answering:
     first: Opened[RequestHead]
     block: int = 0  # the last one that was read
     is_read: bool = False  # all of the request
-    written: int = 0  # objects of the answer
     is_over: threading.Event = field(default_factory=threading.Event)
-    is_too_many: bool = False  # of its peer at once
 
 
 class BucketServer:
-    """Answers the calls of `methods` for the site of `keys` in the bucket `url`."""
+    """Answers the calls of an exchange for the site of `keys` in the bucket `url`."""
 
-    def __init__(self, keys: Keys, audit: Audit, methods: Mapping[str, Method], url: str) -> None:
-        self._keys, self._audit, self._methods, self._url = keys, audit, methods, url
-        self._nonce, self._beat, self._beaten = secrets.token_hex(16), 0, -1e9
+    def __init__(self, keys: Keys, audit: Audit, exchange: SiteExchange, url: str) -> None:
+        self._keys, self._audit, self._exchange, self._url = keys, audit, exchange, url
+        self._nonce, self._beat, self._beaten = new_start(), 0, -1e9
         self._bucket = Bucket(url, keys.card.digest)
         self._longest = LOCAL_S if is_local(url) else REMOTE_S
         self._lock = threading.Lock()  # around what is known of calls
         self._begun: set[str] = set()  # calls that are answered, or about to be
-        self._answering: dict[str, _Answering] = {}
-        self._taken: dict[str, Taken] = {}  # by the certificate of a peer
+        self._answering: dict[tuple[str, int], _Answering] = {}  # by the certificate of a peer and lane
+        self._taken: dict[tuple[str, int], int] = {}  # the last number, by the same
         self._seen: dict[str, dict[tuple[str, int], float]] = {IN: {}, OUT: {}}  # since when objects wait
         self._not_before: dict[str, float] = {}  # when a call is looked at again
         self._old_at = time.monotonic()  # when answers that nobody took were looked for
@@ -141,7 +136,8 @@ class BucketServer:
             self._bucket = Bucket(self._url, card.digest)
         self._bucket.make()  # somebody may have removed it
         self._beat, self._beaten = self._beat + 1, now
-        publish(self._bucket, Beacon(certificate=card.digest, nonce=self._nonce, beat=self._beat), self._keys)
+        door = Beacon(certificate=card.digest, nonce=self._nonce, beat=self._beat)
+        publish(self._bucket, door, self._keys)
 
     def _look(self) -> bool:
         """Begin to answer what is asked; whether something is. Remove what nobody has taken for long."""
@@ -182,7 +178,7 @@ class BucketServer:
         finally:
             with self._lock:
                 self._begun.discard(name)
-                self._answering.pop(name, None)
+                self._answering = {key: one for key, one in self._answering.items() if one.name != name}
 
     def _accepted(self, name: str) -> _Answering | None:
         """The call that an object begins; None where there is none, or it is refused."""
@@ -205,55 +201,36 @@ class BucketServer:
         return call
 
     def _begin(self, call: _Answering) -> None:
-        """Take a call that was not taken before. Calls of the peer that do not go on there end here. Raises
-        NotOpened.
-        """
+        """Take a call that was not taken before; the one before it in its lane ends. Raises NotOpened."""
         head, peer = call.first.head, call.first.peer
         if head.door != self._nonce:
             raise NotOpened("it is for another start of this agent", peer)
         with self._lock:
-            problem = self._taken.setdefault(head.sender, Taken()).problem(head.since, head.number)
-            if problem:
-                raise NotOpened(problem, peer)
-            for other in self._answering.values():
-                is_earlier = other.first.peer == peer and other.first.head.number < head.number
-                if is_earlier and other.name not in head.open:
-                    other.is_over.set()
-            self._answering[call.name] = call
-            going_on = [each for each in self._answering.values() if not each.is_over.is_set()]
-            call.is_too_many = sum(each.first.peer == peer for each in going_on) > AT_ONCE
+            lane = (head.sender, head.lane)
+            if head.number <= self._taken.get(lane, 0):
+                raise NotOpened("it, or a later one, was taken before", peer)
+            self._taken[lane] = head.number
+            if lane in self._answering:
+                self._answering[lane].is_over.set()
+            self._answering[lane] = call
 
     def _work(self, call: _Answering) -> None:
-        method, peer = self._methods.get(call.first.head.method), call.first.peer
-        answers: Iterable[bytes] = ()
+        peer = call.first.peer
         try:
-            if call.is_too_many:
-                raise CallError(CODES.ABORTED, too_many(peer))
-            match method:
-                case None:
-                    raise CallError(CODES.UNIMPLEMENTED, "there is no such call")
-                case StreamedIn(work):
-                    answers = (canonical(work(self._requests(call), peer)),)
-                case Unary(work):
-                    answers = (canonical(work(self._request(call), peer)),)
-                case StreamedOut(work):
-                    answers = work(self._request(call), peer)
-            for messages, is_last in grouped(answers):
-                self._room(call)
-                self._put(call, messages, is_last)
+            if call.first.head.method not in PUSHED:
+                raise CallError(CODES.UNIMPLEMENTED, "there is no such call through a bucket")
+            answers = self._exchange.answer(call.first.head.method, self._requests(call), peer)
+            self._put(call, CODES.OK, answer=next(answers, b""))
         except _Ended as error:
             if not call.is_over.is_set():  # otherwise nobody waits
-                self._put(call, [], True, CODES.CANCELLED, str(error))
+                self._put(call, CODES.CANCELLED, str(error))
         except BucketError as error:
             self._fail(call, str(error))
             raise
-        except CallError as error:
-            self._put(call, [], True, error.code(), error.details())
         except Exception as error:
-            self._put(call, [], True, *ending(error, peer, self._audit))
+            found = ending(error, peer, self._audit)
+            self._put(call, found.code(), found.details())
         finally:
-            if isinstance(answers, Generator):
-                answers.close()
             left = range(call.block + 1, call.block + WINDOW + 2)
             remove_blocks(self._bucket, IN, call.name, left if not call.is_read else ())
 
@@ -264,22 +241,18 @@ class BucketServer:
         until = time.monotonic() + DEAD_S
         while not self._stop.wait(SHORTEST_S) and time.monotonic() < until:
             try:
-                return self._put(call, [], True, CODES.UNAVAILABLE, problem)
+                return self._put(call, CODES.UNAVAILABLE, problem)
             except BucketError:
                 self._stop.wait(AGAIN_S)
 
-    def _request(self, call: _Answering) -> bytes:
-        return only(self._requests(call), CODES.INVALID_ARGUMENT, "message of a request")
-
     def _requests(self, call: _Answering) -> Iterator[bytes]:
-        """The messages of a request, as its objects come."""
+        """The blocks of a request, as its objects come."""
         opened = call.first
-        while True:
-            yield from opened.messages()
-            if opened.head.last:
-                call.is_read = True
-                return
+        yield opened.body
+        while not opened.head.last:
             opened = self._next(call)
+            yield opened.body
+        call.is_read = True
 
     def _next(self, call: _Answering) -> Opened[RequestHead]:
         """The next object of a request. Raises _Ended, CallError for one that is not taken, BucketError."""
@@ -315,37 +288,12 @@ class BucketServer:
         if card is None or card.digest != call.first.card.digest:
             raise _Ended("not trusted any more")
 
-    def _room(self, call: _Answering) -> None:
-        """Wait until the peer has read what was written before the last few objects. Raises _Ended."""
-        until = time.monotonic() + SILENT_S
-
-        def go_on() -> None:
-            self._go_on(call)
-            if time.monotonic() > until:
-                raise _Ended("nobody reads the answer")
-
-        wait_for_room(self._bucket, OUT, call.name, call.written, go_on)
-
-    def _put(
-        self,
-        call: _Answering,
-        messages: list[bytes],
-        is_last: bool,
-        code: grpc.StatusCode = CODES.OK,
-        details: str = "",
-    ) -> None:
-        head = AnswerHead(
-            sender=self._keys.card.digest,
-            parts=tuple(len(one) for one in messages),
-            last=is_last,
-            code=code.name,
-            details=details[:2000],
-        )
+    def _put(self, call: _Answering, code: grpc.StatusCode, details: str = "", answer: bytes = b"") -> None:
+        head = AnswerHead(sender=self._keys.card.digest, code=code.name, details=details[:2000])
         about = {"kind": "answer", "recipient": call.first.card.digest, "call": call.name}
-        context = Context.model_validate(about | {"block": call.written, "request": call.request})
-        data = seal(head, b"".join(messages), context, self._keys, call.first.card)
-        self._bucket.write(data, OUT, f"{call.name}.{call.written}")
-        call.written += 1
+        context = Context.model_validate(about | {"block": 0, "request": call.request})
+        data = seal(head, answer, context, self._keys, call.first.card)
+        self._bucket.write(data, OUT, f"{call.name}.0")
 
 
 def _digest(data: bytes) -> str:

@@ -1,17 +1,19 @@
 """The connections of an agent to its peers. Over mutual TLS one each, kept open from call to call, since a
-handshake takes more bytes than most of what is said; to a peer whose address is a bucket none is open.
+handshake takes more bytes than most of what is said; to a peer that is reached through a bucket none is open.
 """
 
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import chain
 
 import grpc
 
 from atelier.infra.sites.bucket_calls import Calls
-from atelier.infra.sites.bucket_channel import BucketChannel
+from atelier.infra.sites.bucket_link import BucketLink
 from atelier.infra.sites.keys import Card, Keys
-from atelier.infra.sites.transfer import CallChannel, CallError
+from atelier.infra.sites.sealed import other_version
+from atelier.infra.sites.transfer import BLOCK, SERVICE, CallError, PeerLink, code_of
 
 Option = tuple[str, int | str]
 RECONNECT: list[Option] = [
@@ -36,15 +38,20 @@ class Channels:
     """
 
     def __init__(
-        self, keys: Keys, options: Sequence[Option], calls: Calls, on_refused: Callable[[str], None]
+        self,
+        keys: Keys,
+        options: Sequence[Option],
+        calls: Calls,
+        on_refused: Callable[[str], None],
+        lane: int = 0,
     ) -> None:
         self._keys, self._options = keys, [*options, *RECONNECT, *ALIVE]
-        self._calls, self._on_refused = calls, on_refused
-        self._open: dict[str, tuple[tuple[str, str, str], CallChannel]] = {}
+        self._calls, self._on_refused, self._lane = calls, on_refused, lane
+        self._open: dict[str, tuple[tuple[str, str, str], PeerLink]] = {}
         self._is_closed = False
         self._lock = threading.Lock()  # around both; a channel is closed beside it
 
-    def of(self, card: Card) -> CallChannel:
+    def of(self, card: Card) -> PeerLink:
         """The channel to the peer of a card. Raises CallError when all were closed, and for a certificate
         out of its time.
         """
@@ -59,19 +66,19 @@ class Channels:
             found = self._open.get(card.site)
             if found is not None and found[0] == about:
                 return found[1]
-            channel = self._in_bucket(card) if card.is_in_bucket else self._over_tls(card, own, key)
+            channel = self._in_bucket(card, own) if bucket_of(card, own) else self._over_tls(card, own, key)
             self._open[card.site] = (about, channel)
         if found is not None:
             found[1].close()
         return channel
 
-    def _in_bucket(self, card: Card) -> CallChannel:
-        return BucketChannel(self._keys, card, self._calls, self._on_refused)
+    def _in_bucket(self, card: Card, own: Card) -> PeerLink:
+        return BucketLink(self._keys, card, bucket_of(card, own), self._calls, self._on_refused, self._lane)
 
-    def _over_tls(self, card: Card, own: Card, key: bytes) -> CallChannel:
+    def _over_tls(self, card: Card, own: Card, key: bytes) -> PeerLink:
         credentials = grpc.ssl_channel_credentials(card.certificate.encode(), key, own.certificate.encode())
         options = [*self._options, ("grpc.ssl_target_name_override", card.tls_name)]
-        return _OverTls(grpc.secure_channel(card.address, credentials, options))
+        return _OverTls(card.site, grpc.secure_channel(card.address, credentials, options))
 
     def drop(self, peer: str) -> None:
         """Close the channel to a peer, if there is one; its calls end."""
@@ -96,29 +103,40 @@ class Channels:
 class _OverTls:
     """gRPC's channel, of which a call fails as all others do where another thread has closed it."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._channel = channel
+    block = BLOCK
 
-    def unary_unary(self, method: str) -> Callable[..., bytes]:
-        return _failing(self._channel.unary_unary(method))
+    def __init__(self, peer: str, channel: grpc.Channel) -> None:
+        self._peer, self._channel = peer, channel
 
-    def stream_unary(self, method: str) -> Callable[..., bytes]:
-        return _failing(self._channel.stream_unary(method))
+    def ask(self, call: str, request: bytes, blocks: Iterable[bytes], timeout: float) -> bytes:
+        with closing(self._answers(call, chain((request,), blocks), timeout)) as answers:
+            return next(answers, b"")
 
-    def unary_stream(self, method: str) -> Callable[..., Iterator[bytes]]:
-        return _failing(self._channel.unary_stream(method))
+    def get(self, request: bytes, timeout: float) -> Generator[bytes, None, None]:
+        return self._answers("Get", iter((request,)), timeout)
 
     def close(self) -> None:
-        """Its calls end."""
         self._channel.close()
 
-
-# Any: gRPC's calls have no types
-def _failing(call: Any) -> Callable[..., Any]:
-    def ask(request: bytes | Iterator[bytes], timeout: float) -> Any:
+    def _answers(self, call: str, requests: Iterator[bytes], timeout: float) -> Generator[bytes, None, None]:
+        begun = None
         try:
-            return call(request, timeout=timeout)
+            begun = self._channel.stream_stream(f"/{SERVICE}/{call}")(requests, timeout=timeout)
+            yield from begun
         except ValueError as error:  # "on closed channel"
             raise CallError(grpc.StatusCode.CANCELLED, str(error)) from None
+        except grpc.RpcError as error:
+            if (code := code_of(error)) == grpc.StatusCode.UNIMPLEMENTED:
+                raise CallError(code, other_version(self._peer)) from None
+            raise
+        finally:
+            if begun is not None:
+                begun.cancel()  # of an answer that is not read to its end
 
-    return ask
+
+def bucket_of(card: Card, own: Card) -> str:
+    """The bucket through which this site reaches the peer of a card: that peer's own, or where it has no
+    address this site's; '' = none.
+    """
+    address = card.address or own.address
+    return address if "://" in address else ""

@@ -10,7 +10,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import grpc
 from pydantic import Field
@@ -22,9 +23,10 @@ from atelier.engine.config.record import Digest
 from atelier.engine.config.site_name import SiteName
 from atelier.infra.sites import signature
 from atelier.infra.sites.audit import SIGNED, Audit, Chain, Crossed, read_lines
-from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.incoming import Arrival, NotTaken
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.transfer import TIMEOUT_S, CallChannel, code_of
+from atelier.infra.sites.kinds import IsDue, Item, ItemKind
+from atelier.infra.sites.transfer import TIMEOUT_S, code_of
 
 WHAT = "a statement about an audit log"
 REST_S, MOST_S = 2.0, 30.0  # a log is signed when nothing was added for so long, and at least so often
@@ -70,17 +72,23 @@ class Signed(Spec):
             )
 
 
+Put: TypeAlias = Callable[[Item[Signed]], Json]  # sends an item to a peer; its answer
+
+
 def sign(statement: Statement, key: bytes) -> Signed:
     """`key`: in PEM."""
     raw = signature.sign(key, statement.text)
     return Signed(statement=statement, signature=base64.b64encode(raw).decode())
 
 
-class Countersigning:
-    """What an agent answers and asks about audit logs."""
+class Countersigning(ItemKind[Signed]):
+    """What an agent answers and asks about audit logs: an item whose answer is one of the peer."""
 
-    def __init__(self, keys: Keys, audit: Audit, service: str) -> None:
-        self._keys, self._audit, self._service = keys, audit, service
+    name = "statement"
+
+    def __init__(self, keys: Keys, audit: Audit) -> None:
+        super().__init__(audit)
+        self._keys = keys
         self._not_before: dict[str, float] = {}  # when a peer is asked again
         self._lock = threading.Lock()  # around what is taken, signed and kept, in one order; in no call
         self._last: dict[str, Statement] = {}  # by peer, of those taken: where its log had come furthest
@@ -98,6 +106,20 @@ class Countersigning:
                 if own.statement.answers:
                     self._answers[own.statement.peer] = own
 
+    def item(self, data: bytes, peer: str) -> Item[Signed]:
+        if len(data) > MOST_STATEMENT:
+            raise DamageError(
+                f"{peer}: {len(data)} bytes, a statement has at most {MOST_STATEMENT}", place=peer
+            )
+        return _item(parse_as(Signed, data, peer, WHAT))
+
+    def groups(self, peer: str, is_due: IsDue) -> Iterator[Iterator[Item[Signed]]]:
+        """None: a statement is signed when it is asked for."""
+        return iter(())
+
+    def take(self, item: Item[Signed], arrival: Arrival) -> Json:
+        return self.answer(item.head, arrival.peer)
+
     def _remember(self, said: Statement, now: float) -> None:
         """Remember how far a peer has come, and for as long as a call may last how far it had before."""
         if said.site not in self._last or said.lines >= self._last[said.site].lines:
@@ -111,8 +133,8 @@ class Countersigning:
         """What this site says now, of lines that are on disk. Raises DamageError for a key that is not of
         the card.
         """
-        position, (card, key) = self._audit.position(peer), self._keys.pair
-        self._audit.sync()
+        position, (card, key) = self.audit.position(peer), self._keys.pair
+        self.audit.sync()
         statement = Statement(
             site=card.site,
             peer=peer,
@@ -157,13 +179,12 @@ class Countersigning:
 
     def _keep(self, peer: str, own: Signed, theirs: Signed) -> None:
         about = {"own": own.model_dump(mode="json"), "theirs": theirs.model_dump(mode="json")}
-        self._audit.add(SIGNED, who=peer, **about)
+        self.audit.add(SIGNED, who=peer, **about)
 
-    def answer(self, request: bytes, peer: str, now: Callable[[], float] = time.monotonic) -> dict[str, Json]:
+    def answer(self, theirs: Signed, peer: str, now: Callable[[], float] = time.monotonic) -> dict[str, Json]:
         """Take a peer's statement; this site's own, for the same one again the same. Raises NotTaken,
         DamageError.
         """
-        theirs = parse_as(Signed, request[:MOST_STATEMENT], peer, WHAT)
         with self._lock:
             self._check(theirs, peer)
             digest, at, own = theirs.statement.own_digest, now(), self._answers.get(peer)
@@ -186,11 +207,11 @@ class Countersigning:
             raise NotTaken(f"{peer} has signed {MOST_ANSWERED} times in a minute", "early")
         times.append(now)
 
-    def ask_if_due(self, channel: CallChannel, peer: str, now: Callable[[], float] = time.monotonic) -> None:
+    def ask_if_due(self, put: Put, peer: str, now: Callable[[], float] = time.monotonic) -> None:
         """Have a peer sign, when messages that crossed are not signed and none has come for a while, or they
         have not been for long. Raises RpcError, NotTaken, DamageError.
         """
-        unsigned, at = self._audit.position(peer).unsigned, now()
+        unsigned, at = self.audit.position(peer).unsigned, now()
         if not unsigned or at < self._not_before.get(peer, at):
             self._since.pop(peer, None)
             return
@@ -199,11 +220,11 @@ class Countersigning:
         if at - self._since[peer][2] >= REST_S or at - first >= MOST_S:
             self._not_before[peer] = at + MOST_S  # of what is refused a line each time, not each look
             try:
-                self.ask(channel, peer)
+                self.ask(put, peer)
             except (NotTaken, DamageError) as refused:
                 if isinstance(refused, NotTaken) and refused.when == "early":
                     return
-                self._audit.add("refused", who=peer, why=str(refused))
+                self.audit.add("refused", who=peer, why=str(refused))
                 raise
             except grpc.RpcError as error:
                 if code_of(error) == grpc.StatusCode.ABORTED:
@@ -211,14 +232,11 @@ class Countersigning:
                 raise
             del self._not_before[peer]
 
-    def ask(self, channel: CallChannel, peer: str) -> None:
+    def ask(self, put: Put, peer: str) -> None:
         """Have a peer sign. Raises RpcError, NotTaken, DamageError."""
         with self._lock:
             own, before = self._own(peer), self._last.get(peer)
-        answer = channel.unary_unary(f"/{self._service}/Sign")(
-            own.model_dump_json().encode(), timeout=TIMEOUT_S
-        )
-        theirs = parse_as(Signed, answer[:MOST_STATEMENT], peer, WHAT)
+        theirs = self.item(canonical(put(_item(own))), peer).head
         if theirs.statement.answers != own.statement.own_digest:
             raise NotTaken(f"{peer} signed an answer to something else")
         with self._lock:
@@ -226,3 +244,8 @@ class Countersigning:
             self._take(theirs.statement, peer, time.monotonic(), before.lines if before is not None else 0)
             self._keep(peer, own, theirs)
         self._since.pop(peer, None)
+
+
+def _item(signed: Signed) -> Item[Signed]:
+    """It has no line: when both have signed, one line has both."""
+    return Item("", signed, canonical(signed.model_dump(mode="json")), {})

@@ -2,19 +2,19 @@
 record in the site's reply says with which bytes; nothing else is taken.
 """
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
-from atelier.engine.config.base import Json, Spec, canonical
+from atelier.engine.config.base import canonical
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.record import Digest, FileEntry, Provenance, Record
+from atelier.engine.config.record import Provenance, Record
 from atelier.engine.io.storage import (
     fetch,
     join,
@@ -27,133 +27,12 @@ from atelier.engine.io.storage import (
 )
 from atelier.infra.dag import Product
 from atelier.infra.sites.desk import OrderDesk, OrderedProduct, SiteOrder
-from atelier.infra.sites.incoming import NotTaken, OneTransfer, received
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
 
 FOLDER, TAKEN, SHORT = "files", ".taken", 16
 PAYLOAD = re.compile(r"payload-[0-9a-f]+/")
-MOST_REMEMBERED = 256  # replies to orders whose files are
-Sent: TypeAlias = dict[OrderedProduct, dict[FileEntry, None]]  # the files of artifacts, in their order
-
-
-class FileHead(Spec):
-    """One file of an artifact that an order's site sends home."""
-
-    order: Digest
-    artifact: OrderedProduct
-    entry: FileEntry
-
-    @property
-    def text(self) -> bytes:
-        return self.model_dump_json().encode()
-
-
-class Files:
-    """The files that cross at the mailbox `url` of `site`."""
-
-    def __init__(self, url: str, site: str) -> None:
-        self._desk, self._site = OrderDesk(url), site
-        self._one = OneTransfer()
-        self._of = lru_cache(MOST_REMEMBERED)(self._read)
-
-    def outgoing(self, peer: str, orders: Container[str] | None = None) -> Iterator[FileHead]:
-        """What this site has for the orders of a peer, or for some of them."""
-        for about in self._desk.listed():
-            if about.home == peer and about.site == self._site and (orders is None or about.order in orders):
-                for artifact, entries in self._sent(about.order).items():
-                    folder = folder_of(self._desk, about.order, artifact)
-                    for entry in entries if folder.exists() else ():
-                        if (folder / entry.path).exists():
-                            yield FileHead(order=about.order, artifact=artifact, entry=entry)
-
-    def given(self, head: FileHead, peer: str) -> bool:
-        """Whether this site has a file for an order of a peer."""
-        order = self._desk.order(head.order)
-        is_of_peer = order is not None and (order.home, order.site) == (peer, self._site)
-        is_sent = is_of_peer and head.entry in self._sent(head.order).get(head.artifact, {})
-        return is_sent and self.path(head).exists()
-
-    def _sent(self, number: str) -> Sent:
-        """The files that home needs of an order, as far as its last reply has their records."""
-        reply = self._desk.about_reply(number)
-        return self._of(number, reply.digest) if reply is not None else {}
-
-    def _read(self, number: str, digest: str) -> Sent:
-        """`_sent`, by the digest of the reply."""
-        order, found = self._desk.order(number), Sent()
-        for artifact, record in sent(self._desk, order) if order is not None else ():
-            found.setdefault(artifact, {}).update(dict.fromkeys(record.files))
-        return found
-
-    def waiting(self, peer: str) -> list[str]:
-        """The orders to a peer of which files are still to come, by the records that have come."""
-        return [
-            about.order
-            for about in self._desk.listed()
-            if (about.home, about.site) == (self._site, peer)
-            and any(self._lacks(about.order, *each) for each in self._sent(about.order).items())
-        ]
-
-    def _lacks(self, number: str, artifact: OrderedProduct, entries: Iterable[FileEntry]) -> bool:
-        if is_taken(self._desk, number, artifact):
-            return False
-        folder = folder_of(self._desk, number, artifact)
-        return not all((folder / entry.path).exists() for entry in entries)
-
-    def path(self, head: FileHead) -> Path:
-        return folder_of(self._desk, head.order, head.artifact) / head.entry.path
-
-    def judge(self, head: FileHead, peer: str) -> Path:
-        """Where a file goes. Raises NotTaken for one that this site has not asked `peer` for."""
-        order = self._desk.order(head.order)
-        if order is None or (order.home, order.site) != (self._site, peer):
-            raise NotTaken(f"there is no order {head.order[:16]} to {peer} here")
-        if head.artifact not in wanted(order):
-            about = f"{head.artifact.kind} {head.artifact.fingerprint[:16]}"
-            raise NotTaken(f"the order {order.id[:16]} wants no files of {about}")
-        entries = self._sent(order.id).get(head.artifact)
-        if entries is None:
-            raise NotTaken("its record has not come", "early")
-        if head.entry not in entries:
-            raise NotTaken(f"{head.entry.path[:80]} is no file of its record")
-        return self.path(head)
-
-    def offset(self, head: FileHead, peer: str) -> int | None:
-        """How many bytes have come; None = all of it is here. Raises NotTaken, also while more are on their
-        way.
-        """
-        path = self.judge(head, peer)
-        self._one.check(path, path.name)
-        return self._offset(head, path)
-
-    def _offset(self, head: FileHead, path: Path) -> int | None:
-        if is_taken(self._desk, head.order, head.artifact):
-            return None
-        part = part_of(path)
-        return None if path.exists() else part.stat().st_size if part.exists() else 0
-
-    def take(
-        self,
-        head: FileHead,
-        peer: str,
-        offset: int,
-        blocks: Iterable[bytes],
-        is_trusted: Callable[[], bool],
-        note: Callable[[bool], None] = lambda has_come: None,
-    ) -> None:
-        """Take bytes from `offset` on; durable when it returns. `note` is called before the file exists.
-        Raises NotTaken.
-        """
-        path, entry = self.judge(head, peer), (head.entry.bytes, head.entry.sha256)
-        with self._one.of(path, path.name):
-            if self._offset(head, path) is None:
-                return
-            make_folder(path.parent)
-            try:
-                received(part_of(path), path, entry, offset, blocks, is_trusted, note)
-            except NotTaken as refused:  # other bytes come another time
-                raise type(refused)(str(refused), "early") from None
+MOST_NAME, MOST_PATH = 255, 1000  # bytes of a file's name and of its path: any file system takes them
 
 
 def wanted(order: SiteOrder) -> list[OrderedProduct]:
@@ -200,13 +79,16 @@ def take_in(
     """
     for artifact, record in sent(desk, order):
         folder = folder_of(desk, order.id, ordered)
-        if artifact != ordered or not all((folder / entry.path).exists() for entry in record.files):
+        if artifact != ordered:
+            continue
+        if strange := [entry.path for entry in record.files if not is_carried(entry.path)]:
+            what = f"{order.site} sends {record.name}, {strange[0][:80]!r} of it"
+            raise AtelierError(f"{what} outside its payload, or too long")
+        if not all((folder / entry.path).exists() for entry in record.files):
             continue
         same = (record.version, record.parents) == (product.version, product.parents)
         if not same or canonical(record.identity) != canonical(product.identity):
             raise AtelierError(f"{order.site} sends {record.kind} {record.name}, not what was asked for")
-        if strange := [entry.path for entry in record.files if not PAYLOAD.match(entry.path)]:
-            raise AtelierError(f"{order.site} sends {record.name}, {strange[0]!r} of it outside its payload")
         address = store.address(ordered.kind, ordered.fingerprint)
         for entry in record.files:
             verify(str(folder / entry.path), entry)
@@ -233,15 +115,16 @@ def is_taken(desk: OrderDesk, number: str, artifact: OrderedProduct) -> bool:
     return folder.with_name(folder.name + TAKEN).exists()
 
 
+def is_carried(path: str) -> bool:
+    """Whether a file of this path is taken from another site."""
+    sizes = [len(part.encode()) for part in path.split("/")]
+    return bool(PAYLOAD.match(path)) and max(sizes) <= MOST_NAME and len(path.encode()) <= MOST_PATH
+
+
 def folder_of(desk: OrderDesk, number: str, artifact: OrderedProduct) -> Path:
     return local_path(desk.folder(number)) / FOLDER / f"{artifact.kind}-{artifact.fingerprint[:SHORT]}"
 
 
 def part_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
-
-
-def told(head: FileHead) -> dict[str, Json]:
-    """What the audit log says of a file."""
-    about: dict[str, Json] = {"kind": "file", "order": head.order[:16], "of": head.artifact.kind}
-    return about | head.entry.model_dump()
+    """Where a file lies while it comes, also one whose name is as long as can be."""
+    return path.with_name(f"{hashlib.sha256(path.name.encode()).hexdigest()[:32]}.part")

@@ -3,53 +3,37 @@
 import resource
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
-from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.infra.sites import channels
 from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.exchange import CALLS, SiteExchange
 from atelier.infra.sites.keys import Keys
-from atelier.infra.sites.methods import (
-    AT_ONCE,
-    THREADS,
-    Method,
-    StreamedIn,
-    StreamedOut,
-    Unary,
-    ending,
-    too_many,
-)
-from atelier.infra.sites.transfer import CallError
+from atelier.infra.sites.refusals import ending
+from atelier.infra.sites.sealed import other_version
+from atelier.infra.sites.transfer import AT_ONCE, FORMER, SERVICE, THREADS, CallError
 
-Answer = TypeVar("Answer")
-Requests = Iterator[bytes]
 HANDSHAKE = ("grpc.server_handshake_timeout_ms", 20_000)  # then who connects and says nothing is hung up on
 
 
-class GrpcServer:
-    """Answers the calls of `methods` of a service for the site of `keys`."""
+class GrpcServer(grpc.GenericRpcHandler):
+    """Answers the calls of an exchange for the site of `keys`."""
 
     def __init__(
-        self,
-        keys: Keys,
-        audit: Audit,
-        service: str,
-        methods: Mapping[str, Method],
-        options: Sequence[tuple[str, int | str]],
+        self, keys: Keys, audit: Audit, exchange: SiteExchange, options: Sequence[tuple[str, int | str]]
     ) -> None:
-        self._keys, self._audit = keys, audit
+        self._keys, self._audit, self._exchange = keys, audit, exchange
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
         self._server = grpc.server(self._threads, options=[*options, *channels.ALIVE, HANDSHAKE])
         self._going_on, self._lock = Counter[str](), threading.Lock()  # calls by peer
-        handlers = {name: self._handler(method) for name, method in methods.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self._server.add_generic_rpc_handlers((self,))
 
     def serve(self, address: str) -> int:
         """Listen at `address` (host:port, port 0 = any); returns the port. Raises ConfigError when it is in
@@ -81,17 +65,14 @@ class GrpcServer:
             [(key, card.certificate.encode())], root_certificates=trusted.encode()
         )
 
-    def _handler(self, method: Method) -> grpc.RpcMethodHandler:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """All requests are streams to gRPC, which is the same on the wire: of another it would wait for the
         one message before its caller is judged and counted.
         """
-        match method:
-            case Unary(work):
-                return grpc.stream_unary_rpc_method_handler(partial(self._answer, _of_first(work)))
-            case StreamedIn(work):
-                return grpc.stream_unary_rpc_method_handler(partial(self._answer, work))
-            case StreamedOut(work):
-                return grpc.stream_stream_rpc_method_handler(partial(self._answers, _of_first(work)))
+        service, _, call = details.method.strip("/").partition("/")
+        if service not in (SERVICE, FORMER) or (service == SERVICE and call not in CALLS):
+            return None
+        return grpc.stream_stream_rpc_method_handler(partial(self._answers, call, service == FORMER))
 
     def _caller(self, context: grpc.ServicerContext) -> str:
         """The trusted site that calls. Raises CallError for any other."""
@@ -109,21 +90,6 @@ class GrpcServer:
         return peer
 
     @contextmanager
-    def _call(self, context: grpc.ServicerContext) -> Iterator[str]:
-        """A call, by the peer that is given; it ends with the code of what is raised."""
-        peer = context.peer()
-        try:
-            peer = self._caller(context)
-            with self._counted(peer):
-                yield peer
-        except CallError as error:
-            context.abort(error.code(), error.details())
-        except grpc.RpcError:  # whoever calls has gone
-            raise
-        except Exception as error:  # of what gRPC would tell a peer the whole text
-            context.abort(*ending(error, peer, self._audit))
-
-    @contextmanager
     def _counted(self, peer: str) -> Iterator[None]:
         """Around a call of a peer. Raises CallError for one too many."""
         with self._lock:
@@ -131,26 +97,31 @@ class GrpcServer:
             is_too_many = self._going_on[peer] > AT_ONCE
         try:
             if is_too_many:
-                raise CallError(grpc.StatusCode.ABORTED, too_many(peer))
+                text = f"{AT_ONCE} calls of {peer} are answered already"
+                raise CallError(grpc.StatusCode.ABORTED, text)
             yield
         finally:
             with self._lock:
                 self._going_on[peer] -= 1
 
-    def _answer(
-        self, work: Callable[[Requests, str], Json], requests: Requests, context: grpc.ServicerContext
-    ) -> bytes:
-        with self._call(context) as peer:
-            return canonical(work(requests, peer))
-
     def _answers(
-        self,
-        work: Callable[[Requests, str], Iterator[bytes]],
-        requests: Requests,
-        context: grpc.ServicerContext,
+        self, call: str, is_former: bool, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        with self._call(context) as peer:
-            yield from work(requests, peer)
+        """Answer a call; it ends with the code of what is raised."""
+        peer = context.peer()
+        try:
+            peer = self._caller(context)
+            if is_former:
+                raise CallError(grpc.StatusCode.UNIMPLEMENTED, other_version(peer))
+            with self._counted(peer):
+                yield from self._exchange.answer(call, requests, peer)
+        except grpc.RpcError as error:
+            if not isinstance(error, CallError):  # whoever calls has gone
+                raise
+            context.abort(error.code(), error.details())
+        except Exception as error:  # of what gRPC would tell a peer the whole text
+            found = ending(error, peer, self._audit)
+            context.abort(found.code(), found.details())
 
 
 def _allow_descriptors() -> None:
@@ -158,12 +129,3 @@ def _allow_descriptors() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # no limit at all is refused by some systems
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _of_first(work: Callable[[bytes, str], Answer]) -> Callable[[Requests, str], Answer]:
-    """What is done with the first message of a request alone."""
-
-    def of(requests: Requests, peer: str) -> Answer:
-        return work(next(requests, b""), peer)
-
-    return of

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +46,18 @@ class Damaged(NotTaken):
     """What has come is not what was announced: it has crossed for nothing."""
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """An item that comes from a peer: the blocks of its body, from `offset` on. `note` is called with whether
+    it is new, before its body exists under its name.
+    """
+
+    peer: str
+    note: Callable[[bool], None]
+    offset: int = 0
+    blocks: Iterable[bytes] = ()
+
+
 class OneTransfer:
     """One transfer to a place at a time: what was accepted is never replaced, nor written by two."""
 
@@ -78,7 +91,7 @@ class Incoming:
     """What comes into the mailbox `url` of `site`."""
 
     def __init__(self, url: str, site: str) -> None:
-        self._url, self._site = url, site
+        self.url, self.site = url, site
         self._one = OneTransfer()
         self.all = KnownTrainings(url, site)
 
@@ -90,7 +103,7 @@ class Incoming:
         """What this site says of the training that something `of` a site is of. Raises NotTaken where `peer`
         takes no part in it, or it is not of `peer`.
         """
-        about = Mailbox(self._url, trajectory).about(self._site)
+        about = Mailbox(self.url, trajectory).about(self.site)
         if about is None:
             raise NotTaken(f"{trajectory[:16]} is not trained here", "early", "training")
         if peer not in about.sites:
@@ -101,7 +114,7 @@ class Incoming:
 
     def judge(self, head: Message, peer: str) -> Mailbox:
         """The mailbox of a message. Raises NotTaken for one that this site does not take from `peer`."""
-        about, box = self.about(head.trajectory, head.site, peer), Mailbox(self._url, head.trajectory)
+        about, box = self.about(head.trajectory, head.site, peer), Mailbox(self.url, head.trajectory)
         if len(head.text) > MOST_HEAD:
             raise NotTaken(f"a head of {len(head.text)} bytes, at most {MOST_HEAD} are taken")
         most = min(MOST, about.most or MOST)
@@ -121,7 +134,7 @@ class Incoming:
     def _judge_answers(self, head: OfStep, box: Mailbox, about: AboutTraining) -> None:
         if head.site != about.teacher:
             raise NotTaken(f"the teacher of {head.trajectory[:16]} is at {about.teacher}, not {head.site}")
-        own = box.progress(self._site)
+        own = box.progress(self.site)
         if own is None or head.round > own.step + about.ahead:
             raise NotTaken(f"step {head.round} is too far ahead", "early")
         if head.round <= own.safe:
@@ -135,7 +148,7 @@ class Incoming:
         if about.rounds is not None:
             last = self._judge_round(head, box, about.rounds)
         else:
-            last = box.last_sent(self._site)
+            last = box.last_sent(self.site)
         if head.round > last + 1:
             raise NotTaken(f"round {head.round} is not the next one", "early", "round")
         if about.bytes and head.codec.text not in about.bytes:
@@ -158,18 +171,18 @@ class Incoming:
             raise NotTaken(f"another message of {head.site} to round {head.round} was decided on")
         if rounds.is_followed:
             return rounds.last
-        own = meeting.presence(self._site)  # it may have no part in the first round of a branch
+        own = meeting.presence(self.site)  # it may have no part in the first round of a branch
         begun = own.round - 1 if own is not None else 0
-        return max(begun, box.last_sent(self._site), last.line.round if last is not None else 0)
+        return max(begun, box.last_sent(self.site), last.line.round if last is not None else 0)
 
     def take_progress(self, progress: ReaderProgress, peer: str) -> None:
         """Keep how far `peer` has come in what it learns from a teacher here. Raises NotTaken for what is not
         its to say.
         """
         about = self.about(progress.trajectory, progress.site, peer)
-        if about.teacher != self._site:
+        if about.teacher != self.site:
             raise NotTaken(f"{progress.trajectory[:16]} has no teacher here")
-        box = Mailbox(self._url, progress.trajectory)
+        box = Mailbox(self.url, progress.trajectory)
         known, students = self.progress(box, peer), about.students.get(peer, {})
         is_new = known is None or (progress.covers(students) and not known.covers(students))
         if known is not None and not is_new and (progress.begun, progress.safe) < (known.begun, known.safe):
@@ -177,7 +190,7 @@ class Incoming:
                 raise NotTaken(f"step {known.safe} was safe, and now {progress.safe}", "over")
             progress = known.model_copy(update={"done": known.finished(progress.done)})
         box.tell(progress)
-        readers = {site: self.progress(box, site) for site in about.sites if site != self._site}
+        readers = {site: self.progress(box, site) for site in about.sites if site != self.site}
         safe = (
             reader.safe if reader and reader.covers(about.students.get(site, {})) else 0
             for site, reader in readers.items()
@@ -193,7 +206,7 @@ class Incoming:
 
     def forget(self, progress: ReaderProgress) -> None:
         """Remove the answers that this site will not ask for again; nobody else reads them here."""
-        Mailbox(self._url, progress.trajectory).forget(progress.safe)
+        Mailbox(self.url, progress.trajectory).forget(progress.safe)
 
     def offset(self, head: Message, peer: str) -> int | None:
         """How many bytes of a message have come; None = all of it is here. Raises NotTaken as `judge`."""
@@ -207,28 +220,24 @@ class Incoming:
     def take(
         self,
         head: Message,
-        peer: str,
-        offset: int,
-        blocks: Iterable[bytes],
+        arrival: Arrival,
         is_trusted: Callable[[], bool] = lambda: True,
-        note: Callable[[bool], None] = lambda has_come: None,
     ) -> None:
-        """Take a message's bytes from `offset` on; durable when it returns. Raises NotTaken as `judge`, and
-        for bytes that are not those that the head announces: they are dropped. `is_trusted`: still, when all
-        has come. `note` is called before the message exists.
+        """Take a message's bytes; durable when it returns. Raises NotTaken as `judge`, and for bytes that are
+        not those that the head announces: they are dropped. `is_trusted`: still, when all has come.
         """
-        box = self.judge(head, peer)
+        peer, box = arrival.peer, self.judge(head, arrival.peer)
         path = self._part(box, head)
         with self._one.of(path.parent, _what(peer)):
             if self.judge(head, peer).has(head.round, peer):
-                return
+                return arrival.note(False)
             make_folder(path.parent)
             for other in path.parent.glob(f"{TEMPORARY}*"):  # of a message that was announced otherwise
                 if other != path:
                     other.unlink()
             folder = box.folder(head.round, peer)
             entry = (head.body.bytes, head.body.sha256)
-            received(path, local_path(folder) / BODY, entry, offset, blocks, is_trusted, note)
+            received(path, local_path(folder) / BODY, entry, arrival, is_trusted)
             write_bytes(f"{folder}/{HEAD}", head.text)
 
     def _part(self, box: Mailbox, head: Message) -> Path:
@@ -243,22 +252,20 @@ def received(
     part: Path,
     target: Path,
     entry: tuple[int, str],
-    offset: int,
-    blocks: Iterable[bytes],
+    arrival: Arrival,
     is_trusted: Callable[[], bool],
-    note: Callable[[bool], None],
 ) -> None:
-    """Append the blocks of a file of these bytes and sha256, from `offset` on, to `part`, and move it to
-    `target` when it is whole; durable when it returns. Raises NotTaken for bytes that are not those: they are
-    dropped. `is_trusted`: who sends them still is, when all has come. `note` is called before it is moved,
-    with whether something of it has come now.
+    """Append the blocks of a file of these bytes and sha256 to `part`, and move it to `target` when it is
+    whole; durable when it returns. Raises NotTaken for bytes that are not those: they are dropped.
+    `is_trusted`: who sends them still is, when all has come. It is noted before it is moved, with whether
+    something of it has come now.
     """
     size, sha256 = entry
     has_come = not size
-    if offset != (part.stat().st_size if part.exists() else 0):
-        raise NotTaken(f"begins at byte {offset}, which is not where it ended", "early")
+    if arrival.offset != (part.stat().st_size if part.exists() else 0):
+        raise NotTaken(f"begins at byte {arrival.offset}, which is not where it ended", "early")
     with part.open("ab") as file:
-        for block in blocks:
+        for block in arrival.blocks:
             has_come = has_come or bool(block)
             file.write(block)
             if file.tell() > size:
@@ -273,6 +280,6 @@ def received(
         raise Damaged("its content does not match its digest")
     if not is_trusted():
         raise NotTaken("who sent it is not trusted any more")
-    note(has_come)
+    arrival.note(has_come)
     os.replace(part, target)
     sync_folder(target.parent)

@@ -12,13 +12,15 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from atelier.engine.config.error import AtelierError
+from atelier.engine.config.error import AtelierError, DamageError
+from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.transfer import EARLY, NEVER, NOT_NEXT, NOT_TRAINED, OVER, code_of, reason
+from atelier.infra.sites.transfer import EARLY, NEVER, NOT_NEXT, NOT_TRAINED, OVER, CallError, code_of, reason
 
 OF_ONE = (*NEVER, *EARLY, grpc.StatusCode.UNKNOWN)  # a peer that answers, to what is asked
 MOST_REMEMBERED = 100_000  # of what is not done again
 MOST_EARLY = 10_000  # trainings and notes, of all peers, that are not taken yet
+MOST_LINES = 300  # of a peer, until they are said
 MOST_LATER_S = 600.0  # between two tries of the same
 LASTS_S = 30.0  # from then on a refusal that may end by itself is said
 DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
@@ -38,12 +40,6 @@ class CompletedKeys(Generic[Key]):
     def __contains__(self, what: object) -> bool:
         return what in self._known
 
-    def __iter__(self) -> Iterator[Key]:
-        return iter([*self._known])
-
-    def __len__(self) -> int:
-        return len(self._known)
-
     def add(self, what: Key) -> None:
         with self._lock:
             self._known[what] = None
@@ -52,22 +48,25 @@ class CompletedKeys(Generic[Key]):
 
 
 class RetrySchedule(Generic[Key]):
-    """What is tried again with a peer after `first` seconds; what comes damaged each time after twice as many
-    as before, at most `MOST_LATER_S`. The last `MOST_REMEMBERED` of it.
+    """What is tried again with a peer after some seconds; what comes damaged each time after twice as many as
+    before, at most `MOST_LATER_S`. The last `MOST_REMEMBERED` of it.
     """
 
-    def __init__(self, first: float) -> None:
-        self._first = first
+    def __init__(self) -> None:
         self._known: dict[Key, tuple[float, float]] = {}  # when, and the seconds until then
         self._lock = threading.Lock()
 
     def is_due(self, what: Key) -> bool:
         return time.monotonic() >= self._known.get(what, (0.0, 0.0))[0]
 
-    def failed(self, what: Key, *, is_damaged: bool) -> None:
+    def has_failed(self, what: Key) -> bool:
+        """Whether it had to wait, since it succeeded last."""
+        return what in self._known
+
+    def failed(self, what: Key, first: float, *, is_damaged: bool) -> None:
         with self._lock:
             _, waited = self._known.pop(what, (0.0, 0.0))
-            seconds = min(2 * waited or self._first, MOST_LATER_S) if is_damaged else self._first
+            seconds = min(max(first, 2 * waited), MOST_LATER_S) if is_damaged else first
             self._known[what] = (time.monotonic() + seconds, seconds)
             if len(self._known) > MOST_REMEMBERED:
                 del self._known[next(iter(self._known))]
@@ -88,6 +87,45 @@ def refused_with(error: NotTaken) -> grpc.StatusCode:
         return NOT_TRAINED if error.lacks == "training" else NOT_NEXT
     codes = {"early": grpc.StatusCode.ABORTED, "over": OVER, "never": grpc.StatusCode.FAILED_PRECONDITION}
     return codes[error.when]
+
+
+def is_damage_here(error: AtelierError, peer: str) -> bool:
+    """Whether an error is of this site's own files, not of what `peer` sends."""
+    return isinstance(error, DamageError) and error.place != peer
+
+
+def refusal(error: AtelierError, peer: str, audit: Audit) -> CallError:
+    """How a call ends with an error; what will never be taken is in the audit log, and so is what is damaged
+    here, of which the peer learns that it may ask again.
+    """
+    if is_damage_here(error, peer):  # no fault of the request
+        audit.complain(str(error))
+        text = "something is damaged here; this site's agent says what"
+        return CallError(grpc.StatusCode.ABORTED, text)
+    if not isinstance(error, NotTaken) or error.when == "never":
+        audit.add("refused", who=peer, why=str(error))
+    if isinstance(error, NotTaken):
+        return CallError(refused_with(error), str(error))
+    return CallError(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+def ending(error: Exception, peer: str, audit: Audit) -> CallError:
+    """How a call ends with an error: as `refusal`, or for a fault of this site's own, of which its log alone
+    has the text, with the word that it is one.
+    """
+    if isinstance(error, CallError):
+        return error
+    try:
+        if isinstance(error, AtelierError):
+            return refusal(error, peer, audit)
+    except OSError as full:  # the log cannot be written
+        error = full
+    why = f"a call of {peer}: {type(error).__name__}: {error}"
+    try:
+        audit.complain(why)
+    except OSError:
+        audit.on_damage(why)
+    return CallError(grpc.StatusCode.UNKNOWN, f"{type(error).__name__} there; that site's agent says more")
 
 
 def status_of(error: Exception) -> grpc.StatusCode | None:
@@ -167,7 +205,9 @@ class Refusals:
 
     def _say(self, peer: str, line: str) -> None:
         with self._lock:
-            self._lines.setdefault(peer, []).append(line)
+            lines = self._lines.setdefault(peer, [])
+            if len(lines) < MOST_LINES:
+                lines.append(line)
 
 
 def _line(peer: str, what: str, error: Exception, *, is_here: bool = False) -> str:

@@ -22,8 +22,17 @@ from atelier.infra.sites.keys import Card, Keys
 from atelier.infra.sites.signature import is_signed, private_key, public_key, sign
 
 SUITE = Suite(KEM.P256, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
-LABEL = b"atelier object 1"
+VERSION = 2  # of the exchange between sites
+LABEL = f"atelier object {VERSION}".encode()
 SIZES = struct.Struct(">IH")  # bytes of the head and of the signature, which follow; the rest is the body
+
+
+def other_version(peer: str) -> str:
+    """Why a call to, or of, the agent of a peer is refused."""
+    return (
+        f"this agent speaks version {VERSION} of the exchange between sites and that of {peer} another one:"
+        " install the same Atelier at both"
+    )
 
 
 class NotOpened(AtelierError):
@@ -49,11 +58,9 @@ class Context(Spec):
 
 
 class ObjectHead(Spec):
-    """What an object says of its body: whose it is, and the messages in it, one after another."""
+    """What an object says of its body."""
 
     sender: Digest = Field(description="of the sender's certificate")
-    parts: tuple[int, ...] = Field(description="bytes of each message")
-    last: bool = Field(description="no block follows")
 
 
 HeadType = TypeVar("HeadType", bound=ObjectHead)
@@ -70,13 +77,6 @@ class Opened(Generic[HeadType]):
     @property
     def peer(self) -> str:
         return self.card.site
-
-    def messages(self) -> list[bytes]:
-        found, at = list[bytes](), 0
-        for size in self.head.parts:
-            found.append(self.body[at : at + size])
-            at += size
-        return found
 
 
 def seal(head: ObjectHead, body: bytes, context: Context, keys: Keys, recipient: Card) -> bytes:
@@ -112,8 +112,6 @@ def unseal(data: bytes, kind: type[HeadType], context: Context, keys: Keys) -> O
     if card is None:
         raise NotOpened("its certificate is not trusted")
     verify(card, signature, _signed(context, text, body))
-    if sum(head.parts) != len(body) or any(part < 0 for part in head.parts):
-        raise NotOpened(f"its messages are of {sum(head.parts)} bytes, and it has {len(body)}", card.site)
     return Opened(card, head, body)
 
 

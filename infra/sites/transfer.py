@@ -1,16 +1,16 @@
-"""What all transfers between agents have: frames, patience, how bytes are offered and pushed, and how their
-errors read.
-"""
+"""What both transports have: the link to a peer, frames, timeouts, status codes and how errors read."""
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
-from atelier.engine.config.document import parse_object
+from atelier.infra.sites.sealed import VERSION
 
+SERVICE, FORMER = f"atelier.Exchange{VERSION}", "atelier.Site"  # of this version, and of the one before
+AT_ONCE = 8  # calls of a peer that are answered at once: two or three are asked, and some may have been left
+THREADS = 64  # that answer, of all peers
 BLOCK = 1 << 20  # bytes of a frame
 SLOWEST = 10_000  # bytes a second
 TIMEOUT_S = 30.0  # of a call without a body
@@ -19,18 +19,25 @@ NOT_TRAINED = grpc.StatusCode.NOT_FOUND  # the same: there is no such training y
 NOT_NEXT = grpc.StatusCode.OUT_OF_RANGE  # the same: what comes before it is not there yet
 NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, OVER)  # the same, for good
 EARLY = (grpc.StatusCode.ABORTED, NOT_TRAINED, NOT_NEXT)  # the same, for now
+CODES = {code.name: code for code in grpc.StatusCode}
 
 
-class CallChannel(Protocol):
-    """What carries calls to a peer: gRPC's own channel, or objects in a bucket (bucket_channel.py)."""
+class PeerLink(Protocol):
+    """Carries calls to a peer: over gRPC, or through files of a bucket (bucket_link.py)."""
 
-    def unary_unary(self, method: str) -> Callable[..., Any]: ...
+    block: int  # bytes of a frame
 
-    def stream_unary(self, method: str) -> Callable[..., Any]: ...
+    def ask(self, call: str, request: bytes, blocks: Iterable[bytes], timeout: float) -> bytes:
+        """The answer to a request, which the blocks of a body follow. Raises RpcError."""
+        ...
 
-    def unary_stream(self, method: str) -> Callable[..., Any]: ...
+    def get(self, request: bytes, timeout: float) -> Generator[bytes, None, None]:
+        """The blocks of a body; to be closed. Raises RpcError."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Its calls end."""
+        ...
 
 
 class CallError(grpc.RpcError):
@@ -47,7 +54,7 @@ class CallError(grpc.RpcError):
         return self._details
 
 
-def code_of(error: grpc.RpcError) -> grpc.StatusCode | None:
+def code_of(error: Exception) -> grpc.StatusCode | None:
     return error.code() if isinstance(error, grpc.Call | CallError) else None
 
 
@@ -56,48 +63,15 @@ def patience(size: int) -> float:
     return TIMEOUT_S + size / SLOWEST
 
 
-def offered(channel: CallChannel, call: str, head: bytes, peer: str) -> int | None:
-    """Where a peer wants the bytes that `head` announces from; None = it has all of them. Raises RpcError
-    where it takes none.
-    """
-    answer = channel.unary_unary(call)(head, timeout=TIMEOUT_S)
-    offset = parse_object(answer, peer, "an answer").get("offset")
-    return offset if isinstance(offset, int) else None
-
-
-def push(channel: CallChannel, call: str, begin: bytes, blocks: Iterable[bytes], size: int) -> None:
-    """Send `begin`, which says what follows, and the blocks of a file of `size` bytes."""
-    channel.stream_unary(call)(chain((begin,), blocks), timeout=patience(size))
-
-
-def blocks_of(path: Path, offset: int) -> Iterator[bytes]:
+def blocks_of(path: Path, offset: int, block: int = BLOCK) -> Iterator[bytes]:
     """A file's bytes from `offset` on, in frames."""
     with path.open("rb") as file:
         file.seek(offset)
-        yield from iter(lambda: file.read(BLOCK), b"")
-
-
-def is_settled(
-    send: Callable[[], None],
-    on_refused: Callable[[grpc.RpcError], None],
-    on_early: Callable[[grpc.RpcError], None] = lambda error: None,
-) -> bool:
-    """Send something; True when the peer has it or will never take it, of which `on_refused` gets the error,
-    False when it does not take it yet, of which `on_early` does. Raises RpcError for anything else.
-    """
-    try:
-        send()
-    except grpc.RpcError as error:
-        code = code_of(error)
-        if code not in (*NEVER, *EARLY):
-            raise
-        (on_refused if code in NEVER else on_early)(error)
-        return code in NEVER
-    return True
+        yield from iter(lambda: file.read(block), b"")
 
 
 def reason(error: Exception) -> str:
     """One line of what went wrong."""
-    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call | CallError):
+    if isinstance(error, grpc.Call | CallError):
         return f"{error.code().name.lower()}: {' '.join(str(error.details()).split())[:300]}"
     return str(error)

@@ -23,6 +23,7 @@ from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Chain, read_lines
 from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
 from atelier.infra.sites.refusals import RetrySchedule
+from atelier.infra.sites.transfer import SERVICE
 from tests.checkout import TOP
 from tests.ports import free_port
 
@@ -192,11 +193,33 @@ def running(sites: Iterable[Site]) -> Iterator[Agents]:
         agents.end()
 
 
+def asked(kind: str = "message", head: object = None, offset: int = 0) -> bytes:
+    """A request of the exchange; by default for a list of messages."""
+    return json.dumps({"kind": kind, "head": head or {}, "offset": offset}).encode()
+
+
+def say(site: Site, keys: Keys, call: str, request: bytes, *blocks: bytes, service: str = SERVICE) -> str:
+    """What an agent says to a call with these keys; '' when it takes it."""
+    try:
+        with connected(site, keys) as channel:
+            for _ in channel.stream_stream(f"/{service}/{call}")(iter((request, *blocks)), timeout=20):
+                pass
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.Call)
+        return f"{error.code().name}: {error.details()}"
+    return ""
+
+
+def answered(agent: Agent, call: str, request: bytes, peer: str, *blocks: bytes) -> bytes:
+    """What an agent answers to a call of a peer, without a transport."""
+    return b"".join(agent._exchange.answer(call, iter((request, *blocks)), peer))
+
+
 @contextmanager
-def connected(site: Site, to: Site) -> Iterator[grpc.Channel]:
-    """A connection of a site that says what it likes."""
-    own, name = site.keys.card.certificate.encode(), ("grpc.ssl_target_name_override", TLS_NAME)
-    credentials = grpc.ssl_channel_credentials(to.keys.card.certificate.encode(), site.keys.key, own)
+def connected(to: Site, keys: Keys) -> Iterator[grpc.Channel]:
+    """A connection with these keys, that says what it likes."""
+    own, name = keys.card.certificate.encode(), ("grpc.ssl_target_name_override", TLS_NAME)
+    credentials = grpc.ssl_channel_credentials(to.keys.card.certificate.encode(), keys.key, own)
     with grpc.secure_channel(f"127.0.0.1:{to.port}", credentials, [name]) as channel:
         yield channel
 

@@ -11,7 +11,7 @@ from atelier.infra.sites.bucket import IN, Bucket
 from atelier.infra.sites.bucket_calls import RequestHead
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.sealed import Context, seal
-from tests.infra.sites.agents import Site, friends
+from tests.infra.sites.agents import Site, asked, friends
 from tests.infra.sites.test_agent import DATA, head
 
 NUMBERS = iter(range(1, 10**6))
@@ -28,23 +28,22 @@ class Forger:
     method: str = "Put"
     claims: str = ""  # the certificate that it says is its own; '' = its own
     signs: Keys | None = None
-    since: int = 1
+    lane: int = 0
     number: int = 0
     call: str = ""
     objects: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.call = self.call or os.urandom(16).hex()
-        self.number = self.number or self.since + next(NUMBERS)
+        self.number = self.number or next(NUMBERS)
         digest = ""
         for block, part in enumerate(self.parts):
             own: dict[str, Any] = {
                 "sender": self.claims or self.keys.card.digest,
-                "parts": [len(part)],
                 "last": block == len(self.parts) - 1,
             }
             if block == 0:
-                own |= {"method": self.method, "door": self.door, "since": self.since, "number": self.number}
+                own |= {"method": self.method, "door": self.door, "lane": self.lane, "number": self.number}
             about = {"kind": "request", "recipient": self.to.keys.card.digest, "call": self.call}
             context = Context.model_validate(about | {"block": block, "request": digest})
             made = seal(
@@ -80,7 +79,7 @@ class Bench:
 
     def parts(self, data: bytes = DATA) -> list[bytes]:
         """A message of b, in four objects."""
-        begin = json.dumps(head("b", data) | {"offset": 0}).encode()
+        begin = asked(head=head("b", data))
         third = len(data) // 3
         return [begin, data[:third], data[third : 2 * third], data[2 * third :]]
 

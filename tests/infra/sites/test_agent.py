@@ -15,28 +15,32 @@ from pathlib import Path
 import grpc
 import pytest
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.extensions.sites.config.codec import Codec
 from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.engine.extensions.sites.messages import BODY, Contribution
 from atelier.engine.extensions.sites.rates import rate_to
-from atelier.infra.sites import message_calls
-from atelier.infra.sites.agent import SERVICE, Agent
+from atelier.infra.sites import grpc_server, messages
+from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import FIRST, Audit
-from atelier.infra.sites.keys import AUDIT, TLS_NAME, Keys
+from atelier.infra.sites.keys import AUDIT
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies, SitePolicy
-from atelier.infra.sites.transfer import CallError
+from atelier.infra.sites.transfer import FORMER, SERVICE, CallError, PeerLink
 from tests.infra.sites.agents import (
     PATIENCE_S,
     TRAJECTORY,
     Carrier,
     Site,
+    asked,
     asking,
     check,
+    connected,
     friends,
     running,
+    say,
     until,
 )
 
@@ -149,25 +153,14 @@ def head(name: str, data: bytes, **more: object) -> dict[str, object]:
     return json.loads(found.text) | more
 
 
-def call(site: Site, keys: Keys, method: str, *requests: bytes) -> str:
-    """What an agent says to a call with these keys; '' when it takes it."""
-    card = site.keys.card
-    trusted, own = card.certificate.encode(), keys.card.certificate.encode()
-    credentials = grpc.ssl_channel_credentials(trusted, keys.key, own)
-    options = [("grpc.ssl_target_name_override", TLS_NAME)]
-    with grpc.secure_channel(f"127.0.0.1:{site.port}", credentials, options) as channel:
-        try:
-            if method == "Put":
-                channel.stream_unary(f"/{SERVICE}/Put")(iter(requests), timeout=20)
-            else:
-                channel.unary_unary(f"/{SERVICE}/{method}")(requests[0], timeout=20)
-        except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            return f"{error.code().name}: {error.details()}"
-    return ""
-
-
 DATA = b"weights" * 1000
+
+
+def offset_of(link: PeerLink, of: str = "b") -> Json:
+    """Where a site wants a message of another from."""
+    return json.loads(link.ask("Offer", asked(head=head(of, DATA)), (), 20))["offset"]
+
+
 ATTACKS: dict[str, tuple[dict[str, object], bytes, str]] = {
     "another site": (head("c", DATA), DATA, "the message is of c, and b sends it"),
     "itself": (head("a", DATA), DATA, "the message is of a, and b sends it"),
@@ -198,19 +191,16 @@ def test_what_a_peer_may_not_send_is_refused_by_name_and_leaves_nothing(tmp_path
     if attack in ("another size", "no fragment"):
         a.box.open("a", ["a", "b"], {"none": [7000]})
     document, data, problem = ATTACKS[attack]
-    begin = json.dumps(document | {"offset": 0}).encode()
     with a.served():
-        said = call(a, b.keys, "Put", begin, data)
+        said = say(a, b.keys, "Put", asked(head=document), data)
         assert problem in said and "\n" not in said, said
         assert a.box.read(1, "b") is None
-        good = json.dumps(
-            head("b", DATA) | {"offset": len(DATA) - 1 if attack == "too little" else 0}
-        ).encode()
-        assert call(a, b.keys, "Put", good, DATA[-1:] if attack == "too little" else DATA) == ""
+        good = asked(head=head("b", DATA), offset=len(DATA) - 1 if attack == "too little" else 0)
+        assert say(a, b.keys, "Put", good, DATA[-1:] if attack == "too little" else DATA) == ""
         assert body(a, 1, "b") == DATA
-        other = json.dumps(head("b", DATA + b"2") | {"offset": 0}).encode()
-        assert "another message of b to round 1 is here" in call(a, b.keys, "Put", other, DATA + b"2")
-        assert call(a, b.keys, "Put", good, DATA) == ""  # the same once more
+        other = asked(head=head("b", DATA + b"2"))
+        assert "another message of b to round 1 is here" in say(a, b.keys, "Put", other, DATA + b"2")
+        assert say(a, b.keys, "Put", good, DATA) == ""  # the same once more
     assert {path.name for path in Path(a.box.folder(1, "b")).iterdir()} == {"message.json", BODY}
 
 
@@ -251,7 +241,7 @@ def test_what_a_peer_has_lost_is_sent_again(tmp_path: Path, monkeypatch: pytest.
         b.box.open("b", ["a", "b"])
         sending.exchange("b")
         assert b.box.read(1, "a") is None
-        monkeypatch.setattr(message_calls, "OFFER_AGAIN_S", 0.0)
+        monkeypatch.setattr(messages, "OFFER_AGAIN_S", 0.0)
         sending.exchange("b")
         assert b.box.read(1, "a") is not None
 
@@ -273,10 +263,10 @@ def test_what_is_damaged_here_ends_no_connection(tmp_path: Path, monkeypatch: py
         asking.exchange("b")
     assert asking._channels.of(b.keys.card) is channel
 
-    def hangs(*_: object) -> None:
+    def hangs(*_: object, **more: object) -> None:
         raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
 
-    monkeypatch.setattr(asking._messages, "send", hangs)
+    monkeypatch.setattr(asking._exchange, "send", hangs)
     with pytest.raises(CallError, match="late"):
         asking.exchange("b")
     assert asking._channels.of(b.keys.card) is not channel
@@ -321,16 +311,11 @@ def test_a_peer_whose_port_hangs_up_is_not_called_at_every_look(tmp_path: Path) 
 def test_what_a_stream_is_refused_is_in_the_audit_log(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     a.send(1, DATA)
-    asked = {"trajectory": TRAJECTORY, "round": 1, "offset": 0}
-    card = a.keys.card.certificate.encode()
-    credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
-    options = [("grpc.ssl_target_name_override", TLS_NAME)]
-    with a.served(), grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
-        ask = channel.unary_stream(f"/{SERVICE}/Get")
-        assert b"".join(ask(json.dumps(asked).encode(), timeout=20)) == DATA
+    about = json.loads((Path(a.box.folder(1, "a")) / "message.json").read_bytes())
+    with a.served():
+        assert say(a, b.keys, "Get", asked(head=about)) == ""
         for changed in ({"trajectory": "cd" * 32}, {"trajectory": "../" * 21 + "x"}):
-            with pytest.raises(grpc.RpcError):
-                next(ask(json.dumps(asked | changed).encode(), timeout=20))
+            assert say(a, b.keys, "Get", asked(head=about | changed))
     lines = a.audited()
     assert [line["what"] for line in lines] == ["fetched", "refused", "refused"]
     assert lines[1]["why"] == "no such message" and lines[1]["who"] == "b"
@@ -341,30 +326,44 @@ def test_what_was_accepted_is_never_replaced_by_what_began_before(tmp_path: Path
     late = threading.Event()
 
     def slow() -> Iterator[bytes]:
-        yield json.dumps(head("b", DATA) | {"offset": 0}).encode()
+        yield asked(head=head("b", DATA))
         yield DATA[:-1]
         late.wait(PATIENCE_S)
         yield DATA[-1:]
 
-    card, other = a.keys.card.certificate.encode(), DATA[::-1]
-    credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
-    options = [("grpc.ssl_target_name_override", TLS_NAME)]
-    with a.served(), grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
+    other = DATA[::-1]
+    with a.served(), connected(a, b.keys) as channel:
         begun = channel.stream_unary(f"/{SERVICE}/Put").future(slow())
         folder = Path(a.box.folder(1, "b"))
         until(folder.exists, "the first message does not begin")
-        again = json.dumps(head("b", other) | {"offset": 0}).encode()
-        assert "on its way" in call(a, b.keys, "Put", again, other)
+        again = asked(head=head("b", other))
+        assert "on its way" in say(a, b.keys, "Put", again, other)
         late.set()
         begun.result(PATIENCE_S)
-        assert "another message of b to round 1 is here" in call(a, b.keys, "Put", again, other)
+        assert "another message of b to round 1 is here" in say(a, b.keys, "Put", again, other)
         assert body(a, 1, "b") == DATA
+
+
+def test_an_agent_of_another_version_is_refused_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever calls; its site may have revoked nobody, and nothing of it is taken."""
+    a, b = two(tmp_path)
+    problem = "version 2 of the exchange between sites and that of {} another one: install the same Atelier"
+    with a.served():
+        said = say(a, b.keys, "Heads", b"{}", service=FORMER)
+        assert said.startswith("UNIMPLEMENTED") and problem.format("b") in said
+        b.send(1, DATA)
+        monkeypatch.setattr(grpc_server, "SERVICE", FORMER)  # a's agent is an older one
+        with pytest.raises(CallError, match=problem.format("a")):
+            Agent(b.keys, b.mail).exchange("a")
+        assert a.box.read(1, "b") is None
 
 
 def test_half_a_line_of_the_audit_log_is_cut_off(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     with a.served() as agent:
-        call(a, Site(tmp_path / "x", "c").keys, "Heads", b"{}")
+        say(a, Site(tmp_path / "x", "c").keys, "List", asked())
         agent._audit.add("sent", who="b")
     path = a.keys.folder / AUDIT
     whole = path.read_text()
@@ -376,8 +375,8 @@ def test_half_a_line_of_the_audit_log_is_cut_off(tmp_path: Path) -> None:
 def test_a_changed_audit_log_is_noticed(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     with a.served():
-        call(a, b.keys, "Put", json.dumps(head("b", DATA) | {"offset": 0}).encode(), DATA)
-        call(a, b.keys, "Put", json.dumps(head("c", DATA) | {"offset": 0}).encode(), DATA)
+        for name in "bc":
+            say(a, b.keys, "Put", asked(head=head(name, DATA)), DATA)
     path = a.keys.folder / AUDIT
     whole = path.read_text()
     assert check(path)

@@ -12,7 +12,7 @@ from atelier.engine.config.record import FileEntry
 from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.engine.extensions.sites.messages import BODY, Contribution, OfStep, ReaderProgress
 from atelier.engine.extensions.sites.rates import rate_to, tell_rate
-from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.incoming import Arrival, Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
 from tests.engine.extensions.sites.apart import ANSWERS, STEPS, Apart, taught
 from tests.engine.extensions.sites.at_sites import killed_until_they_end
@@ -67,6 +67,10 @@ def test_with_agents_between_them_a_student_learns_as_with_one_mailbox(
         assert check(log) and {line["kind"] for line in lines if "kind" in line} == {"answers", "progress"}
 
 
+def arrival(peer: str, data: bytes) -> Arrival:
+    return Arrival(peer, lambda is_new: None, blocks=[data])
+
+
 def answers(**more: Any) -> OfStep:
     entry = FileEntry(path=BODY, bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
     given = {"kind": "answers", "trajectory": ANSWERS, "site": "a", "round": 1, "body": entry} | more
@@ -111,9 +115,9 @@ def test_answers_that_are_not_its_teachers_next_ones_are_not_taken(
 ) -> None:
     incoming = opened(tmp_path, step=6, safe=4)
     with pytest.raises(NotTaken, match=problem) as refused:
-        incoming.take(answers(**({"round": 7} | more)), peer, 0, [DATA])
+        incoming.take(answers(**({"round": 7} | more)), arrival(peer, DATA))
     assert refused.value.when == when and Mailbox(str(tmp_path), ANSWERS).rounds() == []
-    incoming.take(answers(round=9), "a", 0, [DATA])
+    incoming.take(answers(round=9), arrival("a", DATA))
     assert Mailbox(str(tmp_path), ANSWERS).rounds() == [9]
 
 
@@ -150,7 +154,7 @@ def test_a_contribution_to_a_training_of_answers_is_not_taken(tmp_path: Path) ->
     entry = FileEntry(path=BODY, bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
     head = Contribution(trajectory=ANSWERS, site="a", round=1, body=entry, before={}, safe=0)
     with pytest.raises(NotTaken, match="has no messages of kind contribution") as refused:
-        opened(tmp_path).take(head, "a", 0, [DATA])
+        opened(tmp_path).take(head, arrival("a", DATA))
     assert refused.value.when == "never" and Mailbox(str(tmp_path), ANSWERS).rounds() == []
 
 
@@ -278,7 +282,7 @@ def test_what_is_said_of_other_trainings_holds_up_none(tmp_path: Path) -> None:
         (tmp_path / folder / "b-training.json").write_text(text)
     tell_rate(str(tmp_path), "x-training", 1 << 20, 1.0)
     assert {about.trajectory for about in incoming.trainings("a")} == {ANSWERS, CONTRIBUTED}
-    incoming.take(answers(), "a", 0, [DATA])
+    incoming.take(answers(), arrival("a", DATA))
 
 
 def test_a_message_that_is_announced_otherwise_takes_no_more_room(tmp_path: Path) -> None:
@@ -286,7 +290,7 @@ def test_a_message_that_is_announced_otherwise_takes_no_more_room(tmp_path: Path
     for number in range(5):
         entry = FileEntry(path=BODY, bytes=900, sha256=hashlib.sha256(bytes([number])).hexdigest())
         with pytest.raises(NotTaken, match="ended after"):
-            incoming.take(answers(body=entry), "a", 0, [b"x" * 100])
+            incoming.take(answers(body=entry), arrival("a", b"x" * 100))
     assert len([*Path(Mailbox(str(tmp_path), ANSWERS).folder(1, "a")).iterdir()]) == 1
 
 

@@ -2,9 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import cast
 
 import grpc
 import pytest
@@ -14,15 +13,15 @@ from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.engine.extensions.sites.messages import ReaderProgress
 from atelier.infra.sites import audit as audits
 from atelier.infra.sites.agent import Agent
-from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.audit import MOST_REFUSED, MOST_WHY, Audit
 from atelier.infra.sites.desk import OrderDesk
 from atelier.infra.sites.hourly import Hourly
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
-from atelier.infra.sites.last_hour import LastHour
+from atelier.infra.sites.last_hour import HOUR_S, LastHour
 from atelier.infra.sites.policy import Policies, SitePolicy
-from atelier.infra.sites.transfer import CallChannel, CallError
-from tests.infra.sites.agents import TRAJECTORY, check
+from atelier.infra.sites.transfer import BLOCK, CallError
+from tests.infra.sites.agents import answered, asked, check
 from tests.infra.sites.test_agent import DATA, head, two
 from tests.infra.sites.test_notes import order
 
@@ -56,14 +55,15 @@ def test_nor_with_what_it_asks_or_says_again_and_again(
     answers.open_answers("a", "ab", "a", most=10, ahead=3)
     agent = Agent(a.keys, a.mail)
 
+    about = json.loads((Path(a.box.folder(1, "a")) / "message.json").read_bytes())
+
     def get(offset: int) -> None:
-        about = {"trajectory": TRAJECTORY, "round": 1, "offset": offset}
-        assert len(b"".join(agent._messages.get(json.dumps(about).encode(), "b"))) == len(DATA) - offset
+        assert len(answered(agent, "Get", asked(head=about, offset=offset), "b")) == len(DATA) - offset
 
     get(0)
     for _ in range(20):
         get(len(DATA))
-        assert agent._ask(b'{"known":[],"asks":[]}', "b")
+        assert order().id.encode() in answered(agent, "List", asked("note"), "b")
     assert [line["kind"] for line in a.audited()] == ["contribution", "order"]
     with pytest.raises(NotTaken, match="in this minute") as refused:
         for _ in range(20):
@@ -72,7 +72,8 @@ def test_nor_with_what_it_asks_or_says_again_and_again(
     with pytest.raises(NotTaken, match="in this minute"):
         for begun in range(1, 20):
             said = ReaderProgress(trajectory="cd" * 32, site="b", begun=begun, step=0, safe=0)
-            agent._progress.hear(said.model_dump_json(by_alias=True).encode(), "b")
+            document = said.model_dump(mode="json", by_alias=True)
+            answered(agent, "Put", asked("progress", document), "b")
     assert len(a.audited()) == 6 + 5
 
 
@@ -113,38 +114,41 @@ def test_nothing_is_less_than_nothing(tmp_path: Path) -> None:
 
 
 class Cut:
-    """A channel that is cut after so many bytes of a push."""
+    """A link that is cut after so many bytes of a push."""
+
+    block = BLOCK
 
     def __init__(self, after: int) -> None:
         self.after, self.given, self.offset = after, 0, 0
 
-    def unary_unary(self, method: str) -> Callable[..., bytes]:
-        return lambda request, timeout: json.dumps({"offset": self.offset}).encode()
+    def ask(self, call: str, request: bytes, blocks: Iterable[bytes], timeout: float) -> bytes:
+        if call == "Offer":
+            return json.dumps({"offset": self.offset}).encode()
+        for part in blocks:
+            self.given += len(part)
+            if self.given >= self.after:
+                raise CallError(grpc.StatusCode.UNAVAILABLE, "cut")
+        return b'{"took": true}'
 
-    def stream_unary(self, method: str) -> Callable[..., None]:
-        def push(parts: Iterator[bytes], timeout: float) -> None:
-            next(parts)
-            for part in parts:
-                self.given += len(part)
-                if self.given >= self.after:
-                    raise CallError(grpc.StatusCode.UNAVAILABLE, "cut")
+    def get(self, request: bytes, timeout: float) -> Iterator[bytes]:
+        raise NotImplementedError
 
-        return push
+    def close(self) -> None: ...
 
 
 def test_an_hour_counts_what_was_pushed_before_a_link_was_cut_and_once(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     Policies(a.keys.folder).set(SitePolicy(site="b", hourly=0.004))
     a.send(1, bytes(2_500_000))
-    agent, channel = Agent(a.keys, a.mail), Cut(after=1 << 20)
+    agent, link = Agent(a.keys, a.mail), Cut(after=1 << 20)
     for _ in range(20):
         with pytest.raises((grpc.RpcError, NotTaken)):
-            agent._messages.send(cast(CallChannel, channel), "b")
-    assert channel.given == 2 << 20, "more than the first two times"
+            agent._exchange.send(link, "b", agent._exchange.kinds["message"])
+    assert link.given == 2 << 20, "more than the first two times"
     agent._hourly._broken = LastHour()
     agent._hourly._broken.add("b", 1 << 20)
-    channel.offset, channel.after = 1 << 20, 10**9
-    agent._messages.send(cast(CallChannel, channel), "b")
+    link.offset, link.after = 1 << 20, 10**9
+    agent._exchange.send(link, "b", agent._exchange.kinds["message"])
     with pytest.raises(NotTaken, match=r"2\.5 MB of 4 MB have crossed"):
         agent._hourly.check("b", 1_500_001)
     agent._hourly.check("b", 1_500_000)
@@ -153,11 +157,11 @@ def test_an_hour_counts_what_was_pushed_before_a_link_was_cut_and_once(tmp_path:
 def test_an_hour_counts_what_has_come_and_was_dropped(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     Policies(a.keys.folder).set(SitePolicy(site="b", hourly=10e-6))
-    agent, begin = Agent(a.keys, a.mail), json.dumps(head("b", DATA) | {"offset": 0}).encode()
+    agent, begin = Agent(a.keys, a.mail), asked(head=head("b", DATA))
     with pytest.raises(NotTaken, match="does not match its digest"):
-        agent._messages.put(iter([begin, bytes(len(DATA))]), "b")
+        answered(agent, "Put", begin, "b", bytes(len(DATA)))
     with pytest.raises(NotTaken, match="have to wait"):
-        agent._messages.put(iter([begin, DATA]), "b")
+        answered(agent, "Put", begin, "b", DATA)
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"{", b'{"previous": 1}'])
@@ -176,3 +180,22 @@ def test_files_of_the_same_bytes_have_a_line_each(tmp_path: Path) -> None:
         for path in ("x", "y"):
             log.add_once("sent", "b", kind="file", order="ab", path=path, sha256="0" * 64, bytes=number)
     assert [json.loads(line)["path"] for line in log.path.read_text().splitlines()] == ["x", "y"]
+
+
+def test_what_is_damaged_here_has_few_lines_and_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its reason has a name that a peer gives it."""
+    now = [6000.0]
+    monkeypatch.setattr(audits.time, "monotonic", lambda: now[0])
+    audit, heard = Audit(tmp_path / "audit.jsonl"), list[str]()
+    audit.on_damage = heard.append
+    for number in range(2 * MOST_REFUSED):
+        audit.complain(f"{number} " + "x" * 10_000)
+    assert len(heard) == MOST_REFUSED and max(map(len, heard)) == MOST_WHY
+    now[0] += 60
+    audit.complain(heard[0])  # the same, in the same hour
+    assert len(heard) == MOST_REFUSED
+    now[0] += HOUR_S
+    audit.complain(heard[0])
+    assert len(heard) == MOST_REFUSED + 1 and [*audit._complained] == [heard[0]]

@@ -26,8 +26,19 @@ from atelier.infra.sites.countersign import sign as signed_by
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import Card
 from atelier.infra.sites.transfer import BLOCK, TIMEOUT_S
+from tests.infra.sites.agents import answered, asked
 from tests.infra.sites.test_agent import Site, two
-from tests.infra.sites.test_countersign import chained, checked, crossed, lines_of, log_of, sign, site_audit
+from tests.infra.sites.test_countersign import (
+    answer,
+    chained,
+    checked,
+    crossed,
+    lines_of,
+    log_of,
+    put_by,
+    sign,
+    site_audit,
+)
 
 
 def signatures(site: Site) -> list[dict[str, Any]]:
@@ -81,17 +92,17 @@ def test_site_audit_finds_that_the_other_log_was_changed(tmp_path: Path) -> None
 def test_a_statement_that_was_overtaken_is_early_and_an_old_one_is_refused(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     with a.served() as mine, b.served() as theirs:
-        first = mine._signing._own("b").model_dump_json().encode()
+        first = mine._signing._own("b")
         mine._audit.add("sent", who="b", kind="contribution", bytes=1)
-        second = mine._signing._own("b").model_dump_json().encode()
+        second = mine._signing._own("b")
         clock = 100.0
-        theirs._signing.answer(second, "a", lambda: clock)
+        answer(theirs, second, "a", lambda: clock)
         for later, when in ((0.5, "early"), (1.5, "never")):
             with pytest.raises(NotTaken, match="has 0 lines, and it has signed 1") as error:
-                theirs._signing.answer(first, "a", lambda at=clock + later * TIMEOUT_S: at)
+                answer(theirs, first, "a", lambda at=clock + later * TIMEOUT_S: at)
             assert error.value.when == when
     with b.served() as theirs, pytest.raises(NotTaken) as error:
-        theirs._signing.answer(first, "a")
+        answer(theirs, first, "a")
     assert error.value.when == "never"  # no call is under way when an agent begins
     assert "refused" not in log_of(b).read_text()
 
@@ -101,9 +112,9 @@ def test_a_call_that_was_overtaken_leaves_no_refusal(tmp_path: Path, monkeypatch
     a, b = two(tmp_path)
     real, asked = Countersigning.answer, list[str]()
 
-    def late(self: Countersigning, request: bytes, peer: str) -> dict[str, Json]:
+    def late(self: Countersigning, said: Signed, peer: str) -> dict[str, Json]:
         """b's answer leaves it when b has asked a, which answers at once."""
-        found = real(self, request, peer)
+        found = real(self, said, peer)
         if peer == "a":
             sign(theirs, "a")
             asked.append(peer)
@@ -112,9 +123,9 @@ def test_a_call_that_was_overtaken_leaves_no_refusal(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Countersigning, "answer", late)
     with a.served() as mine, b.served() as theirs:
         mine._audit.add("sent", who="b", kind="contribution", bytes=1)
-        channel = mine._channels.of(a.keys.peers["b"])
+        put = put_by(mine, "b")
         for at in (100.0, 100.0 + 1.1 * REST_S):
-            mine._signing.ask_if_due(channel, "b", lambda at=at: at)
+            mine._signing.ask_if_due(put, "b", lambda at=at: at)
         assert asked == ["a"] and "refused" not in log_of(a).read_text()
     for site, other in ((a, b), (b, a)):
         checked(site)
@@ -171,9 +182,9 @@ def test_two_logs_of_as_many_lines_are_refused(tmp_path: Path) -> None:
     with a.served() as mine, b.served() as theirs:
         own = mine._signing._own("b")
         fork = signed_by(own.statement.model_copy(update={"digest": "1" * 64}), a.keys.key)
-        theirs._signing.answer(own.model_dump_json().encode(), "a")
+        answer(theirs, own, "a")
         with pytest.raises(NotTaken, match="a has signed another audit log of 0 lines"):
-            theirs._signing.answer(fork.model_dump_json().encode(), "a")
+            answer(theirs, fork, "a")
         checked(b)
         theirs._signing._keep("a", theirs._signing._own("a", fork.statement.own_digest), fork)
     with pytest.raises(DamageError, match=r":2: a has signed two logs of 0 lines"):
@@ -189,12 +200,12 @@ def test_a_statement_that_comes_again_gets_the_same_answer_and_no_line(tmp_path:
     for _ in range(2):
         with b.served() as theirs:
             for _ in range(3):  # each with a signature of its own
-                request = signed_by(own, a.keys.key).model_dump_json().encode()
-                answers.append(theirs._signing.answer(request, "a"))
+                request = signed_by(own, a.keys.key)
+                answers.append(answer(theirs, request, "a"))
     assert all(each == answers[0] for each in answers) and len(signatures(b)) == 1
     b.keys.rotate()
     with b.served() as theirs:
-        last = Signed.model_validate(theirs._signing.answer(request, "a"))
+        last = Signed.model_validate(answer(theirs, request, "a"))
     assert last.statement.certificate == b.keys.card.digest and len(signatures(b)) == 2
     checked(b)
 
@@ -207,7 +218,7 @@ def test_a_trusted_peer_fills_no_disk_with_what_is_signed(tmp_path: Path) -> Non
 
         def claim(lines: int, **more: Any) -> None:
             said = signed_by(own.model_copy(update={"lines": lines, **more}), a.keys.key)
-            theirs._signing.answer(said.model_dump_json().encode(), "a", lambda: now[0])
+            answer(theirs, said, "a", lambda: now[0])
 
         for lines in range(MOST_ANSWERED):
             claim(lines)
@@ -244,8 +255,8 @@ def test_messages_that_cross_while_a_signature_is_made_are_not_signed_yet(tmp_pa
         mine._audit.add("sent", who="b", kind="contribution", bytes=1)
         own = mine._signing._own("b")
         mine._audit.add("sent", who="b", kind="contribution", bytes=1)
-        answer = theirs._signing.answer(own.model_dump_json().encode(), "a")
-        mine._signing._keep("b", own, Signed.model_validate(answer))
+        found = answer(theirs, own, "a")
+        mine._signing._keep("b", own, Signed.model_validate(found))
         assert mine._audit.position("b").unsigned == 1
     assert verify(log_of(a), "a", a.keys.certificates).unsigned("b") == 1
     assert Audit(log_of(a)).position("b").unsigned == 1
@@ -256,17 +267,15 @@ def test_what_was_given_of_a_message_that_broke_off_has_a_line(tmp_path: Path) -
     data = os.urandom(2 * BLOCK + 1)
     a.box.send(1, "a", [data], {}, 0, codec=Codec())
     with a.served() as mine:
-        asked = {"trajectory": a.box.trajectory, "round": 1, "offset": 0}
-        request = json.dumps(asked).encode()
+        about = json.loads((Path(a.box.folder(1, "a")) / "message.json").read_bytes())
         for blocks in (1, 2, 3):
-            answer = mine._messages.get(request, "b")
+            given = mine._exchange.answer("Get", iter((asked(head=about),)), "b")
             for _ in range(blocks):
-                next(answer)
-            answer.close()
+                next(given)
+            del given
         with pytest.raises(DamageError, match="offset"):
-            next(mine._messages.get(json.dumps(asked | {"offset": -1}).encode(), "b"))
-        rest = json.dumps(asked | {"offset": BLOCK}).encode()
-        assert b"".join(mine._messages.get(rest, "b")) == data[BLOCK:]
+            answered(mine, "Get", asked(head=about, offset=-1), "b")
+        assert answered(mine, "Get", asked(head=about, offset=BLOCK), "b") == data[BLOCK:]
     lines = [json.loads(line) for line in lines_of(a)]
     assert [(line["what"], line["bytes"]) for line in lines] == [
         ("broke off", BLOCK),

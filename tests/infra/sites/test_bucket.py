@@ -2,35 +2,40 @@
 key.
 """
 
+import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
-from atelier.infra.sites import bucket_calls, bucket_channel, transfer
-from atelier.infra.sites.agent import SERVICE, Agent
+from atelier.engine.config.base import canonical
+from atelier.infra.sites import bucket_link
+from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.bucket import (
     DEAD_S,
     IN,
     LOOK_DOOR_S,
     OUT,
+    START,
     Beacon,
     Bucket,
     BucketError,
     DoorWatch,
     publish,
 )
-from atelier.infra.sites.bucket_calls import NUMBERS, WINDOW, Calls, Taken, grouped
-from atelier.infra.sites.bucket_channel import BucketChannel
-from atelier.infra.sites.transfer import CallChannel, CallError
-from tests.infra.sites.agents import PATIENCE_S, Site, friends, until
-from tests.infra.sites.test_agent import DATA, body, head
+from atelier.infra.sites.bucket_calls import NUMBERS, WINDOW, Calls, with_last
+from atelier.infra.sites.bucket_link import BucketLink
+from atelier.infra.sites.bucket_server import BucketServer
+from atelier.infra.sites.signature import sign
+from atelier.infra.sites.transfer import CallError, PeerLink
+from tests.infra.sites.agents import PATIENCE_S, Site, asked, friends, until
+from tests.infra.sites.test_agent import DATA, body, head, offset_of, two
 
-SMALL = 1000  # bytes of an object's messages here
+SMALL = 1000  # bytes of a block here
 
 
 @pytest.fixture
@@ -45,20 +50,13 @@ def place(site: Site) -> Path:
     return site.bucket / site.keys.card.digest[:32]
 
 
-def calls_to(site: Site, by: Site, calls: Calls | None = None) -> BucketChannel:
-    return BucketChannel(by.keys, site.keys.card, calls or Calls(by.keys), lambda why: None)
+def calls_to(site: Site, by: Site, calls: Calls | None = None, lane: int = 0) -> BucketLink:
+    card = site.keys.card
+    return BucketLink(by.keys, card, card.address, calls or Calls(by.keys), lambda why: None, lane)
 
 
-def heads(channel: CallChannel) -> Any:
-    return json.loads(channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20))
-
-
-def put(channel: CallChannel, blocks: Iterator[bytes], data: bytes = DATA, timeout: float = 20) -> None:
-    def parts() -> Iterator[bytes]:
-        yield json.dumps(head("b", data) | {"offset": 0}).encode()
-        yield from blocks
-
-    channel.stream_unary(f"/{SERVICE}/Put")(parts(), timeout=timeout)
+def put(link: PeerLink, blocks: Iterable[bytes], data: bytes = DATA, timeout: float = 20) -> None:
+    link.ask("Put", asked(head=head("b", data)), blocks, timeout)
 
 
 def test_an_agent_that_does_not_run_is_known_to_be_away_by_its_door_alone(pair: list[Site]) -> None:
@@ -69,13 +67,14 @@ def test_an_agent_that_does_not_run_is_known_to_be_away_by_its_door_alone(pair: 
     watch = DoorWatch(bucket, a.keys.card, lambda: now[0])
 
     def open_door(nonce: str, beat: int) -> None:
-        publish(bucket, Beacon(certificate=a.keys.card.digest, nonce=nonce * 32, beat=beat), a.keys)
+        door = Beacon(certificate=a.keys.card.digest, nonce=START + nonce * 16, beat=beat)
+        publish(bucket, door, a.keys)
         now[0] += 2 * LOOK_DOOR_S
 
     with pytest.raises(BucketError, match="the agent of a does not run"):
         watch.nonce()
     open_door("1", 1)
-    assert watch.nonce() == "1" * 32
+    assert watch.nonce() == START + "1" * 16
     now[0] += DEAD_S + 1
     with pytest.raises(BucketError, match="was not heard of for 15 s"):
         watch.nonce()
@@ -83,13 +82,27 @@ def test_an_agent_that_does_not_run_is_known_to_be_away_by_its_door_alone(pair: 
     with pytest.raises(BucketError, match="was not heard of"):
         watch.nonce()
     open_door("1", 2)
-    assert watch.nonce() == "1" * 32
+    assert watch.nonce() == START + "1" * 16
     open_door("2", 1)
-    assert watch.nonce() == "2" * 32
+    assert watch.nonce() == START + "2" * 16
     bucket.remove("door")
     now[0] += 2 * LOOK_DOOR_S
     with pytest.raises(BucketError, match="does not run"):
         watch.nonce()
+
+
+def test_what_is_wrong_with_a_door_is_said_until_the_next_look(pair: list[Site]) -> None:
+    a, _ = pair
+    now = [100.0]
+    bucket = Bucket(a.keys.card.address, a.keys.card.digest)
+    bucket.make()
+    watch = DoorWatch(bucket, a.keys.card, lambda: now[0])
+    for nonce, problem in (("f" * 32, "another one: install the same Atelier"), (START + "1" * 16, "")):
+        publish(bucket, Beacon(certificate=a.keys.card.digest, nonce=nonce, beat=1), a.keys)
+        now[0] += 2 * LOOK_DOOR_S
+        for _ in range(3):
+            with pytest.raises(BucketError, match=problem) if problem else nullcontext():
+                watch.nonce()
 
 
 def test_what_is_left_of_a_former_start_is_removed_and_nothing_else(pair: list[Site]) -> None:
@@ -105,7 +118,7 @@ def test_what_is_left_of_a_former_start_is_removed_and_nothing_else(pair: list[S
     a.keys.rotate()
     b.trust(a)
     with a.served():
-        assert not former.exists() and heads(calls_to(a, b)) == {"heads": []}
+        assert not former.exists() and offset_of(calls_to(a, b)) == 0
         until(lambda: not [*(place(a) / IN).iterdir(), *(place(a) / OUT).iterdir()], "an object is left")
     assert [path.name for path in a.bucket.iterdir()] == [
         "0" * 32
@@ -123,54 +136,104 @@ def test_an_agent_whose_folder_was_removed_makes_it_anew(pair: list[Site]) -> No
 def test_new_certificates_are_taken_without_a_restart(pair: list[Site]) -> None:
     a, b = pair
     with a.served():
-        assert heads(calls_to(a, b)) == {"heads": []}
+        assert offset_of(calls_to(a, b)) == 0
         b.keys.rotate()
         with pytest.raises(CallError) as refused:
-            BucketChannel(b.keys, a.keys.card, Calls(b.keys), lambda why: None).unary_unary("/x/Heads")(
-                b"{}", timeout=0.5
-            )
+            calls_to(a, b).ask("Offer", asked(head=head("b", DATA)), (), 0.5)
         assert refused.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # nobody is told why
         a.trust(b)
-        assert heads(calls_to(a, b)) == {"heads": []}
+        assert offset_of(calls_to(a, b)) == 0
         former = place(a)
         a.keys.rotate()
         until(lambda: not former.exists(), "the former door stays open")
         b.trust(a)
         until(lambda: (place(a) / "door").exists(), "there is no new door")
-        assert heads(calls_to(a, b)) == {"heads": []}
+        assert offset_of(calls_to(a, b)) == 0
 
 
 def test_numbers_of_calls_rise_also_when_the_clock_is_set_back(pair: list[Site]) -> None:
     _, b = pair
-    with Calls(b.keys).opened("a") as first:
-        pass
+    first = Calls(b.keys).number()
     path = b.keys.folder / NUMBERS
     path.write_text(f"{2 << 60}\n")
     calls = Calls(b.keys)
-    with calls.opened("a") as second, calls.opened("a") as third:
-        assert third.open == (second.name,)
-    assert first.number < (2 << 60) < second.number < third.number
-    taken = Taken()
-    assert [taken.problem(10, number) for number in (11, 13, 12)] == [""] * 3
-    assert taken.problem(10, 12) == taken.problem(10, 10) == "it was taken before"
-    assert taken.problem(10, 5000) == "" and taken.problem(10, 14) == "it was taken before"
-    assert "former start" in taken.problem(9, 6000)
+    assert first < (2 << 60) < calls.number() < calls.number()
 
 
-def test_messages_are_put_into_objects_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_calls, "MOST", 10)
-    found = [*grouped([b"12345", b"12345", b"1", b"", b"1234567890"])]
-    assert found == [([b"12345", b"12345"], False), ([b"1", b""], False), ([b"1234567890"], True)]
-    assert [*grouped([])] == [([], True)]
-    with pytest.raises(CallError, match="a message of 11 bytes, at most 10"):
-        list(grouped([b"x" * 11]))
+def test_the_last_block_says_so_and_there_is_one_at_least() -> None:
+    assert [*with_last([b"1", b"", b"2"])] == [(b"1", False), (b"", False), (b"2", True)]
+    assert [*with_last([])] == [(b"", True)]
+
+
+def test_a_site_without_an_address_answers_in_the_buckets_of_its_peers(tmp_path: Path) -> None:
+    """And no more in that of one that is revoked."""
+    a, b = two(tmp_path, "b", "bucket")
+    with b.served() as agent:
+        check_buckets(agent)
+        assert [*agent._buckets] == [a.keys.card.address] and (place(b) / "door").exists()
+        b.keys.revoke("a")
+        check_buckets(agent)
+        assert not agent._buckets and not place(b).exists()
+
+
+def check_buckets(agent: Agent) -> None:
+    for job in agent.bucket_jobs():
+        job.do()
+
+
+def test_a_bucket_that_is_dead_stops_the_answers_in_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that hangs; and no answers begin when the agent has ended."""
+    sites = friends(tmp_path, "abc", silent="b", carrier="bucket")
+    b, urls = sites["b"], [f"file://{tmp_path / name}" for name in "ac"]
+    for name, url in zip("ac", urls, strict=True):
+        (tmp_path / name).mkdir(exist_ok=True)
+        card = sites[name].keys.card.model_copy(update={"address": url})
+        b.keys.accept(card.text, "card", replace=True)
+    hangs, start = threading.Event(), BucketServer.start
+
+    def hanging(server: BucketServer) -> None:
+        if server._url == urls[0]:
+            hangs.wait(PATIENCE_S)
+        start(server)
+
+    monkeypatch.setattr(BucketServer, "start", hanging)
+    agent, stop = Agent(b.keys, b.mail), threading.Event()
+    thread = threading.Thread(target=agent.run, args=(stop, lambda line: None))
+    thread.start()
+    try:
+        until(lambda: [*agent._buckets] == urls[1:], "the other bucket has no answers")
+    finally:
+        stop.set()
+        agent.stop()
+        hangs.set()
+        thread.join(PATIENCE_S)
+    assert [*agent._buckets] == urls[1:]
+    for name in "ac":
+        door = tmp_path / name / b.keys.card.digest[:32] / "door"
+        until(lambda door=door: not door.exists(), "a door stays open")  # type: ignore[misc]
+
+
+def test_an_agent_of_another_version_is_named(pair: list[Site]) -> None:
+    """As an older one, whose door says no version."""
+    a, b = pair
+    bucket = Bucket(a.keys.card.address, a.keys.card.digest)
+    bucket.make()
+    door = {"beat": 1, "certificate": a.keys.card.digest, "nonce": "1" * 32}
+    text = canonical({"what": "an agent answers here", **door})
+    signature = base64.b64encode(sign(a.keys.key, text)).decode()
+    bucket.write(json.dumps({"door": door, "signature": signature}).encode(), "door")
+    with pytest.raises(CallError, match="and that of a another one: install the same Atelier at both"):
+        offset_of(calls_to(a, b))
+    with a.served():  # and an older one can read the door of this one
+        assert {*json.loads((place(a) / "door").read_bytes())["door"]} == {*door}
 
 
 def test_a_sender_waits_until_what_it_has_written_is_read(
     pair: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is ended by an answer that comes before it is done, with nothing left."""
-    monkeypatch.setattr(bucket_calls, "MOST", SMALL)
     a, b = pair
     most, write, data = [0], Bucket.write, DATA * 10
 
@@ -181,15 +244,15 @@ def test_a_sender_waits_until_what_it_has_written_is_read(
     monkeypatch.setattr(Bucket, "write", writing)
     blocks = [data[start : start + SMALL] for start in range(0, len(data), SMALL)]
     with a.served():
-        channel = calls_to(a, b)
-        put(channel, iter(blocks), data)
+        link = calls_to(a, b)
+        put(link, blocks, data)
         assert body(a, 1, "b") == data and most[0] <= WINDOW + 1
         taken = iter(blocks * 100)
         with pytest.raises(CallError, match="another message of b to round 1 is here") as refused:
-            put(channel, taken, data[::-1])
+            put(link, taken, data[::-1])
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert len([*taken]) > 98 * len(blocks)
-        put(channel, iter(blocks * 100), data)  # it is there: nothing of it is read
+        put(link, iter(blocks * 100), data)  # it is there: nothing of it is read
         until(lambda: not [*(place(a) / IN).iterdir(), *(place(a) / OUT).iterdir()], "an object is left")
 
 
@@ -197,29 +260,28 @@ def test_who_does_not_answer_is_not_asked_for_a_while(
     pair: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that has not accepted this site's card: the others wait for it once, not for each call."""
-    monkeypatch.setattr(bucket_channel, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(bucket_link, "TIMEOUT_S", 0.3)
     a, b = pair
     a.keys.revoke("b")
     with a.served():
-        channel = calls_to(a, b)
+        link = calls_to(a, b)
 
         def ask() -> CallError:
             with pytest.raises(CallError, match="a does not answer; perhaps it has not accepted") as refused:
-                channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=0.3)
+                link.ask("Offer", asked(head=head("b", DATA)), (), 0.3)
             return refused.value
 
         codes = grpc.StatusCode
         assert [ask().code() for _ in range(3)] == [codes.DEADLINE_EXCEEDED, *[codes.UNAVAILABLE] * 2]
         b.keys.rotate()
         a.trust(b)
-        assert heads(channel) == {"heads": []}  # with another certificate it is asked at once
+        assert offset_of(link) == 0  # with another certificate it is asked at once
 
 
 def test_a_call_ends_where_the_bucket_does_not_answer_for_a_moment(
     pair: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an error, not when its time is over: then it is made again."""
-    monkeypatch.setattr(bucket_calls, "MOST", SMALL)
     a, b = pair
     read = Bucket.read
 
@@ -232,7 +294,7 @@ def test_a_call_ends_where_the_bucket_does_not_answer_for_a_moment(
         monkeypatch.setattr(Bucket, "read", failing)
         blocks = [DATA[start : start + SMALL] for start in range(0, len(DATA), SMALL)]
         with pytest.raises(CallError, match="503") as refused:
-            put(calls_to(a, b), iter(blocks))
+            put(calls_to(a, b), blocks)
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
         monkeypatch.undo()
         b.send(1, DATA)
@@ -243,9 +305,8 @@ def test_a_call_ends_where_the_bucket_does_not_answer_for_a_moment(
 def test_a_call_that_was_given_up_holds_up_no_later_one(
     pair: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an agent that was killed, or whose time was over: the next call says which go on."""
-    monkeypatch.setattr(bucket_calls, "MOST", SMALL)
-    monkeypatch.setattr(transfer, "BLOCK", SMALL)
+    """Of an agent that was killed, or whose time was over: the next call of its lane ends it."""
+    monkeypatch.setattr(BucketLink, "block", SMALL)
     a, b = pair
     begun, ends = threading.Event(), threading.Event()
 
@@ -256,7 +317,7 @@ def test_a_call_that_was_given_up_holds_up_no_later_one(
         ends.wait(PATIENCE_S)
 
     with a.served() as agent:
-        assert agent._bucket is not None
+        [server] = agent._buckets.values()
         killed = Calls(b.keys)
 
         def give_up() -> None:
@@ -266,12 +327,12 @@ def test_a_call_that_was_given_up_holds_up_no_later_one(
         giving_up = threading.Thread(target=give_up)
         giving_up.start()
         begun.wait(PATIENCE_S)
-        heads(calls_to(a, b, killed))
-        assert len(agent._bucket._answering) == 1  # another call of the same start ends none that goes on
+        with pytest.raises(CallError, match="on its way"):
+            offset_of(calls_to(a, b, killed, lane=1))
+        assert len(server._answering) == 1  # a call of another lane ends none that goes on
         later = Calls(b.keys)
-        until(lambda: heads(calls_to(a, b, later)) == {"heads": []}, "no answer")
-        server = agent._bucket
-        assert server is not None
+        with suppress(CallError):
+            offset_of(calls_to(a, b, later))
         until(lambda: not server._answering, "the former start's call goes on")
         b.send(1, DATA)
         Agent(b.keys, b.mail).exchange("a")

@@ -4,7 +4,6 @@ door.
 
 import hashlib
 import json
-import os
 import random
 import threading
 from collections.abc import Callable
@@ -14,10 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from atelier.infra.sites.agent import SERVICE
-from atelier.infra.sites.bucket import IN, MOST_OBJECT, OUT, Beacon, publish
+from atelier.infra.sites.bucket import IN, MOST_OBJECT, OUT, Beacon, new_start, publish
 from atelier.infra.sites.bucket_calls import AnswerHead, Calls
-from atelier.infra.sites.bucket_channel import BucketChannel
+from atelier.infra.sites.bucket_link import BucketLink
 from atelier.infra.sites.keys import Keys
 from atelier.infra.sites.sealed import Context, seal
 from atelier.infra.sites.transfer import CallError
@@ -36,7 +34,7 @@ class Impostor:
     """
 
     def __init__(self, bench: Bench) -> None:
-        self.bench, self.nonce, self.beat = bench, os.urandom(16).hex(), 0
+        self.bench, self.nonce, self.beat = bench, new_start(), 0
         self.bucket = bench.bucket
         self.bucket.make()
         self.open_door()
@@ -61,9 +59,14 @@ class Impostor:
         keys = keys or self.bench.a.keys
         about = {"kind": "answer", "recipient": self.bench.b.keys.card.digest, "call": name, "block": 0}
         about |= {"request": hashlib.sha256(request).hexdigest()} | more.pop("about", {})
-        given = {"sender": keys.card.digest, "parts": (len(text),), "last": True} | more
+        given = {"sender": keys.card.digest} | more
         context = Context.model_validate(about)
         return seal(AnswerHead.model_validate(given), text, context, keys, self.bench.b.keys.card)
+
+
+def link_of(bench: Bench, on_refused: Callable[[str], None] = lambda why: None) -> BucketLink:
+    card = bench.a.keys.card
+    return BucketLink(bench.b.keys, card, card.address, Calls(bench.b.keys), on_refused)
 
 
 Forge = Callable[[Impostor, random.Random, str, bytes], bytes]
@@ -124,12 +127,12 @@ def test_nothing_that_somebody_else_has_made_of_an_answer_is_believed(
     bench: Bench, forge: Forge, seed: int
 ) -> None:
     draw, impostor, refused = random.Random(seed), Impostor(bench), list[str]()
-    channel = BucketChannel(bench.b.keys, bench.a.keys.card, Calls(bench.b.keys), refused.append)
+    link = link_of(bench, refused.append)
     said: list[bytes | CallError] = []
 
     def ask() -> None:
         try:
-            said.append(channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20))
+            said.append(link.ask("Offer", b"{}", (), 20))
         except CallError as error:
             said.append(error)
 
@@ -148,11 +151,11 @@ def test_nothing_that_somebody_else_has_made_of_an_answer_is_believed(
 def test_an_answer_of_whom_is_not_trusted_any_more_is_not_believed(bench: Bench) -> None:
     """It is revoked while its answer is awaited."""
     impostor, said = Impostor(bench), list[grpc.StatusCode]()
-    channel = BucketChannel(bench.b.keys, bench.a.keys.card, Calls(bench.b.keys), lambda why: None)
+    link = link_of(bench)
 
     def ask() -> None:
         try:
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20)
+            link.ask("Offer", b"{}", (), 20)
         except CallError as error:
             said.append(error.code())
 
@@ -170,9 +173,9 @@ def test_a_door_that_is_not_its_agents_is_not_believed(bench: Bench) -> None:
     impostor.open_door(bench.c.keys)
 
     def ask() -> grpc.StatusCode:
-        channel = BucketChannel(bench.b.keys, bench.a.keys.card, Calls(bench.b.keys), lambda why: None)
+        link = link_of(bench)
         with pytest.raises(CallError) as refused:
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=1)
+            link.ask("Offer", b"{}", (), 1)
         return refused.value.code()
 
     assert ask() == grpc.StatusCode.DATA_LOSS
@@ -184,21 +187,14 @@ def test_a_door_that_is_not_its_agents_is_not_believed(bench: Bench) -> None:
 
 
 def test_no_more_than_one_answer_to_a_request_is_taken(bench: Bench) -> None:
-    """The peer goes on with answers for ever: at the second one nobody listens any more."""
-    impostor, said = Impostor(bench), list[CallError]()
-    channel = BucketChannel(bench.b.keys, bench.a.keys.card, Calls(bench.b.keys), lambda why: None)
-
-    def ask() -> None:
-        with pytest.raises(CallError) as refused:
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=5)
-        said.append(refused.value)
-
-    asking = threading.Thread(target=ask)
+    """What else lies in the place of an answer is removed when the agent there begins anew."""
+    impostor, said = Impostor(bench), list[bytes]()
+    link = link_of(bench)
+    asking = threading.Thread(target=lambda: said.append(link.ask("Offer", b"{}", (), 5)))
     asking.start()
     name, request = impostor.request()
-    for block in range(2):
-        made = impostor.answer(name, request, b"{}", last=False, about={"block": block})
+    for block in (1, 0):
+        made = impostor.answer(name, request, b"{}", about={"block": block})
         bench.bucket.write(made, OUT, f"{name}.{block}")
     asking.join()
-    assert str(said[0]) == "INTERNAL: more than one answer to a request, one is taken"
-    assert not bench.bucket.blocks(OUT)
+    assert said == [b"{}"] and bench.bucket.blocks(OUT) == [(name, 1)]

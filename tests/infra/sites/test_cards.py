@@ -11,10 +11,10 @@ import pytest
 
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.infra.sites import keys
-from atelier.infra.sites.agent import SERVICE
 from atelier.infra.sites.keys import PEERS, TLS_NAME, Keys
-from tests.infra.sites.agents import Site, connected, until
-from tests.infra.sites.test_agent import DATA, call, two
+from atelier.infra.sites.transfer import SERVICE
+from tests.infra.sites.agents import Site, asked, connected, say, until
+from tests.infra.sites.test_agent import DATA, two
 
 BROKEN = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 WITH_MORE: dict[str, tuple[Callable[[str, str], str], str]] = {  # of its own PEM and another's
@@ -84,10 +84,10 @@ def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) 
     with a.served():
         for who in (stranger, namesake):
             who.trust(a)
-            said = call(a, who.keys, "Heads", b"{}")
+            said = say(a, who.keys, "List", asked())
             assert said.startswith(("UNAVAILABLE", "PERMISSION_DENIED")) and "Hostname" not in said, said
         with grpc.insecure_channel(f"127.0.0.1:{a.port}") as channel, pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
+            channel.unary_unary(f"/{SERVICE}/List")(asked(), timeout=10)
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE  # pyright: ignore[reportAttributeAccessIssue]
         card = a.keys.card.certificate.encode()
         with (
@@ -98,18 +98,16 @@ def test_who_is_not_trusted_gets_nothing_and_trust_ends_at_once(tmp_path: Path) 
             ) as channel,
             pytest.raises(grpc.RpcError),
         ):
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10)
-        credentials = grpc.ssl_channel_credentials(card, b.keys.key, b.keys.card.certificate.encode())
-        options = [("grpc.ssl_target_name_override", TLS_NAME)]
-        with grpc.secure_channel(f"127.0.0.1:{a.port}", credentials, options) as channel:
-            ask = channel.unary_unary(f"/{SERVICE}/Heads")
-            assert json.loads(ask(b"{}", timeout=20)) == {"heads": []}
+            channel.unary_unary(f"/{SERVICE}/List")(asked(), timeout=10)
+        with connected(a, b.keys) as channel:
+            ask = channel.unary_unary(f"/{SERVICE}/List")
+            assert json.loads(ask(asked(), timeout=20)) == {"groups": []}
             a.keys.revoke("b")
             with pytest.raises(grpc.RpcError) as refused:
-                ask(b"{}", timeout=20)
+                ask(asked(), timeout=20)
             assert "not trusted here" in str(refused.value)
             a.trust(b)
-            assert ask(b"{}", timeout=20)
+            assert ask(asked(), timeout=20)
     refusals = a.audited()
     assert any(line["what"] == "refused" and "not trusted" in line["why"] for line in refusals)
 
@@ -122,13 +120,13 @@ def test_a_certificate_that_runs_out_ends_open_connections(
     with a.served() as agent, b.served():
         a.send(1, DATA)
         agent.exchange("b")
-        with connected(b, a) as channel:
-            ask = channel.unary_unary(f"/{SERVICE}/Heads")
-            assert ask(b"{}", timeout=20)
+        with connected(a, b.keys) as channel:
+            ask = channel.unary_unary(f"/{SERVICE}/List")
+            assert ask(asked(), timeout=20)
             late = keys.now() + timedelta(days=3000)
             monkeypatch.setattr(keys, "now", lambda: late)
             with pytest.raises(grpc.RpcError, match="the certificate of b is not valid now"):
-                ask(b"{}", timeout=20)
+                ask(asked(), timeout=20)
         with pytest.raises(grpc.RpcError, match="the certificate of b is not valid now"):
             agent.exchange("b")
     refusals = a.audited()
@@ -152,20 +150,20 @@ def test_a_certificate_out_of_its_time_makes_no_connection(
     (new.keys.folder / keys.PEERS).mkdir()  # accepted while it was valid
     (new.keys.folder / keys.PEERS / f"{of}.json").write_bytes(old.keys.card.text)
     a, b = (old, new) if of == "a" else (new, old)
-    with a.served(), connected(b, a) as channel, pytest.raises(grpc.RpcError):
-        channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20)
+    with a.served(), connected(a, b.keys) as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary(f"/{SERVICE}/List")(asked(), timeout=20)
 
 
 def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     with a.served() as agent:
         b.keys.rotate()
-        assert call(a, b.keys, "Heads", b"{}")
+        assert say(a, b.keys, "List", asked())
         a.trust(b)
-        assert call(a, b.keys, "Heads", b"{}") == ""
+        assert say(a, b.keys, "List", asked()) == ""
         a.keys.rotate()
         b.trust(a)
-        assert call(a, b.keys, "Heads", b"{}") == ""
+        assert say(a, b.keys, "List", asked()) == ""
         a.send(1, DATA)  # to an agent that is not there
         said: list[str] = []
         stop = threading.Event()

@@ -9,22 +9,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import DamageError
 from atelier.infra.sites import incoming
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import FIRST, Chain
 from atelier.infra.sites.audit_check import Verified, compare, table, verify
-from atelier.infra.sites.countersign import MOST_S, REST_S, Statement
+from atelier.infra.sites.countersign import MOST_S, REST_S, Put, Signed, Statement
 from atelier.infra.sites.countersign import sign as signed_by
+from atelier.infra.sites.exchange import SiteExchange
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.keys import AUDIT
-from atelier.infra.sites.message_calls import MessageCalls
 from tests.checkout import TOP
 from tests.infra.sites.test_agent import Site, two, until
 
@@ -48,7 +50,18 @@ def checked(site: Site, log: Path | None = None) -> object:
 
 
 def sign(agent: Agent, peer: str) -> None:
-    agent._signing.ask(agent._channels.of(agent.keys.peers[peer]), peer)
+    agent._signing.ask(put_by(agent, peer), peer)
+
+
+def put_by(agent: Agent, peer: str) -> Put:
+    link = agent._channels.of(agent.keys.peers[peer])
+    return partial(agent._exchange.ask, link, peer, agent._signing)
+
+
+def answer(agent: Agent, signed: Signed, peer: str, *now: Callable[[], float]) -> Json:
+    """What an agent signs for a statement of a peer."""
+    said = agent._signing.item(signed.model_dump_json().encode(), peer).head
+    return agent._signing.answer(said, peer, *now)
 
 
 def site_audit(site: Site, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -97,12 +110,12 @@ def test_whoever_is_killed_when_a_message_has_crossed_has_a_line_of_it(
     for site in (a, b):
         site.box.open(site.name, "ab")
     a.send(1, os.urandom(SIZE))
-    killed = {"the message exists": (incoming, "write_bytes"), "it is acknowledged": (MessageCalls, "_take")}
+    killed = {"the message exists": (incoming, "write_bytes"), "it is acknowledged": (SiteExchange, "_put")}
     place, name = killed[when]
     work = getattr(place, name)
 
     def dies(*given: Any) -> None:
-        if name == "_take":
+        if name == "_put":
             work(*given)
         raise OSError("killed")
 
@@ -226,7 +239,7 @@ def test_a_stranger_signs_nothing(tmp_path: Path) -> None:
         stranger.served() as other,
         pytest.raises(NotTaken, match=r"a statement of b for a, and b sends it"),
     ):
-        mine._signing.answer(other._signing._own("a").model_dump_json().encode(), "b")
+        answer(mine, other._signing._own("a"), "b")
 
 
 def test_a_statement_with_a_certificate_that_is_trusted_and_a_signature_of_another_key_is_not_taken(
@@ -241,11 +254,11 @@ def test_a_statement_with_a_certificate_that_is_trusted_and_a_signature_of_anoth
         for signature in (forged.signature, flipped, "", "no base64"):
             said = real.model_copy(update={"signature": signature})
             with pytest.raises(DamageError, match=r"^b: the signature of b is not by its certificate$"):
-                mine._signing.answer(said.model_dump_json().encode(), "b")
+                answer(mine, said, "b")
         assert lines_of(a) == before
-        mine._signing.answer(real.model_dump_json().encode(), "b")
+        answer(mine, real, "b")
         with pytest.raises(DamageError, match="is not by its certificate"):  # nor where it comes again
-            mine._signing.answer(forged.model_dump_json().encode(), "b")
+            answer(mine, forged, "b")
         assert len(lines_of(a)) == len(before) + 1
 
 
@@ -272,7 +285,7 @@ def test_what_was_signed_before_a_key_was_changed_can_be_verified(tmp_path: Path
 def test_an_agent_asks_when_nothing_came_for_a_while_and_at_least_so_often(tmp_path: Path) -> None:
     a, b = two(tmp_path)
     with a.served() as mine, b.served():
-        channel, signing = mine._channels.of(a.keys.peers["b"]), mine._signing
+        put, signing = put_by(mine, "b"), mine._signing
         clock = 100.0
 
         def signatures() -> int:
@@ -282,17 +295,17 @@ def test_an_agent_asks_when_nothing_came_for_a_while_and_at_least_so_often(tmp_p
             mine._audit.add("sent", who="b", kind="contribution", round=number, bytes=1)
 
         send(1)
-        signing.ask_if_due(channel, "b", lambda: clock)
-        signing.ask_if_due(channel, "b", lambda: clock + 0.9 * REST_S)
+        signing.ask_if_due(put, "b", lambda: clock)
+        signing.ask_if_due(put, "b", lambda: clock + 0.9 * REST_S)
         assert not signatures()
-        signing.ask_if_due(channel, "b", lambda: clock + 1.1 * REST_S)
+        signing.ask_if_due(put, "b", lambda: clock + 1.1 * REST_S)
         assert signatures() == 1
-        signing.ask_if_due(channel, "b", lambda: clock + 100 * MOST_S)
+        signing.ask_if_due(put, "b", lambda: clock + 100 * MOST_S)
         assert signatures() == 1  # nothing came
         number, at, clock = 2, 100_000.0, 100_000.0
         while signatures() == 1:  # something comes all the time
             send(number)
-            signing.ask_if_due(channel, "b", lambda at=at: at)
+            signing.ask_if_due(put, "b", lambda at=at: at)
             number, at = number + 1, at + 0.6 * REST_S
         assert MOST_S <= at - clock <= MOST_S + 2 * REST_S
 

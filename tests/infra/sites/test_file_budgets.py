@@ -2,18 +2,16 @@
 whichever begins.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from atelier.infra.sites.agent import Agent
-from atelier.infra.sites.file_calls import PlacedHead
 from atelier.infra.sites.files import offer
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.policy import GIGA, Policies, SitePolicy
-from tests.infra.sites.agents import friends
+from tests.infra.sites.agents import answered, asked, friends, make_due
 from tests.infra.sites.test_files import BODY, Sites
 
 LESS, ENOUGH = len(BODY) - 1, 10 * len(BODY)  # bytes an hour
@@ -29,7 +27,7 @@ class Made:
             site.mail = str(folder / "orders" / name)
         offer(made.desks["b"], made.order, made.artifact, str(made.address), made.record)
         self.head = made.head()
-        self.large, self.small = (made.files["a"].path(made.head(number)) for number in (0, 1))
+        self.large, self.small = (made.files["a"].place(made.head(number)) for number in (0, 1))
 
     def let(self, site: str, size: float) -> None:
         """What crosses in an hour to and from the other site, by the policy of this one."""
@@ -50,33 +48,27 @@ def test_a_file_that_would_be_too_much_waits_and_a_smaller_one_crosses(
     made.let(at, LESS)
     here, there = ("a", "b") if silent else ("b", "a")
     agent = made.agent(here)
-    with made.sites[there].served():
-        for _ in range(2):
+    with made.sites[there].served() as served:
+        for _ in range(3):
             with suppress(NotTaken):
                 agent.exchange(there)
         assert made.small.exists() and not made.large.exists()
         made.let(at, ENOUGH)
-        agent._files._later.clear()
+        make_due(agent._exchange.later[there])
+        make_due(served._exchange.later[here])
         agent.exchange(there)
     assert made.large.read_bytes() == BODY
 
 
-ASKED: dict[str, Callable[[Agent, PlacedHead], object]] = {
-    "offer": lambda agent, placed: agent._files.offer(placed.head.text, "b"),
-    "put": lambda agent, placed: agent._files.put(iter([placed.model_dump_json().encode(), BODY]), "b"),
-    "get": lambda agent, placed: [*agent._files.get(placed.model_dump_json().encode(), "a")],
-}
-
-
-@pytest.mark.parametrize("call", ASKED)
+@pytest.mark.parametrize("call", ["Offer", "Put", "Get"])
 def test_whatever_a_peer_asks_waits_where_it_would_be_too_much(tmp_path: Path, call: str) -> None:
     """Also what skips the offer before it."""
     made = Made(tmp_path)
-    name = "b" if call == "get" else "a"
+    name, peer = ("b", "a") if call == "Get" else ("a", "b")
     made.let(name, LESS)
-    agent, placed = made.agent(name), PlacedHead(head=made.head, offset=0)
+    agent, request = made.agent(name), asked("file", made.head.model_dump(mode="json"))
     with pytest.raises(NotTaken, match="have to wait: ") as refused:
-        ASKED[call](agent, placed)
+        answered(agent, call, request, peer, BODY)
     assert refused.value.when == "early" and not made.large.exists()
     made.let(name, ENOUGH)
-    ASKED[call](agent, placed)
+    answered(agent, call, request, peer, BODY)

@@ -2,16 +2,19 @@
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atelier.engine.config.record import FileEntry, Record, identify
+from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.desk import OrderDesk, OrderedProduct, OrderedTask, Reply, SiteOrder
-from atelier.infra.sites.files import FileHead, Files, drop, offer
-from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.file_items import FileHead, Files
+from atelier.infra.sites.files import drop, offer
+from atelier.infra.sites.incoming import Arrival, NotTaken
+from atelier.infra.sites.kinds import Item
 
 BODY = bytes(range(256)) * 40
 
@@ -39,7 +42,11 @@ class Sites:
         about: dict[str, Any] = {"act": "run", "home": "a", "site": "b", "flow": "pretrain"}
         self.order = SiteOrder.of(**about, document={}, tasks=tasks, version="1")
         self.desks = {name: OrderDesk(str(folder / name)) for name in "ab"}
-        self.files = {name: Files(str(folder / name), name) for name in "ab"}
+        self.is_trusted = True
+        audit = Audit(folder / "audit.jsonl")
+        self.files = {
+            name: Files(str(folder / name), name, audit, lambda peer: self.is_trusted) for name in "ab"
+        }
         self.address = folder / "store" / "model"
         for path, body in (
             (each.path, BODY if each.bytes == len(BODY) else b"{}") for each in self.record.files
@@ -59,8 +66,30 @@ class Sites:
         head = FileHead(order=self.order.id, artifact=self.artifact, entry=self.record.files[number])
         return head.model_copy(update=changes)
 
-    def take(self, head: FileHead, offset: int, blocks: Iterable[bytes], is_trusted: bool = True) -> None:
-        self.files["a"].take(head, "b", offset, blocks, lambda: is_trusted)
+    def item(self, head: FileHead) -> Item[FileHead]:
+        return self.files["a"].item(head.model_dump_json().encode(), "b")
+
+    def take(
+        self,
+        head: FileHead,
+        offset: int,
+        blocks: Iterable[bytes],
+        peer: str = "b",
+        note: Callable[[bool], None] = lambda is_new: None,
+    ) -> None:
+        self.files["a"].take(self.item(head), Arrival(peer, note, offset, blocks))
+
+    def offset(self, head: FileHead) -> int | None:
+        return self.files["a"].offset(self.item(head), "b")
+
+    def outgoing(self, peer: str = "a") -> list[FileHead]:
+        return [item.head for group in self.files["b"].groups(peer, lambda key: True) for item in group]
+
+    def is_given(self, head: FileHead, peer: str) -> bool:
+        try:
+            return self.files["b"].path(self.item(head), peer).exists()
+        except NotTaken:
+            return False
 
     def arrived(self) -> list[str]:
         folder = Path(self.desks["a"].folder(self.order.id)) / "files"
@@ -72,19 +101,19 @@ def test_what_home_needs_is_offered_carried_in_pieces_and_removed_when_it_is_no_
 ) -> None:
     sites = Sites(tmp_path)
     offer(sites.desks["b"], sites.order, sites.artifact, str(sites.address), sites.record)
-    heads = [*sites.files["b"].outgoing("a")]
-    assert heads == [sites.head(0), sites.head(1)] and not [*sites.files["b"].outgoing("c")]
+    heads = sites.outgoing()
+    assert heads == [sites.head(0), sites.head(1)] and not sites.outgoing("c")
     for head in heads:
-        body = sites.files["b"].path(head).read_bytes()
+        body = sites.files["b"].place(head).read_bytes()
         half = len(body) // 2
         with pytest.raises(NotTaken) as broken:
             sites.take(head, 0, [body[:half]])
-        assert broken.value.when == "early" and sites.files["a"].offset(head, "b") == half
+        assert broken.value.when == "early" and sites.offset(head) == half
         sites.take(head, half, [body[half:]])
-        assert sites.files["a"].offset(head, "b") is None
-        assert sites.files["a"].path(head).read_bytes() == body
+        assert sites.offset(head) is None
+        assert sites.files["a"].place(head).read_bytes() == body
     drop(sites.desks["b"], sites.order, sites.artifact)
-    assert not [*sites.files["b"].outgoing("a")]
+    assert not sites.outgoing()
 
 
 def test_a_file_is_noted_before_it_exists(tmp_path: Path) -> None:
@@ -93,15 +122,15 @@ def test_a_file_is_noted_before_it_exists(tmp_path: Path) -> None:
     head, files, noted = sites.head(), sites.files["a"], list[tuple[bool, bool]]()
 
     def killed(has_come: bool) -> None:
-        noted.append((has_come, files.path(head).exists()))
+        noted.append((has_come, files.place(head).exists()))
         if has_come:
             raise OSError("killed")
 
     with pytest.raises(OSError, match="killed"):
-        files.take(head, "b", 0, [BODY], lambda: True, killed)
-    assert files.offset(head, "b") == len(BODY)
-    files.take(head, "b", len(BODY), [], lambda: True, killed)
-    assert files.path(head).read_bytes() == BODY and noted == [(True, False), (False, False)]
+        sites.take(head, 0, [BODY], note=killed)
+    assert sites.offset(head) == len(BODY)
+    sites.take(head, len(BODY), [], note=killed)
+    assert files.place(head).read_bytes() == BODY and noted == [(True, False), (False, False)]
 
 
 def other(kind: str, digit: str) -> OrderedProduct:
@@ -113,6 +142,8 @@ def other(kind: str, digit: str) -> OrderedProduct:
     [
         ({"entry": entry("payload-1/other")}, "is no file of its record", "never"),
         ({"entry": entry("payload-1/model.safetensors", b"other")}, "is no file of its record", "never"),
+        ({"entry": entry("payload-1/" + "x" * 256)}, "is outside its payload, or too long", "never"),
+        ({"entry": entry("payload-1/" + "x/" * 500 + "y")}, "is outside its payload, or too long", "never"),
         ({"artifact": other("model", "0")}, "wants no files", "never"),
         ({"artifact": other("corpus", "1")}, "wants no files", "never"),
         ({"order": "1" * 64}, "there is no order", "never"),
@@ -128,7 +159,7 @@ def test_no_other_file_is_taken(tmp_path: Path, changes: dict[str, Any], why: st
 def test_a_file_comes_from_the_orders_site_after_its_record(tmp_path: Path) -> None:
     sites = Sites(tmp_path / "one")
     with pytest.raises(NotTaken, match=r"there is no order .* to c here"):
-        sites.files["a"].take(sites.head(), "c", 0, [BODY], lambda: True)
+        sites.take(sites.head(), 0, [BODY], "c")
     early = Sites(tmp_path / "other", is_answered=False)
     with pytest.raises(NotTaken, match="its record has not come") as refused:
         early.take(early.head(), 0, [BODY])
@@ -144,8 +175,9 @@ def test_other_bytes_than_the_records_are_dropped(tmp_path: Path, seed: int) -> 
         body[draw.randrange(len(body))] ^= 1 << draw.randrange(8)
     cut = draw.randrange(1, len(body))
     blocks = {"more": [bytes(body), b"x"], "less": [bytes(body[:cut])]}.get(how, [bytes(body)])
+    sites.is_trusted = how != "untrusted"
     with pytest.raises(NotTaken):
-        sites.take(sites.head(), cut if how == "offset" else 0, blocks, is_trusted=how != "untrusted")
+        sites.take(sites.head(), cut if how == "offset" else 0, blocks)
     assert "model.safetensors" not in sites.arrived()
 
 
@@ -162,15 +194,14 @@ def test_the_records_of_a_reply_are_read_once_and_those_of_the_next_one_again(
 
     monkeypatch.setattr(Record, "read", counted)
     for _ in range(2):
-        assert [*sites.files["b"].outgoing("a")] == [sites.head(0), sites.head(1)]
+        assert sites.outgoing() == [sites.head(0), sites.head(1)]
         for number in range(2):
-            assert sites.files["b"].given(sites.head(number), "a")
-            assert sites.files["a"].offset(sites.head(number), "b") == 0
+            assert sites.is_given(sites.head(number), "a") and sites.offset(sites.head(number)) == 0
     assert len(reads) == 2
     before = sites.desks["b"].reply(sites.order.id)
-    assert before is not None and not sites.files["b"].given(sites.head(), "c")
+    assert before is not None and not sites.is_given(sites.head(), "c")
     sites.desks["b"].put(before.model_copy(update={"number": 2, "records": ()}))
-    assert not [*sites.files["b"].outgoing("a")] and not sites.files["b"].given(sites.head(), "a")
+    assert not sites.outgoing() and not sites.is_given(sites.head(), "a")
 
 
 def test_a_path_never_leaves_its_folder() -> None:

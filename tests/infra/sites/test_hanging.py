@@ -16,26 +16,30 @@ import pytest
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.infra.sites import agent as agents
-from atelier.infra.sites import bucket_channel, channels, grpc_server, transfer
-from atelier.infra.sites.agent import SERVICE, Agent
+from atelier.infra.sites import bucket_link, channels, grpc_server, transfer
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.bucket import MOST
-from atelier.infra.sites.bucket_calls import Calls
-from atelier.infra.sites.bucket_channel import BucketChannel
+from atelier.infra.sites.bucket_calls import Calls, RequestHead
+from atelier.infra.sites.bucket_link import BucketLink
 from atelier.infra.sites.channels import Channels
+from atelier.infra.sites.exchange import SiteExchange
 from atelier.infra.sites.hourly import Hourly
-from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
+from atelier.infra.sites.kinds import ItemKind
 from atelier.infra.sites.loops import Loops, RepeatedJob
-from atelier.infra.sites.message_calls import MessageCalls
-from atelier.infra.sites.methods import AT_ONCE, THREADS
 from atelier.infra.sites.policy import Policies, SitePolicy
-from atelier.infra.sites.transfer import CallError
-from tests.infra.sites.agents import PATIENCE_S, asking, connected, friends, until, with_agents
-from tests.infra.sites.test_agent import body, two
+from atelier.infra.sites.transfer import AT_ONCE, SERVICE, THREADS, CallError, PeerLink
+from tests.infra.sites.agents import PATIENCE_S, Site, asked, asking, connected, friends, until, with_agents
+from tests.infra.sites.test_agent import body, head, offset_of, two
 from tests.infra.sites.wire import wired
 
 LARGE = os.urandom(8_000_000)
+
+
+def link_to(site: Site, by: Site, lane: int = 0) -> BucketLink:
+    card = site.keys.card
+    return BucketLink(by.keys, card, card.address, Calls(by.keys), lambda why: None, lane)
 
 
 def test_who_hangs_holds_up_no_other_peer(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_an_agent_ends_while_a_peer_hangs(tmp_path: Path, monkeypatch: pytest.Mo
             agent.exchange("b")
 
 
-@pytest.mark.parametrize("method", ["Put", "Heads", "Get"])
+@pytest.mark.parametrize("method", ["Put", "List", "Get"])
 def test_a_peer_begins_no_more_calls_than_leave_the_agent_for_others(tmp_path: Path, method: str) -> None:
     """As many as the agent has threads, none of which says what is asked; the others are answered, and it is
     when they end.
@@ -114,10 +118,9 @@ def test_a_peer_begins_no_more_calls_than_leave_the_agent_for_others(tmp_path: P
         codes.append(grpc.StatusCode.ABORTED)
 
     def heads(site: str) -> bytes:
-        answer: bytes = to_a[site].unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20)
-        return answer
+        return to_a[site].ask("List", asked(), (), 20)
 
-    with a.served(), connected(b, a) as calling:
+    with a.served(), connected(a, b.keys) as calling:
         opened = [Channels(site.keys, [], Calls(site.keys), lambda why: None) for site in (b, c)]
         to_a = {name: one.of(a.keys.card) for name, one in zip("bc", opened, strict=True)}
         threads = [threading.Thread(target=begin, args=(calling,), daemon=True) for _ in range(THREADS)]
@@ -138,7 +141,7 @@ def test_a_peer_begins_no_more_calls_than_leave_the_agent_for_others(tmp_path: P
 
 
 def test_a_peer_begins_no_more_calls_through_a_bucket_than_leave_the_agent_for_others(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sites = friends(tmp_path, "abc", carrier="bucket")
     a, b, c = (sites[name] for name in "abc")
@@ -149,35 +152,37 @@ def test_a_peer_begins_no_more_calls_through_a_bucket_than_leave_the_agent_for_o
         yield b"x"  # now the first object is written
         is_over.wait()
 
-    def begin() -> None:
+    def begin(lane: int) -> None:
         with pytest.raises(CallError) as refused:
-            to_a["b"].stream_unary(f"/{SERVICE}/Heads")(endless(), timeout=PATIENCE_S)
+            link_to(a, b, lane).ask("Put", b"?", endless(), PATIENCE_S)
         codes.append(refused.value.code())
 
-    def heads(site: str) -> bytes:
-        return to_a[site].unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=20)
+    def reading(exchange: SiteExchange, call: str, requests: Iterator[bytes], peer: str) -> Iterator[bytes]:
+        request = next(requests)
+        if call == "Put":
+            assert len([*requests]) == 2
+        yield from answer(exchange, call, iter((request,)), peer)
 
+    answer = SiteExchange.answer
+    monkeypatch.setattr(SiteExchange, "answer", reading)
+    for site in (a, b, c):
+        site.box.open(site.name, [*sites])
     with a.served() as agent:
-        server = agent._bucket
-        assert server is not None
-        to_a = {
-            site.name: BucketChannel(site.keys, a.keys.card, Calls(site.keys), lambda why: None)
-            for site in (b, c)
-        }
-        threads = [threading.Thread(target=begin, daemon=True) for _ in range(AT_ONCE)]
+        [server] = agent._buckets.values()
+        threads = [threading.Thread(target=begin, args=(lane,), daemon=True) for lane in range(AT_ONCE)]
         try:
             for thread in threads:
                 thread.start()
             until(lambda: len(server._answering) == AT_ONCE, "the calls")
-            assert heads("c")
-            with pytest.raises(CallError, match="8 calls of b are answered already"):
-                heads("b")
+            assert offset_of(link_to(a, c), "c") == 0
+            with pytest.raises(ValueError, match="less than 8"):
+                RequestHead(sender=b.keys.card.digest, last=True, lane=AT_ONCE)
         finally:
             is_over.set()
         for thread in threads:
             thread.join(PATIENCE_S)
         assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * AT_ONCE
-        assert heads("b")
+        assert offset_of(link_to(a, b)) == 0
 
 
 def test_a_call_through_a_bucket_ends_where_nothing_moves_and_where_it_is_closed(
@@ -187,27 +192,27 @@ def test_a_call_through_a_bucket_ends_where_nothing_moves_and_where_it_is_closed
     a, b = two(tmp_path, carrier="bucket")
     is_asked, is_over, found = threading.Event(), threading.Event(), list[CallError]()
 
-    def heads(calls: MessageCalls, request: bytes, peer: str) -> dict[str, Json]:
+    def hangs(*about: object) -> Json:
         is_asked.set()
         is_over.wait()
-        return {}
+        return None
 
     def ask() -> None:
         with pytest.raises(CallError) as refused:
-            channel.unary_unary(f"/{SERVICE}/Heads")(b"{}", timeout=10 * PATIENCE_S)
+            link.ask("Offer", asked(head=head("b", LARGE)), (), 10 * PATIENCE_S)
         found.append(refused.value)
 
-    monkeypatch.setattr(MessageCalls, "heads", heads)
+    monkeypatch.setattr(Incoming, "offset", hangs)
     with a.served():
         try:
-            channel = BucketChannel(b.keys, a.keys.card, Calls(b.keys), lambda why: None)
+            link = link_to(a, b)
             asks = threading.Thread(target=ask)
             asks.start()
             assert is_asked.wait(PATIENCE_S)
-            channel.close()
+            link.close()
             asks.join(PATIENCE_S)
-            channel = BucketChannel(b.keys, a.keys.card, Calls(b.keys), lambda why: None)
-            monkeypatch.setattr(bucket_channel, "SILENT_S", 0.5)
+            link = link_to(a, b)
+            monkeypatch.setattr(bucket_link, "SILENT_S", 0.5)
             ask()
         finally:
             is_over.set()
@@ -250,15 +255,15 @@ def test_an_agent_has_ended_when_nothing_is_done_for_a_call_any_more(
     a, b = two(tmp_path)
     is_asked, goes_on, steps = threading.Event(), threading.Event(), list[str]()
 
-    def heads(calls: MessageCalls, request: bytes, peer: str) -> dict[str, Json]:
+    def hangs(*about: object) -> Iterator[bytes]:
         is_asked.set()
         goes_on.wait()
         steps.append("noted")
-        return {}
+        yield b"{}"
 
-    monkeypatch.setattr(MessageCalls, "heads", heads)
+    monkeypatch.setattr(SiteExchange, "answer", hangs)
     with a.served() as agent:
-        asks = threading.Thread(target=lambda: Agent(b.keys, b.mail)._messages.fetch(to_a, "a"))
+        asks = threading.Thread(target=lambda: to_a.ask("List", asked(), (), 20))
         opened = Channels(b.keys, [], Calls(b.keys), lambda why: None)
         to_a = opened.of(a.keys.card)
         ends = threading.Thread(target=lambda: (agent.stop(), steps.append("ended")))
@@ -279,8 +284,12 @@ def test_who_is_revoked_while_something_is_sent_gets_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = two(tmp_path)
+
+    def revoking(link: PeerLink, peer: str, kind: ItemKind[object]) -> None:
+        a.keys.revoke(peer)
+
     with b.served(), a.served() as agent:
-        monkeypatch.setattr(agent._messages, "send", lambda channel, peer: a.keys.revoke(peer))
+        monkeypatch.setattr(agent._exchange, "send", revoking)
         with pytest.raises(AtelierError, match="b is not trusted any more"):
             agent.exchange("b")
 
@@ -304,7 +313,7 @@ def test_no_name_of_a_peer_hides_what_is_done_here(tmp_path: Path) -> None:
     a = friends(tmp_path, names)["a"]
     with a.served() as agent:
         works = [work.name for work in agent._works(lambda line: None)]
-    assert len({*works}) == len(works) == 3 + 3 * 3  # three are none of a peer
+    assert len({*works}) == len(works) == 3 + 3 * 3  # three are none of a peer, and no bucket is there
 
 
 def test_what_is_done_again_and_again_has_a_thread_each_and_is_said_when_it_changes() -> None:

@@ -8,9 +8,13 @@ import pytest
 from atelier.engine.config.record import FileEntry
 from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.engine.extensions.sites.messages import BODY, Contribution
-from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.incoming import Arrival, Incoming, NotTaken
 
 TRAJECTORY, DATA = "ef" * 32, b"weights"
+
+
+def arrival(peer: str) -> Arrival:
+    return Arrival(peer, lambda is_new: None, blocks=[DATA])
 
 
 def contribution(*before: str) -> Contribution:
@@ -34,7 +38,7 @@ def test_a_head_that_the_mailbox_could_not_read_again_or_of_strange_sites_is_not
     box.open("b", ("a", "b"))
     incoming = Incoming(str(tmp_path), "b")
     with pytest.raises(NotTaken, match=problem) as refused:
-        incoming.take(contribution(*before), "a", 0, [DATA])
+        incoming.take(contribution(*before), arrival("a"))
     assert refused.value.when == "never" and box.rounds() == []
-    incoming.take(contribution("a", "b"), "a", 0, [DATA])
+    incoming.take(contribution("a", "b"), arrival("a"))
     assert box.contribution(1, "a") == contribution("a", "b")

@@ -16,14 +16,13 @@ from atelier.engine.extensions.sites.membership import Decision, Meeting, Presen
 from atelier.engine.extensions.sites.messages import AboutRounds
 from atelier.engine.extensions.sites.round_log import RoundLine
 from atelier.engine.extensions.sites.sample_log import SampleLog
-from atelier.infra.sites import meeting_calls
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Incoming, NotTaken
 from atelier.infra.sites.keys import AUDIT
-from atelier.infra.sites.meeting_calls import MeetingCalls
-from tests.infra.sites.agents import TRAJECTORY, Site, check, until
-from tests.infra.sites.test_agent import DATA, call, two
+from atelier.infra.sites.meetings import Meetings
+from tests.infra.sites.agents import TRAJECTORY, Site, asked, check, make_due, say, until
+from tests.infra.sites.test_agent import DATA, two
 
 ROWS = {"a": 1, "b": 1}
 NOBODY = SampleLog(ROWS, 4).decided((), ROWS)  # is in round 1
@@ -43,6 +42,10 @@ def elastic(folder: Path, silent: str = "", **membership: object) -> list[Site]:
 
 def said(site: str, number: int = 1, beat: int = 1) -> Presence:
     return Presence(trajectory=TRAJECTORY, site=site, round=number, safe=0, beat=beat, coordinator="a")
+
+
+def tell(to: Site, of: Site, text: bytes | str) -> str:
+    return say(to, of.keys, "Put", asked("meeting", json.loads(text)))
 
 
 def decided(box: Mailbox, number: int = 1, before: RoundLine | None = None) -> RoundLine:
@@ -137,12 +140,12 @@ def test_what_is_not_a_peers_to_say_is_refused_by_name_and_leaves_nothing(
     good = Decision(trajectory=TRAJECTORY, site="a", line=line)
     document, problem = attacks(line)[attack]
     with b.served():
-        assert call(b, a.keys, "Meet", good.text) == ""
+        assert tell(b, a, good.text) == ""
         before = sorted(str(path) for path in Path(b.mail).rglob("*"))
-        answer = call(b, a.keys, "Meet", json.dumps(document).encode())
+        answer = tell(b, a, json.dumps(document))
         assert problem in answer and "\n" not in answer, answer
         assert sorted(str(path) for path in Path(b.mail).rglob("*")) == before
-        assert call(b, a.keys, "Meet", good.text) == ""  # the same once more
+        assert tell(b, a, good.text) == ""  # the same once more
 
 
 def test_only_the_coordinator_decides(tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_only_the_coordinator_decides(tmp_path: Path) -> None:
         line = RoundLine(round=1, codecs={}, sha256={}, samples=NOBODY, before="")
         with b.served():
             text = Decision(trajectory=TRAJECTORY, site="a", line=line).text
-            assert problem in call(b, a.keys, "Meet", text)
+            assert problem in tell(b, a, text)
         assert Meeting(b.box).last() is None
 
 
@@ -162,7 +165,7 @@ def test_a_strict_membership_has_neither_presences_nor_decisions(tmp_path: Path)
     a, b = two(tmp_path)
     with b.served():
         text = said("a").model_dump_json(by_alias=True).encode()
-        assert "all sites are in every round" in call(b, a.keys, "Meet", text)
+        assert "all sites are in every round" in tell(b, a, text)
 
 
 def test_the_coordinators_agent_decides_while_its_ranks_are_away(tmp_path: Path) -> None:
@@ -194,7 +197,7 @@ def test_the_coordinators_agent_decides_while_its_ranks_are_away(tmp_path: Path)
 def test_decisions_that_a_peer_has_lost_are_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting_calls, "AGAIN_S", 0.0)
+    monkeypatch.setattr(Meetings, "early_s", 0.0)
     a, b = elastic(tmp_path)
     asking = Agent(a.keys, a.mail)
     first = decided(a.box)
@@ -212,7 +215,7 @@ def test_decisions_that_are_forgotten_everywhere_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """b has lost its mailbox, and not its checkpoints: it goes on from the round after the last safe one."""
-    monkeypatch.setattr(meeting_calls, "AGAIN_S", 0.0)
+    monkeypatch.setattr(Meetings, "early_s", 0.0)
     a, b = elastic(tmp_path)
     asking = Agent(a.keys, a.mail)
     lines = [decided(a.box)]
@@ -232,24 +235,24 @@ def test_a_site_that_has_lost_all_is_told_which_decisions_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     """b begins anew, at round 1; one that knows what came before hears nothing of that."""
-    monkeypatch.setattr(meeting_calls, "AGAIN_S", 0.0)
+    monkeypatch.setattr(Meetings, "early_s", 0.0)
     a, b = elastic(tmp_path, silent)
     lines = [decided(a.box)]
     for number in (2, 3, 4):
         lines.append(decided(a.box, number, lines[-1]))
     a.box.forget(3)
     Meeting(a.box).tell(said("a", 5).model_copy(update={"safe": 3}))
-    asking, asked = (b, a) if silent else (a, b)
+    asking, called = (b, a) if silent else (a, b)
     agent, theirs, told = Agent(asking.keys, asking.mail), Meeting(a.box), Meeting(b.box)
-    with asked.served():
+    with called.served():
         theirs.tell(said("b", 4))
         told.tell(said("b", 4))
-        agent.meet(asked.name)
+        agent.meet(called.name)
         assert told.presence("a") == Meeting(a.box).presence("a")
         told.check_told(4, "a")
         theirs.tell(said("b", 1))
         told.tell(said("b", 1))
-        agent.meet(asked.name)
+        agent.meet(called.name)
         with pytest.raises(
             DataError, match=r"round-000001.decision.json: is gone, and at a round 4 is the oldest: .*again"
         ):
@@ -271,15 +274,43 @@ def test_what_is_damaged_of_an_old_training_holds_up_no_other(
     path.write_text("{")
     for site in (a, b):
         Meeting(site.box).tell(said(site.name, 2))
-    asking, asked = (b, a) if silent == "b" else (a, b)
-    with asked.served():
-        Agent(asking.keys, asking.mail).meet(asked.name)
+    asking, called = (b, a) if silent == "b" else (a, b)
+    with called.served():
+        Agent(asking.keys, asking.mail).meet(called.name)
     assert Meeting(b.box).presence("a") == said("a", 2)
     assert silent == "" or Meeting(a.box).presence("b") == said("b", 2)
     last = Meeting(b.box).last()
     assert last is not None and last.line == line
     kept = a.audited()
     assert [str(path) in each["why"] for each in kept if each["what"] == "damaged"] == [True]
+
+
+@pytest.mark.parametrize("silent", ["", "b"])
+@pytest.mark.parametrize("at", ["a", "b"])
+def test_a_damaged_decision_holds_up_no_later_one_when_the_coordinators_agent_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str, at: str
+) -> None:
+    monkeypatch.setattr(Meetings, "early_s", 0.0)
+    a, b = elastic(tmp_path, silent)
+    asking, called = (b, a) if silent else (a, b)
+
+    def meet() -> None:
+        """With agents that know of nothing that was told before."""
+        with called.served():
+            agent = Agent(asking.keys, asking.mail)
+            for _ in range(2):
+                agent.meet(called.name)
+
+    lines = [decided(a.box)]
+    lines.append(decided(a.box, 2, lines[0]))
+    meet()
+    site = {"a": a, "b": b}[at]
+    Path(site.box.folder(1, site.name)).with_name("decision.json").write_text("{")
+    lines.append(decided(a.box, 3, lines[1]))
+    meet()
+    last = Meeting(b.box).last()
+    assert last is not None and last.line == lines[2]
+    assert [line["what"] for line in site.audited()].count("damaged") == 1
 
 
 @pytest.mark.parametrize("silent", ["", "b"])
@@ -295,22 +326,24 @@ def test_what_is_damaged_here_is_refused_in_nobodys_name(tmp_path: Path, silent:
         place = Path(b.box.folder(1, "b")).parent / "decision.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("{" if damaged == "its own presence" else json.dumps(decision))
-    asking, asked = (b, a) if silent else (a, b)
-    with asked.served():
+    asking, called = (b, a) if silent else (a, b)
+    with called.served() as there:
         agent = Agent(asking.keys, asking.mail)
-        agent.meet(asked.name)
+        for _ in range(2):  # what is not taken of a list is said with the next one
+            agent.meet(called.name)
         whats = [each["what"] for site in (a, b) for each in site.audited()]
         assert whats.count("damaged") == 1 and not {"refused", "not taken"} & {*whats}
         place.unlink()
-        agent._meetings._not_before.clear()
-        agent.meet(asked.name)
+        for each, peer in ((agent, called), (there, asking)):
+            make_due(each._exchange.later[peer.name])
+        agent.meet(called.name)
     last = Meeting(b.box).last()
     assert last is not None and last.line == line
 
 
 def test_an_agent_leaves_rounds_to_its_ranks_while_they_are_heard(tmp_path: Path) -> None:
     a, _ = elastic(tmp_path, grace=0.2)
-    calls = MeetingCalls(a.mail, "a", Audit(tmp_path / "log"), "x")
+    calls = Meetings(Incoming(a.mail, "a"), Audit(tmp_path / "log"))
     decided(a.box)
     a.box.send(2, "a", [DATA], {"a": hashlib.sha256(DATA).hexdigest()}, 0, codec=Codec())
 
@@ -326,7 +359,7 @@ def test_an_agent_leaves_rounds_to_its_ranks_while_they_are_heard(tmp_path: Path
 
 def test_after_its_mailbox_is_lost_an_agent_decides_nothing_anew(tmp_path: Path) -> None:
     a, _ = elastic(tmp_path, grace=0.1)
-    calls = MeetingCalls(a.mail, "a", Audit(tmp_path / "log"), "x")
+    calls = Meetings(Incoming(a.mail, "a"), Audit(tmp_path / "log"))
     Meeting(a.box).tell(said("b", 4))
     calls.decide()
     until(lambda: not calls.hears(TRAJECTORY, "a"), "a is heard for ever")
@@ -350,7 +383,7 @@ def test_a_contribution_that_was_decided_against_is_not_taken(tmp_path: Path, ki
     head = b.box.contribution(1, "b")
     assert head is not None
     with a.served():
-        said = call(a, b.keys, "Offer", head.text)
+        said = say(a, b.keys, "Offer", asked(head=json.loads(head.text)))
     assert ("round 1 was decided without b" if kind == "without it" else "was decided on") in said
     assert not a.box.has(1, "b")
 

@@ -25,7 +25,8 @@ from atelier.infra.sites.desk import (
     SiteOrder,
     text_of,
 )
-from atelier.infra.sites.incoming import NotTaken
+from atelier.infra.sites.incoming import Arrival, NotTaken
+from atelier.infra.sites.kinds import Item
 from atelier.infra.sites.notes import MOST_OPEN, MOST_UNKNOWN, Notes
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy, is_below
 from tests.infra.sites.agents import friends
@@ -52,16 +53,35 @@ def cancellation(asked: SiteOrder) -> Cancellation:
     return Cancellation(order=asked.id, home=asked.home, site=asked.site)
 
 
+def audit(folder: Path, name: str) -> Audit:
+    (folder / f"{name}-log").mkdir(parents=True, exist_ok=True)
+    return Audit(folder / f"{name}-log" / "audit.jsonl")
+
+
+def taken(notes: Notes, data: bytes, sender: str) -> bool | None:
+    noted = list[bool]()
+    notes.take(notes.item(data, sender), Arrival(sender, noted.append))
+    return noted[-1] if noted else None
+
+
 class Two:
     """The notes at home `a` and at `b`, carried by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.desks = {name: OrderDesk(str(folder / name)) for name in "ab"}
-        self.notes = {name: Notes(str(folder / name), name) for name in "ab"}
+        self.notes = {name: Notes(str(folder / name), name, audit(folder, name)) for name in "ab"}
+
+    def take(self, reader: str, data: bytes, sender: str) -> bool | None:
+        """Whether it is new; None where a newer one is here."""
+        return taken(self.notes[reader], data, sender)
+
+    def waiting(self, sender: str, reader: str, *known: str) -> list[Item[Note]]:
+        groups = self.notes[sender].groups(reader, lambda key: key not in known)
+        return [item for group in groups for item in group]
 
     def carry(self, sender: str, reader: str) -> None:
-        for note in self.notes[sender].asked(self.notes[reader].request(sender, ()), reader):
-            self.notes[reader].take(text_of(note), sender)
+        for item in self.waiting(sender, reader):
+            self.take(reader, item.text, sender)
 
 
 def test_an_order_crosses_its_answers_come_back_and_the_last_one_counts(tmp_path: Path) -> None:
@@ -73,10 +93,10 @@ def test_an_order_crosses_its_answers_come_back_and_the_last_one_counts(tmp_path
         two.desks["b"].put(reply(asked, number, state))
         two.carry("b", "a")
         two.carry("b", "a")  # again: nothing happens
-    two.notes["a"].take(text_of(reply(asked, 2)), "b")  # an old one comes late
+    two.take("a", text_of(reply(asked, 2)), "b")  # an old one comes late
     found = two.desks["a"].reply(asked.id)
     assert found is not None and (found.number, found.state) == (3, "finished")
-    assert not [*two.notes["a"].waiting_for("b", set())]  # what has ended is not sent again
+    assert not two.waiting("a", "b")  # what has ended is not sent again
 
 
 def test_a_cancellation_follows_its_order(tmp_path: Path) -> None:
@@ -105,7 +125,7 @@ def test_a_note_that_is_not_its_senders_is_not_taken(
     two, known = Two(tmp_path), order("a", "b", "known")
     two.desks["b"].put(known)
     with pytest.raises(NotTaken, match=why):
-        two.notes["b"].take(text_of(note), sender)
+        two.take("b", text_of(note), sender)
     assert [*two.desks["b"].orders()] == [known] and two.desks["b"].reply(known.id) is None
     assert not two.desks["b"].is_cancelled(known.id)
 
@@ -132,7 +152,7 @@ def test_a_damaged_or_hostile_note_is_one_line_and_leaves_nothing(tmp_path: Path
         place = draw.randrange(len(text))
         text = text[:place]
     try:
-        two.notes["b"].take(text, "a")
+        two.take("b", text, "a")
     except AtelierError as error:
         assert "\n" not in str(error) and len(str(error)) < 400
         assert not names(str(tmp_path / "b"))
@@ -143,7 +163,7 @@ def test_a_damaged_or_hostile_note_is_one_line_and_leaves_nothing(tmp_path: Path
 def test_an_order_asks_for_something(tmp_path: Path) -> None:
     document = json.loads(text_of(order())) | {"tasks": {}}
     with pytest.raises(AtelierError, match="tasks: "):
-        Two(tmp_path).notes["b"].take(json.dumps(document).encode(), "a")
+        Two(tmp_path).take("b", json.dumps(document).encode(), "a")
 
 
 def test_a_note_that_grows_when_it_is_written_out_is_not_taken(tmp_path: Path) -> None:
@@ -152,7 +172,7 @@ def test_a_note_that_grows_when_it_is_written_out_is_not_taken(tmp_path: Path) -
     two.desks["a"].put(asked)
     document = json.loads(text_of(reply(asked))) | {"tasks": {f"t{n}": {} for n in range(60_000)}}
     with pytest.raises(AtelierError, match="bytes"):
-        two.notes["a"].take(json.dumps(document).encode(), "b")
+        two.take("a", json.dumps(document).encode(), "b")
     with pytest.raises(AtelierError, match="bytes"):
         two.desks["a"].put(Reply.model_validate(document))
     (tmp_path / "a" / "orders" / asked.id / "reply.json").write_bytes(b" " * (3 << 20))
@@ -191,9 +211,9 @@ def test_a_site_that_is_not_called_hears_the_newest_answer_among_many_old_ones(t
 def test_a_peer_has_a_limited_number_of_open_orders(tmp_path: Path) -> None:
     two = Two(tmp_path)
     for number in range(MOST_OPEN):
-        two.notes["b"].take(text_of(order(nonce=str(number))), "a")
+        two.take("b", text_of(order(nonce=str(number))), "a")
     with pytest.raises(NotTaken, match=f"{MOST_OPEN} of them open"):
-        two.notes["b"].take(text_of(order(nonce="more")), "a")
+        two.take("b", text_of(order(nonce="more")), "a")
 
 
 def large(nonce: str, size: int) -> SiteOrder:
@@ -208,26 +228,26 @@ def test_the_orders_of_a_peer_have_a_limited_number_of_bytes(
     size = len(text_of(first))
     monkeypatch.setattr(notes, "MOST_BYTES", 3 * size)
     for one in (first, large("2", 1000), large("3", 1000)):
-        two.notes["b"].take(text_of(one), "a")
+        two.take("b", text_of(one), "a")
         two.desks["b"].put(reply(one, 1, "refused"))
-    assert two.notes["b"].take(text_of(first), "a") is None
+    assert two.take("b", text_of(first), "a") is False
     why = f"{3 * size} bytes of orders of a are kept here, {size} more would be above {3 * size}; .* a week"
     with pytest.raises(NotTaken, match=why) as refused:
-        two.notes["b"].take(text_of(large("4", 1000)), "a")
+        two.take("b", text_of(large("4", 1000)), "a")
     assert refused.value.when == "early"
-    assert two.notes["b"].take(text_of(order("c", "b")), "c") is not None  # of another peer
+    assert two.take("b", text_of(order("c", "b")), "c")  # of another peer
 
 
 def test_a_site_that_runs_nothing_for_a_peer_takes_no_large_order_of_it(tmp_path: Path) -> None:
     policies, small = Policies(tmp_path / "keys"), large("small", 1000)
     policies.set(SitePolicy(site="a", hourly=1.0))  # lets nothing run
-    found = Notes(str(tmp_path / "b"), "b", policies.runs_any)
+    found = Notes(str(tmp_path / "b"), "b", audit(tmp_path, "b"), policies.runs_any)
     big = large("big", MOST_UNKNOWN)
     with pytest.raises(NotTaken, match=r"at most 65536 are taken .* at b: atelier site allow a --tasks"):
-        found.take(text_of(big), "a")
-    assert found.take(text_of(small), "a") == small  # it gets its refusal
+        taken(found, text_of(big), "a")
+    assert taken(found, text_of(small), "a")  # it gets its refusal
     policies.set(SitePolicy(site="a", tasks=("curate",)))
-    assert found.take(text_of(big), "a") == big
+    assert taken(found, text_of(big), "a")
 
 
 def test_of_an_order_that_is_over_and_of_many_that_are_not_little_is_held(
@@ -237,7 +257,7 @@ def test_of_an_order_that_is_over_and_of_many_that_are_not_little_is_held(
     desk, take = OrderDesk(str(tmp_path / "b")), desk_module.note_of
     monkeypatch.setattr(desk_module, "note_of", lambda *about: read.append(about[2]) or take(*about))
     for number in range(30):
-        two.notes["b"].take(text_of(large(str(number), 200_000)), "a")
+        two.take("b", text_of(large(str(number), 200_000)), "a")
     assert len([*desk.listed()]) == 30
     assert 200_000 < desk._cache._bytes <= note_cache.MOST_HELD
     for about in desk.listed():
@@ -248,7 +268,7 @@ def test_of_an_order_that_is_over_and_of_many_that_are_not_little_is_held(
     assert desk._cache._bytes == 0
     read.clear()
     assert all(desk.is_over(about.order) for about in desk.listed()) and not read
-    assert not [*two.notes["b"].waiting_for("a", {about.digest for _, about in desk.waiting_for("a")})]
+    assert not two.waiting("b", "a", *(about.digest for _, about in desk.waiting_for("a")))
     assert len([*desk.orders()]) == 30
 
 

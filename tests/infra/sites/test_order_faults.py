@@ -13,7 +13,7 @@ from atelier.infra.sites.keys import PEERS
 from atelier.infra.sites.notes import MOST_UNKNOWN
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
-from tests.infra.sites.agents import friends
+from tests.infra.sites.agents import friends, make_due
 from tests.infra.sites.test_notes import cancellation, large, order
 
 
@@ -93,7 +93,7 @@ def test_a_note_that_a_site_which_only_dials_out_cannot_take_yet_is_asked_for_ag
     for note in (asked, cancellation(asked), small):
         home.put(note)
     monkeypatch.setattr("atelier.infra.sites.refusals.LASTS_S", 0.0)
-    with a.served(), monkeypatch.context() as patch:
+    with a.served() as at_a, monkeypatch.context() as patch:
         if of == "no room":
             patch.setattr(notes, "MOST_BYTES", MOST_UNKNOWN)
         else:
@@ -106,9 +106,8 @@ def test_a_note_that_a_site_which_only_dials_out_cannot_take_yet_is_asked_for_ag
         assert [line["kind"] for line in a.audited()].count("order") == 2  # no more was fetched
         damaged.unlink(missing_ok=True)
         patch.setattr(notes, "MOST_BYTES", 1 << 20)
-        patch.setattr(notes, "AGAIN_S", 0.0)
-        for _ in range(4):
-            agent.exchange("a")
+        make_due(at_a._exchange.later["b"])
+        agent.exchange("a")
         assert there.order(asked.id) == asked and there.is_cancelled(asked.id)
     said, name = agent._refusals.lines("a"), f"the order {asked.id[:16]}"
     assert sum(line.startswith(f"a: {name} is not taken here: ") for line in said) == 1
@@ -116,7 +115,11 @@ def test_a_note_that_a_site_which_only_dials_out_cannot_take_yet_is_asked_for_ag
 
 
 @pytest.mark.parametrize("silent", ["", "b"])
-def test_a_large_order_waits_while_the_policy_for_its_home_is_damaged(tmp_path: Path, silent: str) -> None:
+def test_a_large_order_waits_while_the_policy_for_its_home_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """Its home is told nothing of the policy."""
+    monkeypatch.setattr("atelier.infra.sites.refusals.LASTS_S", 0.0)
     a, b = friends(tmp_path, silent=silent).values()
     Policies(b.keys.folder).set(SitePolicy(site="a", tasks=(EVERYTHING,)))
     policy = next(path for path in b.keys.folder.rglob("a.json") if PEERS not in path.parts)
@@ -125,13 +128,17 @@ def test_a_large_order_waits_while_the_policy_for_its_home_is_damaged(tmp_path: 
     OrderDesk(a.mail).put(asked)
     at, peer = (b, a) if silent else (a, b)
     agent = Agent(at.keys, at.mail)
-    with peer.served():
+    with peer.served() as there:
         for is_damaged in (True, False):
             agent.exchange(peer.name)
             assert (OrderDesk(b.mail).order(asked.id) is None) == is_damaged
             policy.write_bytes(before)
-            agent._declined.clear()
+            agent.exchange(peer.name)  # what became of the list before is said with the next one
+            for each, other in ((agent, peer), (there, at)):
+                make_due(each._exchange.later[other.name])
+        told = (there if silent else agent)._refusals.lines("b")
     assert [line["what"] for line in b.audited()].count("damaged") == 1
+    assert "something is damaged here" in told[0] and str(tmp_path) not in "".join(told)
 
 
 def test_a_note_that_is_never_taken_is_asked_for_once(tmp_path: Path) -> None:
@@ -141,4 +148,5 @@ def test_a_note_that_is_never_taken_is_asked_for_once(tmp_path: Path) -> None:
     with a.served():
         for _ in range(3):
             agent.exchange("a")
-    assert [line["what"] for line in b.audited()] == ["refused"] and len(a.audited()) == 1
+    assert [line["what"] for line in b.audited()] == ["refused"]
+    assert [line["what"] for line in a.audited()] == ["fetched", "not taken"]

@@ -7,12 +7,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from atelier.engine.config.error import DamageError
 from atelier.engine.extensions.sites.config.codec import Codec
 from atelier.engine.extensions.sites.mailbox import Mailbox
-from atelier.infra.sites import message_calls, refusals, transfer
+from atelier.infra.sites import refusals, transfer
 from atelier.infra.sites.agent import Agent
+from atelier.infra.sites.exchange import MOST_ITEMS, AnyKind, SiteExchange
 from atelier.infra.sites.incoming import NotTaken
-from atelier.infra.sites.message_calls import MessageCalls
 from atelier.infra.sites.refusals import DIFFERS, CompletedKeys, Refusals, RetrySchedule
 from atelier.infra.sites.transfer import CallError
 from tests.infra.sites.agents import Site, asking, friends, until
@@ -70,20 +71,29 @@ def test_a_peer_fills_no_memory_with_what_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a peer answers: this one says more than it was asked for."""
-    monkeypatch.setattr(message_calls, "MOST_HEADS", 7)
     monkeypatch.setattr(refusals, "MOST_EARLY", 5)
-    heads = [head("b", DATA, trajectory=f"{number:064x}") for number in range(20)]
-    monkeypatch.setattr(MessageCalls, "heads", lambda self, request, peer: {"heads": heads})
+    found: list[dict[str, object]] = []
+
+    def listed(exchange: SiteExchange, kind: AnyKind, *about: object) -> dict[str, object]:
+        return {"groups": [[one] for one in found] if kind.name == "message" else []}
+
+    monkeypatch.setattr(SiteExchange, "_list", listed)
     a, b = two(tmp_path, "a")
     agent = Agent(a.keys, a.mail)
     with b.served():
+        for number in range(7):
+            about = head("b", DATA, trajectory=f"{number:064x}")
+            found.append({"key": str(number), "head": about})
         agent.exchange("b")
+        found = found[:1] * (MOST_ITEMS + 1)
+        with pytest.raises(DamageError, match="at most 1000 items"):
+            agent.exchange("b")
     agent.stop()
     assert [training[-2:] for _, training in agent._refusals._early] == ["02", "03", "04", "05", "06"]
     settled = CompletedKeys[int](3)
     for number in (1, 2, 1, 3, 4):
         settled.add(number)
-    assert [*settled] == [2, 3, 4] and 4 in settled and 1 not in settled and len(settled) == 3
+    assert [number for number in range(6) if number in settled] == [2, 3, 4]
 
 
 def test_a_refusal_that_does_not_last_and_what_is_over_are_not_said() -> None:
@@ -110,18 +120,18 @@ def test_what_comes_damaged_again_and_again_is_tried_ever_less_often(monkeypatch
     """A file that is damaged where it was made crosses a dozen times in an hour, and not 360 times."""
     now, tries = [0.0], list[float]()
     monkeypatch.setattr("atelier.infra.sites.refusals.time.monotonic", lambda: now[0])
-    later = RetrySchedule[str](10.0)
+    later = RetrySchedule[str]()
     while now[0] < 3600:
         if later.is_due("file"):
             tries.append(now[0])
-            later.failed("file", is_damaged=True)
+            later.failed("file", 10.0, is_damaged=True)
         assert later.is_due("another")
         now[0] += 1.0
     assert tries[:5] == [0, 10, 30, 70, 150] and max(b - a for a, b in pairwise(tries)) == 600
     later.succeeded("file")
     assert later.is_due("file")
     for _ in range(3):  # waits for something
-        later.failed("file", is_damaged=False)
+        later.failed("file", 10.0, is_damaged=False)
         assert not later.is_due("file")
         now[0] += 10.0
         assert later.is_due("file")

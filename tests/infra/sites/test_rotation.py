@@ -24,7 +24,7 @@ def made_before(keys: Keys) -> None:
 
 
 def signing(site: Site) -> Countersigning:
-    return Countersigning(site.keys, Audit(site.keys.folder / AUDIT), "")
+    return Countersigning(site.keys, Audit(site.keys.folder / AUDIT))
 
 
 def is_pair(site: Site, other: Site) -> bool:
@@ -91,7 +91,7 @@ def test_a_key_that_is_not_of_the_card_signs_nothing_until_it_is_changed(tmp_pat
     made_before(b.keys)
     (b.keys.folder / KEY).write_bytes(a.keys.key)
     number = len(signatures(b))
-    request, theirs = signing(a)._own("b").model_dump_json().encode(), signing(b)
+    request, theirs = signing(a)._own("b"), signing(b)
     with pytest.raises(DamageError, match="the signature of b is not by its certificate") as error:
         theirs.answer(request, "a")
     assert str(error.value).startswith(str(b.keys.folder)) and "site rotate" in error.value.way_out

@@ -1,0 +1,120 @@
+"""Messages of trainings, an item each: a contribution, or a teacher's lesson, of a round."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from atelier.engine.config.base import Json
+from atelier.engine.extensions.sites.mailbox import Mailbox
+from atelier.engine.extensions.sites.messages import BODY, Contribution, Message, head_of
+from atelier.engine.extensions.sites.rates import tell_rate
+from atelier.engine.io.storage import local_path, stamp_of
+from atelier.infra.sites.audit import Audit
+from atelier.infra.sites.incoming import Arrival, Incoming, NotTaken
+from atelier.infra.sites.kinds import IsDue, Item, ItemKind
+
+OFFER_AGAIN_S, MOST_ASKED = 30.0, 3  # messages that are kept: their reader may have lost some
+AGAIN = "+"  # ends the key of such a message
+
+
+class Messages(ItemKind[Message]):
+    """The messages in a mailbox."""
+
+    name = "message"
+
+    def __init__(self, incoming: Incoming, audit: Audit, is_trusted: Callable[[str], bool]) -> None:
+        super().__init__(audit)
+        self._url, self._site, self._incoming = incoming.url, incoming.site, incoming
+        self._is_trusted = is_trusted
+        self._sent: dict[tuple[str, str], int] = {}  # the last round by peer and trajectory
+        self._offered: dict[tuple[str, str], float] = {}  # when some were offered again, by the same
+        self._asked: dict[tuple[str, str], int] = {}  # the last round of those, by the same
+
+    def item(self, data: bytes, peer: str) -> Item[Message]:
+        return self._item(head_of(data, peer))
+
+    def _item(self, head: Message, end: str = "") -> Item[Message]:
+        training = head.trajectory[:16]
+        known = head.text + str(stamp_of(self._body(head))).encode()
+        return Item(
+            f"{hashlib.sha256(known).hexdigest()}{end}",
+            head,
+            head.text,
+            {
+                "kind": head.kind,
+                "trajectory": training,
+                "round": head.round,
+                "bytes": head.body.bytes,
+                "sha256": head.body.sha256,
+            },
+            f"round {head.round} of {training}",
+            head.trajectory,
+            head.body.bytes,
+            is_again=bool(end),
+        )
+
+    def _body(self, head: Message) -> Path:
+        return local_path(Mailbox(self._url, head.trajectory).folder(head.round, head.site)) / BODY
+
+    def groups(self, peer: str, is_due: IsDue) -> Iterator[Iterator[Item[Message]]]:
+        for about in self._incoming.trainings(peer):
+            yield self._of(Mailbox(self._url, about.trajectory), peer)
+
+    def _of(self, box: Mailbox, peer: str) -> Iterator[Item[Message]]:
+        """The messages of a training that a peer lacks, after a few of those that it may have lost."""
+        yield from self._again(box, peer)
+        last, reader = self._sent.get((peer, box.trajectory), 0), self._incoming.progress(box, peer)
+        safe = reader.safe if reader is not None else 0
+        for head in box.sent(self._site, last):
+            if not isinstance(head, Contribution) and last and head.round > max(last, safe) + 1:
+                break  # those between are trained again
+            last = head.round
+            yield self._item(head)
+
+    def _again(self, box: Mailbox, peer: str) -> Iterator[Item[Message]]:
+        """Every `OFFER_AGAIN_S` a few of the messages that a peer has taken and that are kept, the oldest and
+        others in turn: from the first that it lacks they are sent again.
+        """
+        key, now = (peer, box.trajectory), time.monotonic()
+        if now - self._offered.setdefault(key, now) < OFFER_AGAIN_S:
+            return
+        reader = self._incoming.progress(box, peer)
+        safe, sent = reader.safe if reader is not None else 0, self._sent.get(key, 0)
+        kept = [number for number in box.rounds() if safe < number <= sent]
+        later = [number for number in kept if number > self._asked.get(key, 0)] or kept
+        self._asked[key] = max(later[:MOST_ASKED], default=0)
+        self._offered[key] = now
+        for number in sorted({*kept[:1], *later[:MOST_ASKED]}):
+            head = box.read(number, self._site)
+            if head is not None and self._sent.get(key) == sent:
+                yield self._item(head, AGAIN)
+
+    def settled(self, peer: str, item: Item[Message], size: int = 0, seconds: float = 0.0) -> None:
+        key, number = (peer, item.head.trajectory), item.head.round
+        if not item.is_again:
+            self._sent[key] = number
+        elif size:  # it had lost that one, and perhaps those after it
+            self._sent[key] = min(number, self._sent.get(key, number))
+        if size and isinstance(item.head, Contribution):
+            tell_rate(self._url, peer, size, seconds)
+
+    def begins_anew(self, peer: str, trajectory: str) -> None:
+        """A reader may ask for messages that it has had."""
+        self._sent.pop((peer, trajectory), None)
+
+    def path(self, item: Item[Message], peer: str) -> Path:
+        head, box = item.head, Mailbox(self._url, item.head.trajectory)
+        about = box.about(self._site)
+        if about is None or peer not in about.sites:
+            raise NotTaken("no such message")
+        if box.read(head.round, self._site) != head:
+            raise NotTaken("no such message", "over")
+        return self._body(head)
+
+    def offset(self, item: Item[Message], peer: str) -> int | None:
+        return self._incoming.offset(item.head, peer)
+
+    def take(self, item: Item[Message], arrival: Arrival) -> Json:
+        self._incoming.take(item.head, arrival, lambda: self._is_trusted(arrival.peer))
+        return None
