@@ -1,6 +1,4 @@
-"""`atelier <flow> ...`: run a flow, or with -m every point of a sweep; print the results and what to type
-next.
-"""
+"""`atelier <flow> ...`: run a flow, or with -m every point of a sweep; print results and next commands."""
 
 import shlex
 import sys
@@ -16,26 +14,24 @@ from atelier.infra.dag import Node
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store, default_root
 
-LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports are in the table above it
+LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports are in the table above
 BAD_INPUT = ConfigError.exit_code
-AGAIN = "the same command goes on from there"
-MENDED = "with that mended, the command goes on from there"  # as it is, it would fail again
+AGAIN = "the same command continues from there"
+MENDED = "after the fix, the same command continues from there"  # else it fails again
 
 
 def run_command(arguments: list[str], command: str) -> int:
-    """Run a flow, or with -m every point of a sweep; the exit code. Raises ConfigError for --dry-run without
-    -m and --fresh with it.
+    """Run a flow, or with -m every point of a sweep. Returns the exit code. Raises ConfigError for --dry-run
+    without -m and for --fresh with it.
     """
     flow, overrides = arguments[0], [a for a in arguments[1:] if a not in MULTIRUN]
     if DRY in overrides and len(overrides) == len(arguments) - 1:
-        raise ConfigError(DRY, "is for a sweep (-m)", f"atelier plan {flow} ... says what one run would do")
+        raise ConfigError(DRY, "is for a sweep (-m)", f"atelier plan {flow} ... plans one run")
     if len(overrides) < len(arguments) - 1 and any(word.startswith("resume.fresh") for word in overrides):
-        raise ConfigError(
-            FRESH, "is for one run: points of a sweep share trainings", "begin it again without -m"
-        )
+        raise ConfigError(FRESH, "is for one run: points of a sweep share trainings", "run it without -m")
     if len(overrides) == len(arguments) - 1:
         return run_point(compose(flow, overrides), command)
-    from atelier.flows.sweep.command import run_sweep  # Hydra's sweepers: nothing that a single run waits for
+    from atelier.flows.sweep.command import run_sweep  # late: only sweeps need Hydra's sweepers
 
     return run_sweep(flow, overrides, command)
 
@@ -59,7 +55,7 @@ def _ended(frozen: RunConfig, outcome: RunOutcome, store: Store) -> int:
             print(outcome.failure.way_out, file=sys.stderr)
         code = getattr(outcome.failure, "exit_code", 1)
         again = AGAIN if not frozen.resume.fresh else f"{AGAIN}, without {FRESH}"
-        print("what is finished is kept; " + (again if code != BAD_INPUT else MENDED), file=sys.stderr)
+        print("finished tasks are kept; " + (again if code != BAD_INPUT else MENDED), file=sys.stderr)
         return code
     report = next((node for node in outcome.nodes if node.task == "report"), None)
     if report is not None:
@@ -69,23 +65,22 @@ def _ended(frozen: RunConfig, outcome: RunOutcome, store: Store) -> int:
     if len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
     if outcome.prefect_s:
-        ours = outcome.total_s - outcome.prefect_s
-        print(f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours {ours:.1f} s")
+        print(f"{outcome.total_s:.1f} s; Prefect answered after {outcome.prefect_s:.1f} s")
     return 0
 
 
 def _other_names(nodes: Iterable[Node], store: Store) -> Iterator[str]:
-    """A line for each model that was made before, under another name than this run gives it."""
+    """A line for each reused model that has another name in this run."""
     for product in (each for node in nodes for each in node.products.values() if each.kind == "model"):
         record = store.find(product.kind, product.fingerprint)
         if record is not None and record.name != product.name:
             made = f"{record.name} {record.fingerprint[:8]}"
-            yield f"note     {product.name} was made before, as {made}: both names find it"
+            yield f"note     {product.name} exists already as {made}; both names find it"
 
 
 def _show(report: Node, store: Store, frozen: RunConfig) -> None:
-    """Print the table, the lineage, where the report lies, and what to type next."""
-    from atelier.infra.report.collect import collect_report  # draws on numbers that only a finished run has
+    """Print the table, the lineage, the report's path, and the next commands."""
+    from atelier.infra.report.collect import collect_report  # late: only a finished run needs it
     from atelier.infra.report.lineage_text import to_tree
     from atelier.infra.report.render import terminal_table
 
@@ -102,7 +97,7 @@ def _show(report: Node, store: Store, frozen: RunConfig) -> None:
         page = next((file.path for file in record.files if file.path.endswith(".html")), record.files[0].path)
         console.print(f"report   {store.address('report', product.fingerprint)}/{page}", soft_wrap=True)
     name = content.graph.nodes[content.graph.focus].name if content.graph is not None else ""
-    name = name if name in content.samples else next(iter(content.samples), "")  # as this run calls it
+    name = name if name in content.samples else next(iter(content.samples), "")  # this run's name for it
     if name:
         asked = getattr(getattr(frozen.arguments, "score", None), "sample", "")
         prompt = shlex.quote(asked or " ".join(content.samples[name].split()[:2]))

@@ -1,14 +1,14 @@
-"""The Prefect server of one run: `python -m atelier.flows.run.embedded_server`; it ends with the process that
+"""The Prefect server of one run: `python -m atelier.flows.run.embedded_server`. It ends with the process that
 started it.
 
 Prefect's own temporary server shares the terminal's process group, so Ctrl-C ends it before the flow has
-reported its stop; and it survives when the flow is killed. This one leads a session of its own and ends when
-its standard input is closed. When it dies or hangs in the middle of a run it is restarted at the same
-address: requests wait meanwhile, because the process that started it keeps the listening socket.
+reported its stop; and it survives a kill of the flow. This server leads its own session and ends when its
+standard input is closed. If it dies or hangs during a run it is restarted at the same address; requests wait,
+because the parent keeps the listening socket.
 
-It asks for a random password, which only the environment of the two processes holds, and answers neither to
-foreign host names nor to pages of other sites: other users of the machine reach it, and so does any page that
-is open in a browser here.
+Other users of the machine, and any web page open in a browser here, can reach the port. So it requires a
+random password, which is only in the environment of the two processes, and rejects foreign host names and
+origins.
 """
 
 import fcntl
@@ -40,10 +40,10 @@ from atelier.infra.stack.settings import HOST, USER, locked, own_origins, prefec
 from atelier.infra.stack.stack import PRIVATE, join_stack
 
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-FAREWELL_S = 5.0  # for what is still to be written when the flow's process has ended
-PATIENCE_S = 240.0  # for its start: on a machine with ten times as much to do as cores it takes two minutes
+FAREWELL_S = 5.0  # seconds to write the rest after the flow's process has ended
+PATIENCE_S = 240.0  # for its start: it takes two minutes under ten times the load of the cores
 LOOK_S = 1.0
-ASK_S, ANSWER_S, SILENT_S = 5.0, 10.0, 60.0  # between health checks, of one, until it counts as hung
+ASK_S, ANSWER_S, SILENT_S = 5.0, 10.0, 60.0  # between health checks, timeout of one, until it counts as hung
 RESTARTS = 3
 
 Say = Callable[[str], None]
@@ -51,7 +51,7 @@ _started: list["EmbeddedServer"] = []  # one a process
 
 
 class EmbeddedServer:
-    """A server whose address is known at once; requests wait until it answers."""
+    """A server with an address from the beginning; requests wait until it answers."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,7 +63,7 @@ class EmbeddedServer:
         self._keeper: threading.Thread | None = None
         self._ended = threading.Event()
         self._restarts = 0
-        self.is_left = False  # given up: it has died too often, and is not started again
+        self.is_left = False  # it has died too often and is not restarted
         self.process = self._start()
 
     def client(self) -> dict[str, str]:
@@ -71,7 +71,7 @@ class EmbeddedServer:
         return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self.login}
 
     def revive(self) -> None:
-        """Start a server that was given up once more, at the same address."""
+        """Restart a server that was given up, at the same address."""
         self.is_left = False
         if self._keeper is not None:
             self._keeper.join()
@@ -100,20 +100,20 @@ class EmbeddedServer:
             )
 
     def wait(self) -> None:
-        """Return when it answers. Raises AtelierError with its last output when it does not come up."""
+        """Return when it answers. Raises AtelierError with its last output if it does not start."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and not self.is_left:
-            if self._answers(deadline - time.monotonic()):  # a new server answers what the dead one was asked
-                self._is_up, self._heard = True, time.monotonic()  # if it dies now, it is no broken one
+            if self._answers(deadline - time.monotonic()):  # a new server answers requests to the dead one
+                self._is_up, self._heard = True, time.monotonic()  # if it dies later, it was not broken
                 return
             if self._keeper is None and self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise AtelierError(f"Prefect's server did not start: {self._words()} (all of it: {self.log})")
+        raise AtelierError(f"Prefect's server did not start: {self._words()} (full output: {self.log})")
 
     def keep(self, say: Say) -> None:
-        """From now on restart it when it dies or hangs, with one line each time; at most three times until
-        the next call.
+        """From now on restart it when it dies or hangs, and print one line each time; at most three times
+        until the next call.
         """
         self._say, self._restarts = say, 0
         if self._keeper is None:
@@ -121,7 +121,7 @@ class EmbeddedServer:
             self._keeper.start()
 
     def close(self) -> None:
-        """End it and wait until it has."""
+        """Stop it and wait for its end."""
         self._ended.set()
         if self._keeper is not None:
             self._keeper.join()
@@ -141,8 +141,8 @@ class EmbeddedServer:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Answer with errors in place of a server that was given up: without answers Prefect's client retries
-        for minutes, after an error it does not.
+        """Answer with errors in place of a server that was given up. Without answers Prefect's client retries
+        for minutes; after an error it does not.
         """
         self._listener.settimeout(LOOK_S)
         while self.is_left and not self._ended.is_set():
@@ -154,12 +154,12 @@ class EmbeddedServer:
                     asking.sendall(b"HTTP/1.1 500 Left\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
     def _trouble(self) -> str:
-        """What is wrong with it just now; '' when nothing is."""
+        """The present problem of the server; '' = none."""
         code = self.process.poll()
         if code is not None:
             return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         self._looks_stopped = self._looks_stopped + 1 if is_stopped(self.process.pid) else 0
-        if self._looks_stopped > 1:  # once may be a whole machine's pause
+        if self._looks_stopped > 1:  # once may be a pause of the machine
             return "was stopped"
         now = time.monotonic()
         if now - self._asked < (ASK_S if self._is_up else LOOK_S):
@@ -172,10 +172,10 @@ class EmbeddedServer:
     def _begin_again(self, trouble: str) -> None:
         self.process.kill()
         self._reap()
-        is_broken = not self._is_up and self.process.returncode > 0  # it would end the same way again
+        is_broken = not self._is_up and self.process.returncode > 0  # it would fail again
         if is_broken or self._restarts >= RESTARTS:
             self.is_left = True
-            self._say(f"Prefect's server {trouble} ({self._words()}): the run goes on without its page")
+            self._say(f"Prefect's server {trouble} ({self._words()}): the run continues without its page")
             return
         self._restarts += 1
         self.process = self._start()
@@ -191,17 +191,17 @@ class EmbeddedServer:
 
     def _words(self) -> str:
         """Its last line of output."""
-        return (self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no word"])[0]
+        return (self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"])[0]
 
 
 def _own_database(home: Path) -> dict[str, str]:
-    """The address of the database in `home`, unless the user has given one by either of its names."""
+    """Address of the database in `home`, unless the user set one by either variable."""
     names = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
     return {} if any(name in os.environ for name in names) else {names[0]: prefect_database(home)}
 
 
 def is_stopped(pid: int) -> bool:
-    """True for a process of this machine that SIGSTOP holds."""
+    """True for a process of this machine that SIGSTOP has stopped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (OSError, IndexError):
@@ -209,14 +209,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def others_environment() -> dict[str, str]:
-    """This process's environment for processes that are no clients of its server."""
+    """This process's environment for processes that are not clients of its server."""
     own = {item for server in _started for item in server.client().items()}
     return {key: value for key, value in os.environ.items() if (key, value) not in own}
 
 
 def embedded_server(home: Path) -> EmbeddedServer:
-    """This process's server, started by the first call. Prefect reads its address once, so it stays the same
-    one, dead or alive.
+    """This process's server, started by the first call. Prefect reads its address once, so it stays the same,
+    dead or alive.
     """
     if not _started:
         _started.append(EmbeddedServer(home))
@@ -226,18 +226,17 @@ def embedded_server(home: Path) -> EmbeddedServer:
 
 
 def is_own(url: str) -> bool:
-    """True when no server is configured, or the one that `embedded_server` started."""
+    """True if no server is configured, or the configured one was started by `embedded_server`."""
     return not url or any(server.url == url for server in _started)
 
 
 def main(descriptor: int, home: Path) -> None:
     """Serve on the listening socket `descriptor` until standard input ends. Servers of one home start one
-    after another: each brings the database up to date, which two at once cannot.
+    after another, because two cannot migrate the database at once.
     """
-    import uvicorn  # with Prefect's server: seconds that only this process spends
+    import uvicorn  # late: imports with Prefect's server take seconds
 
-    from atelier.infra.stack.prefect_database import make_tables, one_writer  # as above
-    from atelier.infra.stack.prefect_server import filtered  # as above
+    from atelier.infra.stack.prefect_server import filtered, make_tables, one_writer  # as above
 
     one_writer()
     listener = socket.socket(fileno=descriptor)
@@ -273,7 +272,7 @@ EMBEDDED = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
-    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # an unavailable server is reported in one line
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # an unavailable server is reported in one line by us
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
@@ -284,9 +283,9 @@ EMBEDDED = {
 
 
 def embed(root: str) -> EmbeddedServer | None:
-    """Settings and server of this process, before Prefect is imported; None when the user configured one.
-    Raises ConfigError for a database that Prefect cannot use, for proxies that its client cannot read, and
-    for settings that Prefect refuses.
+    """Configure this process and start its server, before Prefect is imported. Returns None if the user
+    configured a server. Raises ConfigError for a database or settings that Prefect refuses, and for proxies
+    that its client cannot read.
     """
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
@@ -300,8 +299,8 @@ def embed(root: str) -> EmbeddedServer | None:
     tighten(home / "prefect.db")
     server = embedded_server(home)
     os.environ |= server.client()
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s: it is up, or was given up
-    if "prefect" in sys.modules:  # a notebook's: it has read its settings when it was imported
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s: by then it is up or given up
+    if "prefect" in sys.modules:  # in a notebook: it read its settings at import
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()
@@ -310,10 +309,10 @@ def embed(root: str) -> EmbeddedServer | None:
 
 
 def _check_settings() -> None:
-    """Raises ConfigError for a setting, of the environment or of a profile, that Prefect does not take."""
+    """Raises ConfigError for a setting of the environment or a profile that Prefect rejects."""
     try:
-        with redirect_stderr(StringIO()):  # Prefect prints each twice
-            from prefect.settings import get_current_settings  # 1.5 s: plans, help and errors do without
+        with redirect_stderr(StringIO()):  # Prefect prints each error twice
+            from prefect.settings import get_current_settings  # late: 1.5 s
 
             get_current_settings()
     except ValidationError as error:
@@ -330,7 +329,7 @@ def _home(root: str) -> Path:
 
 
 def is_configured(root: str) -> bool:
-    """Whether the user has a Prefect server for this process."""
+    """Whether the user configured a Prefect server for this process."""
     return not is_own(os.environ.get("PREFECT_API_URL", "")) or (_home(root) / "profiles.toml").exists()
 
 

@@ -1,5 +1,5 @@
-"""Run a flow: its body inside a Prefect flow, each node a Prefect task. Here, under an embedded Prefect
-server unless one is configured; or inside a flow that a Prefect worker has started (flows/deployments).
+"""Run a flow: its body inside a Prefect flow, each node a Prefect task. It runs under an embedded Prefect
+server unless one is configured, or inside a flow that a Prefect worker started (flows/deployments).
 """
 
 import os
@@ -11,16 +11,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.io.fork_server import is_possible
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.embedded_server import embed
+from atelier.flows.run.embedded_server import EmbeddedServer, embed
 from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.other_sites import OtherSites
-from atelier.flows.run.outcome import PrefectScheduler, RunOutcome, wait_for
+from atelier.flows.run.outcome import EarlyStart, PrefectScheduler, RunOutcome, wait_for
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
@@ -38,8 +39,8 @@ from atelier.infra.store.run_manifest import RunManifest, described, write_manif
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 
-AGAIN_S = 1.0  # one request to stop may come as several signals: from a terminal and from a worker
-MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
+AGAIN_S = 1.0  # one stop may send several signals: from a terminal and a worker
+MOST_AT_ONCE = 16  # nodes; trainings also wait for slots
 
 
 Make = Callable[[Node, RunContext, RunOutcome], dict[str, str]]
@@ -65,12 +66,12 @@ def run_flow(
     stop: threading.Event | None = None,
     elsewhere: OtherSites | None = None,
 ) -> RunOutcome:
-    """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
+    """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop trainings at a
+    checkpoint.
 
     `host` runs the flow's body within a Prefect flow, by default one of this process; `make` runs a node,
-    `elsewhere` those of other sites.
-    With the `run_id` of an earlier run its page in MLflow is continued. Setting `stop` ends the run at a
-    checkpoint.
+    `elsewhere` the nodes of other sites. The `run_id` of an earlier run continues its page in MLflow. Setting
+    `stop` ends the run at a checkpoint.
     """
     if plan.there and elsewhere is None:
         raise ConfigError("sites", "a sweep, a form or a job of an array runs at one site", "leave it out")
@@ -81,14 +82,15 @@ def run_flow(
     manifest = _beginning(frozen, plan, command, run_id, sweep)
     write_manifest(store, manifest)
     context.forks = make is make_here and _forks(plan, context)
+    early = EarlyStart(plan.nodes, lambda node: make(node, context, outcome), MOST_AT_ONCE)
     with stopping(context.stop):
         try:
             _rely_on(plan, context)
-            (host or _embedded)(
+            (host or partial(_embedded, early=early if elsewhere is None else None))(
                 frozen,
                 context,
                 outcome,
-                lambda: _inside(frozen, plan, context, outcome, started, make, elsewhere),
+                lambda: _inside(frozen, plan, context, outcome, started, early, elsewhere),
             )
         except StoppedError as error:
             outcome.failure = outcome.failure or error
@@ -105,7 +107,7 @@ def run_flow(
     except OSError as error:
         outcome.failure = outcome.failure or of_system(error)
     made = [name for name, state in outcome.states.items() if state == "done"]
-    with suppress(OSError):  # a lost measurement does no harm
+    with suppress(OSError):  # a lost measurement is harmless
         record_measurements(plan, made, store, frozen.pool)
     outcome.untracked = context.tracker.close(outcome.status)
     outcome.places = list(context.tracker.places)
@@ -114,8 +116,8 @@ def run_flow(
 
 
 def reuse_all(frozen: RunConfig, plan: Plan, store: Store, command: str) -> RunOutcome:
-    """Run a plan with nothing to make: write a manifest and repair damaged records beside finished models,
-    with neither server nor tracker.
+    """Reuse a plan with nothing to make: write a manifest and repair damaged records beside finished models,
+    without server or tracker.
     """
     started = time.monotonic()
     outcome = RunOutcome(run_id=new_run_id(), nodes=plan.nodes)
@@ -149,8 +151,8 @@ def _beginning(frozen: RunConfig, plan: Plan, command: str, run_id: str, sweep: 
 
 
 def _forks(plan: Plan, context: RunContext) -> bool:
-    """Whether the run's gangs get their ranks from a fork server, which begins to import now: not for a
-    single rank, nor on another machine or on GPUs.
+    """Whether the run's ranks are forked from a fork server, which starts its imports now. Not for a single
+    rank, another machine, or GPUs.
     """
     if context.pool.launcher != "here" or not context.pool.is_cpu or not is_possible():
         return False
@@ -161,8 +163,8 @@ def _forks(plan: Plan, context: RunContext) -> bool:
 
 
 def _rely_on(plan: Plan, context: RunContext) -> None:
-    """After the run's manifest has listed what it needs: wait for removals in progress, and check that every
-    input is there that none of its nodes makes. Raises AtelierError when one was removed.
+    """Called when the run's manifest lists all inputs: wait for removals in progress, and check that each
+    input that no node makes exists. Raises AtelierError if one was removed.
     """
     wait_for_removals(
         context.store.root, lambda text: print(printable(text, 0), file=sys.stderr), context.stop
@@ -188,7 +190,7 @@ def open_context(
     sweep: str = "",
     stop: threading.Event | None = None,
 ) -> RunContext:
-    """The run context that this process's nodes work with."""
+    """The run context of this process's nodes."""
     scratch = scratch_of(store, run_id)
     tracker = open_tracker(
         frozen.tracker,
@@ -228,10 +230,11 @@ def _ended(manifest: RunManifest, outcome: RunOutcome, context: RunContext) -> R
 
 @contextmanager
 def stopping(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM ask all gangs to checkpoint; one more, later than AGAIN_S, ends this process (the
-    supervisors then end their ranks). May be nested: Prefect takes SIGTERM for itself while a flow runs.
+    """SIGINT and SIGTERM ask all trainings to checkpoint. Another signal, later than AGAIN_S, ends this
+    process (the supervisors then end their ranks). May be nested: Prefect takes SIGTERM for itself while a
+    flow runs.
     """
-    asked: list[float] = []  # when
+    asked: list[float] = []  # times
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         asked.append(time.monotonic())
@@ -251,10 +254,27 @@ def stopping(stop: threading.Event) -> Iterator[None]:
 
 
 def _embedded(
-    frozen: RunConfig, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]
+    frozen: RunConfig,
+    context: RunContext,
+    outcome: RunOutcome,
+    inside: Callable[[], None],
+    early: EarlyStart | None,
 ) -> None:
-    """Call `inside` within a Prefect flow of this process."""
+    """Call `inside` within a Prefect flow of this process. While a server of its own starts, `early` runs the
+    first nodes; whatever fails, those end before this returns.
+    """
     server = embed(context.store.root)
+    with early.running(context.stop) if early is not None and server is not None else nullcontext():
+        _in_flow(frozen, context, outcome, inside, server)
+
+
+def _in_flow(
+    frozen: RunConfig,
+    context: RunContext,
+    outcome: RunOutcome,
+    inside: Callable[[], None],
+    server: EmbeddedServer | None,
+) -> None:
     import prefect  # 1.5 s: plans, help and errors do without
     from prefect.runtime import flow_run  # known only inside a run
     from prefect.task_runners import ThreadPoolTaskRunner
@@ -263,15 +283,15 @@ def _embedded(
     from atelier.infra.stack.prefect_results import refuse_results  # as above
 
     refuse_results()
-    runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)  # Prefect's types ask for another's futures
+    runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)  # Prefect's types expect other futures
 
     @prefect.flow(
         name=frozen.flow,
-        flow_run_name=lambda: frozen.title(outcome.run_id),  # a text is a template: braces are fields
+        flow_run_name=lambda: frozen.title(outcome.run_id),  # a string would be a template, its braces fields
         task_runner=runner,
         validate_parameters=False,
     )
-    def dag(config: dict[str, Any]) -> None:  # Prefect makes a schema of it
+    def dag(config: dict[str, Any]) -> None:  # Prefect derives a schema from it
         if server is None:
             context.links["prefect.url"] = prefect_api.page(str(flow_run.id))
         inside()
@@ -287,12 +307,12 @@ def _embedded(
         dag(dict(frozen.document))
     except AtelierError:
         raise
-    except Exception as error:  # Prefect's, when its server has gone: `states` have how the run ended
+    except Exception as error:  # Prefect's, if its server is gone; `states` has the run's end
         if not outcome.is_whole:
             raise
         if outcome.failure is None:
             why = type(error).__name__
-            _say(f"Prefect does not know how the run ended ({why}); it is finished all the same")
+            _say(f"Prefect could not record the run's end ({why}); the run itself is finished")
 
 
 def _say(text: str) -> None:
@@ -305,12 +325,12 @@ def _inside(
     context: RunContext,
     outcome: RunOutcome,
     started: float,
-    make: Make,
+    early: EarlyStart,
     elsewhere: OtherSites | None,
 ) -> None:
-    """Submit the body's nodes to the Prefect flow that this runs in, wait for all, show the report."""
+    """Submit the body's nodes to the current Prefect flow, wait for all, show the report."""
     import prefect  # imported by the host
-    from prefect.runtime import flow_run  # known only inside a run
+    from prefect.runtime import flow_run  # valid only inside a run
 
     @prefect.task(name="work", persist_result=False)
     def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, str]:  # as above
@@ -319,7 +339,7 @@ def _inside(
             elsewhere.make(found, context, outcome.states, outcome.errors)
             return {}
         try:
-            return make(found, context, outcome)
+            return early.make(found)
         except AtelierError:
             if elsewhere is not None:
                 elsewhere.fail(context)
@@ -329,6 +349,7 @@ def _inside(
         named = node_task.with_options(name=node.task, task_run_name=lambda: node.name)
         return named.submit(node.model_dump(mode="json"), waits)
 
+    early.end()
     outcome.prefect_s = time.monotonic() - started
     context.links["flow_run"] = str(flow_run.id)
     context.tracker.link(**context.links)

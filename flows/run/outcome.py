@@ -1,8 +1,10 @@
-"""Hands the nodes of a flow to Prefect, each to the site that runs it; says how the run ended: the state of
-every node, the first failure, and where the time went.
+"""Submit the nodes of a flow to Prefect, each to the site that runs it, and start the first ones while its
+server starts; the outcome of a run: the state of every node, the first failure, and where the time went.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from atelier.engine.config.error import AtelierError, StoppedError
@@ -10,8 +12,8 @@ from atelier.infra.dag import Future, Node, Reference
 
 
 class PrefectScheduler:
-    """A scheduler that hands every node to Prefect, the futures of the nodes before it as its inputs: those
-    named `here` (None = all), and before each the same node of other sites (`there`, by site).
+    """A scheduler that submits every node to Prefect, with the futures of earlier nodes as inputs: the nodes
+    named in `here` (None = all), and before each the same node of other sites (`there`, by site).
     """
 
     def __init__(
@@ -43,9 +45,72 @@ class PrefectScheduler:
         return future
 
 
+class EarlyStart:
+    """Starts the first nodes of a run in the order of the DAG, while Prefect's server starts, until `end`.
+    Their Prefect tasks call `make`, which waits for them, and runs a node that was not started.
+    """
+
+    def __init__(self, nodes: Sequence[Node], make: Callable[[Node], dict[str, str]], most: int) -> None:
+        """`most`: nodes at once."""
+        self._nodes, self._make, self._most = nodes, make, most
+        self._started: dict[str, threading.Thread] = {}
+        self._results: dict[str, dict[str, str] | BaseException] = {}
+        self._is_ended = False
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Start every node whose inputs are there, and later those that wait for it."""
+        with self._lock:
+            for node in self._nodes if not self._is_ended else ():
+                is_ready = all(isinstance(self._results.get(name), dict) for name in node.waits)
+                is_full = len(self._started) - len(self._results) >= self._most
+                if is_ready and not is_full and node.name not in self._started:
+                    thread = threading.Thread(target=self._run, args=(node,), name=node.name)
+                    self._started[node.name] = thread
+                    thread.start()
+
+    def end(self) -> None:
+        """Start no more nodes: Prefect's tasks do."""
+        with self._lock:
+            self._is_ended = True
+
+    @contextmanager
+    def running(self, stop: threading.Event) -> Iterator[None]:
+        """Begin, and wait at the end for the nodes that were started; an error sets `stop`."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.end()
+            stop.set()
+            raise
+        finally:
+            self.end()
+            for thread in [*self._started.values()]:
+                thread.join()
+
+    def make(self, node: Node) -> dict[str, str]:
+        """The result of a node that was started, when it has ended; others run now. Raises what it raised."""
+        if node.name not in self._started:
+            return self._make(node)
+        self._started[node.name].join()
+        result = self._results[node.name]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _run(self, node: Node) -> None:
+        try:
+            self._results[node.name] = self._make(node)
+        except BaseException as error:
+            self._results[node.name] = error
+        with suppress(RuntimeError):  # the interpreter ends
+            self.begin()
+
+
 @dataclass
 class RunOutcome:
-    """How a run ended: per node its state, the first failure, and where the time went (seconds)."""
+    """How a run ended: the state of each node, the first failure, and the time spent (seconds)."""
 
     run_id: str
     states: dict[str, str] = field(default_factory=dict)
@@ -54,8 +119,8 @@ class RunOutcome:
     failure: Exception | None = None
     failed: str = ""
     untracked: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # where curves can be looked at, besides MLflow
-    is_whole: bool = False  # every node has ended in a known state, whatever happens to Prefect
+    places: list[str] = field(default_factory=list)  # addresses of curves besides MLflow
+    is_whole: bool = False  # all nodes ended in a known state, even if Prefect failed
     prefect_s: float = 0.0
     total_s: float = 0.0
 
@@ -74,7 +139,7 @@ class RunOutcome:
 
 
 def wait_for(scheduler: PrefectScheduler, outcome: RunOutcome) -> None:
-    """Wait for every future; the first real failure is the run's, a stop only where nothing failed."""
+    """Wait for every future. The first failure is the run's; a stop counts only without failures."""
     for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
         future.wait()
         outcome.states.setdefault(node.name, "skipped")

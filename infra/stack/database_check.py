@@ -1,5 +1,5 @@
-"""Check a sqlite database before its library waits for it: no database, not writable, tables of
-another version. Imports neither MLflow nor Prefect.
+"""Check a sqlite database before its library would wait for it: not a database, not writable, tables of
+another version; and create one as a copy of empty tables. Imports neither MLflow nor Prefect.
 """
 
 import os
@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.io.local_url import sqlite_url
+from atelier.engine.io.local_url import file_url, sqlite_url
+from atelier.engine.io.storage import create_exclusive, write_bytes
+from atelier.engine.io.user_folders import cache_folder
 
 WAIT_S = 30.0  # for another process's transaction
 LOOK_S, STILL_S = 0.1, 3.0
@@ -24,8 +27,8 @@ REVISION = re.compile(r"""^(down_)?revision\b[^=]*= *["'](\w+)["']""", re.MULTIL
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """A library's tables. `place` begins an error; `begun` says what follows when the database is moved away;
-    `upgrade` is the command that brings older tables up to date, '' for a library that does so itself.
+    """A library's tables. `place`: beginning of errors; `begun`: what happens after the database is moved
+    away; `upgrade`: the command that upgrades older tables, '' if the library does so itself.
     """
 
     owner: str
@@ -41,7 +44,7 @@ MLFLOW = Tables(
     package="mlflow",
     migrations="store/db_migrations/versions",
     place="tracker",
-    begun="a new one is begun, and tracker=none runs without",
+    begun="a new one is created; tracker=none runs without a tracker",
     upgrade="mlflow db upgrade",
 )
 PREFECT = Tables(
@@ -49,7 +52,7 @@ PREFECT = Tables(
     package="prefect",
     migrations="server/database/_migrations/versions/sqlite",
     place="PREFECT_HOME",
-    begun="a new one is begun, without the pages of earlier runs",
+    begun="a new one is created, without the pages of earlier runs",
 )
 
 
@@ -63,9 +66,8 @@ def check_database(
     still_s: float = STILL_S,
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Raise ConfigError, with what helps, for a database that its library could not use however long it
-    waited. Older tables are looked at until they stay the same for `still_s` seconds: another process may be
-    making them.
+    """Raises ConfigError, with a way out, for a database that its library can never use. Older tables are
+    read until they stay the same for `still_s` seconds: another process may be creating them.
     """
     if not path.exists():
         return
@@ -87,21 +89,21 @@ def _other_version(path: Path, tables: Tables, found: str, is_older: bool) -> Co
     problem = f"has tables of {'an older' if is_older else 'another'} version of {tables.owner} ({found})"
     command = f"{tables.upgrade} {shlex.quote(sqlite_url(path))}"
     way_out = (
-        f"back it up and bring it up to date: cp {_word(path)} {_word(path, '.backup')} && {command}"
+        f"back it up and upgrade it: cp {_word(path)} {_word(path, '.backup')} && {command}"
         if is_older
-        else f"install the {tables.owner} that made it, or {_moved(path, tables)}"
+        else f"install the {tables.owner} version that made it, or {_moved(path, tables)}"
     )
     return ConfigError(tables.place, f"{tables.owner}'s database {path} {problem}", way_out)
 
 
 def unusable(path: Path, tables: Tables, why: str) -> ConfigError:
     problem = f"{tables.owner}'s database {path} cannot be used: {why}"
-    return ConfigError(tables.place, problem, f"mend it, or {_moved(path, tables)}")
+    return ConfigError(tables.place, problem, f"repair it, or {_moved(path, tables)}")
 
 
 def known_revisions(tables: Tables) -> dict[str, bool]:
-    """The versions of the tables that the installed library knows, each with whether it is the newest. Read
-    from its migrations: asking it would import it, which takes two seconds.
+    """Versions of the tables that the installed library knows, each with whether it is the newest. Read from
+    its migrations, because importing it takes two seconds.
     """
     spec = find_spec(tables.package)
     if spec is None or spec.origin is None:
@@ -113,11 +115,11 @@ def known_revisions(tables: Tables) -> dict[str, bool]:
 
 
 def tighten(path: Path) -> None:
-    """Let only its owner use a file, and what sqlite keeps beside a database. A group that may write to the
-    folder could replace them: it may do what their owner may.
+    """Restrict a file, and sqlite's files beside it, to its owner. A group that may write to the folder keeps
+    its access: it could replace the files anyway.
     """
     for end in ("", "-wal", "-shm", "-journal"):
-        with suppress(OSError):  # not there, or another user's
+        with suppress(OSError):  # missing, or another user's
             file = path.with_name(path.name + end)
             about, folder = file.stat(), file.parent.stat()
             is_shared = bool(folder.st_mode & 0o020) and about.st_gid == folder.st_gid
@@ -127,8 +129,53 @@ def tighten(path: Path) -> None:
                 file.chmod(mode)
 
 
+def cached_tables(tables: Tables) -> Path:
+    """Where empty tables of the installed version are cached: its migrations take seconds."""
+    return cache_folder() / f"{tables.package}-{version(tables.package)}.db"
+
+
+def copy_tables(path: Path, tables: Tables) -> bool:
+    """Create the database as a copy of the cached tables; False if it exists or none are cached intact."""
+    kept = cached_tables(tables)
+    return not path.exists() and is_intact(kept) and create_exclusive(str(path), kept.read_bytes())
+
+
+def cache_tables(path: Path, tables: Tables, without: tuple[str, ...] = ()) -> None:
+    """Cache the tables of a database that its library has just created, `without` the rows of some, unless
+    rows refer to those.
+    """
+    kept = cached_tables(tables)
+    if is_intact(kept):
+        return
+    with (
+        suppress(OSError, sqlite3.Error),
+        closing(connected(path)) as made,
+        closing(sqlite3.connect(":memory:", isolation_level=None)) as copy,
+    ):
+        made.backup(copy)
+        for table in without:
+            copy.execute(f"DELETE FROM {table}")
+        if copy.execute("PRAGMA foreign_key_check").fetchone():  # a process has begun to use it
+            return
+        copy.execute("VACUUM")
+        write_bytes(str(kept), copy.serialize())
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a file is an intact sqlite database whose migrations were run."""
+    if not path.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{file_url(path)}?mode=ro&immutable=1", uri=True)) as kept:
+            [said] = kept.execute("PRAGMA quick_check").fetchone()
+            [count] = kept.execute("SELECT count(*) FROM alembic_version").fetchone()
+    except sqlite3.Error:
+        return False
+    return said == "ok" and count == 1
+
+
 def _revisions(path: Path, tables: Tables) -> list[str]:
-    """The versions that the tables have; [] without tables, or while another process holds them."""
+    """The versions of the tables; [] without tables, or while another process locks them."""
     try:
         with closing(connected(path)) as database:
             there = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}

@@ -26,8 +26,8 @@ WORK = "work"
 TAG = "atelier"
 DEAD_AFTER_S = 60  # two heartbeats
 ENTRY = "atelier.flows.deployments.entry"
-# A pool's jobs are this command in the worker's environment. Those who submit runs must not be able to change
-# either: the template has no variables, and no `env`, into which a worker would merge the run's own.
+# A pool's jobs are this command in the worker's environment. Users who submit runs must not be able to change
+# either: the template has no variables, and no `env`, into which a worker would merge the run's `env`.
 COMMAND = "python -m atelier.infra.stack.flow_process"
 TEMPLATE: dict[str, Json] = {
     "job_configuration": {"stream_output": True, "command": COMMAND},
@@ -75,15 +75,15 @@ def put_pool(client: SyncPrefectClient, name: str, about: str, limit: int) -> No
 
 
 def check_command(client: SyncPrefectClient, pool: str) -> None:
-    """Raises ConfigError when the pool starts its runs by another command than this code would have them."""
+    """Raises ConfigError if the pool starts its runs with another command than this code's."""
     command = client.read_work_pool(pool).base_job_template.get("job_configuration", {}).get("command")
     if command != COMMAND:
-        way_out = "`atelier up` or python -m atelier.flows.deployments.deploy brings the server up to date"
+        way_out = "`atelier up` or python -m atelier.flows.deployments.deploy updates the server"
         raise ConfigError("pool", f"{pool} was made by another Atelier: its runs start {command!r}", way_out)
 
 
 def put_queues(client: SyncPrefectClient, pool: str) -> None:
-    """Create the queues urgent, default and idle: a free slot goes to the first of them that has a run."""
+    """Create the queues urgent, default and idle: a free slot goes to the first one with a waiting run."""
     there = {queue.name: queue for queue in client.read_work_queues(work_pool_name=pool)}
     for priority, name in enumerate(QUEUES, start=1):
         if name in there:
@@ -105,7 +105,7 @@ def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
     """Create the flow's deployment, or update Atelier's fields of it; returns its id.
 
     What a user has set on its page stays: schedules, concurrency limit, tags, parameter defaults, paused
-    state. So it is updated by fields: Prefect's upsert would reset those that are not sent.
+    state. So single fields are updated; Prefect's upsert would reset fields that are not sent.
     """
     ours: DeploymentFields = {
         "description": deployed.about,
@@ -122,7 +122,7 @@ def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
         )
         return str(made)
     update = DeploymentUpdate(**ours)
-    if found.work_pool_name != deployed.pool:  # resent, runs move to its default queue
+    if found.work_pool_name != deployed.pool:  # sending it again would move runs to its default queue
         update.work_pool_name = deployed.pool
     if TAG not in found.tags:
         update.tags = [*found.tags, TAG]
@@ -173,9 +173,8 @@ def _zombie_automation() -> AutomationCore:
 
 
 def knock(client: SyncPrefectClient) -> None:
-    """Emit a heartbeat for every active run without a recent one, so that the automation waits for it: a
-    server that was down, lost its database or is new waits for none. Living runs continue with their own
-    heartbeats.
+    """Emit a heartbeat for every active run without a recent one, so that the automation watches it: a server
+    that was down, lost its database or is new watches none. Living runs continue with their own heartbeats.
     """
     since = datetime.now(UTC) - timedelta(seconds=1.5 * DEAD_AFTER_S)
     states = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])

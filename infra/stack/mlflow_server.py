@@ -1,9 +1,9 @@
 """MLflow's server with pages that open in the view for training runs: `python -m
 atelier.infra.stack.mlflow_server` takes the arguments of `mlflow server --app-name basic-auth`.
 
-MLflow 3.17 opens every experiment in its view for traces of applications ("GenAI") until a person chooses the
-other one, and shows an assistant beside it. Both choices are kept in the browser. The start page sets them
-where nothing was chosen.
+MLflow 3.17 opens every experiment in its view for traces of applications ("GenAI") until the user chooses the
+other view, and shows an assistant. Both choices are kept in the browser. The start page sets them if nothing
+was chosen.
 """
 
 import sys
@@ -23,7 +23,7 @@ CONDITIONAL = (b"if-none-match", b"if-modified-since", b"accept-encoding")
 
 
 def script() -> bytes:
-    """The element that sets each choice that this browser has not made."""
+    """The HTML element that sets each choice that this browser lacks."""
     lines = "".join(
         f"localStorage.getItem('{key}')===null&&localStorage.setItem('{key}','{value}');"
         for key, value in CHOICES.items()
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
     if VERSION.startswith(TESTED) and hasattr(mlflow.server, "_find_app"):
         mlflow.server._find_app = lambda name: f"{MODULE}:create_app"
     else:
-        print(f"MLflow {VERSION} is not {TESTED}x: its pages open as it likes", file=sys.stderr)
+        print(f"MLflow {VERSION} is not {TESTED}x: its pages may open in another view", file=sys.stderr)
     server(arguments, standalone_mode=True, prog_name="mlflow server")
 
 

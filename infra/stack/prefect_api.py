@@ -42,11 +42,11 @@ def server() -> Iterator[SyncPrefectClient]:
 
 
 def check_answers() -> None:
-    """Raise ConfigError when the server that a user has configured is unreachable, or refuses the credential.
-    Where only a profile of Prefect's says what is meant, nothing is checked.
+    """Raises ConfigError if the server that a user configured is unreachable, or refuses the credential. A
+    server that is only in a Prefect profile is not checked.
     """
     if url := os.environ.get("PREFECT_API_URL", ""):
-        with _answering(url, "start it, or unset it: a run has one of its own then") as client:
+        with _answering(url, "start it, or unset it: a run then starts its own") as client:
             client.request("GET", "/admin/version")
 
 
@@ -76,7 +76,7 @@ def _check(client: SyncPrefectClient, url: str) -> None:
         if error.response.status_code != 404:
             raise
     if not isinstance(theirs, str):
-        raise ConfigError("PREFECT_API_URL", f"{url} is no Prefect server", "atelier up starts one")
+        raise ConfigError("PREFECT_API_URL", f"{url} is not a Prefect server", "atelier up starts one")
     if theirs != prefect.__version__:
         raise ConfigError(
             "PREFECT_API_URL",
@@ -99,7 +99,7 @@ def check_pool_exists(client: SyncPrefectClient, pool: str) -> None:
         client.read_work_pool(pool)
     except ObjectNotFound:
         there = ", ".join(sorted(p.name for p in client.read_work_pools())) or "none"
-        way_out = f"there are: {there}; `atelier up` makes those of conf/pool"
+        way_out = f"there are: {there}; `atelier up` creates those of conf/pool"
         raise ConfigError("pool", f"the server has no pool {pool!r}", way_out) from None
 
 

@@ -143,9 +143,7 @@ def check_port(name: str, port: int) -> None:
             way_out = f"choose another: --{name}-port N"
             if pid := _server_at(port):
                 reason = f"process {pid}, a server that `atelier up` started for another store, listens there"
-                way_out += (
-                    f"; or end it: `atelier down` with that store's ATELIER_ROOT, kill {pid} if it is gone"
-                )
+                way_out += f"; or stop it: `atelier down` with that store's ATELIER_ROOT, or kill {pid}"
             raise ConfigError(f"--{name}-port", f"{port} cannot be used: {reason}", way_out) from None
 
 
@@ -179,5 +177,5 @@ def stop(entry: ServiceEntry) -> None:
 def _last_words(entry: ServiceEntry) -> str:
     with suppress(OSError):
         lines = [line.strip() for line in Path(entry.get("log", "")).read_text(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "no word")
-    return "no word"
+        return next((line for line in reversed(lines) if line), "no output")
+    return "no output"

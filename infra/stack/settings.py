@@ -119,7 +119,7 @@ def own_origins(port: int) -> tuple[str, ...]:
 
 
 def locked(port: int, login: str) -> dict[str, str]:
-    """Settings of a Prefect server that asks for `login` (user:password) and serves the pages of `port`."""
+    """Settings of a Prefect server that requires `login` (user:password) and serves pages on `port`."""
     return {
         "PREFECT_SERVER_API_AUTH_STRING": login,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
@@ -143,7 +143,7 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
 
 
 def pages_folder() -> Path:
-    """Where Prefect builds its pages: by default it is inside the installation, which may be read-only."""
+    """Folder in which Prefect builds its pages; its default, the installation, may be read-only."""
     return cache_folder() / f"prefect-pages-{version('prefect')}"
 
 
@@ -177,7 +177,7 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
         | client
         | {
             "ATELIER_ROOT": root,
-            NAMED: os.environ.get(NAMED, ""),  # what forms may read: public addresses and these hosts
+            NAMED: os.environ.get(NAMED, ""),  # forms may read public addresses and these hosts
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "PYTHONPATH": str(IMPORT_ROOT),  # its flows run this code in any working directory
             "PREFECT_HOME": str(prefect_home(root).with_name("prefect-worker")),
@@ -202,7 +202,7 @@ def prefect_home(root: str) -> Path:
 
 
 def prefect_database(home: Path) -> str:
-    """URL of Prefect's database in its home: Prefect itself puts the path into it as it is."""
+    """URL of Prefect's database in its home, with the path escaped, which Prefect does not do."""
     return sqlite_url(home / "prefect.db", "sqlite+aiosqlite")
 
 
@@ -214,8 +214,8 @@ def clean_environment() -> dict[str, str]:
 def check_binding(host: str) -> None:
     """Raises ConfigError for an address that others can reach: neither server speaks TLS."""
     if host not in LOOPBACK:
-        way_out = f"leave --host away; from elsewhere: ssh -L PORT:{HOST}:PORT <this machine>, for both ports"
-        raise ConfigError("--host", f"{host} can be reached by others, and the stack speaks no TLS", way_out)
+        way_out = f"omit --host; from elsewhere: ssh -L PORT:{HOST}:PORT <this machine>, for both ports"
+        raise ConfigError("--host", f"{host} can be reached by others, but the stack has no TLS", way_out)
 
 
 def write_private(path: Path, text: str) -> None:

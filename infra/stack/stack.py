@@ -129,7 +129,7 @@ class Stack:
         )
 
     def down(self, say: Callable[[str], None]) -> int:
-        """End all processes of the stack, workers first; returns how many were ended."""
+        """Stop all processes of the stack, workers first. Returns their number."""
         names = sorted(self.state, key=lambda name: (not name.startswith("worker"), name != "prefect"))
         running = [name for name in names if service.is_running(self.state[name])]
         for name in running:
@@ -139,7 +139,7 @@ class Stack:
             self.state[name].pop("holder", None)
             if name.startswith("worker"):
                 self.state.pop(name)
-        if names:  # else nothing was ever started, and there is no folder
+        if names:  # else nothing was started and there is no folder
             self._write()
         return len(running)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from atelier.engine.config.base import Json, JsonObject
-from atelier.engine.io.local_url import path_of
+from atelier.engine.io.local_url import path_of, sqlite_file
 from atelier.engine.io.user_folders import user_name
+from atelier.infra.stack.database_check import MLFLOW, cache_tables
 from atelier.infra.tracking.address import without_secret
 from atelier.infra.tracking.retry_worker import is_lasting
 from atelier.infra.tracking.views import TAG as VIEW
@@ -107,8 +108,12 @@ class Backend:
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self.uri, self.artifacts = uri, artifacts
+        path = sqlite_file(uri)
+        is_new = path is not None and (not path.exists() or path.stat().st_size == 0)
         self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         default = self.client.get_experiment("0")
+        if path is not None and is_new:
+            cache_tables(path, MLFLOW, without=("experiments",))
         self.key = hashlib.sha256(f"{uri} {default.creation_time}".encode()).hexdigest()[:16]
         self._experiments: dict[str, str] = {}
 

@@ -1,8 +1,8 @@
-"""MLflow's sqlite database in a store: private, checked, and with addresses that follow the store. Imports
-nothing of MLflow.
+"""MLflow's sqlite database in a store: private, checked, and with addresses that follow the store. Does not
+import MLflow.
 
 MLflow keeps the absolute address of every file. When a store was moved, renamed or copied, `follow` corrects
-those that lay below its former root, and no others, in one transaction.
+the addresses below its former root, and no others, in one transaction.
 """
 
 import os
@@ -15,7 +15,14 @@ from urllib.parse import unquote
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.local_url import file_url, path_of, sqlite_file, sqlite_url
 from atelier.engine.io.storage import is_local, join
-from atelier.infra.stack.database_check import MLFLOW, check_database, connected, tighten, unusable
+from atelier.infra.stack.database_check import (
+    MLFLOW,
+    check_database,
+    connected,
+    copy_tables,
+    tighten,
+    unusable,
+)
 from atelier.infra.stack.settings import DATABASE, FILES, mlflow_folder
 from atelier.infra.store.store import Store
 
@@ -26,7 +33,7 @@ ADDRESSES = (  # of files that MLflow reads and writes
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
 )
-TEXTS = (  # what people read: tags with an address, pages with one in `...`
+TEXTS = (  # readable texts: tags with an address, pages with one in `...`
     ("tags", "value"),
     ("experiment_tags", "value"),
     ("logged_model_tags", "tag_value"),
@@ -39,26 +46,27 @@ TEXTS = (  # what people read: tags with an address, pages with one in `...`
 
 
 def own_database(store: Store) -> Path:
-    """The file of the store's database; of a store that is no folder, in the folder of its stack."""
+    """The file of the store's database; for remote stores in the stack's folder."""
     return mlflow_folder(store.root) / DATABASE
 
 
 def own_files(store: Store) -> str:
-    """URL of the folder for the files of its runs."""
+    """URL of the folder for the runs' files."""
     return file_url(join(store.root, FILES)) if is_local(store.root) else join(store.root, FILES)
 
 
 def settle(store: Store) -> str:
-    """Create the store's database, or make it private and correct its addresses; returns its URI. Raises
-    ConfigError when it cannot be used.
+    """Create the store's database, or make it private and correct its addresses. Returns its URI. Raises
+    ConfigError if it cannot be used.
     """
     path = own_database(store)
-    if unquote(str(path)) != str(path):  # of a plain path, too: pyfunc.load_model asks by one
-        problem = f"MLflow reads {store.root} as {unquote(store.root)}: it would load no model from there"
+    if unquote(str(path)) != str(path):  # for plain paths too: pyfunc.load_model uses one
+        problem = f"MLflow reads {store.root} as {unquote(store.root)} and could load no model from there"
         raise ConfigError("tracker", problem, "set ATELIER_ROOT to a folder without %, or tracker=none")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))  # MLflow fills an empty one
+        if not copy_tables(path, MLFLOW):
+            os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))  # MLflow fills an empty one
     except OSError as error:
         raise unusable(path, MLFLOW, error.strerror or str(error)) from None
     tighten(path)
@@ -68,14 +76,14 @@ def settle(store: Store) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Raise ConfigError for the URI of a sqlite database that MLflow could not use however long it waited."""
+    """Raises ConfigError for the URI of a sqlite database that MLflow can never use."""
     path = sqlite_file(uri)
     if path is not None:
         check_database(path, MLFLOW)
 
 
 def follow(store: Store) -> None:
-    """Correct the addresses in the database of a store that was moved. Raises ConfigError when it cannot be
+    """Correct the addresses in the database of a store that was moved. Raises ConfigError if it cannot be
     used.
     """
     path = own_database(store)
@@ -99,8 +107,8 @@ def _columns(database: sqlite3.Connection, table: str) -> list[str]:
 
 
 def _former_roots(database: sqlite3.Connection, root: Path) -> Iterator[str]:
-    """Where the store lay before: roots of experiments' folders `<root>/mlartifacts/<name>`, one of which is
-    here. Of another root that is gone nothing is known: it may come back, as a disk does.
+    """Former roots of the store: parents of experiment folders `<root>/mlartifacts/<name>` that are now here.
+    Other missing roots are left alone: they may come back, like a disk.
     """
     if "artifact_location" not in _columns(database, "experiments"):
         return

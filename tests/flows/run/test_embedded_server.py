@@ -1,4 +1,4 @@
-"""The Prefect server of a run that has none."""
+"""The Prefect server of a run without a stack."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def test_servers_that_start_at_once_in_a_new_store_all_come_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two commands in one new store: each server would bring the same empty database up to date. The first
-    one keeps it for other stores (infra/stack/prefect_database.py).
+    one keeps it for other stores (infra/stack/prefect_server.py).
     """
     for key, value in EMBEDDED.items():
         monkeypatch.setenv(key, value)

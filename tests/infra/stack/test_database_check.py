@@ -1,4 +1,4 @@
-"""A database that no waiting mends is refused at once, with the command that helps."""
+"""A database that stays broken is refused at once, with the command that helps."""
 
 import os
 import shutil
@@ -60,7 +60,9 @@ def test_tables_of_a_newer_mlflow_are_refused_at_once_with_both_ways_out(root: P
     assert str(caught.value).startswith(
         f"tracker: MLflow's database {root}/mlflow.db has tables of another version"
     )
-    assert "(ffffffffffff); install the MLflow that made it, or move it away (mv " in str(caught.value)
+    assert "(ffffffffffff); install the MLflow version that made it, or move it away (mv " in str(
+        caught.value
+    )
     assert caught.value.exit_code == 2
 
 
@@ -99,7 +101,7 @@ def test_what_is_no_database_is_refused_with_the_command_that_sets_it_aside(root
     (root / "mlflow.db").write_bytes(b"no database" * 99)
     with pytest.raises(ConfigError) as caught:
         tracking_address("", Store(str(root)))
-    assert "cannot be used: file is not a database; mend it, or move it away (mv " in str(caught.value)
+    assert "cannot be used: file is not a database; repair it, or move it away (mv " in str(caught.value)
     assert "tracker=none runs without" in caught.value.way_out
 
 

@@ -1,4 +1,4 @@
-"""MLflow's start page chooses the view of training runs where a browser has chosen none."""
+"""MLflow's start page shows the view of training runs if the browser has chosen none."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A transaction of Prefect's server that has read may write, whatever was written in between."""
+"""A transaction of Prefect's server that has read may write, even after other writes in between."""
 
 import asyncio
 from contextlib import suppress
@@ -9,7 +9,7 @@ from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from atelier.infra.stack.prefect_database import OneWriter
+from atelier.infra.stack.prefect_server import OneWriter
 
 
 async def count_twice(config: AioSqliteConfiguration, patience_s: float) -> int:

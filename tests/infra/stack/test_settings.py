@@ -1,4 +1,4 @@
-"""What the stack keeps and gives to its processes: private, random, and no more than each needs."""
+"""Secrets and settings of the stack: private, random, and only those that each process needs."""
 
 import asyncio
 import os
