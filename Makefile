@@ -2,50 +2,54 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 4
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export DO_NOT_TRACK = true
 export MLFLOW_DISABLE_TELEMETRY = true
 
-help:  ## what can be made
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
 
-setup: $(VENV)/.installed  ## the virtual environment with everything in it
+setup: $(VENV)/.installed  ## create the virtual environment with everything
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip uninstall --quiet --yes atelier 2>/dev/null || true  # as it was called before
+	$(BIN)/python -m pip uninstall --quiet --yes atelier 2>/dev/null || true  # its name before
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup  ## a teacher and its students, end to end, in some minutes
+demo: setup  ## train a teacher, its student and a control, in four minutes on 2 cores
+	$(BIN)/atelier distill experiment=demo
+
+titan: setup  ## run ERNIE 3.0 Titan at laptop size, in eleven minutes on 2 cores
 	$(BIN)/atelier titan experiment=laptop
 
-test: setup  ## all tests that need no root, no service and little patience (15 to 30 minutes on 2 cores)
+test: setup  ## run the tests that need no root and no service, without slow ones (12 to 25 minutes on 2 cores)
 	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "not root and not service and not browser and not slow and not bench and not gpu"
 
-check: setup  ## format, lint, types, import rule (2 minutes)
+check: setup  ## check format, lint, types, import rule (2 minutes)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	PYTHONPATH=typings $(BIN)/lint-imports
 	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/engine/config tests/infra/store/test_store.py tests/test_structure.py -x
 
-verify: setup  ## what make test leaves out: root, services, a browser, patience (2 hours on 2 cores)
-	JOBS=$(JOBS) bash tests/verify.sh
+verify: setup  ## run the tests that make test leaves out: root, services, browser, slow ones (2 hours on 2 cores)
+	bash tests/verify.sh
 
-up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
+up: setup  ## start Prefect, MLflow and workers on this machine, with a form for every flow
 	$(BIN)/atelier up
 
-secrets:  ## .env with random secrets, for docker-compose (docs/operate/cluster.md)
+secrets:  ## write .env with random secrets for docker-compose (docs/operate/cluster.md)
 	infra/docker/secrets
 
-mutants: setup  ## break a promise on purpose, one at a time: each must turn its test red
+mutants: setup  ## break the code on purpose, one change at a time; its test must fail
 	$(BIN)/python tests/mutants/run.py
 
-bench: setup  ## timings and long comparisons; results in benchmarks/results
+bench: setup  ## run timings and long comparisons; results go to benchmarks/results
 	for script in anchors goodput planner peers rows overhead orchestration checkpoint model_memory products seeds online_distillation lesson_cost scarce_data objectives ernie_kind chain progressive uneven_pipeline sweeps submission ring tiers merged elastic embedding adopt serve moefy wind_tunnel inheritance prompts; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	$(BIN)/python benchmarks/seeds.py titan
 	ATELIER_STORM=60/30 $(BIN)/python -m pytest tests/faults/test_storm.py -rP
 
-.PHONY: help setup demo up secrets test check verify mutants bench
+.PHONY: help setup demo titan up secrets test check verify mutants bench
 .DEFAULT_GOAL := help

@@ -1,9 +1,9 @@
-"""The demo for several seeds: minutes, and whether its signs hold each time: the teacher below the trigram,
-every student below xz and 0.2 nats below its same-seed control, every fine-tuned model above itself asked
-zero-shot.
+"""`make demo` or `make titan` for several seeds: minutes, and whether its claims hold each time: the teacher
+below the trigram of the whole training text, every student below xz (titan) and 0.2 nats below its same-seed
+control, every fine-tuned model above its own zero-shot score (titan).
 
-python benchmarks/seeds.py [--seeds 1 2 3] [--store DIR]      about as long as the demo, a seed, each in a
-store of its own; finished seeds are reused, with the minutes that they took once (DIR/minutes-<seed>)
+python benchmarks/seeds.py [demo|titan] [--seeds 1 2 3] [--store DIR]     one store a seed; finished seeds are
+reused, with the minutes that they took (DIR/minutes-<seed>)
 """
 
 import argparse
@@ -23,10 +23,14 @@ from parts import interval, run_flow
 use_own_code()
 
 
-def table(root: Path, seed: int) -> list[dict[str, Any]]:
+COMMANDS = {"demo": ["distill", "experiment=demo"], "titan": ["titan", "experiment=laptop"]}
+RESULTS = {"demo": "demo", "titan": "seeds"}  # benchmarks/results/<name>.json
+
+
+def table(root: Path, seed: int, command: list[str]) -> list[dict[str, Any]]:
     """Rows of the report of one seed's run."""
     before = {path.name for path in (root / "runs").glob("*.json")} if root.exists() else set()
-    run_flow(root, ["titan", "experiment=laptop", f"train.seed={seed}"])
+    run_flow(root, [*command, f"train.seed={seed}"])
     [path] = [path for path in (root / "runs").glob("*.json") if path.name not in before]
     [report] = [task for task in json.loads(path.read_text())["tasks"] if task["kind"] == "report"]
     record = json.loads((root / "report" / report["fingerprint"][:16] / "record.json").read_text())
@@ -39,22 +43,24 @@ def summary(rows: list[dict[str, Any]], minutes: float | None) -> dict[str, Any]
     accuracy = {row["name"]: round(row["accuracy"], 4) for row in rows if "accuracy" in row}
     tuned = {name.removesuffix(" fine-tuned") for name in accuracy if name.endswith(" fine-tuned")}
     xz, trigram = text["xz -9e"], text["interpolated trigram"]
+    holds = {
+        "teacher 0.02 below the trigram": text["teacher"] <= trigram - 0.02,
+        "students below xz": all(text[name] < xz for name in deltas),
+        "students 0.2 nats below their controls": all(delta <= -0.2 for delta in deltas.values()),
+    }
+    if tuned:
+        holds["fine-tuned above zero-shot"] = all(
+            accuracy[f"{name} fine-tuned"] > accuracy[f"{name} zero-shot"] for name in tuned
+        )
+        holds["fine-tuned above the majority"] = all(
+            accuracy[f"{name} fine-tuned"] > accuracy["majority class"] for name in tuned
+        )
     return {
         "minutes": minutes and round(minutes, 1),  # None: it was cut off once
         "bits_per_byte": text,
         "nats_below_control": deltas,
         "accuracy": accuracy,
-        "holds": {
-            "teacher 0.02 below the trigram": text["teacher"] <= trigram - 0.02,
-            "students below xz": all(text[name] < xz for name in deltas),
-            "students 0.2 nats below their controls": all(delta <= -0.2 for delta in deltas.values()),
-            "fine-tuned above zero-shot": all(
-                accuracy[f"{name} fine-tuned"] > accuracy[f"{name} zero-shot"] for name in tuned
-            ),
-            "fine-tuned above the majority": all(
-                accuracy[f"{name} fine-tuned"] > accuracy["majority class"] for name in tuned
-            ),
-        },
+        "holds": holds,
     }
 
 
@@ -72,6 +78,7 @@ def over_seeds(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("flow", nargs="?", choices=COMMANDS, default="demo")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--store", type=Path, default=Path("demo-seeds"))
     chosen = parser.parse_args()
@@ -79,11 +86,11 @@ def main() -> None:
     for seed in chosen.seeds:
         root, taken = chosen.store.absolute() / f"seed-{seed}", chosen.store.absolute() / f"minutes-{seed}"
         began, is_new = time.monotonic(), not root.exists()
-        rows = table(root, seed)
+        rows = table(root, seed, COMMANDS[chosen.flow])
         if is_new:
             taken.write_text(f"{(time.monotonic() - began) / 60:.2f}\n")
         found[f"seed {seed}"] = summary(rows, float(taken.read_text()) if taken.exists() else None)
-        keep("seeds", {"over_seeds": over_seeds(list(found.values()))} | found)
+        keep(RESULTS[chosen.flow], {"over_seeds": over_seeds(list(found.values()))} | found)
 
 
 if __name__ == "__main__":

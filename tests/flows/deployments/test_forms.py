@@ -1,4 +1,4 @@
-"""The form of each flow: what it offers, that a filled one is the command line, and what it refuses."""
+"""The form of each flow: its fields, equality with the command line, and refusals."""
 
 import keyword
 import re
@@ -171,6 +171,7 @@ def test_types_bounds_and_help_are_those_of_the_specs() -> None:
 
 
 ONLY_OF = {  # experiments
+    "demo": ("distill", "titan"),
     "detector": ("distill", "titan"),
 }
 
@@ -298,13 +299,13 @@ WRONG = [
     ("train_steps", True, "train.steps: must be a whole number (given: True)"),
     ("train_steps", [1], "train.steps: must be a whole number (given: [1])"),
     ("train_steps", {"a": 1}, "train.steps: must be a whole number (given: {'a': 1})"),
-    ("train_seed", 10**30, "train.seed: must be a number that a machine can hold"),
-    ("train_seed", 10**6000, "train.seed: must be a number that a machine can hold (given: a number too"),
+    ("train_seed", 10**30, "train.seed: must be a finite number in range"),
+    ("train_seed", 10**6000, "train.seed: must be a finite number in range (given: a number too"),
     ("optim_lr", 7, "optim.lr: must be at most 1 (given: 7); peak learning rate"),
     ("optim_lr", 0, "optim.lr: must be above 0 (given: 0)"),
     ("optim_lr", "1e-3", "optim.lr: must be a number (given: '1e-3')"),
-    ("optim_lr", float("nan"), "optim.lr: must be a number that a machine can hold (given: nan)"),
-    ("optim_lr", float("inf"), "optim.lr: must be a number that a machine can hold (given: inf)"),
+    ("optim_lr", float("nan"), "optim.lr: must be a finite number in range (given: nan)"),
+    ("optim_lr", float("inf"), "optim.lr: must be a finite number in range (given: inf)"),
     ("train_precision", "fp9", "train.precision: is not one of the options (given: 'fp9'); did you mean fp"),
     ("model", "gpt_nan", "model: is not one of the options (given: 'gpt_nan'); did you mean gpt_nano? there"),
     ("model", 3, "model: must be a text (given: 3); there are: auto, encdec_experts"),
