@@ -4,8 +4,8 @@ beside a copy that hashes both ends.
 python benchmarks/adopt.py [--layers 10 80] [--rounds 3] [--folder .]
 goals: memory grows to 1.1 times at most; 1.25 times the copy at most
 
-Memory is VmHWM of a fresh process that imports: pages of mapped files count. The order of the two ways is
-rotated; medians. Files are in the page cache of the machine, if it has room for them.
+Memory is VmHWM of a fresh process that imports, which includes pages of mapped files. The two ways alternate
+in rotated order; medians. Files are in the page cache of the machine, if it has room for them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How the teacher of benchmarks/objectives.py goes on, for the objectives that need more rows."""
+"""Further training of the teacher of benchmarks/objectives.py, for the objectives that need more rows."""
 
 from dataclasses import dataclass, field
 from typing import Any

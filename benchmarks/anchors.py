@@ -1,10 +1,10 @@
-"""Plans beside published figures: parameter counts, throughput of a table's rows, what recomputation costs,
-and the layout of the largest model. Nothing is run: the arithmetic of engine/plan answers.
+"""Plans against published figures: parameter counts, throughput of a table's rows, the cost of recomputation,
+and the layout of the largest model. Nothing is trained: only the arithmetic of engine/plan runs.
 
 python benchmarks/anchors.py      some seconds
 
-The figures lie in benchmarks/published, each with its source. One constant, the share of a device's peak that
-large matrix products reach, is fitted on the rows that say `fit`, of table 2; nothing is fitted on the rows
+The figures are in benchmarks/published, each with its source. One constant, the share of a device's peak that
+large matrix products reach, is fitted on the rows of table 2 that say `fit`; nothing is fitted on the rows
 that are compared. Where a table leaves out micro-batch and interleaving, plans take the fastest that fit.
 """
 

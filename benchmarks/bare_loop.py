@@ -1,5 +1,5 @@
-"""A hand-written PyTorch loop: the plain way to train the demo's teacher. Knows nothing of Atelier but the
-token file's format.
+"""A hand-written PyTorch loop that trains the demo's teacher. Of Atelier it uses only the format of the token
+file.
 
 python benchmarks/bare_loop.py <tokens folder> --steps 100 [--compile]      used by benchmarks/peers.py
 """

@@ -1,6 +1,6 @@
-"""What four busy processes take from `generate` and from a training's steps: python benchmarks/busy.py
+"""Slowdown of `generate` and of a training's steps by four busy processes: python benchmarks/busy.py
 
-Each is measured quiet and beside them, in turns; medians of three.
+Each is measured alone and beside them, alternating; medians of three.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""How far each policy of a cache of experts is from the best there is (Belady: what is needed last leaves),
-on what a trained mixture really asked for: token by token as in generation, and forward and backward over
-rows as in training, with few and with many tokens a step.
+"""Hit rates of cache policies for experts, beside the optimum (Belady: evict the expert that is needed last),
+on the requests of a trained mixture: token by token as in generation, and forward and backward over rows as
+in training, with few and with many tokens a step.
 
-python benchmarks/cache.py [--store DIR] [--steps 240]    the teacher of benchmarks/merged.py, made if need be
+python benchmarks/cache.py [--store DIR] [--steps 240]    trains the teacher of benchmarks/merged.py if
+missing
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Does a private training hide single rows? Canaries in the text of an adapter, with noise and without.
+"""Test whether private training hides single rows: canaries in the text of an adapter, with noise and
 without.
 
 nice -n 19 python benchmarks/canaries.py [--seeds 3] [--noise 2.0]
 
-20 canaries, rows of 16 random tokens, are planted among 256 rows of a noisy cycle on which a low-rank adapter
-of a pretrained model is tuned; each is in one row, which every epoch has once. The exposure of a canary
-(1802.08232) is log2 of the number of candidates minus log2 of its rank among them, by the loss of its last 8
-tokens behind its first 8: candidates have the same first 8 and other last ones, drawn as those of the canary
-were. Of one that the model has never met the rank is uniform, and the exposure 1.44 on average; 20 such are
-measured beside. `interval` is of the mean over canaries and seeds, 95 %, by resampling seeds and canaries in
-them. What holds at this size may not hold at another.
+A low-rank adapter of a pretrained model is tuned on 256 rows of a noisy cycle. Among them are 20 canaries,
+rows of 16 random tokens, each once an epoch. The exposure of a canary (1802.08232) is log2 of the number of
+candidates minus log2 of its rank among them, by the loss of its last 8 tokens after its first 8. Candidates
+have the same first 8 tokens and other last ones, drawn in the same way. If the model has never met a canary,
+its rank is uniform, and the exposure 1.44 on average; 20 such canaries are measured too. `interval` is the 95
+% interval of the mean over canaries and seeds, by resampling seeds and the canaries in them. Results at this
+size may not hold at another.
 """
 
 import argparse

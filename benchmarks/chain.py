@@ -1,10 +1,11 @@
-"""A student directly under the teacher beside one under an assistant; and what attention adds, with a layer
-of its own and without: held-out nats below controls of equal tokens.
+"""A student directly under the teacher beside one under an assistant; and the gain from attention, with a
+layer of its own and without: held-out nats below controls of equal tokens.
 
 python benchmarks/chain.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]      15 minutes a seed
 
-Teacher, an assistant of half of its FLOPs from step 0, a student of an eighth of them that comes at half of
-the steps. The assistant's learning rate falls early, as the teacher's: it must be ahead of its student.
+The assistant has half of the teacher's FLOPs and trains from step 0; the student has an eighth and starts at
+half of the steps. The learning rates of teacher and assistant fall early, so that each is ahead of its
+student.
 """
 
 import argparse

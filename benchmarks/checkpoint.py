@@ -1,7 +1,7 @@
-"""What checkpoints cost a training: stand-still, CPU time, slower steps while one is written, and the write
-speed beside dd. A model with 150 MB of state (fp32 weights, two Adam moments), a checkpoint every 20 steps.
+"""Cost of checkpoints in a training: pauses, CPU time, slower steps while one is written, and the write speed
+beside dd. A model with 150 MB of state (fp32 weights, two Adam moments), a checkpoint every 20 steps.
 
-python benchmarks/checkpoint.py [--repeats 3] [--steps 100] [--folder .]      goal: below 2 % stand-still
+python benchmarks/checkpoint.py [--repeats 3] [--steps 100] [--folder .]      goal: pauses below 2 %
 
 Whole atelier.engine.train processes on the disk of --folder: with checkpoints, without any, and dd of as many
 bytes with conv=fsync. The order rotates; medians are compared.

@@ -1,12 +1,12 @@
-"""What codecs between two sites cost a small training in loss, with and without feedback, for which bytes.
+"""Loss and bytes of codecs between two sites in a small training, with and without feedback.
 
 python benchmarks/codecs.py [--seeds 3] [--steps 160]
 
 Two sites with half of the rows each, DiLoCo's outer step (Nesterov, lr 0.7, momentum 0.9) every 16 steps,
 both in this process with one mailbox; the text is a noisy cycle of tokens (tests/engine/trainings.py). `more`
-is the mean over the seeds of the held-out loss at the end, nats a token, minus that of codec `none` from the
-same seed, `most` the largest; `bytes` a message's share of one of codec `none`. What holds at this size may
-not hold at another.
+is the held-out loss at the end, in nats a token, minus that of codec `none` from the same seed: the mean over
+seeds; `most` is the largest. `bytes`: a message's size as a share of one of codec `none`. Results at this
+size may not hold at another.
 """
 
 import argparse

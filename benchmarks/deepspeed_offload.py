@@ -1,13 +1,13 @@
-"""Training with expert states on disk beside DeepSpeed's offload to disk (ZeRO-Infinity, 2104.07857): the
-same model, tokens a step and float32 AdamW with clipping; seconds a step and the peak of the process.
+"""Training with expert states on disk beside DeepSpeed's offload to disk (ZeRO-Infinity, 2104.07857), with
+the same model, tokens a step and float32 AdamW with clipping: seconds a step and the peak of the process.
 
 pip install deepspeed           (0.19 builds its kernels: a C++ compiler and libaio's headers)
 python benchmarks/deepspeed_offload.py [--steps 5] [--rounds 2] [--folder .]     20 minutes
 
-The model is that of benchmarks/tiers.py: 1.06 GB of expert states. DeepSpeed has it as the plain module of
-engine/model, and its loss from whole logits; it keeps the optimiser's states (or these and the weights) on
-disk by asynchronous reads past the page cache. Ways in turn, rotated; medians of the steps after the first.
-No cgroup: both sides may use the page cache as they do.
+The model is that of benchmarks/tiers.py: 1.06 GB of expert states. DeepSpeed trains the plain module of
+engine/model, with the loss from whole logits. It keeps the optimiser's states (or these and the weights) on
+disk by asynchronous reads past the page cache. The ways alternate in rotated order; medians of the steps
+after the first. No cgroup: both may use the page cache.
 """
 
 import argparse

@@ -1,14 +1,15 @@
-"""Two ranks, four workloads whose rows have 512, 256, 128 and 128 tokens, equally many of each: the share of
-the ranks' time in which one waits for the other, and seconds a step, by how samples are assigned.
+"""Assignment of samples to two ranks, with four workloads of 512, 256, 128 and 128 tokens a row in equal
+numbers: the share of the ranks' time that one waits for the other, and seconds a step.
 
 python benchmarks/elastic.py [--tiny]      ten minutes, on a quiet machine of two cores
 
-paired: workloads 1 and 2 on one rank, 3 and 4 on the other, as one task a device would be; rows: as many rows
-of any kind on each, padded to 512 tokens; static: equal predicted cost; measured: corrected by the ranks'
-pace; slower: the last two again with a process in the way of rank 1, which has half of its core then. Each
-rank is bound to a core of its own. All ways in turn, three times, in another order each time; medians.
+paired: workloads 1 and 2 on one rank, 3 and 4 on the other, like one task a device; rows: as many rows of any
+kind on each, padded to 512 tokens; static: equal predicted cost; measured: corrected by the ranks' pace;
+slower: the last two again while another process takes half of rank 1's core. Each rank is bound to a core of
+its own. All ways alternate, three times, each time in another order; medians.
 
-The four tasks of SE-MoE (2205.10034: 512, 256, 128 and 128 samples on 4 devices, then on 8) by plan alone.
+Also, by plan alone, the four tasks of SE-MoE (2205.10034: 512, 256, 128 and 128 samples on 4 devices, then on
+8).
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""An embedding split by columns over the data ranks beside one that is gathered: memory of a rank and seconds
-a step on two ranks, and what plans say of the setting of SE-MoE.
+"""An embedding split by columns over the data ranks beside a gathered one: memory of a rank and seconds a
+step on two ranks, and plans for the setting of SE-MoE.
 
 python benchmarks/embedding.py [--tiny]      six minutes, on a quiet machine of two cores
 
-Here: 50304 x 384, beside a head of its own, over two small blocks; ranks are bound to a core each; all ways
-in turn, three times, in another order each time; medians. The paper (2205.10034, table 4) has hidden 8192,
+Here: 50304 x 384, with a separate head, over two small blocks. Each rank is bound to a core. All ways
+alternate, three times, each time in another order; medians. The paper (2205.10034, table 4) has hidden 8192,
 vocabulary 50304, 4 experts: 15.81 GB a GPU without and 8.63 GB with it. It does not say how many blocks and
-GPUs, what is kept in which precision, nor how the other weights are shared: what is planned here is its
-embedding alone, on 8 GPUs, in this project's arithmetic.
+GPUs, which precisions, nor how the other weights are shared. So only its embedding is planned, on 8 GPUs, in
+this project's arithmetic.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""The kind ernie beside a gpt of as many parameters, beside one of as many FLOPs (of ernie's two task nets a
-row passes one), and beside its own version 1, in which a task net's output took the place of the universal
-states: held-out nats after equally many tokens.
+"""Held-out nats of the kind ernie after equally many tokens, beside a gpt of as many parameters, one of as
+many FLOPs (a row passes one of ernie's two task nets), and version 1 of ernie, in which a task net's output
+took the place of the universal states.
 
-python benchmarks/ernie_kind.py [--seeds 1 2 3] [--store DIR]      half an hour on two cores; what is there is
-not made anew
+python benchmarks/ernie_kind.py [--seeds 1 2 3] [--store DIR]      half an hour on two cores
+
+Finished parts are reused.
 
 Version 1 is computed by the last commit that had it, taken from this checkout's history.
 """

@@ -1,6 +1,6 @@
-"""A mixture whose experts Muon moves, each matrix by itself, beside one whose experts AdamW moves and the
-rest Muon, and beside AdamW for all: held-out loss over seeds. Each has the best of three learning rates, by
-the training loss of a seed that is not compared.
+"""Held-out loss over seeds of a mixture whose optimiser is Muon for each expert matrix, beside one with AdamW
+for the experts and Muon for the rest, and one with AdamW for all. Each has the best of three learning rates,
+by the training loss of a seed that is not compared.
 
 python benchmarks/experts_optim.py [--seeds 1 2 3] [--steps 320] [--store DIR] [--tiny]     40 minutes
 """

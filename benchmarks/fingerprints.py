@@ -1,7 +1,7 @@
-"""Which fingerprints of small runs a change of code moves: python benchmarks/fingerprints.py
+"""Find fingerprints of small runs that a change of code moves: python benchmarks/fingerprints.py
 
-Compares with benchmarks/results/fingerprints.json, which says of which commit it is; `--keep` writes it anew.
-Fingerprints hold the content of the corpus, so they are of one version of Python's standard library.
+Compares with benchmarks/results/fingerprints.json, which names its commit; `--keep` rewrites it. Fingerprints
+hold the content of the corpus, so they depend on the version of Python's standard library.
 """
 
 import json

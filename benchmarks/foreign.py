@@ -1,4 +1,4 @@
-"""Search for foreign things that end wrongly: python benchmarks/foreign.py --minutes 60 --seed 1
+"""Search for foreign input that is handled wrongly: python benchmarks/foreign.py --minutes 60 --seed 1
 
 Draws cases of tests/foreign/kinds in turn (`--kind` chooses some). Prints those that end wrongly: keep them
 in tests/foreign/found. benchmarks/results/foreign.json gets the outcomes of each kind and its cases a minute.

@@ -1,9 +1,9 @@
-"""How many gangs of two start, train and end without a fault, under glibc's checks of every heap:
+"""Start, train and end many gangs of two, under glibc's checks of every heap, and count faults:
 python benchmarks/gang_starts.py [minutes] [compile]
 
-Each start trains a model and a student of it for a few steps, executed or forked in turn, with
-MALLOC_CHECK_=3 and libc_malloc_debug: a heap that is written over ends the process there. With `compile`
-blocks are compiled, and both ranks share one new cache of compiled code.
+Each start trains a model and its student for a few steps, executed or forked in turn, with MALLOC_CHECK_=3
+and libc_malloc_debug: a corrupted heap ends the process at once. With `compile` blocks are compiled, and both
+ranks share one new cache of compiled code.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Effective training time on many devices: what the formula says, and the same drawn at random.
+"""Effective training time on many devices: the formula against a random simulation.
 
 python benchmarks/goodput.py [--hours 20000]      some seconds
 

@@ -1,9 +1,9 @@
-"""The engine on one GPU: bf16, compiled blocks, models of 125 M and 1 B parameters; tokens a second and MFU
-against the matmul peak measured here; and that a resumed run ends with the same bits there too.
+"""The engine on one GPU, in bf16 with compiled blocks and models of 125 M and 1 B parameters: tokens a
+second, MFU against the matmul peak measured here, and whether a resumed run ends with the same bits.
 
 python benchmarks/gpu.py [--models 125m 1b] [--precision bf16] [--steps 30] [--device cuda]
 
---device cpu --models tiny tries the script itself. Everything runs in one go; JSON is printed and kept.
+--device cpu --models tiny tests the script itself. Everything runs in one process; JSON is printed and kept.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What heads get right of orders, distances and hidden relations on held-out rows, beside rivals without a
+"""Accuracy of heads for orders, distances and hidden relations on held-out rows, beside baselines without a
 network: parts of benchmarks/objectives.py.
 """
 

@@ -1,5 +1,5 @@
-"""What it saves to grow a model instead of starting again: tokens and CPU seconds until it has the loss with
-which the same model, trained from nothing, ends. Each way beside its simplest rival, over seeds.
+"""Savings from growing a model instead of starting again: tokens and CPU seconds until it has the final loss
+of the same model trained from scratch. Each way beside its simplest rival, over seeds.
 
 python benchmarks/inheritance.py [--seeds 1 2 3] [--steps 320] [--store DIR] [--tiny]    25 CPU minutes a seed
 
@@ -10,10 +10,10 @@ python benchmarks/inheritance.py [--seeds 1 2 3] [--steps 320] [--store DIR] [--
   experts      copies of the MLP, a router that learns          | routers as drawn (CPM-2's); states grown
   small_large  a smaller teacher whose weight falls to nothing  | its weight stays
 
-`states grown`: as the first way, with the parent's optimiser states too (convert.optimizer=grown).
-A way is trained for 1/8, 1/4, 1/2 and the whole of the steps, each with its own decay of the learning rate
-after a common trunk; between two lengths the loss is taken along a line over the logarithm of the tokens. CPU
-seconds are those tokens times the seconds a token, one thread. Parts that are done are reused.
+`states grown`: as the first way, with the parent's optimiser states too (convert.optimizer=grown). Each way
+is trained for 1/8, 1/4, 1/2 and all of the steps, each with its own decay of the learning rate after a common
+trunk. Between two lengths the loss is interpolated linearly over the logarithm of the tokens. CPU seconds are
+those tokens times the seconds a token, one thread. Finished parts are reused.
 """
 
 import argparse

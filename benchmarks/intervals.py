@@ -1,4 +1,4 @@
-"""How sure a number is: intervals of 95 %."""
+"""95 % intervals of measured numbers."""
 
 import math
 from typing import Any

@@ -1,10 +1,10 @@
-"""What online lessons cost: CPU seconds of a teacher that trains while three students learn from its logits,
-beside the same four trained in the same process without a lesson.
+"""Cost of online distillation: CPU seconds of a teacher that trains while three students learn from its
+logits, beside the same four trained in one process without distillation.
 
 python benchmarks/lesson_cost.py [--steps 384] [--store DIR] [--tiny]      twenty minutes, on a quiet machine
 
-The models and steps of online_distillation.py with its first seed. Both ways in turn, three times, each time
-in another order; medians count. Goal: lessons cost at most 1.08 times. One thread each.
+The models and steps of online_distillation.py with its first seed. Both ways alternate, three times, each
+time in another order; medians count. Goal: at most 1.08 times the CPU seconds. One thread each.
 """
 
 import statistics

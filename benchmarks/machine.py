@@ -1,4 +1,4 @@
-"""What every result carries: machine, versions, command, numbers; printed and kept in benchmarks/results."""
+"""Fields of every result: machine, versions, command, numbers. Printed, and kept in benchmarks/results."""
 
 import json
 import os

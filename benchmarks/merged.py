@@ -1,5 +1,5 @@
-"""A student of 4 experts, distilled from a finished teacher of 32 on equal tokens, from three starts: the
-teacher's experts merged by cluster, the busiest picked, any picked. Compared is the held-out divergence
+"""Distil a student of 4 experts from a finished teacher of 32, with equal tokens, from three starts: the
+teacher's experts merged by cluster, the busiest ones, random ones. Compared by the held-out divergence
 KL(teacher || student), in nats a token, over seeds.
 
 python benchmarks/merged.py [--seeds 1 2 3] [--store DIR] [--steps 240]     finished parts are reused

@@ -1,10 +1,11 @@
-"""Peak memory of publishing, scoring and generating beside the weights themselves, for a model of 256 MB and
-one of 2 GB (the same width, more layers); and of two ranks that publish it together, beside their shares.
+"""Peak memory, beyond the weights, of publishing, scoring and generating, for a model of 256 MB and one of 2
+GB (the same width, more layers); and of two ranks that publish it together, beyond their shares.
 
 python benchmarks/model_memory.py [--layers 5 40] [--folder .]      goal: the rest grows to 1.3 times at most
 
-Each number is VmHWM of a fresh process: pages of mapped files count. "weights" are those that are computed
-with, in float32; from a file in 16 bits too. Publishing starts as a frozen role does, without an optimiser.
+Each number is VmHWM of a fresh process, which includes pages of mapped files. "weights" are those in the
+computation, in float32; from a file in 16 bits too. Publishing starts as a frozen role does, without an
+optimiser.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""A mixture of experts as one layer, forward and backward, beside transformers' block in each of its ways
+"""Forward and backward time of one mixture-of-experts layer, beside transformers' block in each of its ways
 and a loop over experts that gathers and adds: 8, 64 and 256 experts, evenly and unevenly loaded.
 
 pip install --no-deps --target PEERS transformers ...; python benchmarks/moe.py --peers PEERS
 
-Each way has the same weights, tokens and choices; results are compared before anything is timed. Rounds go
-over the ways in rotated order; given are medians of seconds, and of CPU seconds of all threads.
+All ways have the same weights, tokens and choices; results are compared before anything is timed. The order
+of the ways rotates. Numbers are medians of seconds, and of CPU seconds of all threads.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Dense models whose MLPs are divided into experts (MoEfication): what of their held-out loss is lost, and of
-the MLPs' time won, when each token meets a part of the experts. Clusters of neurons that are active together
-or have like weights beside any neurons; the learned router beside the best choice.
+"""MoEfication of dense models: the increase of held-out loss and the speedup of the MLPs when each token uses
+a part of the experts. Experts are clusters of neurons that are active together or have similar weights,
+beside random neurons; the learned router is compared with the best choice.
 
 python benchmarks/moefy.py [--seeds 1 2 3] [--steps 300] [--store DIR] [--tiny]     finished parts are reused
 
-Goals, with ReLU and a quarter of the experts: the loss rises by at most 0.1 nat, CPU seconds a token of the
-MLPs fall by 1.5 times; with SwiGLU whatever comes. One seed of the other activations.
+Goals, with ReLU and a quarter of the experts: the loss rises by at most 0.1 nat, and CPU seconds a token of
+the MLPs fall by 1.5 times; no goal with SwiGLU. One seed of the other activations.
 """
 
 import json

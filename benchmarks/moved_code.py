@@ -1,7 +1,7 @@
 """Write infra/code/moved_code.yaml, the table of moved code: python benchmarks/moved_code.py FOLDER
 
-FOLDER is a checkout of the commit before the move. A file of before went to the files that have one of its
-functions or classes now, and to itself where it still exists. Write the table only for a move that changed no
+FOLDER is a checkout of the commit before the move. An old file maps to the files that now have one of its
+functions or classes, and to itself if it still exists. Write the table only for a move that changed no
 result: compare the digests of artifacts first (CONTRIBUTING.md, "Moving code").
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 TABLE = HERE / "infra" / "code" / "moved_code.yaml"
 HEAD = """\
-# One move of code: the digests of files before it and what they became, and the digests after it.
-# What changed in between is imports, names and places; CONTRIBUTING.md. Read by infra/code/code_change.py.
+# One move of code: digests of files before the move and the files that they became, and digests after it.
+# Only imports, names and places changed; see CONTRIBUTING.md. Read by infra/code/code_change.py.
 """
 # prints the code maps of all tasks with all kinds and all extensions, as one
 MAPS = """

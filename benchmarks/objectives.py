@@ -1,12 +1,12 @@
-"""What each of Titan's objectives brings, on held-out text: the adversarial head beside a logistic regression
-on bigrams, samples it ranked, lengths that were asked for, prompts, memory, orders and distances.
+"""Effect of each of Titan's objectives on held-out text: the adversarial head beside a logistic regression on
+bigrams, samples ranked by it, lengths of controlled text, prompts, memory, orders and distances.
 
 python benchmarks/objectives.py [--steps 360] [--store DIR] [--tiny]      two to four hours
 
 Trains Titan's teacher, which learns plain text first and then imitates it (`atelier titan`; resumable in
-DIR), where the objectives with classes have one row in fifty. At this size that is too few for them to learn
-anything, so the teacher then goes on once for each of some aims, with most rows for one objective. Every
-interval is one of 95 %.
+DIR). There the objectives with classes have one row in fifty, too few to learn from at this size. So the
+teacher is then trained further, once for each of some aims, with most rows for one objective. All intervals
+are 95 %.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Students that learn while their teacher trains, beside every other way: held-out loss, CPU seconds, teacher
+"""Students that learn while their teacher trains, beside all other ways: held-out loss, CPU seconds, teacher
 forwards and when the last student is ready.
 
 python benchmarks/online_distillation.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]  40 min a seed
 python benchmarks/online_distillation.py --seeds 3 --go-on      adds a seed to those of the kept result
 
-Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs. In a to d they come at half of the steps and see
+Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs. In a to d they start at half of the steps and see
 the same tokens:
   a  online, from the teacher that still trains   (logits; logits and attention)
   b  from the finished teacher, one shared pass; "whole": from step 0
@@ -12,9 +12,9 @@ the same tokens:
   d  without a teacher; "longer": with the teacher's schedule; "whole": from step 0, all tokens
   e  online, from step 0; "lead": with a weight in proportion to the teacher's lead
   f  alone from step 0, for as many CPU seconds as a took for student and distillation together
-Every part is one engine.train process whose result is kept in DIR; run again, what is there is not made anew.
-benchmarks/results has of every seed first the ways that the goals are about (a and b with logits, d, and
-training all without distillation), then the others.
+Every part is one engine.train process whose result is kept in DIR and reused. For every seed
+benchmarks/results has first the ways of the goals (a and b with logits, d, and training all without
+distillation), then the others.
 """
 
 import argparse

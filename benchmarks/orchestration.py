@@ -4,7 +4,7 @@
 python benchmarks/orchestration.py [--wide 2] [--deep 3] [--repeats 3]    goals: 1.3 times bare; a plan in 3 s
 
 Both parents run on the light pool; every no-op is a run on the pool `local` with two slots. Measured is the
-parent run from its start to its end, as the server tells it, over the number of tasks; the order rotates.
+time of the parent run, from the server's records, over the number of tasks; the order rotates.
 """
 
 import argparse

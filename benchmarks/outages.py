@@ -1,16 +1,17 @@
-"""How much two sites learn when each is down a tenth of the time: an elastic membership beside a strict one.
+"""How much two sites learn when each is down a tenth of the time: elastic membership beside strict.
 
-python benchmarks/outages.py [--minutes 20] [--outages 10] [--seed 0]     44 minutes at the defaults, whose
-outages take 12 s; with --minutes 100 they take a minute each, and all of it 220 minutes
+python benchmarks/outages.py [--minutes 20] [--outages 10] [--seed 0]     44 minutes; an outage takes 12 s.
+With --minutes 100 an outage takes a minute, and all of it 220 minutes.
 
-Each site is a process with one core, and a mailbox that both reach; its outages are drawn from the seed, all
-of one length, a tenth of the time in all. An outage is a kill -9; when it is over, the site's command is
-typed again: starting, and going on from its last checkpoint, count as lost. Learned are the samples of the
-rounds that are decided (elastic), or that both have sent (strict), from the first of these on; `share` is of
-what both learn undisturbed in the same time; `of_own_pace` of what they learn in the same run while both are
-up, where the machine's speed changes. Where every site is down a tenth of the time, and nothing else is lost,
-it is 0.9; the outages of a training of days are longer than these, and lose less beside themselves. A
-synchronous training stands as often as the strict one.
+Each site is a process with one core; both reach one mailbox. Outages are drawn from the seed; all have one
+length and take a tenth of the time in all. An outage begins with kill -9. At its end the site's command is
+started again; starting and resuming count as lost time. Learned samples are those of the decided rounds
+(elastic), or of rounds that both have sent (strict), from the first of these on.
+
+`share`: learned samples as a share of those learned without outages in the same time. `of_own_pace`: as a
+share of the pace in the same run while both sites are up, for machines whose speed changes. If each site is
+down a tenth of the time and nothing else is lost, it is 0.9. In trainings of days outages are longer than
+these, and the loss around them weighs less. Synchronous training stops as often as the strict membership.
 """
 
 import argparse

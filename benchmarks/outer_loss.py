@@ -1,19 +1,18 @@
-"""What training over sites costs in loss beside synchronous data parallel training of equally many tokens,
-and for which bytes.
+"""Loss and bytes of training over sites, beside synchronous data parallel training with equally many tokens.
 
 python benchmarks/outer_loss.py --seeds 1 2 3 4 5 [--steps 2000] [--store DIR] [--tiny]       100 minutes
 python benchmarks/outer_loss.py --source code.jsonl --lr 4e-3 --seeds 1 2    on another text, only printed
 
 The default text, a model of 0.5 M parameters, batches of 8 rows of 128 tokens. `synchronous` is one process,
-whose weights those of any data parallel layout equal to rounding (tests/parity); in all other ways each site
-is a process, with a mailbox that all reach, and takes `every` steps with its share of the same rows between
-two exchanges. LONG: all steps, a way that sends less than 1/100 of an fp32 gradient a step, and the same
-without its codec. SHORT: a tenth of the steps and three seeds: codecs with and without feedback, more sites,
-unequal ones, and DiLoCo's outer step as published (Nesterov, lr 0.7, momentum 0.9; arXiv:2311.08105).
+whose weights equal those of any data parallel layout up to rounding (tests/parity). In all other ways each
+site is a process, with a mailbox that all reach, and takes `every` steps with its share of the same rows
+between two exchanges. LONG: all steps, a way that sends less than 1/100 of an fp32 gradient a step, and the
+same without its codec. SHORT: a tenth of the steps and three seeds: codecs with and without feedback, more
+sites, unequal ones, and DiLoCo's outer step as published (Nesterov, lr 0.7, momentum 0.9; arXiv:2311.08105).
 Nothing is tuned on the held-out text: codecs are the defaults, `every` is the first divisor of the steps at
 which a site sends so few bytes (bf16's 50 is 0.4 % above), LONG's learning rate was chosen on another text.
 `more`: held-out nats a token minus those of `synchronous` from the same seed, with the half of its 95 %
-interval; `bytes`: what a site sends, as a share of an fp32 gradient a step.
+interval; `bytes`: the bytes that a site sends, as a share of an fp32 gradient a step.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Our cost per embedded task: a DAG of no-ops through Atelier (fingerprint, lease, publish, record, state)
-against bare Prefect.
+"""Cost of Atelier per embedded task: a DAG of no-ops through Atelier (fingerprint, lease, publish, record,
+state) beside bare Prefect.
 
 python benchmarks/overhead.py [--tasks 20] [--repeats 5]      goal: at most 150 ms a task above bare Prefect
 """

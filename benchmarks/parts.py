@@ -1,5 +1,5 @@
-"""Trainings as parts of a comparison: each an `atelier.engine.train` process whose result is kept, so that a
-script that is run again makes nothing anew.
+"""Trainings as parts of a comparison: each an `atelier.engine.train` process whose result is kept and reused
+by later runs of the script.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""How many files some paths of a run lead through; for structure.py.
+"""Count the files on some paths of a run, for structure.py.
 
-The programs run for real, under a profiler that Python's site hook sets in their processes. A path is made of
-steps: in one process the calls from one function to another, first in the thread where it begins, then in the
-one where it ends, without imports and what they call. Its files are those whose functions call our own;
-`returns` counts the changes to an earlier one of them. When a function of STEPS is gone its path never ends:
-name the function that does the same now.
+The programs run for real, under a profiler that Python's site hook sets in their processes. A path consists
+of steps: in one process the calls from one function to another, first in the thread where it begins, then in
+the one where it ends, without imports and the calls that they cause. Its files are those whose functions call
+our own; `returns` counts the changes to an earlier one of them. If a function of STEPS is gone, its path
+never ends: name the function that does the same now.
 """
 
 import json

@@ -3,9 +3,9 @@ public ones (benchmarks/public_loop.py): same model, batch, precision, documents
 
 python benchmarks/peers.py [--repeats 3] [--steps 60] [--eager] [--public PYTHON]      half an hour
 
-Each contender is a whole process; CPU-seconds of a long run minus those of a short one, so that start-up and
-compiling fall out. The order rotates; medians are compared: goal 1.05 of the best. Memory is the whole
-process's peak at a vocabulary of 32,768, where the logits are most of it: goal 0.8 of the least of the
+Each contender is a whole process. Counted are the CPU-seconds of a long run minus those of a short one,
+without start-up and compiling. The order rotates; medians are compared: goal 1.05 of the best. Memory is the
+whole process's peak at a vocabulary of 32,768, where the logits are most of it: goal 0.8 of the least of the
 others. PYTHON is an interpreter that has the public libraries (transformers, accelerate, lightning, litgpt).
 """
 

@@ -1,4 +1,4 @@
-"""Gangs of the engine with each rank bound to a core, what their steps took, and ways compared in turns."""
+"""Run gangs with each rank bound to a core, time their steps, and compare alternating ways."""
 
 import os
 import statistics

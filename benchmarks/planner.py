@@ -1,13 +1,13 @@
-"""What the planner says of trainings beside what they take: seconds of a step and peak memory, of models and
-layouts that it was not calibrated on.
+"""Planned against measured seconds of a step and peak memory, for models and layouts that the planner was not
+calibrated on.
 
 python benchmarks/planner.py [--store DIR] [--tiny]      twenty minutes, on a quiet machine
 
-First `--calibrate`, then each training in processes of its own, three times round; medians count. Memory is
-that above processes of the same layout that train next to nothing. Goals: memory within 10 %, steps within
-15 %. The constants of memory were chosen with CASES in view; those of LATER were first looked at when these
-stood, then two, the objective's room, were set once more with all in view. FRESH ones were written down
-before anybody measured them; afterwards it was changed how calibration measures crowding, no constant.
+First `--calibrate`, then each training in its own processes, three rounds; medians count. Memory is that
+above processes of the same layout that train next to nothing. Goals: memory within 10 %, steps within 15 %.
+The constants of memory were chosen with CASES in view. LATER was first measured after that; then two
+constants, the objective's room, were set once more with all in view. FRESH was written down before any
+measurement; afterwards only the way in which calibration measures crowding was changed, and no constant.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """An hour of random products of models, objectives, trainings and layouts, each in a gang beside one process:
 python benchmarks/products.py [minutes] [--seed N]
 
-What is promised: in float64 all metric values to 1e-10 and weights to 1e-8, in float32 the first step's
-losses to 1e-5, in bf16 to 1e-4; a third goes on from a checkpoint in a second layout. Each product that is
-wrong is printed whole; `python -m tests.parity.trials --only NAME` tries it again.
+Required: in float64 all metric values equal to 1e-10 and weights to 1e-8, in float32 the first step's losses
+to 1e-5, in bf16 to 1e-4. A third resumes from a checkpoint in a second layout. Each product that fails is
+printed whole; `python -m tests.parity.trials --only NAME` tries it again.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""How much sooner a model comes to the same loss when sequences and batches grow at first (ERNIE 3.0's
-progressive learning): CPU seconds and tokens, with and without.
+"""Savings from progressive learning (ERNIE 3.0), in which sequences and batches grow at first: CPU seconds
+and tokens until the same loss, with and without.
 
 python benchmarks/progressive.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]      10 minutes a seed
 
-Growing takes a third of the plain training's steps and is tried with several lengths in all, each with its
-whole schedule of the learning rate. Where the loss lies between two of them, so does the cost, along a line.
-One thread: CPU seconds are those of the whole process; the same for all ways are 3 or 4 seconds of start and
-evaluation.
+Growing takes a third of the plain training's steps. It is tried with several total lengths, each with its
+whole schedule of the learning rate. If the loss lies between two of them, the cost is interpolated linearly.
+One thread: CPU seconds are those of the whole process, with 3 or 4 seconds of start and evaluation in all
+ways.
 """
 
 import argparse

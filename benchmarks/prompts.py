@@ -1,5 +1,5 @@
-"""Tuning a soft prompt (CPM-2's study, 2106.10715): one factor at a time, over tasks and draws, beside the
-model as it is, asked by the likelihood of the labels, and beside tuning all of it.
+"""Tune a soft prompt (CPM-2's study, 2106.10715): one factor at a time, over tasks and draws, beside the
+untuned model with the likelihood of the labels, and beside tuning all weights.
 
 python benchmarks/prompts.py [--draws 5] [--store DIR] [--tiny]      finished runs are reused
 

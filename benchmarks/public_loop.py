@@ -3,7 +3,7 @@ transformers Trainer, and litgpt's model in the loop of its `litgpt pretrain`, b
 
 python benchmarks/public_loop.py transformers <tokens folder> --steps 100     used by peers.py --public PYTHON
 Needs transformers, accelerate, lightning and litgpt, in an environment of their own (litgpt pins old ones).
-Neither keeps documents apart, and litgpt does not tie the head: less work than ours, not more.
+Neither keeps documents apart, and litgpt does not tie the head, so both do less work than atelier.
 """
 
 import argparse

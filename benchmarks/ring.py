@@ -1,6 +1,6 @@
-"""A model of 2 GB in a quarter of that memory: ring-memory inference beside what else streams weights from a
-disk, each in a fresh process, inside a cgroup of its memory without weights and a quarter of the weights; the
-file's pages are dropped before every pass.
+"""Ring-memory inference of a model of 2 GB in a quarter of that memory, beside other ways to stream weights
+from a disk. Each runs in a fresh process, in a cgroup of its memory without weights and a quarter of the
+weights; the file's pages are dropped before every pass.
 
 python benchmarks/ring.py [--layers 24] [--folder .] [--peers PATH]     goals: 2 times accelerate's disk
         offload, 1.2 times the best of load_file per layer and mmap with advice; max(compute, read) 0.9 of it
@@ -9,11 +9,11 @@ python benchmarks/ring.py [--layers 24] [--folder .] [--peers PATH]     goals: 2
   load_file   safetensors' load_file of one block's shard, then the block, in turn
   mmap        all weights mapped; MADV_WILLNEED for the next block, MADV_DONTNEED behind
   accelerate  transformers' Llama of the same shapes with device_map=auto and the same memory for weights; a
-              pass has the same products; without the cgroup too, where that ends it. --peers: a folder that
-              has both (pip install --target)
+              pass has the same products; also without the cgroup, if the cgroup ends it. --peers: a folder
+              that has both (pip install --target)
   resident    all in memory, without the cgroup: the bits that ring must have, and the time of computing
 
-`read` is reading all streamed weights once and nothing else. Seconds are medians over --passes passes.
+`read` is one read of all streamed weights. Seconds are medians over --passes passes.
 """
 
 import argparse

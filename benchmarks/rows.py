@@ -1,4 +1,4 @@
-"""Rows a second of every kind of rows and of windows, on one core, from the standard library.
+"""Rows a second of every kind of rows, and of windows, on one core, from the standard library.
 
 python benchmarks/rows.py [--sequence 256] [--batch 8] [--repeats 5]      goal: at most 150 us a row
 """

@@ -1,12 +1,11 @@
-"""A student that has 60 000 tokens to learn from, alone and with a teacher; the best of its held-out losses
-counts for each (early stopping).
+"""A student with 60 000 tokens of text, alone and with a teacher, by its best held-out loss (early stopping).
 
 python benchmarks/scarce_data.py [--seeds 1 2 3] [--store DIR] [--tiny]     40 minutes
 python benchmarks/scarce_data.py --seeds 3 --go-on      adds a seed to those of the kept result
 
   alone      without a teacher
   finished   from a teacher that was trained on the whole corpus
-  online     from a teacher that learns beside it, from the same 60 000 tokens
+  online     from a teacher that trains at the same time, on the same 60 000 tokens
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 python benchmarks/serve.py [--rounds 5] [--tokens 64] [--tiny]      about 5 minutes
 
-Byte-level models of random weights, one server each. Every client asks greedily for its own prompt; in each
-round the one client asks for all prompts in turn, then the 32 ask for one each, then the other way round. All
-answers to a prompt must be equal.
+Byte-level models of random weights, one server each, greedy decoding. In each round the one client sends all
+prompts in turn, then the 32 send one each; the next round has the other order. All answers to a prompt must
+be equal.
 """
 
 import argparse

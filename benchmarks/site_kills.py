@@ -1,14 +1,14 @@
-"""Trainings over two sites with agents between them, of which trainings and agents are killed without
-warning, or halted, at drawn times, until so many have been: the weights of both sites, and the samples.
+"""Kill or halt trainings over two sites, and their agents, at drawn times; compare the weights of both sites
+and the samples.
 
 python benchmarks/site_kills.py [--kills 100] [--seed 0] [--silence 125]     8 minutes
 
-By turns a strict membership (codec, delay and fragments drawn), which must end with the bits of the training
-that nobody disturbed, and an elastic one (the coordinating site drawn; a's agent cannot be called), whose
-sites go on without one that is away: its log, followed anew, must make the same bits, and no sample of it may
-be lost or learned twice. Any other end is an error. Each killed one is begun again, at once or when the
-others have gone on without it; a halted one is silent for up to two seconds. At the end one of each kind, of
-which a site and its agent stand still for `silence` seconds.
+Strict and elastic memberships alternate. A strict training (codec, delay and fragments drawn) must end with
+the bits of an undisturbed one. In an elastic one (the coordinator drawn; a's agent cannot be called) the
+sites continue without one that is away: a training that follows its round log must get the same bits, and no
+sample of the log may be lost or learned twice. Any other end is an error. A killed process is started again,
+at once or after the others have continued without it; a halted one is silent for up to two seconds. The last
+two trainings, one of each kind, have a site and its agent that stand still for `silence` seconds.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""How the source is structured, beside the goals: python benchmarks/structure.py [--static] [--trial]
+"""Figures of the source's structure, beside their goals: python benchmarks/structure.py [--static] [--trial]
 
---static: without the paths of a run (benchmarks/paths.py); --trial: no result is kept. FIGURES has each goal,
-and what the figure may be at most today: tests/test_structure.py holds it. Whoever lowers a figure lowers it
-there too.
+--static: without the paths of a run (benchmarks/paths.py); --trial: no result is kept. FIGURES has each goal
+and today's limit of each figure, which tests/test_structure.py checks. If you lower a figure, lower its limit
+too.
 
-An import is one file's import of another, inside a function or not. Imports under `if TYPE_CHECKING` run
-never: they count as imports, and in circles as a figure of their own.
+An import is one file's import of another, inside a function or not. Imports under `if TYPE_CHECKING` never
+run: they count as imports, and in circles as a figure of their own.
 """
 
 import ast

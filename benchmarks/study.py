@@ -1,4 +1,4 @@
-"""A teacher of the flow titan, trained for benchmarks/objectives.py and going on from there with its aims."""
+"""A teacher of the flow titan for benchmarks/objectives.py, and its further training for the aims."""
 
 import hashlib
 import json

@@ -1,9 +1,9 @@
 """A sweep of forty jobs on a pool beside forty runs of bare Prefect: seconds a job until all are submitted,
-while the pool is paused, and from then on, two at a time, until all are complete.
+while the pool is paused, and then until all are complete, two at a time.
 
 python benchmarks/submission.py [--jobs 40] [--repeats 3]      ten minutes a repeat
 
-A job is a parent run on the light pool with one no-op on the pool `local`. Ours is
+A job is a parent run on the light pool with one no-op on the pool `local`. Atelier's way is
 `atelier noops -m salt=range(0,40)`, from the start of the command to its end, its report included. Bare is a
 script that calls run_deployment for each and waits for all. The order rotates.
 """

@@ -1,11 +1,11 @@
-"""Training with 1 GB of expert states, a fifth of them in memory, beside the same training with all of it in
-memory; in a cgroup of what the process needs without expert states and a quarter of the states.
+"""Training with 1 GB of expert states, a fifth of them in memory, beside the same training with all in
+memory. It runs in a cgroup of the memory of the process without expert states and a quarter of the states.
 
 python benchmarks/tiers.py [--steps 20] [--rows 64] [--folder .]     goals: the same bits; peak within 5 % of
         the plan; max(compute, reading or writing) 0.9 of the step time, at a batch whose plan hides the disk
 
-compute: a step with all in memory. reading or writing: for how long of a step one of the
-tier's threads worked.
+compute: a step with all in memory. reading or writing: the part of a step in which one of the tier's threads
+worked.
 """
 
 import argparse

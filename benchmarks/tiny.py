@@ -1,7 +1,7 @@
 """A flow's `experiment=tiny` in a new store, the same again (nothing to do), and its plan: wall clock and CPU
 seconds of each, three times: python benchmarks/tiny.py [--flow titan] [other checkout ...]
 
-Other checkouts, each with its .venv, take turns with this one. Results of flows but titan are in
+Other checkouts, each with its .venv, alternate with this one. Results of flows but titan are in
 tiny_<flow>.json.
 """
 

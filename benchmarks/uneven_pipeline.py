@@ -1,11 +1,11 @@
-"""A pipeline of two ranks, one of them on a slower device: seconds a step with equally many blocks on each
-and with the cut that `parallel.speeds` makes (2112.12731, section 4.2).
+"""Seconds a step of a pipeline of two ranks, one on a slower device: with equally many blocks on each, and
+with the cut that `parallel.speeds` makes (2112.12731, section 4.2).
 
 python benchmarks/uneven_pipeline.py [--tiny]      ten minutes, on a quiet machine of two cores
 
-The slower device is simulated: each rank is bound to a core of its own, and on the second core another
-process computes all the time, so that its rank has half of it. All ways in turn, three times, in another
-order each time; medians of the steps after the first eight.
+The slower device is simulated: each rank is bound to a core of its own, and another process takes half of the
+second core. All ways alternate, three times, each time in another order; medians of the steps after the first
+eight.
 """
 
 import argparse

@@ -1,25 +1,25 @@
-"""Two sites with a thin link between them: how much of its speed a training keeps, and at which codecs.
+"""Training speed of two sites with a thin link between them, and the codecs that they choose.
 
 python benchmarks/wan.py [--turns 3] [--steps 200] [--torchft DIR] [--tiny]    as root; 40 minutes, two quiet
 cores. DIR: where `pip install --no-deps --target DIR torchft==0.2.0` has put that library.
 
-Each site is a network namespace with an agent and one rank bound to a core of its own; between them is a veth
-pair whose ends are capped by tc (tbf), both ways. The model's weights take ten steps or more at 100 Mbit/s as
-they are. Every 50 steps each weight is exchanged once, in five fragments, each of which has the ten steps
-until the next one (`delay`); each site chooses its codec among all kinds. Ways in turns, each in another
-order.
+Each site is a network namespace with an agent and one rank bound to a core of its own. Between them is a veth
+pair whose ends are capped by tc (tbf), both ways. Uncompressed, the model's weights take ten steps or more at
+100 Mbit/s. Every 50 steps each weight is exchanged once, in five fragments, each of which has the ten steps
+until the next one (`delay`); each site chooses its codec among all kinds. The ways alternate, each time in
+another order.
 
-speed: steps a second between step 50 and ten steps before the end, of the slower site, as a share of the same
-without a cap, by medians; of_own_pace, pace_share: the same where the machine's speed changes from run to
-run, by how much longer a run took than all its steps at the pace of its quickest tenth; the last round, which
-has all weights and is waited for, is left out and told as `last_s`. cpu_s: of both agents. wire: bytes that
-the veth counted, of those in the contributions. codecs: of each round. changed: the cap goes from 100 to 10
-to 1 Mbit/s in one run; `settled`: messages that were sent with another codec than the one that the new
-cap's own run ends with, from the step of the change on (the cap may change ten seconds later), but for the
-last round; null = always. data_parallel: seconds of a step's all-reduce of the
-gradients (torch.distributed, gloo) beside it. torchft: its streaming DiLoCo (wan_torchft.py), as a share of
-its own speed without a cap, 100 steps each; at 1 Mbit/s it is left out: an exchange would take 100 s. Not
-here: delay and lost packets.
+speed: steps a second of the slower site, between step 50 and ten steps before the end, as a share of the
+speed without a cap, by medians. of_own_pace, pace_share: the same for machines whose speed changes from run
+to run, from the time of a run beyond all its steps at the pace of its quickest tenth. The last round, which
+has all weights and is waited for, is left out and given as `last_s`. cpu_s: of both agents. wire: bytes
+counted by the veth, and those of the contributions. codecs: of each round. changed: the cap goes from 100 to
+10 to 1 Mbit/s in one run. `settled`: messages, from the step of the change on, that were sent with another
+codec than the final one in the run with the new cap alone, without the last round (the cap may change ten
+seconds after the step); null = always. data_parallel: seconds of a step's all-reduce of the gradients
+(torch.distributed, gloo). torchft: its streaming DiLoCo (wan_torchft.py), as a share of its own speed without
+a cap, 100 steps each; left out at 1 Mbit/s, where an exchange would take 100 s. Not measured: delay and lost
+packets.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""The codec that each site chooses beside fixed ones at the same cap: is it the least lossy one that keeps
-the budget?
+"""The codec that each site chooses beside fixed ones at the same cap: is it the least lossy one within the
+budget?
 
 python benchmarks/wan_fixed.py [--tiny]    as root; 15 minutes, two quiet cores
 
 The trainings of benchmarks/wan.py, one of each: namespaces, caps, model, fragments. `stall`: the share of the
-time between step 50 and the last round in which contributions of the other site were waited for, of the site
-that waited longer. A codec keeps the budget when its stall is at most `link.stall` above that of no codec and
-no cap, where sites wait for each other too. `fits`: the least lossy one that does, null = none; `chosen`: how
-often the chooser of site a took which, but for its first and its last message. changed: the cap goes from
-100 to 10 to 1 Mbit/s in one run; `settled`: rounds from the step of a change on until the codec is the one
-that fits at the new cap, a round being all fragments (the cap may change ten seconds later); null = never, or
-nothing fits.
+time between step 50 and the last round that a site waited for contributions of the other, for the site that
+waited longer. A codec is within the budget if its stall is at most `link.stall` above that of no codec and no
+cap, where sites wait for each other too. `fits`: the least lossy codec within the budget, null = none;
+`chosen`: how often the chooser of site a took which codec, without its first and last message. changed: the
+cap goes from 100 to 10 to 1 Mbit/s in one run; `settled`: rounds from the step of a change on until the codec
+is the one that fits at the new cap, a round being all fragments (the cap may change ten seconds later); null
+= never, or nothing fits.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""A site of benchmarks/wan.py that trains by torchft's streaming DiLoCo (0.2, meta-pytorch/torchft): the same
-model, rows, inner and outer optimiser, 50 steps in five fragments, each of which has 9 steps until it is
-waited for (torchft has at most one less than between two fragments); float32, by gloo.
+"""A site of benchmarks/wan.py that trains with torchft's streaming DiLoCo (0.2, meta-pytorch/torchft): the
+same model, rows, inner and outer optimiser, 50 steps in five fragments, each with 9 steps until it is waited
+for (torchft allows at most one less than between two fragments); float32, by gloo.
 
 python benchmarks/wan_torchft.py SITE OWN_ADDRESS FIRST_ADDRESS STEPS MODEL ROWS SEQUENCE     prints seconds
 """

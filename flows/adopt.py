@@ -1,5 +1,5 @@
-"""adopt: a checkpoint of another family, as transformers saves it, as a model: to generate with, to start
-from, to tune, to export; or, with a base, a low-rank adapter as peft saves it.
+"""adopt: import a model that transformers saved, to generate, train, tune or export; with `base`, import a
+low-rank adapter that peft saved.
 
 atelier adopt source=checkpoints/Qwen3-0.6B name=qwen
 """
@@ -14,11 +14,11 @@ from atelier.tasks.register import register
 
 
 def adopt(source: str, name: Name = "adopted", base: ModelName = "") -> None:
-    """Raises ConfigError for a source that is no checkpoint, or not understood."""
+    """Raises ConfigError for a source that is not a supported checkpoint."""
     if base:
         parent = existing_model(base, "base")
         if name == parent.reference.name:
-            raise ConfigError("name", f"is {name}, as the base's own", f"name={name}-tuned")
+            raise ConfigError("name", f"is {name}, which is the base's name", f"name={name}-tuned")
         model = adopt_adapter(source, parent, name)["model"]
     else:
         model, _ = adopt_model(source, name)
@@ -26,5 +26,5 @@ def adopt(source: str, name: Name = "adopted", base: ModelName = "") -> None:
 
 
 def survey(source: str, name: Name = "adopted", base: ModelName = "") -> surveys.Survey:
-    """What of the source comes in, and all that is refused: before anything is planned."""
+    """List the parts of the source that can be imported, and all refusals, before planning."""
     return surveys.survey_adapter(source) if base else surveys.survey(source)

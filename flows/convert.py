@@ -1,6 +1,6 @@
-"""convert: a finished model as another, without training: grown in depth, width, experts or vocabulary, its
-experts merged to fewer or none, averaged with others, an adapter merged, its weights as other numbers; scored
-beside what it was.
+"""convert: make another model from a finished one without training, and score both: grow depth, width,
+experts or vocabulary; merge experts to fewer or none; average models; merge an adapter; change the number
+format.
 
 atelier convert init=teacher convert=merge_experts convert.num_experts=4 name=teacher-4
 """
@@ -19,11 +19,11 @@ from atelier.tasks.score import score as score_models
 
 
 def convert(init: ModelName, convert: Conversion, score: Score, name: Name = "converted") -> None:
-    """Raises ConfigError without a model called `init`, or one that the rule is not for."""
+    """Raises ConfigError if there is no model `init`, or the rule does not apply to it."""
     parent = existing_model(init, "init")
     if name == parent.reference.name:
         raise ConfigError(
-            "name", f"is {name}, as the model's own", f"name={name}-{convert.kind.replace('_', '-')}"
+            "name", f"is {name}, which is the model's name", f"name={name}-{convert.kind.replace('_', '-')}"
         )
     convert.converted(parent.spec)
     if grows_states(convert):
@@ -63,14 +63,14 @@ def convert(init: ModelName, convert: Conversion, score: Score, name: Name = "co
 
 
 def _other_tokenizer(rule: Conversion) -> Existing | None:
-    """The model whose tokenizer a rule is to."""
+    """The model whose tokenizer the rule converts to."""
     if not rule.needs_tokenizer:
         return None
     return existing_model(getattr(rule, "tokenizer", ""), "convert.tokenizer")
 
 
 def _others(rule: Conversion, parent: Existing) -> dict[str, Reference]:
-    """The rule's further parents, by role. Raises ConfigError for one that does not go with the first."""
+    """Further parents of the rule, by role. Raises ConfigError for one that does not fit the first."""
     found: dict[str, Reference] = {}
     for role, which in rule.others.items():
         if which.kind == "adapter":
@@ -79,7 +79,7 @@ def _others(rule: Conversion, parent: Existing) -> dict[str, Reference]:
         other = existing_model(which.name, which.place)
         if other.reference in (parent.reference, *found.values()):
             raise ConfigError(
-                which.place, f"{which.name} is there twice", "convert.weights counts one for more"
+                which.place, f"{which.name} is given twice", "use convert.weights to weight one more"
             )
         rule.check_other(parent.spec, other.spec, which)
         check_ids(parent, other, which.place)

@@ -1,4 +1,4 @@
-"""corpus: text from its sources to tokens that a training can read.
+"""corpus: read text from its sources and encode it as tokens for training.
 
 atelier corpus data.source='texts/*.jsonl' data.field=text
 """
@@ -46,7 +46,7 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
-    """Inputs of these roles' objectives besides tokens, by kind and source of text: triples, attributes."""
+    """Inputs of these roles' objectives besides tokens (triples, attributes), by kind and text source."""
     makers = {"triples": extract, "attributes": describe}
     return {
         source: {name: makers[source](name, reference) for name, reference in text.corpora.items()}

@@ -1,6 +1,6 @@
-"""cpm2: a model that grows (CPM-2, 2106.10715): it learns one language, then a second with a longer
-vocabulary, becomes a mixture of experts, and a soft prompt of it is tuned; with `score.memory_gb` it is
-scored within less memory than it takes.
+"""cpm2: the DAG of CPM-2 (2106.10715): learn one language, then a second with a longer vocabulary; become a
+mixture of experts; tune a soft prompt. With `score.memory_gb` the model is scored in less memory than it
+needs.
 
 atelier cpm2 experiment=tiny
 """
@@ -27,7 +27,7 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
 
-SECOND = "second"  # the blend that is the second language
+SECOND = "second"  # the blend with the second language
 
 
 def cpm2(
@@ -43,20 +43,20 @@ def cpm2(
     parallel: Parallel,
     score: Score,
 ) -> None:
-    """Raises ConfigError for text without a second language."""
+    """Raises ConfigError if the text has no second language."""
     given = [name for name in ("load", "model", "extend") if getattr(tokenizer, name)]
     if given:
         raise ConfigError(
             f"tokenizer.{given[0]}",
-            "is given, and here both tokenizers are learned",
-            "atelier convert convert=vocabulary takes a model to any tokenizer",
+            "is given, but this flow learns both tokenizers",
+            "atelier convert convert=vocabulary moves a model to any tokenizer",
         )
     check_kept(grow.vocabulary, train, "grow.vocabulary")
     check_kept(upcycle, train, "upcycle")
     if grow.vocab <= tokenizer.vocab:
         raise ConfigError(
             "grow.vocab",
-            f"{grow.vocab} ids, and the first language has {tokenizer.vocab} alone",
+            f"{grow.vocab} ids, but the first language alone has {tokenizer.vocab}",
             f"grow.vocab={2 * tokenizer.vocab}",
         )
     sources = languages(data)
@@ -156,20 +156,20 @@ def cpm2(
 
 
 def languages(data: Data) -> dict[str, Source]:
-    """The text of both languages. Of the standard library the first is its prose, the second its code."""
+    """The text of both languages. For the standard library: first its prose, second its code."""
     found = data.sources()
     main = found["main"]
     if SECOND in found:
         if len(found) > 2:
             raise ConfigError(
-                "data.blend", f"has {', '.join(found)}: two languages are read", f"data.blend.{SECOND}"
+                "data.blend", f"has {', '.join(found)}; this flow reads two", f"data.blend.{SECOND}"
             )
         return {"main": main, SECOND: found[SECOND]}
     kind, _, packages = main.source.partition(":")
     if not is_stdlib(main.source) or STDLIB[kind]:
         raise ConfigError(
             f"data.blend.{SECOND}",
-            "is missing: the second language's text",
+            "is missing; it holds the text of the second language",
             f"data.blend.{SECOND}.source=<text>",
         )
     parts = [f"{each}:{packages}" if packages else each for each in ("stdlib-prose", "stdlib-code")]

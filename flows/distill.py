@@ -1,5 +1,5 @@
-"""distill: a teacher that teaches its students while it trains, all in one gang; scored, reported,
-registered; with score.controls=true beside the same students alone.
+"""distill: train a teacher and its students in one process group; score, report and register them. With
+score.controls=true also train the same students without a teacher.
 
 atelier distill experiment=tiny roles.student_a.start=0.25 score.controls=true
 """

@@ -1,5 +1,5 @@
-"""finetune: a finished model on labelled examples, several draws, beside itself before and the same network
-from random weights. What it is tuned on is scored on other examples too: of another language, say.
+"""finetune: tune a finished model on labelled examples, in several draws; compare it with the untuned model
+and with the same network from random weights. `also` scores the tuned models on further examples.
 
 atelier finetune init=student_a finetune.num_labels=256
 atelier finetune init=both finetune.labels.source=english.jsonl 'also={german: {source: german.jsonl}}'
@@ -43,7 +43,7 @@ def finetune(
         extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
     own = parent.reference.name
     named = {f"{own}/{key}": model for key, model in tuned.items()}
-    named[f"{own}/zero-shot"] = parent.reference  # asked without an example: what did tuning bring?
+    named[f"{own}/zero-shot"] = parent.reference  # without examples, to show the gain of tuning
     exams = {"": examples} | {name: label(other, name=name, tuned=examples) for name, other in also.items()}
     scores: dict[str, Reference] = {}
     for name, labels in exams.items():

@@ -1,4 +1,4 @@
-"""instruct: a finished model on conversations: it learns what the assistant says (supervised fine-tuning).
+"""instruct: fine-tune a finished model on the assistant's messages of conversations.
 
 atelier instruct init=guest chats.source='talks/*.jsonl'
 """
@@ -35,11 +35,11 @@ def instruct(
 ) -> None:
     parent = existing_model(init, "init")
     if parent.reference.name == name:
-        raise ConfigError("name", f"is {name}, as that of the model that it begins from", f"name={name}-on")
+        raise ConfigError("name", f"is {name}, which is the name of the initial model", f"name={name}-on")
     given = {"model": model, "objective": objective, "optim": optim, "init": init, "trainable": trainable}
     role = parse(Role, given, "")
     if not role.moves:
-        raise ConfigError("trainable.kind", "none moves nothing: there is nothing to tune", "full, or lora")
+        raise ConfigError("trainable.kind", "is none: no parameter would be trained", "full, or lora")
     begun = beginnings({"model": role}, parent.tokenizer, "")
     models = train_roles(
         {"model": role},

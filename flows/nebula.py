@@ -1,5 +1,5 @@
-"""nebula: one run over sites that share no disk (Nebula-I, 2205.09470): all of them pretrain a model; then
-one tunes it on prompts and their answers, and a small model at another learns from what it says.
+"""nebula: one run over sites that share no disk (Nebula-I, 2205.09470). All sites pretrain a model; then one
+tunes it on prompts and answers, and a small model at another site learns from its outputs.
 
 atelier nebula experiment=tiny
 """
@@ -94,7 +94,7 @@ def nebula(
 
 
 def roles_of(tune: Tune, model: Model) -> dict[str, Role]:
-    """The pretrained model and the small one, as they learn the answers. Raises ConfigError for objectives
+    """Roles of the second training: the pretrained model and the small one. Raises ConfigError for objectives
     that do not fit them.
     """
     own = {name: spec for name, spec in tune.objective.items() if not type(spec).needs_teacher}
@@ -112,8 +112,8 @@ def roles_of(tune: Tune, model: Model) -> dict[str, Role]:
 
 
 def tuning(train: Train, tune: Tune) -> Train:
-    """The settings of the second training: those of the first, in its length, and with its link. Raises
-    ConfigError for a link that does not fit.
+    """Settings of the second training: those of the first, with its own length and link. Raises ConfigError
+    for a link that does not fit.
     """
     own = {"steps": tune.steps, "tokens": 0, "sequence": tune.sequence, "micro_batch": "auto"}
     sections = {

@@ -1,4 +1,4 @@
-"""pretrain: one model on text, scored, reported, registered.
+"""pretrain: train one model on text; score, report and register it.
 
 atelier pretrain model=gpt_nano train.steps=200
 atelier pretrain model=auto init=guest tokenizer.model=guest
@@ -33,7 +33,7 @@ def pretrain(
     init: ModelName = "",
 ) -> None:
     if init and existing_model(init, "init").reference.name == name:
-        raise ConfigError("name", f"is {name}, as that of the model that it begins from", f"name={name}-on")
+        raise ConfigError("name", f"is {name}, which is the name of the initial model", f"name={name}-on")
     text = corpus(data, tokenizer)
     role = parse(Role, {"model": model, "objective": objective, "optim": optim, "init": init}, "")
     begun = beginnings({"model": role}, text.tokenizer, "")

@@ -1,4 +1,4 @@
-"""score: finished models on held-out text, beside gzip, xz and a trigram.
+"""score: score finished models on held-out text, beside gzip, xz and a trigram.
 
 atelier score models=[teacher,student_a] score.max_tokens=100000
 """
@@ -11,7 +11,7 @@ from atelier.tasks.score import score as score_models
 
 
 def score(models: list[str], score: Score) -> None:
-    """Raises ConfigError without models, and for models that were trained on different tokens."""
+    """Raises ConfigError without models, and for models trained on different tokens."""
     if not models:
         raise ConfigError(
             "models", "is empty", "name one or more finished models; `atelier models` lists them"

@@ -1,5 +1,5 @@
-"""semoe: a teacher of many experts that lie on disk while it trains; merged to fewer, and to none; what that
-makes learns from the teacher; all are scored in a memory smaller than the teacher (SE-MoE, 2205.10034).
+"""semoe: the DAG of SE-MoE (2205.10034): train a teacher with experts on disk; merge them to fewer, and to
+none; distill the teacher into the merged models; score all in less memory than the teacher needs.
 
 atelier semoe experiment=tiny
 """
@@ -25,7 +25,7 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
 
-FREE = {  # fields in which a student's model may differ from its teacher's, and begin as the merged one
+FREE = {  # fields in which a student that starts from the merged teacher may differ
     "num_experts", "experts_per_token", "experts", "ffn", "mlp", "num_kv_heads", "vocab", "dropout",
     "init_std",
 }  # fmt: skip
@@ -96,7 +96,7 @@ def semoe(
 
 def check_students(roles: dict[str, Role]) -> None:
     """Raises ConfigError for students that would not learn from the finished teacher, and for teachers that
-    learn themselves.
+    are students themselves.
     """
     for name, role in roles.items():
         if not role.teacher:
@@ -105,14 +105,14 @@ def check_students(roles: dict[str, Role]) -> None:
         if teacher is not None and teacher.teacher:
             raise ConfigError(
                 f"roles.{name}.teacher",
-                f"{role.teacher} is a student itself; here they all learn from the finished teacher",
+                f"{role.teacher} is a student itself, but in this flow all learn from the finished teacher",
                 f"teacher={teacher.teacher}",
             )
         if role.attach != "frozen":
             raise ConfigError(
                 f"roles.{name}.attach",
-                f"{role.attach}, but here students learn from the finished teacher",
-                "attach=frozen; atelier distill has students that learn while it trains",
+                f"{role.attach}, but in this flow students learn from the finished teacher",
+                "attach=frozen; atelier distill trains students together with their teacher",
             )
 
 
@@ -123,9 +123,9 @@ def merged_of(
     rule: Conversion,
     text: Text,
 ) -> dict[str, Reference]:
-    """What students start from whose model is their teacher's after `rule`, with as many experts as they
-    have; those with an `init`, and other models, start as they say. Raises ConfigError where the rule cannot
-    make them.
+    """The initial models of students: their teacher's model after `rule`, with the student's number of
+    experts. Students with an `init` or another architecture are left out. Raises ConfigError if the rule
+    cannot make them.
     """
     rules: dict[str, ConversionSpec] = {}
     for name, role in students.items():
@@ -140,8 +140,8 @@ def merged_of(
         except ConfigError as error:
             raise ConfigError(
                 place,
-                f"{number}, but of its teacher they cannot be made: {error.place} {error.problem}",
-                f"roles.{name}.init, another rule, or another model, which starts from its seed",
+                f"{number}, which cannot be made from its teacher: {error.place} {error.problem}",
+                f"give roles.{name}.init, another rule, or another model, which starts from random weights",
             ) from None
         if made.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
             continue
@@ -162,7 +162,7 @@ def merged_of(
 
 
 def _is_alike(student: ModelSpec, teacher: ModelSpec) -> bool:
-    """Whether a student's model is its teacher's with another number of experts, of the same kind."""
+    """Whether a student's model differs from its teacher's only in the FREE fields."""
     if not isinstance(student, MixedBlocks) or not isinstance(teacher, MixedBlocks):
         return False
     one, other = (

@@ -1,6 +1,6 @@
-"""titan: corpus, tokenizer, tokens; a role trained ahead of the others, which imitates the text; a teacher,
-its assistant and students that learn online, all in one pass; zero-shot, few-shot and fine-tuned scores
-beside same-seed controls (ERNIE 3.0 Titan, 2112.12731).
+"""titan: the DAG of ERNIE 3.0 Titan (2112.12731): a role trained ahead imitates the text; a teacher, its
+assistant and students are trained online in one pass; all are scored zero-shot, few-shot and fine-tuned,
+beside same-seed controls.
 
 atelier titan experiment=laptop
 """
@@ -119,13 +119,13 @@ def titan(
 
 
 def heads_of(roles: list[Role]) -> dict[str, ObjectiveSpec]:
-    """The objectives of classes of these roles, by kind."""
+    """The row-classification objectives of these roles, by kind."""
     specs = [spec for role in roles for spec in role.objective.values()]
     return {spec.kind: spec for spec in specs if isinstance(spec, RowClasses)}
 
 
 def shots_of(score: Score) -> dict[str, int]:
-    """Solved examples in the prompt of models that are not fine-tuned, by the name of the evaluation."""
+    """Number of solved examples in the prompt of untuned models, by evaluation."""
     return {"zero-shot": 0, "few-shot": score.shots}
 
 
@@ -135,7 +135,7 @@ def last(roles: dict[str, Role]) -> set[str]:
 
 
 def before_all(ahead: Ahead, roles: dict[str, Role]) -> Role:
-    """The role as it is trained alone, before there is a teacher or an imitation. Raises ConfigError for an
+    """The role as it is trained ahead, alone, without teacher or imitations. Raises ConfigError for an
     unknown role, and for an objective that needs one of these.
     """
     name = ahead.role
@@ -146,7 +146,7 @@ def before_all(ahead: Ahead, roles: dict[str, Role]) -> Role:
         if type(spec).needs_teacher or type(spec).source == "imitations":
             what = "a teacher" if type(spec).needs_teacher else "imitations"
             raise ConfigError(
-                f"ahead.objective.{key}", f"{spec.kind} needs {what}: there is none yet", "leave it out"
+                f"ahead.objective.{key}", f"{spec.kind} needs {what}, and there is none yet", "leave it out"
             )
     role = alone(name, roles[name])
     own = {key: constant(spec) for key, spec in role.objective.items() if type(spec).source != "imitations"}
@@ -157,13 +157,11 @@ def before_all(ahead: Ahead, roles: dict[str, Role]) -> Role:
 
 
 def generator(first: dict[str, Reference]) -> Reference:
-    """The model that imitations are sampled from: the one that was trained ahead. Raises ConfigError when
-    there is none.
-    """
+    """The model that writes imitations: the one trained ahead. Raises ConfigError if there is none."""
     if not first:
         raise ConfigError(
             "ahead.role",
-            "is empty, but an objective tells natural text from what an earlier model wrote",
+            "is empty, but an objective distinguishes natural text from an earlier model's text",
             "ahead=teacher trains that role first",
         )
     return next(iter(first.values()))

@@ -1,6 +1,4 @@
-"""Stamps the commit that a wheel or sdist is built from into it: records name it, and the code that runs
-freeze is that of the checkout.
-"""
+"""Write the built commit into a wheel or sdist: records name it, and frozen code equals the checkout's."""
 
 import hashlib
 import json
@@ -17,7 +15,7 @@ PLACES = {"wheel": f"atelier/{NOTE}", "sdist": f"src/{NOTE}"}
 
 class CommitStamp(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Put the note into what is built; from an sdist its own, from no git checkout none."""
+        """Add the note; an sdist passes on its own, and without a git checkout there is none."""
         if version == "editable" or self.target_name not in PLACES:
             return
         note = Path(self.root) / PLACES["sdist"]

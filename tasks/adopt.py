@@ -1,4 +1,4 @@
-"""adopt: a checkpoint of another family as a model, with its tokenizer."""
+"""adopt: import a checkpoint of another family as a model, with its tokenizer."""
 
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.foreign.families import family_of
@@ -26,8 +26,8 @@ MODULE = "atelier.engine.adopt"
 
 
 def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
-    """The model called `name`, and its spec. `source`: a folder or an fsspec URL of one, as transformers
-    saves it. Raises ConfigError for one that has no weights, or what is not understood.
+    """The model called `name`, and its spec. `source`: a folder that transformers saved, or its fsspec URL.
+    Raises ConfigError for a source without weights, or with unsupported keys.
     """
     with reading(source, "source"):
         source, folder, there = opened(source)
@@ -54,7 +54,7 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
             source=source,
             weights=tuple(weights),
             files=tuple(files),
-            bytes=total_bytes(files) * (1 if is_local(source) else 2),  # copied to scratch first
+            bytes=total_bytes(files) * (1 if is_local(source) else 2),  # remote files are copied first
         ),
     )
     return made, spec

@@ -1,4 +1,4 @@
-"""adopt_adapter: a low-rank adapter in peft's format, and its base with it merged."""
+"""adopt_adapter: import a low-rank adapter in peft's format, and merge it into its base."""
 
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.foreign.adapters import CONFIG, WEIGHTS, scaled
@@ -14,19 +14,19 @@ from atelier.infra.store.source_contents import contents_of, identity_of
 VERSION = 1
 MODULE = "atelier.engine.adopt_adapter"
 PICKLE = "adapter_model.bin"
-KIND = "a folder as peft saves it"
+KIND = "a folder that peft saved"
 
 
 def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference]:
-    """The adapter, and the merged model called `name`. `source`: a folder or an fsspec URL of one, as peft
-    saves it. Raises ConfigError for one that has no adapter, or what is not understood.
+    """The adapter, and the merged model called `name`. `source`: a folder that peft saved, or its fsspec URL.
+    Raises ConfigError for a source without an adapter, or with unsupported keys.
     """
     with reading(source, "source"):
         source, folder, there = opened(source)
         if WEIGHTS not in there and PICKLE in there:
             raise DataError(
-                f"source: {PICKLE} is a pickle, which is never opened; save it as safetensors where it is "
-                "trusted"
+                f"source: {PICKLE} is a pickle, which is never opened; save it as safetensors where it "
+                "is trusted"
             )
         for needed in (CONFIG, WEIGHTS):
             if needed not in there:
@@ -34,7 +34,7 @@ def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference
         scaled(read_object(join(folder, CONFIG), "an adapter's configuration"), CONFIG)
     files = contents_of([join(folder, CONFIG), join(folder, WEIGHTS)], place="source")
     about = contents_of([join(folder, one) for one in ABOUT if one in there], place="source")
-    copied = total_bytes(files) * (1 if is_local(source) else 2)  # to scratch first
+    copied = total_bytes(files) * (1 if is_local(source) else 2)  # remote files go to scratch first
     adapter = Product(
         kind="adapter",
         name=f"{name}-adapter",

@@ -1,5 +1,5 @@
-"""convert: a finished model as one of another shape, by a rule: grown, cut, with another tokenizer, as
-numbers of another type.
+"""convert: make a model of another shape from a finished one, by a rule: grown, merged, with another
+tokenizer or number format.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.trajectory import last_checkpoint, read_trajectory
 
 VERSION = 1
-MEASURED = 16384  # held-out tokens of which the loss is measured before and after
+MEASURED = 16384  # held-out tokens for the loss before and after
 
 
 def convert(
@@ -35,10 +35,10 @@ def convert(
     node: str = "convert",
     beside: int = 1,
 ) -> tuple[Reference, ModelSpec]:
-    """The converted model, called `name`, and its spec. `tokens`: its text, for rules that have it read
-    some, and to measure its loss before and after; `tokenizer` and `text`: another tokenizer, for rules that
-    ask for one, and tokens of it; `others`: the rule's further parents by role; `beside`: how many
-    conversions share the cores. Raises ConfigError for a model that the rule is not for.
+    """The converted model, called `name`, and its spec. `tokens`: its text, for rules that read text, and for
+    the loss before and after. `tokenizer`, `text`: another tokenizer and its tokens, for rules that need one.
+    `others`: further parents of the rule, by role. `beside`: number of conversions that share the cores.
+    Raises ConfigError for a model to which the rule does not apply.
     """
     made = rule.converted(spec)
     parents = {"model": model, **(others or {})}
@@ -49,14 +49,14 @@ def convert(
         if tokens is None:
             raise ConfigError(
                 "convert",
-                f"{rule.kind} reads text that {model.name} was trained on, which is not known",
-                "a model made here",
+                f"{rule.kind} reads the training text of {model.name}, which is not known",
+                "give a model that was trained here",
             )
         parents["tokens"] = tokens
     if rule.needs_tokenizer:
         if tokenizer is None or text is None:
             raise ConfigError(
-                "convert.tokenizer", "is empty", "a finished model whose tokenizer it is to have"
+                "convert.tokenizer", "is empty", "give a finished model that has the new tokenizer"
             )
         parents |= {"tokenizer": tokenizer, "tokens.main": text}
     inputs = parents | ({"tokens": tokens} if tokens is not None else {})
@@ -78,15 +78,15 @@ def convert(
 
 
 def check_kept(rule: Conversion, train: Train, place: str) -> None:
-    """Raise ConfigError for a rule that grows the states of a training that keeps none. `place`: the rule's
-    configuration key.
+    """Raises ConfigError if the rule grows optimiser states that the training does not keep. `place`: the
+    rule's configuration key.
     """
     if grows_states(rule) and not train.keep:
-        raise ConfigError(f"{place}.optimizer", "grown, and train.keep=0 keeps no states", "train.keep=1")
+        raise ConfigError(f"{place}.optimizer", "grown, but train.keep=0 keeps no states", "train.keep=1")
 
 
 def grows_states(rule: Conversion) -> bool:
-    """Whether the model is also to have its parent's optimiser states, grown."""
+    """Whether the parent's optimiser states are grown, too."""
     return isinstance(rule, GrowingSpec) and rule.optimizer == "grown"
 
 

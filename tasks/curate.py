@@ -1,4 +1,4 @@
-"""curate: documents from a source, cleaned of exact duplicates, a share held out by hash."""
+"""curate: read documents from a source, remove exact duplicates, hold out a share by hash."""
 
 import sys
 
@@ -8,12 +8,12 @@ from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one, of_source
 from atelier.infra.store.source_contents import contents_of, identity_of
 
-VERSION = 2  # the standard library has no copies that differ in blanks, and its files stay whole: 1 there
+VERSION = 2  # 1 for the standard library, which has no copies that differ in blanks, and no long files
 MODULE = "atelier.engine.prepare"
 
 
 def curate(name: str, source: Source, data: Data) -> Reference:
-    """One corpus of one source; its identity is the content of the files it is read from."""
+    """The corpus of one source. Its identity is the content of the source's files."""
     files = contents_of(files_of(source))
     content = identity_of(files)
     if is_stdlib(source.source):

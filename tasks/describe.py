@@ -1,6 +1,4 @@
-"""describe: paragraphs of a corpus with their genre, topic, keywords and sentiment; split as its documents
-are.
-"""
+"""describe: find genre, topic, keywords and sentiment of a corpus's paragraphs; split like its documents."""
 
 from atelier.infra.dag import Reference, declare_one, of_source
 

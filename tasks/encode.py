@@ -1,5 +1,5 @@
-"""encode: a corpus as memory-mapped tokens, documents kept apart, the held-out ones in a file of their
-own.
+"""encode: write a corpus as memory-mapped tokens, separated by document; held-out documents in their own
+file.
 """
 
 from atelier.infra.dag import Reference, declare_one, of_source
@@ -9,7 +9,7 @@ MODULE = "atelier.engine.prepare"
 
 
 def encode(name: str, corpus: Reference, tokenizer: Reference, *, node: str = "") -> Reference:
-    """`node`: the task's name, where a text is encoded twice."""
+    """`node`: the task's name, if a text is encoded twice."""
     return declare_one(
         "encode",
         "tokens",

@@ -1,5 +1,5 @@
-"""extract: triples of head, relation and tail, each with a sentence that states it, from a corpus; split as
-its documents are.
+"""extract: find triples of head, relation and tail in a corpus, each with a sentence that states it; split
+like its documents.
 """
 
 from atelier.infra.dag import Reference, declare_one, of_source

@@ -1,5 +1,5 @@
-"""extract_adapter: the low-rank additions of tuned models as artifacts of their own, in peft's format, under
-the names that their exported base has.
+"""extract_adapter: write the low-rank additions of tuned models as adapters in peft's format, with the weight
+names of their exported base.
 """
 
 import json
@@ -23,13 +23,13 @@ METADATA = {"format": "pt"}
 
 
 def low_rank(roles: Mapping[str, Role], bases: Mapping[str, Reference]) -> dict[str, Reference]:
-    """What the roles that additions tune began from, of `bases`."""
+    """The initial models, from `bases`, of roles tuned by low-rank additions."""
     kinds = ("lora", "prompt")
     return {key: base for key, base in bases.items() if key in roles and roles[key].trainable.kind in kinds}
 
 
 def extract_adapters(models: Mapping[str, Reference], bases: Mapping[str, Reference]) -> dict[str, Reference]:
-    """The adapters of tuned models, by their keys: of those that have a base."""
+    """The adapters of the tuned models that have a base, by key."""
     tuned = {key: models[key] for key in bases if key in models}
     if not tuned:
         return {}
@@ -78,14 +78,14 @@ def _extract(node: Node, key: str, context: RunContext, payload: str) -> None:
         return
     spec = spec_of(model, context.store, key, model.name).resolved(ANY_VOCAB)
     found = {place.entry.name: place for place in places(path)}
-    family = next(fitting(spec), None) if isinstance(spec, GPT) else None  # as `atelier export` chooses it
+    family = next(fitting(spec), None) if isinstance(spec, GPT) else None  # chosen as in `atelier export`
     modules = [split(name)[0] for name in found]
     known = names_of(family, spec) if family is not None and isinstance(spec, GPT) else None
     theirs = {ours: name for name, ours in known.ours.items()} if known else {}
     is_said = known is not None and set(modules) <= theirs.keys()
     names = theirs if is_said else {name: name for name in modules}
     if "" in modules:
-        raise DataError(f"{path}: has weights that are no additions")
+        raise DataError(f"{path}: has weights that are not additions")
     entries = {
         place.entry._replace(name=f"{PREFIX}{names[split(name)[0]]}{split(name)[1]}"): place
         for name, place in found.items()

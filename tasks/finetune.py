@@ -1,5 +1,5 @@
-"""finetune: a model on small random draws of labelled examples; beside it the same network from random
-weights on the same draws.
+"""finetune: tune a model on small random draws of labelled examples, and the same network from random weights
+on the same draws.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ def finetune(
     tokenizer: Reference,
     parallel: Parallel,
 ) -> dict[str, Reference]:
-    """Models by key `pretrained-<draw>` and `scratch-<draw>`; all of them train in one process, one after
+    """Models by key `pretrained-<draw>` and `scratch-<draw>`. One process trains all of them, one after
     another.
     """
     one = parallel.of_one_rank()
@@ -100,12 +100,12 @@ def _role(key: str, spec: ModelSpec, settings: Finetune) -> Role:
     if tuned.length and not is_scratch:
         if not isinstance(spec, TextBlocks):
             raise ConfigError(
-                "finetune.trainable.kind", f"prompt, and models of kind {spec.kind} have none", "kind=lora"
+                "finetune.trainable.kind", f"prompt, but models of kind {spec.kind} have none", "kind=lora"
             )
         if had := spec.soft_prompt.length:
             raise ConfigError(
                 "finetune.trainable.kind",
-                f"prompt, and the model has one of {had} vectors",
+                f"prompt, but the model has one of {had} vectors",
                 "its base as init",
             )
         if tuned.length >= settings.sequence:
@@ -139,7 +139,7 @@ def _draw(key: str) -> int:
 
 
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]]:
-    """Roles, settings and segments by product key."""
+    """Roles, settings and segments, by product key."""
     config, segments = node.training, {}
     for key, role in config.roles.items():
         inits = {ROLE: node.inputs["init"][1]} if role.init else {}
@@ -169,7 +169,7 @@ def _model_of(node: Node, key: str) -> tuple[str, str]:
 
 
 def plan_resume(node: Node, store: Store, resume: Resume) -> dict[str, ResumePlan]:
-    """Resume plans by product key; finished ones are left out."""
+    """Resume plans by product key; finished products are left out."""
     roles, _, segments = unpack(node)
     maps = maps_of(node)
     found = {
@@ -188,7 +188,7 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> dict[str, ResumePla
 
 
 def mend(node: Node, context: RunContext) -> None:
-    """Rewrite trajectory records that can no longer be read, although the models are finished."""
+    """Rewrite unreadable trajectory records of finished models."""
     roles, _, segments = unpack(node)
     for key in roles:
         for segment in segments[key]:
@@ -196,8 +196,8 @@ def mend(node: Node, context: RunContext) -> None:
 
 
 def run(node: Node, context: RunContext) -> None:
-    """Fine-tune the unfinished models in one gang. Raises ConfigError for what may not be resumed,
-    StoppedError and the errors of the gang.
+    """Fine-tune the unfinished models in one process group. Raises ConfigError for trainings that cannot be
+    resumed, StoppedError, and errors of the ranks.
     """
     roles, settings, segments = unpack(node)
     maps = maps_of(node)
@@ -220,7 +220,7 @@ def run(node: Node, context: RunContext) -> None:
     def config(fences: Mapping[str, int]) -> dict[str, Json]:
         trainings = []
         still = plan_resume(node, context.store, resume)
-        register_all(still)  # again: another run may have begun it again
+        register_all(still)  # again: another run may have restarted it
         for key, now in still.items():
             one = check(node.name, now, leased=fences, store=context.store)
             [member] = members(

@@ -1,5 +1,5 @@
-"""imitate: natural paragraphs, and a trained model's continuations of their beginnings, for an adversarial
-objective to distinguish.
+"""imitate: write continuations of paragraphs with a trained model, beside the natural ones, for an
+adversarial objective.
 """
 
 from atelier.engine.config.generation import Imitate
@@ -14,7 +14,7 @@ MODULE = "atelier.engine.imitate"
 def imitate(
     name: str, settings: Imitate, *, model: Reference, tokens: Reference, tokenizer: Reference
 ) -> Reference:
-    """The imitations of one source of text; the model must have been trained with the same tokenizer."""
+    """The imitations of one text source. The model must use the same tokenizer."""
     identity = settings.as_identity()
     return declare_one(
         "imitate",

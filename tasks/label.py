@@ -1,4 +1,4 @@
-"""label: labelled examples (prompt, completion, options), split by the file they come from."""
+"""label: read labelled examples (prompt, completion, options), split by source file."""
 
 import sys
 
@@ -10,14 +10,14 @@ from atelier.infra.dag import Reference, declare_one
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = (
-    2  # copies differ in blanks too, and are told apart before prompts are cut; task=package has none: 1
+    2  # duplicates ignore blanks and are found before prompts are cut; 1 for task=package, which has none
 )
 MODULE = "atelier.engine.prepare"
 
 
 def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> Reference:
-    """The examples of `finetune.labels`; with a `name` those of `also.<name>`, to choose from the options of
-    the examples that are `tuned` on.
+    """The examples of `finetune.labels`; with a `name` those of `also.<name>`, whose options are those of the
+    examples that are `tuned` on.
     """
     place = f"also.{name}" if name else "finetune.labels"
     files = contents_of(files_of(labels, f"{place}.source"))

@@ -1,5 +1,5 @@
-"""learn_tokenizer: a byte-level BPE vocabulary from the training documents of all corpora, or a given
-tokenizer.json.
+"""learn_tokenizer: learn a byte-level BPE vocabulary from the training documents of all corpora, or load a
+given tokenizer.json.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from atelier.infra.store.source_contents import contents_of
 
 VERSION = 1
 MODULE = "atelier.engine.prepare"
-MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 30 MB at most
+MOST_BYTES = 1 << 30  # of a loaded tokenizer.json; today's have at most 30 MB
 
 
 def learn_tokenizer(
@@ -28,9 +28,9 @@ def learn_tokenizer(
     before: Mapping[str, Reference] | None = None,
     name: str = "learn_tokenizer",
 ) -> Reference:
-    """One tokenizer; a loaded one enters by content and has no parents, that of a model is there already.
-    `texts`: what the model that it comes with says of how they begin and end. `extends`: the tokenizer that
-    this one begins with; how the text of `before` is cut by both is in its summary.
+    """The tokenizer. A loaded one has its content as identity and no parents; a finished model's tokenizer
+    exists already. `texts`: how that model's texts begin and end. `extends`: the tokenizer that is extended;
+    the summary then compares how both split the text of `before`.
     """
     if tokenizer.model:
         return existing_model(tokenizer.model, "tokenizer.model").tokenizer

@@ -1,4 +1,4 @@
-"""register: finished models as registered MLflow versions with aliases, lineage on their pages."""
+"""register: register finished models as MLflow versions with aliases and a lineage page."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ ALIASES = ("latest",)
 
 
 def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -> Reference:
-    """Register each model that is made here under its key; the record holds the versions that they became."""
+    """Register each model that is made here under its key. The record has their MLflow versions."""
     models = {key: model for key, model in models.items() if model.node}
     parents = {f"model.{key}": model for key, model in models.items()}
     return declare_one(
@@ -34,7 +34,7 @@ def _names(node: Node) -> list[str]:
 
 
 def is_owed(node: Node, store: Store) -> bool:
-    """Whether a finished registration was made without a tracker: its versions have no address."""
+    """Whether a registration was made without a tracker: then its versions have no address."""
     product = node.products["registration"]
     record = store.find(product.kind, product.fingerprint)
     entry = next((file for file in record.files if file.path.endswith(VERSIONS)), None) if record else None
@@ -45,9 +45,7 @@ def is_owed(node: Node, store: Store) -> bool:
 
 
 def reuse(node: Node, context: RunContext) -> None:
-    """Register the models again: a finished registration may have been made without a tracker, or with
-    another.
-    """
+    """Register the models again: the earlier registration may have used no tracker, or another one."""
     for key in _names(node):
         record = context.record(*node.inputs[f"model.{key}"])
         context.tracker.register_later(key, record, list(ALIASES))

@@ -1,4 +1,4 @@
-"""render: conversations as tokens, by the chat template and the tokenizer of a model; the answers marked."""
+"""render: write conversations as tokens with a model's chat template and tokenizer; mark the answers."""
 
 import sys
 
@@ -10,7 +10,7 @@ from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one
 from atelier.infra.store.source_contents import contents_of, identity_of
 
-VERSION = 2  # copies differ in blanks too; where an answer ends is not searched for in its header
+VERSION = 2  # duplicates ignore blanks; an answer's end is not searched in its header
 MODULE = "atelier.engine.prepare"
 
 
@@ -21,8 +21,8 @@ def render(
     place: str = "chats",
     length: str = "train.sequence",
 ) -> Reference:
-    """Rows have at most `sequence` tokens and the one that follows. `place`, `length`: the configuration's
-    keys of the chats and of the sequence, for errors.
+    """Rows have at most `sequence` tokens, and the next one. `place`, `length`: configuration keys of the
+    chats and of the sequence, for errors.
     """
     files = contents_of(files_of(chats, f"{place}.source"))
     identity: dict[str, Json] = {k: v for k, v in chats.as_identity().items() if k != "source"}

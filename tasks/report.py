@@ -1,4 +1,4 @@
-"""report: a run's table, loss curves, samples, lineage and the command that made it, as one artifact."""
+"""report: write a run's table, loss curves, samples, lineage and command as one artifact."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def report(
     teachers: Mapping[str, str] | None = None,
     controls: Mapping[str, str] | None = None,
 ) -> Reference:
-    """The report of `models` and their `scores`; `teachers` and `controls` name what a model is compared
+    """The report of `models` and their `scores`. `teachers` and `controls` name the models to compare each
     with.
     """
     told = {student: teacher for student, teacher in (teachers or {}).items() if teacher}

@@ -1,5 +1,5 @@
-"""score: held-out bits per byte of models, and accuracy of options by likelihood; gzip, xz and a trigram
-beside them.
+"""score: measure held-out bits a byte of models, and accuracy of options by likelihood; beside gzip, xz and a
+trigram.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,11 +16,11 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
-# versions of answers, whose tokens are those behind the prompt in the joint text since 3 and 2
-ANSWERS = 3  # of a fine-tuned model; since 2 without end tokens where none is needed
-SHOTS = 2  # of a model that is prompted with solved examples, or with none
-BASELINES = 2  # version of the baselines: with the trigram of few tokens
-BEGUN = 3  # of texts that begin with a token of their own: the trigram is not charged for that
+# versions of answers; since 3 and 2 prompt and answer are tokenised jointly
+ANSWERS = 3  # of fine-tuned models; since 2 without unneeded end tokens
+SHOTS = 2  # of models prompted with solved examples, or with none
+BASELINES = 2  # of the baselines: with the trigram of few tokens
+BEGUN = 3  # of texts with a begin token: the trigram does not pay for it
 
 
 def score(
@@ -38,10 +38,10 @@ def score(
     threads: int = 1,
     name: str = "score",
 ) -> dict[str, Reference]:
-    """Scores of every model by its key: those in `text` on held-out text, those in `labelled` on the labels'
-    test examples. Of the latter, those in `shots` are prompted with that many solved examples; the others are
-    scored as fine-tuned. Of those in `judged` also what their `heads` get right, by kind of objective. Only
-    models in `text` need `tokens`.
+    """Scores of every model by key: models in `text` on held-out text, models in `labelled` on the test
+    examples of the labels. Of the latter, those in `shots` are prompted with that many solved examples; the
+    others are scored as fine-tuned. Models in `judged` also get the accuracy of their `heads`, by kind of
+    objective. Only models in `text` need `tokens`.
     """
     exam = _exam(heads, settings, imitations if "natural" in heads else None)
     models = {**text, **labelled}
@@ -84,7 +84,7 @@ def score(
 
 
 class _Exam(NamedTuple):
-    """What is added to a product that has something about heads."""
+    """Additions to a product that scores heads."""
 
     identity: dict[str, Json]
     parents: dict[str, str]

@@ -1,5 +1,5 @@
-"""train: one gang trains one or several roles on the same batches; a teacher teaches its students in the same
-pass.
+"""train: train one or several roles on the same batches in one process group; a teacher teaches its students
+in the same pass.
 """
 
 from collections.abc import Collection, Mapping
@@ -59,15 +59,17 @@ def train(
     finished: Mapping[str, Reference] | None = None,
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
-    """Declare a training; the model of each role of this site, those that were finished before included. In a
-    run over several sites a training for each site that has roles of it, and the models of all.
-    `extras` are inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main":
-    ...}}. `phases` have other weights of the sources from a step on. `labels` gives the models other names
-    than their roles'; `prefix` is where the configuration has the roles ('' for a flow with one model),
-    `section` what of it has the training's length and link; `companions` are roles of other sweep points that
-    learn from the same teacher; `finished` are the models of roles that an earlier node trains with the same
-    settings, and whose students here are attach=frozen.
-    Raises ConfigError for an `init` or a kind of input that the flow does not provide.
+    """Declare a training. Returns the model of each role of this site, with those that were finished before.
+    A run over several sites has a training for each site with roles, and the models of all.
+
+    `extras`: inputs of objectives besides tokens, by kind and text source: {"triples": {"main": ...}}.
+    `phases`: other weights of the sources from a step on. `labels`: other names of the models than their
+    roles'. `prefix`: place of the roles in the configuration ('' for a single model); `section`: place of the
+    training's length and link. `companions`: roles of other sweep points that learn from the same teacher.
+    `finished`: models of roles that an earlier node trains with the same settings; their students here have
+    attach=frozen.
+
+    Raises ConfigError for an `init` or an input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
     later = resolve_phases(weights, phases or {}, settings.num_steps)
@@ -133,7 +135,7 @@ def train(
     for role, reference in (finished or {}).items():
         if role in every and every.pop(role).fingerprint != reference.fingerprint:
             raise ConfigError(
-                f"{prefix}{role}", "its students' training would draw its text otherwise than its own did"
+                f"{prefix}{role}", "the students' data order differs from the teacher's original run"
             )
     after = [*found.values(), *begun.values(), *frozen.values()]
     made = declare(node.model_copy(update={"products": every}), after) if every else {}
@@ -150,7 +152,7 @@ def _check(
     prefix: str,
     section: str,
 ) -> None:
-    """Raise ConfigError for roles that cannot be trained together with these settings in this layout."""
+    """Raises ConfigError for roles that cannot train together with these settings and layout."""
     check_layout(layout, roles, settings, prefix=prefix, section=section)
     placement_of(settings, roles).check_finished(section)
     check_teaching(roles, prefix=prefix)
@@ -166,7 +168,7 @@ def _check(
             end = role.last(settings.num_steps)
             role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
         if role.init and key not in inits:
-            raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
+            raise ConfigError(f"{place}init", f"{role.init}: this flow starts from seeds", "leave it empty")
 
 
 def _extra_inputs(
@@ -175,22 +177,22 @@ def _extra_inputs(
     extras: Mapping[str, Mapping[str, Reference]],
     prefix: str,
 ) -> dict[str, Reference]:
-    """Inputs of objectives besides tokens. Raises ConfigError for those that the flow does not make."""
+    """Inputs of objectives besides tokens. Raises ConfigError for inputs that the flow lacks."""
     found: dict[str, Reference] = {}
     for source in sorted(sources(roles)):
         given = extras.get(source, {})
         if set(given) != set(weights):
             raise ConfigError(
                 f"{prefix}objective" if not prefix else f"{prefix}<role>.objective",
-                f"reads {source}, and this flow has none of {', '.join(set(weights) - set(given))}",
-                "leave that objective out, or use a flow that makes them",
+                f"reads {source}, but this flow has none of {', '.join(set(weights) - set(given))}",
+                "leave that objective out, or use a flow that has them",
             )
         found |= {f"{source}.{key}": reference for key, reference in given.items()}
     return found
 
 
 def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
-    """Identity of what the node's training reads: tokens, tokenizer, and how samples are drawn from them."""
+    """Identity of the training data: tokens, tokenizer, and the sampling."""
     others = ("init.", "frozen.")
     parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith(others)}
     kinds, training = row_specs(roles), node.training
@@ -222,7 +224,7 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
 
 
 def _from_init(name: str, member: Member, node: Node) -> Member:
-    """The member, initialised from the model that the node has for it, if any."""
+    """The member, with the node's initial model for it, if any."""
     key = f"init.{name}"
     return (
         member.model_copy(update={"init": key}) if key in node.inputs and member.mode != "frozen" else member
@@ -238,8 +240,8 @@ def model_product(
     prefix: str,
     section: str = "train",
 ) -> Product:
-    """The model, of `spec`, at the end of a role's last segment: its identity is that trajectory and the
-    step. `prefix`, `section`: the role's place in the configuration, and the training's.
+    """The model of `spec` at the end of a role's last segment; its identity is that trajectory and step.
+    `prefix`, `section`: places of the role and of the training in the configuration.
     """
     last = segments[-1]
     kept = {
@@ -270,7 +272,7 @@ def models_of(node: Node) -> dict[str, tuple[str, str]]:
 
 
 def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
-    """The resume plan of this node's gang."""
+    """The resume plan of this node's training."""
     roles, settings, segments = unpack(node)
     return resume_plan(
         placement_of(settings, roles).roles_here(),
@@ -286,21 +288,21 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
 
 
 def is_asked(node: Node) -> bool:
-    """Whether students at other sites still need something of its roles, finished or not."""
+    """Whether students at other sites still need outputs of its roles, finished or not."""
     roles, settings, segments = unpack(node)
     return bool(placement_of(settings, roles).asked_from(segments))
 
 
 def _finished(node: Node, store: Store) -> list[str]:
-    """The roles whose models are there."""
+    """The roles with finished models."""
     return [
         role for role, made in node.products.items() if store.find(made.kind, made.fingerprint) is not None
     ]
 
 
 def mend(node: Node, context: RunContext) -> None:
-    """Rewrite trajectory records that can no longer be read, although the models are finished; say to the
-    sites of their teachers that they are.
+    """Rewrite unreadable trajectory records of finished models, and tell the sites of their teachers that
+    they are finished.
     """
     roles, settings, segments = unpack(node)
     placement_of(settings, roles).tell_finished(_finished(node, context.store), segments)
@@ -310,7 +312,7 @@ def mend(node: Node, context: RunContext) -> None:
 
 
 def _register(node: Node, context: RunContext, plan: ResumePlan) -> None:
-    """Record the trajectories that the node's gang will train."""
+    """Record the trajectories that the node will train."""
     maps = maps_of(node)
     for role, situation in plan.situations.items():
         for segment in situation.segments if role in node.products else ():
@@ -320,8 +322,8 @@ def _register(node: Node, context: RunContext, plan: ResumePlan) -> None:
 
 
 def run(node: Node, context: RunContext) -> None:
-    """Train the unfinished roles in one gang. Raises ConfigError for what may not be resumed, StoppedError
-    and the errors of the gang.
+    """Train the unfinished roles in one process group. Raises ConfigError for trainings that cannot be
+    resumed, StoppedError, and errors of the ranks.
     """
     roles, settings, segments = unpack(node)
     placement = placement_of(settings, roles)
@@ -334,7 +336,7 @@ def run(node: Node, context: RunContext) -> None:
     resume = context.resume.model_copy(update={"fresh": ()})
     found = check(node.name, plan_resume(node, context.store, resume))
     idle = [role for role in _finished(node, context.store) if role not in found.situations]
-    placement.tell_finished(idle, segments)  # one that trains again needs its teacher as well
+    placement.tell_finished(idle, segments)  # a role that trains again needs its teacher
     if not found.situations:
         return
     _register(node, context, found)
@@ -344,7 +346,7 @@ def run(node: Node, context: RunContext) -> None:
         # again: another run may have trained on, or finished a role, during the wait for the lease
         nonlocal now
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
-        _register(node, context, now)  # again: another run may have begun it again
+        _register(node, context, now)  # again: another run may have restarted it
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
         every = placement.with_others(
             every,

@@ -1,5 +1,5 @@
-"""write: text that a finished model writes, as a corpus that any student can learn from, whatever its
-tokenizer (sequence-level distillation, 1606.07947).
+"""write: generate a corpus with a finished model, for students with any tokenizer (sequence-level
+distillation, 1606.07947).
 """
 
 from atelier.engine.config.document import section_of
@@ -12,11 +12,11 @@ from atelier.infra.dag import Node, Reference, declare_one, of_source
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 
-VERSION = 2  # a text that was cut has no end token, and no half of a character
+VERSION = 2  # a cut text has no end token and no partial character
 
 
 def write(name: str, corpus: Reference, settings: Written, model: Reference, spec: ModelSpec) -> Reference:
-    """The corpus `name` with its training documents continued by the model, which is a `spec`."""
+    """The corpus `name`, its training documents continued by the model, of spec `spec`."""
     identity = {key: value for key, value in settings.as_identity().items() if key != "by"}
     return declare_one(
         "write",

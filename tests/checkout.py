@@ -1,4 +1,4 @@
-"""This checkout: where it lies, what a process needs to import it and its tests, and copies of it."""
+"""This checkout: its path, the environment to import it and its tests, and copies of it."""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
-"""No test calls home, and none takes more than one core for its own arithmetic: several tests run at once,
-and threads that wait for each other on busy cores take many times as long.
+"""Settings for all tests: no connections to the internet, and one core for a process's arithmetic. Several
+tests run at once, and threads that wait for each other on busy cores take many times as long.
 """
 
 import logging
@@ -22,3 +22,5 @@ os.environ.update(
     OPENBLAS_NUM_THREADS="1",
     PYTHONPATH=python_path(),  # of what tests start, whose code some of it is
 )
+
+pytest_plugins = ["tests.budget"]

@@ -1,4 +1,4 @@
-"""Ranks and gangs from a fork server of this test process: what they import is imported once."""
+"""Start ranks and gangs from a fork server of this test process, so that their imports happen once."""
 
 import atexit
 import os

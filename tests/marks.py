@@ -1,4 +1,4 @@
-"""Which values of a test `make test` takes; the others are for `make verify`."""
+"""Mark the values of a test that `make test` runs; the others are for `make verify`."""
 
 from collections.abc import Iterable
 from typing import Any

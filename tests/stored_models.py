@@ -1,4 +1,4 @@
-"""A store with the record of a finished model, which is all that a configuration and a plan read of it."""
+"""A store with only the record of a finished model, which is all that a configuration and a plan read."""
 
 import json
 from pathlib import Path

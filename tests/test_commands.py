@@ -1,4 +1,4 @@
-"""The commands of README, docs and `atelier list` are commands: flows compose with their words, the others
+"""The commands in README, docs and `atelier list` are valid: flows compose with their words, the others
 parse.
 """
 

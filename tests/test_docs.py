@@ -1,6 +1,8 @@
 """Documents name what exists: links between pages, their headings, and files of the project."""
 
 import re
+import subprocess
+import sys
 from glob import glob
 from pathlib import Path
 
@@ -66,6 +68,19 @@ def files_of(part: str) -> set[Path]:
             assert one.exists(), one
             found |= {one} if one.is_file() else set(one.rglob("*.py"))
     return found
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "path"),
+    [
+        ("architecture", "drawing()", "docs/pictures/architecture.svg"),
+        ("api_reference", "page()", "docs/reference/api.md"),
+    ],
+)
+def test_what_a_script_makes_of_the_source_is_up_to_date(script: str, text: str, path: str) -> None:
+    program = [sys.executable, "-c", f"import {script}; print({script}.{text}, end='')"]
+    made = subprocess.run(program, cwd=TOP / "benchmarks", capture_output=True, text=True, check=True).stdout
+    assert (TOP / path).read_text() == made, f"run python benchmarks/{script}.py"
 
 
 def test_the_index_names_every_page() -> None:

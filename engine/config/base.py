@@ -1,5 +1,5 @@
-"""The base of all specs: frozen, keyword-only, no unknown keys; their canonical form as identity; the values
-of a document that is to become one, by their places. Torch-free.
+"""Base classes of all specs: frozen, keyword-only, unknown keys refused. Also their canonical JSON and
+fingerprints, and `FieldPlace`, which finds the spec field of a value in a document. Torch-free.
 """
 
 import hashlib
@@ -40,27 +40,27 @@ from atelier.engine.config.identity_defaults import ABSENT
 SpecType = TypeVar("SpecType", bound="Spec")
 if TYPE_CHECKING:
     Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
-else:  # for pydantic, which would look for the name in each module with such a field
+else:  # pydantic would look up the name in each module that has such a field
     Json = TypeAliasType("Json", bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None)
-# of a field: its content is kept as it is, whatever that holds; document.py bounds what is read
+# for fields whose content is kept unchanged; document.py bounds what is read
 AS_IT_IS = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
 JsonObject = Annotated[Mapping[str, Json], AS_IT_IS]
-Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
+Form = type | None  # a type annotation, as pydantic declares it; also Literal, Annotated and unions
 Given: TypeAlias = "Spec | Json | Sequence[Given] | Mapping[str, Given]"
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="what the model is called")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the model")]
 ModelName = Annotated[
     str, Field(description="a finished model: its name, an alias name@alias, or digits of its fingerprint")
 ]
-ANSWERS = "answers"  # the lesson of a teacher's outputs for the rows of its students
-Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
+ANSWERS = "answers"  # lesson: the teacher's outputs for its students' rows
+Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may allow a word as well, such as auto
 
 
 def _whole(value: Given) -> Given:
     if isinstance(value, bool):
         raise ValueError("must be a step or a share of all steps")
     if isinstance(value, float) and value >= 1:
-        if not value.is_integer():  # nor is infinity
-            raise ValueError("steps from 1 on are whole; a share of all steps is below 1")
+        if not value.is_integer():  # infinity is not an integer either
+            raise ValueError("a step must be a whole number, a share of all steps a number below 1")
         return int(value)
     return value
 
@@ -73,11 +73,11 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
-    )  # built when first used: half of the time of --help was building unused specs
+    )  # built at first use: building unused specs took half of the time of --help
 
     def as_identity(self) -> dict[str, Json]:
-        """The fields that change the result: no layout fields, and no value equal to what the field's absence
-        has always meant.
+        """The fields that change the result. Left out: layout fields, and values equal to the meaning of an
+        absent field.
         """
         absent = {
             name: value
@@ -102,18 +102,18 @@ class Spec(BaseModel):
 
 
 class Kind(Spec):
-    """A spec that a registry folder offers: a model, an objective, an optimiser, a schedule.
+    """A spec from a registry folder: a model, an objective, an optimiser, a schedule.
 
-    `VERSION` numbers the meaning of its fields. Raise it when the same fields come to mean other numbers;
-    only what uses the kind gets a new fingerprint. Version 1 is left out of identity. A kind whose meaning
-    changed for some values only overrides `version`.
+    `VERSION` numbers the meaning of its fields. Raise it when equal fields give other results; only artifacts
+    that use the kind get a new fingerprint. Version 1 is left out of identity. Override `version` if the
+    meaning changed for some values only.
     """
 
     VERSION: ClassVar[int] = 1
 
     @property
     def version(self) -> int:
-        """The version of what these values mean."""
+        """The version of these values' meaning."""
         return self.VERSION
 
     def as_identity(self) -> dict[str, Json]:
@@ -122,7 +122,7 @@ class Kind(Spec):
 
 
 def identity_of(value: Given) -> Json:
-    """`value` as plain JSON data, every spec in it reduced to its identity."""
+    """`value` as plain JSON, with every spec in it reduced to its identity."""
     if isinstance(value, Spec):
         return value.as_identity()
     if isinstance(value, Mapping):
@@ -133,7 +133,7 @@ def identity_of(value: Given) -> Json:
 
 
 def canonical(document: Json) -> bytes:
-    """JSON with one spelling: sorted keys, no spaces, UTF-8; refuses NaN."""
+    """JSON in one spelling: sorted keys, no spaces, UTF-8. Raises ValueError for NaN."""
     return json.dumps(
         document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
@@ -157,20 +157,20 @@ def flatten(document: Json, prefix: str = "") -> dict[str, Json]:
 
 
 class SpecChooser(ABC):
-    """The validator of a field whose spec class depends on the value, or on an extension."""
+    """Validator of a field whose spec class depends on the value or on an extension."""
 
     @property
     def about(self) -> str:
-        """The field's description, where the field has none itself."""
+        """The description for a field that has none."""
         return ""
 
     def plain(self) -> FieldInfo | None:
-        """The field that stands for this one: of a value that is no mapping."""
+        """The field to use in its place if the value is not a mapping; None = no such field."""
         return None
 
     @abstractmethod
     def spec_of(self, document: Mapping[str, Given]) -> type[Spec] | None:
-        """The spec class that `document` names; None when there is no such class."""
+        """The spec class that `document` selects; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class FieldPlace:
     name: str
     annotation: Form
     value: Given = None
-    metadata: tuple[object, ...] = ()  # pydantic's: of any type
+    metadata: tuple[object, ...] = ()  # from pydantic, of any type
     field: FieldInfo | None = None
 
     @property
@@ -192,7 +192,7 @@ class FieldPlace:
 
     @cached_property
     def spec(self) -> type[Spec] | None:
-        """The spec class of the value, that of its `kind` if it has one. None for plain values and
+        """The spec class of the value, chosen by its `kind` if it has one; None for plain values and
         containers.
         """
         if chooser := _chooser((*self.metadata, *_metadata(self.annotation))):
@@ -201,7 +201,7 @@ class FieldPlace:
         return found[0] if found else None
 
     def down(self, part: str) -> "FieldPlace | None":
-        """The place called `part` below this one; None when the type has no such part."""
+        """The part `part` of this value; None if the type has no such part."""
         value = self.value.get(part) if isinstance(self.value, Mapping) else None
         name = f"{self.name}.{part}".strip(".")
         spec = self.spec
@@ -218,7 +218,7 @@ class FieldPlace:
         return None
 
     def below(self) -> Iterator["FieldPlace"]:
-        """The places one step down: a spec's fields, a mapping's items."""
+        """The direct parts of this value: a spec's fields or a mapping's items."""
         spec = self.spec
         parts = spec.model_fields if spec else self.value if isinstance(self.value, Mapping) else ()
         for part in parts:
@@ -227,7 +227,7 @@ class FieldPlace:
                 yield place
 
     def choices(self) -> list[str]:
-        """The allowed words of the value, if it has any."""
+        """The words that the value may be, if it is chosen from a list."""
         words = [
             str(word)
             for arm in _arms(self.annotation)
@@ -237,7 +237,7 @@ class FieldPlace:
         return ["true", "false"] if self.annotation is bool else words
 
     def type_text(self) -> str:
-        """The type as a person reads it: int, number, text, list, or the words to choose from."""
+        """The type for people: int, number, text, list, or the words to choose from."""
         return " or ".join(dict.fromkeys(_type_text(arm) for arm in _arms(self.annotation)))
 
 
@@ -249,7 +249,7 @@ def _item(name: str, annotation: Form, value: Given) -> FieldPlace:
 
 
 def _chooser(metadata: Iterable[object]) -> SpecChooser | None:
-    """The one among a field's metadata."""
+    """The SpecChooser in a field's metadata, if any."""
     validators = (getattr(item, "func", None) for item in metadata)
     return next((one for one in validators if isinstance(one, SpecChooser)), None)
 
@@ -259,7 +259,7 @@ def _union(annotation: Form) -> tuple[Form, ...]:
 
 
 def _metadata(annotation: Form) -> tuple[object, ...]:
-    """Of an Annotated type, or of those in a union."""
+    """The metadata of an Annotated type, or of all in a union."""
     arms = [arm for arm in _union(annotation) if get_origin(arm) is Annotated]
     return tuple(one for arm in arms for one in get_args(arm)[1:])
 
@@ -279,8 +279,8 @@ def _type_text(annotation: Form) -> str:
 
 
 def parse(kind: type[SpecType], document: Given, place: str) -> SpecType:
-    """Validate `document` as `kind`; the first fault becomes a ConfigError with place, value, what is allowed
-    and the nearest name.
+    """Validate `document` as `kind`. Raises ConfigError for the first fault, with place, value, allowed
+    values and the nearest name.
     """
     try:
         return kind.model_validate(document)
@@ -289,10 +289,10 @@ def parse(kind: type[SpecType], document: Given, place: str) -> SpecType:
 
 
 def explain(error: ValidationError, kind: type[Spec], place: str, document: Given = None) -> ConfigError:
-    """Convert a pydantic error into a ConfigError of one line; unknown keys first, because they often cause
+    """Convert a pydantic error into a one-line ConfigError. Unknown keys come first because they often cause
     the others.
 
-    With the faulty `document`, the fields below a section whose `kind` chooses the spec are known too.
+    With the faulty `document`, fields below a section whose `kind` chooses the spec are found as well.
     """
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
@@ -303,7 +303,7 @@ def explain(error: ValidationError, kind: type[Spec], place: str, document: Give
         is_field = below is not None
         here = below or here
         if is_field or isinstance(part, int) or fault["type"] in ("extra_forbidden", "missing"):
-            parts.append(str(part))  # the rest are pydantic's names of union members, not configuration keys
+            parts.append(str(part))  # other parts are pydantic's names of union members
     where = ".".join([place, *parts]).strip(".")
     if fault["type"] == "extra_forbidden":
         names = [below.name.rsplit(".", 1)[-1] for below in here.below()]
@@ -312,7 +312,7 @@ def explain(error: ValidationError, kind: type[Spec], place: str, document: Give
         return ConfigError(where, "no such key", f"{advice}known here: {', '.join(sorted(names))}")
     if fault["type"] == "missing":
         return ConfigError(where, "a value is required", f"give {where}=<value>")
-    if isinstance(fault["input"], Mapping):  # a validator over several keys names its numbers itself
+    if isinstance(fault["input"], Mapping):  # a validator over several keys has the values in its message
         return ConfigError(where or "configuration", _sentence(fault["msg"]))
     if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
         return ConfigError(
@@ -326,6 +326,6 @@ def _sentence(message: str) -> str:
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _short(value: object) -> str:  # what a user gave, of whatever type
+def _short(value: object) -> str:  # a user's value of any type
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,7 +1,7 @@
-"""The tensors of a batch: one table says of each its dims, what fills it, and how it is split over ranks.
+"""Table of all batch tensors: dims, padding value, and split over ranks.
 
-B rows, T tokens of a row, U tokens of the row's other input, that of an encoder. With `context` > 1 a rank
-has some tokens of each row; what it still needs of whole rows has a name of its own. Torch-free.
+B rows, T tokens of a row, U tokens of the encoder's row. With `context` > 1 a rank holds part of each row's
+tokens; tensors of whole rows that it still needs have names of their own. Torch-free.
 """
 
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from atelier.engine.config.error import ConfigError, nearest
 
 PADDING, NOT_SCORED = -1, -100  # in `documents`, in `labels` and `classes`
 LENGTHS = ("T", "U")
-SHORTEST = 8  # tokens of the shortest sequence that is trained on
+SHORTEST = 8  # tokens of the shortest allowed training sequence
 
 
 def num_windows(tokens: int, sequence: int) -> int:
-    """How many windows of `sequence` tokens, and the one that follows, a text of so many tokens has."""
+    """The number of windows in a text of `tokens` tokens. A window is `sequence` tokens and the next one."""
     return max(0, tokens - 1) // sequence
 
 
 def unread(tokens: int, sequence: int) -> int:
-    """The tokens after the last window: they are never read."""
+    """The number of tokens after the last window, which are never read."""
     return max(0, tokens - 1) % sequence
 
 
 def unread_note(tokens: Mapping[str, int], sequence: int) -> str:
-    """A note on the tokens behind the last window of each text, by the texts' names; '' where they are less
-    than a hundredth of each.
+    """A warning about unread tokens after the last window of each text (name -> tokens); '' if they are below
+    1 % of each.
     """
     found = {name: (unread(size, sequence), size) for name, size in tokens.items()}
     if all(100 * rest <= size for rest, size in found.values()):
@@ -39,10 +39,10 @@ def unread_note(tokens: Mapping[str, int], sequence: int) -> str:
 
 
 class BatchTensor(NamedTuple):
-    """`dims`, one letter each. `fill`: value of padding, and of rows whose data set lacks the tensor.
+    """`dims`: one letter each. `fill`: value of padding, and of rows whose data set lacks the tensor.
 
-    `whole`: the name under which the tensor of whole rows is kept where `context` splits the tokens.
-    `between`: read where sequence parallelism has split the tokens over `tensor`, between the matrices.
+    `whole`: name of the tensor of whole rows where `context` splits the tokens. `between`: with sequence
+    parallelism, it is read where tokens are split over `tensor` (between the matrices).
     """
 
     dims: str
@@ -52,7 +52,7 @@ class BatchTensor(NamedTuple):
 
     @property
     def length(self) -> str:
-        """The dim that counts tokens: T, U, or '' for a tensor of rows."""
+        """The dim that counts tokens: T, U, or '' for a tensor without tokens."""
         return next((dim for dim in self.dims if dim in LENGTHS), "")
 
 
@@ -61,32 +61,32 @@ TENSORS: Mapping[str, BatchTensor] = {
     "positions_BT": BatchTensor("BT"),
     "documents_BT": BatchTensor("BT", PADDING, whole="documents_BS"),
     "labels_BT": BatchTensor("BT", NOT_SCORED),
-    "memory_BT": BatchTensor("BT", between=True),  # 1 = visible, but without gradient
-    "prompts_BT": BatchTensor("BT", -1, between=True),  # row of the soft prompts; -1 = a token
-    "branches_BT": BatchTensor("BT"),  # options after one prompt
-    "segments_BT": BatchTensor("BT", -1, whole="segments_BS"),  # segment of its row; -1 = of none
+    "memory_BT": BatchTensor("BT", between=True),  # 1 = attended to, but without gradient
+    "prompts_BT": BatchTensor("BT", -1, between=True),  # row of the soft-prompt table; -1 = a token
+    "branches_BT": BatchTensor("BT"),  # options that follow one prompt
+    "segments_BT": BatchTensor("BT", -1, whole="segments_BS"),  # segment number in its row; -1 = none
     "encoder_tokens_BU": BatchTensor("BU"),
     "encoder_positions_BU": BatchTensor("BU"),
     "encoder_documents_BU": BatchTensor("BU", PADDING, whole="encoder_documents_BW"),
     "bidirectional_B": BatchTensor("B"),  # 1 = the row's tokens see their whole document
     "classes_B": BatchTensor("B", NOT_SCORED),
-    "parts_B": BatchTensor("B", -1),  # which part of the mixture a row is of
+    "parts_B": BatchTensor("B", -1),  # the mixture part that a row belongs to
     "samples_B": BatchTensor("B"),  # number of the sample in the stream
-    # made by a training for its own tokens, never by a data set
+    # made by a training, never by a data set
     "noise_BT": BatchTensor("BT", between=True),  # dropout keys
     "encoder_noise_BU": BatchTensor("BU", between=True),
 }
-ENCODER = ("encoder_tokens_BU", "encoder_positions_BU", "encoder_documents_BU")  # of a data set
-DOCUMENTS = {"T": "documents_BT", "U": "encoder_documents_BU"}  # what says which tokens are padding
-PLACES = {"T": "places_T", "U": "places_U"}  # where a rank's tokens are in their rows, if it has only some
+ENCODER = ("encoder_tokens_BU", "encoder_positions_BU", "encoder_documents_BU")  # made by a data set
+DOCUMENTS = {"T": "documents_BT", "U": "encoder_documents_BU"}  # tensors that mark padding
+PLACES = {"T": "places_T", "U": "places_U"}  # positions of a rank's tokens within their rows, if split
 
 
 def batch_tensor(name: str) -> BatchTensor:
-    """The table's entry. Raises ConfigError for a name that it does not have."""
+    """The table's entry. Raises ConfigError for an unknown name."""
     if name not in TENSORS:
         near = nearest(name, TENSORS)
         hint = f"did you mean {near}? " if near else ""
         raise ConfigError(
-            f"batch.{name}", "no table knows this tensor", f"{hint}engine/config/batch.py says what there is"
+            f"batch.{name}", "unknown tensor", f"{hint}engine/config/batch.py lists all tensors"
         )
     return TENSORS[name]

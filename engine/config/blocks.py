@@ -1,4 +1,4 @@
-"""Equal transformer blocks after an embedding: the fields that block-based model kinds share. Torch-free.
+"""Fields shared by models made of equal transformer blocks. Torch-free.
 
 D hidden, H query heads, K key/value heads, E head width, F ffn, V vocab, L num_layers
 """
@@ -16,7 +16,7 @@ from atelier.engine.config.registry import ModelSpec
 Auto = Literal["auto"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 MLPKind = Literal["swiglu", "geglu", "geglu_exact", "reglu", "gelu", "gelu_exact", "silu", "relu", "relu2"]
-MLPS: dict[MLPKind, tuple[Activation, bool]] = {  # the activation, and whether it is a gate's (2002.05202)
+MLPS: dict[MLPKind, tuple[Activation, bool]] = {  # activation, and whether the MLP is gated (2002.05202)
     "swiglu": ("silu", True),
     "geglu": ("gelu_tanh", True),
     "geglu_exact": ("gelu", True),
@@ -39,23 +39,23 @@ class Blocks(ModelSpec):
     ffn: Count | Auto = Field(
         default="auto",
         description=(
-            "inner width of the MLP; auto = 8/3 hidden (with a gate) or 4 hidden, to a multiple of 32"
+            "inner width of the MLP; auto = 8/3 hidden (gated) or 4 hidden, rounded to a multiple of 32"
         ),
     )
     mlp: MLPKind = Field(
         default="swiglu",
-        description="with a gate: swiglu, geglu (of tanh), geglu_exact, "
-        "reglu; without: gelu (of tanh), gelu_exact, silu, relu, relu2",
+        description="gated: swiglu, geglu (tanh approximation), geglu_exact, reglu; not gated: gelu (tanh"
+        " approximation), gelu_exact, silu, relu, relu2",
     )
     rope_theta: float = Field(default=10000.0, gt=0, description="base of the rotary frequencies")
     norm: Literal["rms", "layer"] = Field(default="rms", description="rms or layer")
-    norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability, on the residual branches")
+    norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance in norms")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability, on residual branches")
     init_std: float = Field(
-        default=0.02, gt=0, description="normal initialisation; residual outputs by 1/sqrt(2 L) of it"
+        default=0.02, gt=0, description="std of initial weights; residual outputs: divided by sqrt(2 L)"
     )
     vocab: Count | Auto = Field(
-        default="auto", description="tokens; auto = from the tokenizer, by hand only to plan on paper"
+        default="auto", description="vocabulary size; auto = the tokenizer's; a number only to plan on paper"
     )
 
     @model_validator(mode="after")
@@ -70,12 +70,12 @@ class Blocks(ModelSpec):
 
     @property
     def is_rotary(self) -> bool:
-        """Whether positions are angles of queries and keys (RoPE)."""
+        """Whether positions are encoded by rotating queries and keys (RoPE)."""
         return True
 
     @property
     def has_even_heads(self) -> bool:
-        """Whether the width is shared out among the heads."""
+        """Whether the head width is hidden / num_heads."""
         return True
 
     @property
@@ -85,12 +85,12 @@ class Blocks(ModelSpec):
 
     @property
     def biased(self) -> tuple[str, ...]:
-        """Which matrices have a bias: qkv, out, mlp."""
+        """The matrices with a bias: qkv, out, mlp."""
         return ()
 
     @property
     def has_gate(self) -> bool:
-        """Whether an MLP has a gate."""
+        """Whether the MLP is gated."""
         return MLPS[self.mlp][1]
 
     @property
@@ -105,7 +105,7 @@ class Blocks(ModelSpec):
 
     @property
     def tokens(self) -> int:
-        """V, the size of the vocabulary; raises ConfigError while it is still 'auto'."""
+        """The vocabulary size V. Raises ConfigError while it is 'auto'."""
         if self.vocab == "auto":
             raise ConfigError(
                 "model.vocab", "is auto", "it comes from the tokenizer; give a number to plan on paper"
@@ -116,15 +116,15 @@ class Blocks(ModelSpec):
         return sum(prod(shape) for shape in self.shapes().values())
 
     def flops_per_token(self, sequence: int) -> float:
-        """Forward and backward FLOPs of one token, causal attention counted in full: 3 x forward, 2 FLOPs a
-        multiply-add (PaLM, 2204.02311, appendix B: 6 N + 12 L D T, embedding look-up free, head counted; of
-        the experts those that a token meets).
+        """Forward and backward FLOPs of one token: 3 x forward, 2 FLOPs per multiply-add, causal attention
+        counted in full (PaLM, 2204.02311, appendix B: 6 N + 12 L D T). Embedding look-up is free, the head
+        counts, and of the experts only those of a token.
         """
         return sum(self.block_flops(sequence))
 
     def resolved(self, vocab: int) -> Self:
-        """The same model with its vocabulary filled in from the tokenizer. Raises ConfigError when another
-        number was given.
+        """The same model with `vocab` filled in from the tokenizer. Raises ConfigError if another number was
+        configured.
         """
         if self.vocab not in ("auto", vocab):
             raise ConfigError(
@@ -134,7 +134,7 @@ class Blocks(ModelSpec):
 
 
 def check_heads(hidden: int, num_heads: int, *, is_rotary: bool = True, place: str = "") -> None:
-    """Raise ValueError unless the heads divide the width, and rotary ones are of even width."""
+    """Raise ValueError unless num_heads divides hidden and, with RoPE, the head width is even."""
     if hidden % num_heads:
         fits = [h for h in divisors(hidden, hidden) if hidden // h >= 8]
         near = min(fits or [1], key=lambda h: abs(h - num_heads))

@@ -1,4 +1,4 @@
-"""Spec of conversations to learn from. Torch-free."""
+"""Spec of conversations for supervised fine-tuning. Torch-free."""
 
 from typing import Literal
 
@@ -9,37 +9,37 @@ from atelier.engine.config.data import STDLIB, is_stdlib
 
 
 class Chats(Spec):
-    """Rows with a list of messages {"role", "content"}, or with a prompt and its answer; what is learned are
-    the assistant's.
+    """Rows with a list of messages {"role", "content"}, or with a prompt and its answer. Only assistant
+    messages (answers) are learned.
     """
 
     source: str = Field(
         min_length=1,
-        description="a path, folder or fsspec glob of .jsonl, .parquet or .tar files, a row a conversation;"
-        " .mo files with `prompt` and `answer`; or stdlib: docstrings of this interpreter's standard"
-        " library and the signatures of what they document",
+        description="path, folder or fsspec glob of .jsonl, .parquet or .tar files with one conversation a"
+        " row; .mo files with `prompt` and `answer`; or stdlib: docstrings of this interpreter's standard"
+        " library with the signatures they document",
     )
     field: str = Field(
         default="messages",
         min_length=1,
-        description="the field of a .jsonl line, or column of a .parquet, that holds the messages",
+        description=".jsonl field or .parquet column with the messages",
     )
     prompt: str = Field(
         default="",
-        description="the field of a prompt, with `answer` in place of `field`: msgid of a .mo",
+        description="field of the prompt; used with `answer`, instead of `field`; msgid in a .mo",
     )
-    answer: str = Field(default="", description="the field of the prompt's answer: msgstr of a .mo")
+    answer: str = Field(default="", description="field of the answer to `prompt`; msgstr in a .mo")
     template: Literal["auto", "chatml", "plain"] = Field(
         default="auto",
         description=(
-            "how messages become text: auto (the model's own chat template; without one chatml where its"
-            " tokenizer has <|im_start|> and <|im_end|>, else plain), chatml or plain"
+            "how messages become text: chatml; plain; auto = the model's own chat template, else chatml if"
+            " its tokenizer has <|im_start|> and <|im_end|>, else plain"
         ),
     )
     date: str = Field(
         default="",
         pattern=r"^(\d{4}-\d{2}-\d{2})?$",
-        description="what a template that writes today's date (strftime_now) is told, as 2024-07-26",
+        description="the date that a template with today's date (strftime_now) gets, such as 2024-07-26",
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop", description="at a broken row: stop, or skip and count it"
@@ -52,17 +52,17 @@ class Chats(Spec):
     def _pairs(self) -> "Chats":
         if bool(self.prompt) != bool(self.answer):
             missing = "answer" if self.prompt else "prompt"
-            raise ValueError(f"{missing} is empty: pairs have a field `prompt` and a field `answer`")
+            raise ValueError(f"{missing} is empty: give both prompt and answer")
         if self.prompt and self.field != "messages":
-            raise ValueError(f"field={self.field} is not read beside prompt and answer; leave it out")
+            raise ValueError(f"field={self.field} is not used with prompt and answer; leave it out")
         if is_stdlib(self.source):
             part = STDLIB[self.source.partition(":")[0]]
             if part or self.prompt or self.field != "messages":
                 field = f"prompt={self.prompt}" if self.prompt else f"field={self.field}"
                 given = f"source={self.source}" if part else field
                 raise ValueError(
-                    f"{given}: pairs of the standard library are source=stdlib or stdlib:<package>,<package>"
-                    " alone"
+                    f"{given}: pairs of the standard library need source=stdlib or"
+                    " stdlib:<package>,<package> and no field, prompt or answer"
                 )
         return self
 

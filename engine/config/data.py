@@ -12,36 +12,37 @@ from atelier.engine.config.mixture import Phase
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 
-END, PAD = "<|end|>", "<|pad|>"  # every learned tokenizer has these two
-STARTS = (PAD, "<pad>")  # padding with which a decoder behind an encoder begins
+END, PAD = "<|end|>", "<|pad|>"  # in every learned tokenizer
+STARTS = (PAD, "<pad>")  # padding tokens that a decoder after an encoder may start with
 MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than windows
 BYTES = 256
 
 
-STDLIB_CHARS, UNCUT = 320, 1 << 30  # of a prompt; more than any text has (also in tokens)
-STDLIB = {"stdlib": "", "stdlib-prose": "prose", "stdlib-code": "code"}  # source -> part of it
+STDLIB_CHARS, UNCUT = 320, 1 << 30  # limit of a prompt; no limit (characters or tokens)
+STDLIB = {"stdlib": "", "stdlib-prose": "prose", "stdlib-code": "code"}  # source -> part of the text
 
 
 def is_stdlib(source: str) -> bool:
-    """True for `stdlib`, `stdlib-prose` and `stdlib-code`, and for those with `:<package>,<package>`."""
+    """Whether it is `stdlib`, `stdlib-prose` or `stdlib-code`, with or without `:<package>,<package>`."""
     return source.partition(":")[0] in STDLIB
 
 
 def stdlib_part(source: str) -> str:
-    """Which part of the standard library's text: prose (docstrings, help topics), code (sources without their
-    docstrings), '' = all of it as it is.
+    """The part of the standard library's text: prose (docstrings, help topics), code (sources without
+    docstrings) or '' (all, unchanged).
     """
     return STDLIB[source.partition(":")[0]]
 
 
 def share_note(held_out: int, all_of_it: int, asked: float, place: str) -> str:
-    """A note on a held-out share that is far from the one that was asked for; '' where it is near."""
+    """A warning about a held-out share far from the requested one; '' if it is near."""
     share = held_out / max(1, all_of_it)
     if asked / 4 <= share <= 2 * asked:
         return ""
     return (
-        f"{100 * share:.1f} % is held out where {place} asks for {100 * asked:g} %: there are few texts, or"
-        " long ones; more come nearer"
+        f"{100 * share:.1f} % is held out where {place} asks for {100 * asked:g} %: the texts are few or"
+        " long;"
+        " more texts come nearer"
     )
 
 
@@ -50,15 +51,14 @@ class Source(Spec):
         default="stdlib",
         min_length=1,
         description=(
-            "stdlib (this interpreter's standard library; stdlib-prose: its docstrings, stdlib-code: its"
-            " code), or a path or fsspec glob of .txt, .jsonl, .parquet, .tar or .mo files"
+            "stdlib (this interpreter's standard library; stdlib-prose: docstrings, stdlib-code: code), or"
+            " a path or fsspec glob of .txt, .jsonl, .parquet, .tar or .mo files"
         ),
     )
     field: str = Field(
         default="text",
         min_length=1,
-        description="the field of a .jsonl line, or column of a .parquet, that holds the text; msgid or"
-        " msgstr of a .mo",
+        description=".jsonl field or .parquet column with the text; msgid or msgstr of a .mo",
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop", description="at a broken line: stop, or skip and count it"
@@ -66,15 +66,13 @@ class Source(Spec):
     weight: float = Field(
         default=1.0,
         ge=0,
-        description="share of the training samples; 0 = none, or only in data.phases. Tokenizers are learned"
-        " on all sources",
+        description="share of the training samples; 0 = none, or only in data.phases. Tokenizers learn"
+        " from all sources",
     )
 
     @property
     def title(self) -> str:
-        """A short name of the text: stdlib, or the last part of the path that is no pattern, without its
-        ending.
-        """
+        """A short name: stdlib, or the last part of the path without wildcards, without its extension."""
         if is_stdlib(self.source):
             return self.source.partition(":")[0]
         path = re.sub(r"^[\w+.-]+://|[?#].*$", "", self.source) if "://" in self.source else self.source
@@ -88,9 +86,9 @@ class Data(Source):
     )
     blend: dict[str, Source] = Field(default={}, description="more sources by name, each with its weight")
     phases: dict[str, Phase] = Field(
-        default={}, description="other weights of the sources from a step on, by name of the phase"
+        default={}, description="phases by name: new source weights from a step on"
     )
-    written: Written = Field(default=Written(), description="text that a finished model writes instead")
+    written: Written = Field(default=Written(), description="training text written by a finished model")
 
     def sources(self) -> dict[str, Source]:
         """All sources by name; the first is `main`, the others are sorted."""
@@ -115,7 +113,7 @@ class Data(Source):
                 raise ValueError(f"phases.{phase}.weights.{source}: there is no source {source!r}; {way_out}")
         if not self.weight:
             raise ValueError(
-                "weight is 0, and data.source is read from the first step on; name another source so"
+                "weight is 0, but the first step reads data.source; use a source with a weight there"
             )
         return self
 
@@ -127,21 +125,21 @@ class Tokenizer(Spec):
     )
     load: str = Field(default="", description="a tokenizer.json to use instead of learning one; path or URL")
     model: str = Field(
-        default="", description="a finished model whose tokenizer is used instead of learning one"
+        default="", description="finished model whose tokenizer is used instead of learning one"
     )
     extend: str = Field(
         default="",
-        description="a finished model whose tokenizer keeps its ids; tokens learned on this text follow them",
+        description="finished model whose tokenizer is extended by tokens learned on this text; its ids stay",
     )
     specials: tuple[str, ...] = Field(
-        default=(), description="more special tokens, which no text is cut into: <|mask|>, <|cls|>, <|sep|>"
+        default=(), description="more special tokens, never produced from text: <|mask|>, <|cls|>, <|sep|>"
     )
 
     @model_validator(mode="after")
     def _check(self) -> "Tokenizer":
         given = [name for name in ("load", "model", "extend") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"tokenizer.{' and tokenizer.'.join(given)} each name one; leave one out")
+            raise ValueError(f"tokenizer.{' and tokenizer.'.join(given)} exclude each other; leave one out")
         names = (END, PAD, *self.specials)
         if len(set(names)) < len(names) or not all(names):
             raise ValueError(
@@ -161,17 +159,17 @@ TEXT_ENDS = "text_ends.json"  # a TextEnds beside a tokenizer
 class _Started(Spec):
     start: int | None = Field(
         default=None,
-        description="id that a decoder behind an encoder reads first; empty = that of the padding token among"
-        f" {', '.join(STARTS)}, or else the id that ends documents",
+        description="first id that a decoder after an encoder reads; empty = the padding token among"
+        f" {', '.join(STARTS)}, else the id that ends documents",
     )
 
     def told(self) -> dict[str, Json]:
-        """As JSON, with `start` where it is given."""
+        """As JSON, without `start` if it is not given."""
         return self.model_dump(mode="json", exclude={"start"} if self.start is None else None)
 
 
 class TextEnds(_Started):
-    """How the texts of a model begin and end: ids of its tokenizer."""
+    """Ids that begin and end the texts of a model."""
 
     begin: int | None = Field(default=None, description="id before every text; empty = none")
     ends: tuple[int, ...] = Field(
@@ -180,8 +178,8 @@ class TextEnds(_Started):
 
 
 class AdoptedEnds(_Started):
-    """How texts begin and end by the configurations of a checkpoint. `begin`: the name of the token before
-    texts, '' for none, None for the one that tokenizer.json adds.
+    """How texts begin and end by a checkpoint's configuration files. `begin`: name of the token before texts;
+    '' = none, None = the one that tokenizer.json adds.
     """
 
     begin: str | None = None
@@ -189,19 +187,19 @@ class AdoptedEnds(_Started):
 
 
 class Labels(Spec):
-    """Labelled examples: prompt and completion, the completion one of a few options."""
+    """Labelled examples: a prompt and a completion, which is one of a few options."""
 
     source: str = Field(
         default="stdlib",
         min_length=1,
         description="stdlib, or a path or glob of .jsonl, .parquet or .tar files; .mo with prompt=msgid or"
-        " msgstr and completion=catalogue, the file that a message is from",
+        " msgstr and completion=catalogue (the message's file)",
     )
     task: Literal["keyword", "package", "kind"] = Field(
         default="package",
         description=(
-            "stdlib: the keyword that the next statement begins with, a docstring's package, or whether it is"
-            " a module's, class's, method's or function's"
+            "stdlib: predict the next statement's keyword, a docstring's package, or its kind (of a"
+            " module, class, method or function)"
         ),
     )
     prompt: str = Field(default="prompt", description="field of the prompt; `text` is tried next")
@@ -215,40 +213,38 @@ class Labels(Spec):
         default=0.3,
         gt=0,
         lt=0.9,
-        description="share of examples kept for the test, chosen by the hash of the file they come from",
+        description="share of test examples, chosen by the hash of their file",
     )
     max_chars: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
         default="auto",
-        description=f"characters to which prompts are cut; auto: {STDLIB_CHARS} of stdlib's, all of others",
+        description=f"prompts are cut to so many characters; auto: stdlib {STDLIB_CHARS}, others uncut",
     )
 
     @property
     def most_chars(self) -> int:
-        """`max_chars` with a number for auto."""
+        """`max_chars`, or the number that auto stands for."""
         if self.max_chars != "auto":
             return self.max_chars
         return STDLIB_CHARS if is_stdlib(self.source) else UNCUT
 
 
-ExamplesName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of other examples")]
+ExamplesName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a set of examples")]
 
 
 class Finetune(Spec):
     labels: Labels = Field(default=Labels(), description="the labelled examples")
-    num_labels: int = Field(default=256, ge=2, description="training examples a draw")
+    num_labels: int = Field(default=256, ge=2, description="training examples per draw")
     draws: int = Field(
-        default=5, ge=1, le=10_000, description="random draws of training examples; each is one fine-tuning"
+        default=5, ge=1, le=10_000, description="random draws of training examples, one fine-tuning each"
     )
-    epochs: int = Field(default=8, ge=1, description="passes over a draw")
-    batch: int = Field(default=16, ge=1, description="examples a step")
+    epochs: int = Field(default=8, ge=1, description="passes over the examples of a draw")
+    batch: int = Field(default=16, ge=1, description="examples per step")
     sequence: int = Field(
-        default=128, ge=16, description="tokens of the longest example; prompts are cut on the left"
+        default=128, ge=16, description="tokens per example at most; longer prompts are cut on the left"
     )
     optim: Optim = Field(description="optimiser and schedule of the fine-tuning")
     trainable: Trainable = Field(default=Trainable(), description="all weights, or LoRA")
-    scratch: bool = Field(
-        default=True, description="also fine-tune the same network from random weights on every draw"
-    )
+    scratch: bool = Field(default=True, description="also fine-tune the same network from random weights")
 
     @model_validator(mode="after")
     def _something_moves(self) -> "Finetune":
@@ -263,30 +259,30 @@ class Finetune(Spec):
 
 
 class Score(Spec):
-    max_tokens: int = Field(default=200_000, ge=256, description="held-out tokens that are scored")
-    max_examples: int = Field(default=600, ge=2, description="test examples that are scored")
+    max_tokens: int = Field(default=200_000, ge=256, description="held-out tokens to score")
+    max_examples: int = Field(default=600, ge=2, description="test examples to score")
     sequence: Count | Literal["auto"] = Field(
-        default="auto", description="tokens of context; auto = the training's"
+        default="auto", description="context in tokens; auto = as in training"
     )
     shots: int = Field(
-        default=4, ge=1, description="solved examples before a question, of models that were not fine-tuned"
+        default=4, ge=1, description="solved examples before each question, for models without fine-tuning"
     )
-    baselines: bool = Field(default=True, description="also gzip -9, xz and an interpolated trigram")
+    baselines: bool = Field(default=True, description="also score gzip -9, xz and an interpolated trigram")
     rows: int = Field(
-        default=400, ge=0, description="held-out rows on which each head of classes is judged; 0 = none"
+        default=400, ge=0, description="held-out rows for scoring each classification head; 0 = none"
     )
     controls: bool = Field(
         default=True,
-        description="also train each student alone, from the same seed: what did its teacher bring?",
+        description="also train each student without teacher, from the same seed, for comparison",
     )
     memory_gb: float = Field(
         default=0.0,
         ge=0,
-        description="weights of a model in memory at once, GB; 0 = all. The scores are the same",
+        description="limit of model weights in memory, GB; 0 = no limit. Scores do not change",
         json_schema_extra={"layout": True},
     )
     sample: str = Field(
         default="def ",
-        description="prompt of the sample text; empty = the first words of the held-out text, which is the"
-        " default for a text that is not the standard library",
+        description="prompt of the sample text; empty = the first words of the held-out text, the default"
+        " for text other than the standard library",
     )

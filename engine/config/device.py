@@ -1,6 +1,6 @@
-"""Published performance figures of devices, their memory and links, from which plans start. Torch-free.
+"""Published figures of devices: compute, memory and links. Plans start from them. Torch-free.
 
-Sources: the makers' data sheets; bandwidths each way. A pool's own facts (conf/pool) override these.
+Sources: the makers' data sheets; bandwidths are each way. Values in conf/pool override these.
 """
 
 import re
@@ -13,14 +13,13 @@ CPU = "cpu"
 class Device:
     """One accelerator, or one core of a host's CPUs.
 
-    `matmul` is the share of the peak that large matrix products reach; `stack` names the cost table of the
-    software it was measured with (engine/plan/cost_table.py). `network_gbps` is what a whole node sends to
-    others. `mtbf_hours` is the time between failures of one device, here that of Llama 3's (2407.21783, table
-    5: 466 interruptions of 16,384 GPUs in 54 days), `launch_us` the time from one kernel to the next,
-    `latency_us` that of a collective's start; `disk_gbps` is what one rank reads from or writes to a disk,
-    `host_gbps` what its host's memory sends to an accelerator's. `crowded` is the share of its speed that
-    a core keeps when other cores compute too, `threaded` the share of that when they are threads of one rank,
-    which wait for each other.
+    `matmul`: share of the peak that large matrix products reach. `stack`: cost table of the measured software
+    (engine/plan/cost_table.py). `network_gbps`: rate of a whole node to other nodes. `mtbf_hours`: time
+    between failures of one device, here Llama 3's (2407.21783, table 5: 466 interruptions of 16,384 GPUs in
+    54 days). `launch_us`: time from one kernel to the next. `latency_us`: start of a collective. `disk_gbps`:
+    rate of one rank to or from a disk. `host_gbps`: host memory to accelerator. `crowded`: share of its speed
+    that a core keeps when other cores compute. `threaded`: share of that speed left when these cores are
+    threads of one rank, which wait for each other.
     """
 
     peak_tflops: float
@@ -41,8 +40,8 @@ class Device:
 
 
 DEVICES = {
-    # 8 GPUs behind NVSwitch and 8 x 200 Gbit/s a node; `matmul` is fitted on the two pipeline rows of table 2
-    # of PTD-P (2104.04473), which ran on such machines
+    # 8 GPUs behind NVSwitch and 8 x 200 Gbit/s per node; `matmul` is fitted to the two pipeline rows of table
+    # 2 of PTD-P (2104.04473), measured on such machines
     "a100-80g": Device(
         peak_tflops=312, memory_gb=80, memory_gbps=2039, node_gbps=300, network_gbps=200, per_node=8,
         host_gbps=32, stack="ptdp",
@@ -59,7 +58,7 @@ DEVICES = {
         peak_tflops=989, memory_gb=141, memory_gbps=4800, node_gbps=450, network_gbps=400, per_node=8,
         host_gbps=64
     ),
-    # one of the two dies of a module, as Frontier counts them
+    # one of a module's two dies, as Frontier counts
     "mi250x": Device(
         peak_tflops=191.5, memory_gb=64, memory_gbps=1638, node_gbps=50, network_gbps=100, per_node=8,
         host_gbps=36
@@ -68,7 +67,7 @@ DEVICES = {
         peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8,
         host_gbps=16
     ),
-    # one core and its share of the memory bandwidth; memory and bandwidth between processes are the host's
+    # one core with its share of the memory bandwidth; memory and bandwidth between processes are of the host
     CPU: Device(
         peak_tflops=0.2, memory_gb=16, memory_gbps=25, node_gbps=5, network_gbps=1, per_node=1 << 20,
         mtbf_hours=24,  # a laptop is closed or restarted
@@ -79,7 +78,7 @@ ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g",
 
 
 def known(name: str) -> Device | None:
-    """The facts of a device by its common name; None for an unknown one."""
+    """The figures of a device by its common name; None if unknown."""
     return DEVICES.get(_plain(name))
 
 
@@ -89,8 +88,8 @@ def _plain(name: str) -> str:
 
 
 def is_device(wanted: str, found: str) -> bool:
-    """Whether a driver's name (NVIDIA H100 80GB HBM3) is of the device type `wanted` (h100): every word of
-    that is in it. A type that is not in DEVICES is the owner's word for any GPU.
+    """Whether a driver's device name (NVIDIA H100 80GB HBM3) matches the type `wanted` (h100): it contains
+    every word of it. A type that is not in DEVICES matches any GPU.
     """
     if CPU in (wanted.lower(), found.lower()):
         return wanted.lower() == found.lower()
@@ -98,5 +97,5 @@ def is_device(wanted: str, found: str) -> bool:
 
 
 def _has(name: str, word: str) -> bool:
-    """h200 is in "NVIDIA H200 NVL", not in "GH200"; 80g is in "80GB"."""
+    """True for h200 in "NVIDIA H200 NVL" and 80g in "80GB"; false for h200 in "GH200"."""
     return re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![0-9])", name.lower()) is not None

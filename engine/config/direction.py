@@ -1,6 +1,7 @@
-"""Whether a higher or a lower value of a metric is better, declared for each metric by what computes it;
-nothing is guessed from a name. A metric without a direction (a count, a size) is compared where a person
-gives one. Torch-free.
+"""The direction of each metric: whether higher or lower is better. Torch-free.
+
+Nothing is guessed from names. Metrics without a direction (counts, sizes) are compared only if the user gives
+one.
 """
 
 from typing import Literal, get_args
@@ -9,8 +10,8 @@ from atelier.engine.config.error import ConfigError, nearest
 
 Direction = Literal["minimize", "maximize"]
 DIRECTIONS = get_args(Direction)
-EVAL_LOSS = "eval_loss"  # of a model's summary
-HELD_OUT_LOSS = "eval/loss"  # of its curve
+EVAL_LOSS = "eval_loss"  # in a model's summary
+HELD_OUT_LOSS = "eval/loss"  # in its curve
 
 TRAINED: dict[str, Direction] = {"loss": "minimize", EVAL_LOSS: "minimize"}  # engine/loop/publish.py
 SCORED: dict[str, Direction] = {  # engine/evaluate.py
@@ -18,7 +19,7 @@ SCORED: dict[str, Direction] = {  # engine/evaluate.py
     "bits_per_byte": "minimize",
     "accuracy": "maximize",
     "accuracy_normalised": "maximize",
-    "gzip": "minimize",  # bits per byte, as xz and trigram
+    "gzip": "minimize",  # bits per byte; also xz and trigram
     "xz": "minimize",
     "trigram": "minimize",
 }
@@ -31,9 +32,9 @@ OF_CURVES: dict[str, Direction] = {
     HELD_OUT_LOSS: "minimize",
     "answers/kept": "maximize",  # engine/extensions/sites/answer_parts.py
 }
-# word of a model's summary -> the metric of its curve that it is the last value of (engine/loop/publish.py)
+# key of a model's summary -> metric of its curve that it is the last value of (engine/loop/publish.py)
 RECORDED = {"loss": "loss", EVAL_LOSS: HELD_OUT_LOSS}
-# metrics of a curve that end with a name of the configuration (engine/loop/step.py, evaluation.py)
+# prefixes of curve metrics that end with a name from the configuration (engine/loop/step.py, evaluation.py)
 NAMED_IN_CURVES: dict[str, Direction] = {
     "objective/accuracy/": "maximize",
     "eval/objective/accuracy/": "maximize",
@@ -43,7 +44,7 @@ NAMED_IN_CURVES: dict[str, Direction] = {
 
 
 def declared(metric: str) -> Direction | None:
-    """The direction of `<name>.<word of a summary>` or of a metric of a curve; None where there is none."""
+    """The direction of a curve's metric or of `<name>.<summary key>`; None if none is declared."""
     if metric in OF_CURVES:
         return OF_CURVES[metric]
     for start, found in NAMED_IN_CURVES.items():
@@ -53,14 +54,14 @@ def declared(metric: str) -> Direction | None:
 
 
 def required(metric: str, place: str, way_out: str) -> Direction:
-    """The declared direction. Raises ConfigError with `way_out` where none is declared."""
+    """The declared direction. Raises ConfigError with `way_out` if none is declared."""
     found = declared(metric)
     if found is not None:
         return found
     near = nearest(metric.rpartition(".")[2], OF_SUMMARIES)
     raise ConfigError(
         place,
-        f"no direction is declared for {metric!r}: whether higher or lower is better is not known",
+        f"no direction is declared for {metric!r}, so it is unknown whether higher or lower is better",
         way_out + (f"; or did you mean {near}?" if near else ""),
     )
 
@@ -75,7 +76,7 @@ def is_higher_better(direction: str) -> bool:
 
 
 def sign_of(direction: str) -> int:
-    """1 where lower is better, -1 where higher is: the best value times it is the lowest."""
+    """1 if lower is better, -1 if higher is: the best value is the lowest after multiplication by it."""
     return -1 if is_higher_better(direction) else 1
 
 

@@ -1,8 +1,7 @@
-"""Untrusted JSON: parsed within bounds, or refused with its place. Torch-free.
+"""Parse untrusted JSON within bounds. Torch-free.
 
-Stored documents may be damaged or malicious: nested so deeply that a recursive reader fails, numbers beyond
-any arithmetic, lone surrogates that cannot be printed. All of that raises DamageError here instead of a fault
-later.
+Stored documents may be damaged or malicious: deeply nested, with huge numbers or with lone surrogates that
+cannot be printed. All of this raises DamageError here, with the document's place.
 """
 
 import hashlib
@@ -16,19 +15,19 @@ from pydantic import ValidationError
 from atelier.engine.config.base import Json, Spec, fingerprint
 from atelier.engine.config.error import DamageError
 
-MOST_BYTES = 64 << 20  # of one document; a checkpoint's manifest of 10,000 tensors in 100 chunks is smaller
-MOST_DEEP = 64  # lists and objects inside each other; a record has 10
-MOST_DIGITS = 64  # of a whole number: a generator's state has 39
+MOST_BYTES = 64 << 20  # per document; a checkpoint manifest of 10,000 tensors in 100 chunks is smaller
+MOST_DEEP = 64  # levels of lists and objects; a record has 10
+MOST_DIGITS = 64  # per whole number; a generator's state has 39
 DIGEST = "digest"
 
-# selects the slow path, where every number and text is checked
+# texts that match take the slow path, which checks every number and text
 _SUSPECT = re.compile(rf"\d{{{MOST_DIGITS}}}|\d[eE]\+?\d\d\d|\\u[dD][89a-fA-F]")
 _OPENING, _CLOSING = b'{"digest":"', b'",'
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
 def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Json:
-    """Parse the document in `data`. Raises DamageError, saying why `place` is not `what`."""
+    """Parse the document. Raises DamageError with `place`, the expected content `what`, and the fault."""
     try:
         return _parsed(data)
     except RecursionError:
@@ -41,7 +40,7 @@ def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Json:
 
 
 def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> dict[str, Json]:
-    """As `parse_json`, for a document that has to be an object; else raises DamageError."""
+    """As `parse_json`; also raises DamageError if the document is not an object."""
     document = parse_json(data, place, what)
     if not isinstance(document, dict):
         raise DamageError(f"{place}: not {what} (it is a {_kind(document)})", place=place)
@@ -49,21 +48,21 @@ def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> 
 
 
 def parse_lines(data: bytes | str, place: str) -> list[dict[str, Json]]:
-    """The objects of a file with one object per line. Raises DamageError naming the line."""
+    """Parse a file with one object per line. Raises DamageError with the line number."""
     raw = (
         data.encode() if isinstance(data, str) else data
-    )  # a text's own lines end at other characters as well
+    )  # splitlines() would also split at other characters
     lines = enumerate(raw.split(b"\n"), start=1)
     return [parse_object(line, f"{place}, line {number}") for number, line in lines if line.strip()]
 
 
 def parse_as(kind: type[SpecType], data: bytes | str, place: str, what: str) -> SpecType:
-    """Parse the document as a spec. Raises DamageError when it is not one."""
+    """Parse a document as a spec. Raises DamageError if it does not fit."""
     return check_as(kind, parse_object(data, place, what), place, what)
 
 
 def check_as(kind: type[SpecType], document: Mapping[str, Json], place: str, what: str) -> SpecType:
-    """As `parse_as`, for a parsed document. Raises DamageError when it does not fit the spec."""
+    """As `parse_as`, for a parsed document. Raises DamageError if it does not fit the spec."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -76,32 +75,32 @@ def check_as(kind: type[SpecType], document: Mapping[str, Json], place: str, wha
 
 
 def number_of(value: Json, default: float = 0.0) -> float:
-    """The value if it is a number, else the default."""
+    """The value if it is a number, otherwise the default."""
     return value if isinstance(value, int | float) else default
 
 
 def whole_of(value: Json) -> int:
-    """The value if it is a whole number, else 0."""
+    """The value if it is a whole number, otherwise 0."""
     return value if isinstance(value, int) else 0
 
 
 def section_of(value: Json) -> Mapping[str, Json]:
-    """The value if it is a JSON object, else an empty one."""
+    """The value if it is a JSON object, otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def sealed(document: Mapping[str, Json]) -> bytes:
-    """The document with its own digest in it: `opened` detects any changed byte."""
+    """The document with its own digest added; `opened` then detects any changed byte."""
     body = {key: value for key, value in document.items() if key != DIGEST}
-    plain = json.loads(json.dumps(body))  # tuples are lists once they are stored
+    plain = json.loads(json.dumps(body))  # tuples become lists
     return json.dumps({**body, DIGEST: fingerprint(plain)}, sort_keys=True).encode()
 
 
 def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -> dict[str, Json]:
-    """The document that `sealed` wrote, without its digest; `unsealed` are the keys of older documents, which
-    have none.
+    """Check and remove the digest of a document that `sealed` wrote. `unsealed`: keys of older documents
+    without a digest.
 
-    Raises DamageError when the digest does not match.
+    Raises DamageError if the digest does not match.
     """
     document = parse_object(data, place, what)
     if DIGEST not in document and unsealed.issuperset(document):
@@ -113,12 +112,12 @@ def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -
 
 
 def with_digest(text: bytes) -> bytes:
-    """The text of a JSON object with the digest of exactly these bytes as its first value."""
+    """A JSON object's text with the digest of these bytes added as its first value."""
     return _OPENING + hashlib.sha256(text).hexdigest().encode() + _CLOSING + text[1:]
 
 
 def without_digest(data: bytes, place: str) -> bytes:
-    """The text that `with_digest` was given. Raises DamageError when a byte of it has changed."""
+    """The text that was given to `with_digest`. Raises DamageError if a byte has changed."""
     text = b"{" + data[len(with_digest(b"{")) :]
     if with_digest(text) != data:
         raise DamageError(f"{place}: content does not match the digest inside it", place=place)
@@ -133,7 +132,7 @@ def _parsed(data: bytes | str) -> Json:
         document = json.loads(text, parse_constant=_no_number)
     else:
         document = json.loads(text, parse_constant=_no_number, parse_int=_whole, parse_float=_finite)
-        json.dumps(document, ensure_ascii=False).encode("utf-8")  # half of a pair of surrogates: UnicodeError
+        json.dumps(document, ensure_ascii=False).encode("utf-8")  # a lone surrogate raises UnicodeError
     _check_depth(document)
     return document
 
@@ -153,7 +152,7 @@ def _check_depth(document: Json) -> None:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _whole(digits: str) -> int:

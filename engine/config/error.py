@@ -1,4 +1,4 @@
-"""User-facing errors: what is wrong, where, and what to do. Imports nothing heavy."""
+"""User-facing errors with place, problem and way out. Imports nothing heavy."""
 
 import difflib
 import re
@@ -8,14 +8,14 @@ UNSEEN = re.compile(  # control characters, bidirectional controls, lone surroga
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 CUT = " ... "
-NAME = 200  # characters of a word that are compared with names
+NAME = 200  # characters of a word that are compared with known names
 LONGEST_PLACE, LONGEST_PROBLEM, LONGEST_WAY_OUT = 200, 400, 2000  # characters of a ConfigError
 
 
-# `text` is anything that has one
+# `text` may be any object
 def printable(text: object, most: int = 160, *, keep: str = "") -> str:
-    """`text` safe for a terminal: characters in `UNSEEN` are escaped (\\n, \\x1b, \\udcff), except those in
-    `keep`; if longer than `most` characters the middle is cut (0 = no limit).
+    """`text` made safe for a terminal: characters in `UNSEEN` are escaped (\\n, \\x1b, \\udcff), except those
+    in `keep`. Text above `most` characters is cut in the middle (0 = no limit).
     """
     seen = UNSEEN.sub(
         lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(),
@@ -32,8 +32,8 @@ def _shortened(text: str, most: int) -> str:
 
 
 def check_utf8(text: str, place: str, what: str) -> None:
-    """Raise ConfigError for text that is not UTF-8: of a file name or a command line, Python has halves of
-    surrogate pairs in place of such bytes, and no record could keep them.
+    """Raise ConfigError if the text is not UTF-8. Python shows such bytes of file names and command lines as
+    lone surrogates, which no record could store.
     """
     try:
         text.encode()
@@ -43,16 +43,16 @@ def check_utf8(text: str, place: str, what: str) -> None:
 
 
 class AtelierError(Exception):
-    """An error that a user can act on, printed as one line without traceback. `exit_code` is the
-    process's.
+    """An error that a user can act on: printed as one line without traceback, with `exit_code` of the
+    process.
     """
 
     exit_code = 1
 
 
 class ConfigError(AtelierError):
-    """Bad input, detected before anything runs. `place` is the configuration key or file, `problem` includes
-    the value, `way_out` says what to do; all are kept short and on one line, whatever the value is.
+    """Bad input, found before anything runs. `place`: configuration key or file; `problem`: with the value;
+    `way_out`: the remedy. Each is cut to a short line.
     """
 
     exit_code = 2
@@ -65,7 +65,7 @@ class ConfigError(AtelierError):
 
 
 class RefusedError(ConfigError):
-    """A run whose plan is refused: a line for each of the `reasons`, of which there is at least one."""
+    """A refused plan, with one line for each of its `reasons` (at least one)."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("plan", reasons[0], "; ".join(reasons[1:]))
@@ -73,17 +73,17 @@ class RefusedError(ConfigError):
 
 
 class DataError(AtelierError):
-    """The input cannot be used: an empty source, a broken line, a tokenizer that does not fit."""
+    """Input that cannot be used: an empty source, a broken line, a tokenizer that does not fit."""
 
     exit_code = 2
 
 
 class DamageError(AtelierError):
-    """Stored bytes do not match their digest or have the wrong form; names the file. `place`: where they are
-    from, as far as whoever catches it asks.
+    """Stored bytes that do not match their digest or format; the message names the file. `place`: where they
+    are from, if the caller gave it.
     """
 
-    way_out = "`atelier gc --damaged` offers to remove it, the next run makes it again"
+    way_out = "`atelier gc --damaged` offers to remove it; the next run makes it again"
 
     def __init__(self, problem: str, way_out: str = "", place: str = "") -> None:
         super().__init__(problem)
@@ -91,21 +91,21 @@ class DamageError(AtelierError):
 
 
 class CopiesError(AtelierError):
-    """Replicas of the same weights differ: memory or a device failed. The last checkpoint is older than that,
-    so the gang's supervisor restarts.
+    """Replicas of the same weights differ: memory or a device failed. The supervisor restarts the gang from
+    the last checkpoint, where they were equal.
     """
 
     exit_code = 70  # EX_SOFTWARE
 
 
 class DivergedError(AtelierError):
-    """Training of some roles diverged and was ended; those of the other roles are finished, and published."""
+    """Some roles diverged and ended. The other roles are finished and published."""
 
     exit_code = 71
 
 
 class AllDivergedError(AtelierError):
-    """Every role of a training diverged: it was ended, and nothing of it is published."""
+    """All roles of a training diverged. It ended, and nothing is published."""
 
 
 class StoppedError(AtelierError):
@@ -113,13 +113,13 @@ class StoppedError(AtelierError):
 
 
 def of_system(error: OSError) -> AtelierError:
-    """An OSError as a user-facing error that names the file, or the URL that a note of the error has."""
+    """An OSError as a user-facing error with the file's name, or the URL in the error's note."""
     place = str(error.filename or next(iter(getattr(error, "__notes__", ())), "input or output"))
     way_out = "; check that the store is up, its address and your credentials" if "://" in place else ""
     return AtelierError(f"{place}: {error.strerror or error}{way_out}")
 
 
 def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str:
-    """The known name most like `word`, or '' when none has this share of it."""
+    """The known name most similar to `word`; '' if no similarity reaches `least`."""
     found = difflib.get_close_matches(word[:NAME], list(known), n=1, cutoff=least)
     return found[0] if found else ""

@@ -9,12 +9,12 @@ from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Score
 from atelier.engine.config.registry import Objectives
 
-DIGITS = 12  # of a fingerprint
+DIGITS = 12  # of a fingerprint in names
 
 
 def held_out_name(windows: Mapping[str, int], sequence: int) -> str:
-    """Name of the held-out windows of a training: so many first windows of the held-out split of each tokens
-    artifact, by fingerprint; '' for none.
+    """Name of a training's held-out windows: number of first windows by fingerprint of their tokens artifact;
+    '' for none.
     """
     counts = {source[:DIGITS]: count for source, count in sorted(windows.items()) if count}
     if not counts:
@@ -27,13 +27,13 @@ def held_out_name(windows: Mapping[str, int], sequence: int) -> str:
 
 
 def scored_name(tokens: str, num_tokens: int, sequence: int) -> str:
-    """Name of a scored text: so many first held-out tokens of a tokens artifact, in windows of `sequence`."""
+    """Name of a scored text: the first `num_tokens` held-out tokens, in windows of `sequence`."""
     return f"{num_tokens} tokens in windows of {sequence} of {tokens[:DIGITS]}"
 
 
 class HeadScore(TypedDict):
-    """The share of right rows of an objective of classes; of a baseline without a network also its name, and
-    the share by guessing.
+    """Accuracy of a classification head. For a baseline without a network: also its name, and the accuracy of
+    guessing.
     """
 
     right: float
@@ -43,25 +43,25 @@ class HeadScore(TypedDict):
 
 
 class Target(Spec):
-    """The tests that one model is scored on."""
+    """The tests for one model."""
 
     text: bool = Field(default=True, description="held-out text: loss, bits per byte and a sample")
-    labels: bool = Field(default=False, description="labelled test examples: accuracy")
-    heads: bool = Field(default=False, description="its heads of classes")
+    labels: bool = Field(default=False, description="labelled test examples, scored by accuracy")
+    heads: bool = Field(default=False, description="classification heads")
     shots: int | None = Field(
         default=None,
         ge=0,
-        description="prompted as plain text, behind so many solved examples (GPT-3, 2005.14165); "
-        "none = as a fine-tuned model: the end token follows the answer",
+        description="number of solved examples in a plain-text prompt (GPT-3, 2005.14165); none = as"
+        " fine-tuned: the end token follows the answer",
     )
 
 
 class Scoring(Spec):
-    """Models by key: the input of each is `model.<key>`, its output `<key>`."""
+    """What to score, by key: the model is input `model.<key>`, its scores are output `<key>`."""
 
-    score: Score = Field(description="how much is scored, and in which context")
-    targets: dict[str, Target] = Field(description="key of a model -> what it is scored on")
+    score: Score = Field(description="amount of text and length of context")
+    targets: dict[str, Target] = Field(description="the tests for each model, by its key")
     heads: Objectives = Field(
-        default_factory=dict, description="the objectives of classes whose heads are judged"
+        default_factory=dict, description="the classification objectives whose heads are scored"
     )
     threads: int = Field(default=1, ge=1, description="CPU threads")

@@ -1,4 +1,4 @@
-"""Mixtures of experts in place of the MLPs of a model's blocks. Torch-free.
+"""Fields of mixtures of experts, which replace the MLPs of blocks. Torch-free.
 
 X num_experts, K experts_per_token, F inner width of an expert
 """
@@ -16,34 +16,28 @@ Combine = Literal["softmax_chosen", "softmax_all", "sum"]
 
 
 class Experts(Spec):
-    """The experts of a mixture, and how tokens are routed to them."""
+    """The experts of a mixture, and the routing of tokens."""
 
     ffn: Count | Auto = Field(default="auto", description="inner width of an expert; auto = the MLP's")
-    activation: MLPKind | Auto = Field(default="auto", description="one of mlp's kinds; auto = the MLP's")
-    shared: int = Field(default=0, ge=0, description="further experts that every token passes")
-    every: int = Field(
-        default=1, ge=1, description="a mixture in every n-th block, the n-th, 2n-th ...; others are dense"
-    )
+    activation: MLPKind | Auto = Field(default="auto", description="a kind as in mlp; auto = the MLP's")
+    shared: int = Field(default=0, ge=0, description="shared experts, which every token passes")
+    every: int = Field(default=1, ge=1, description="a mixture in blocks n, 2n, 3n ...; the others are dense")
     combine: Combine = Field(
         default="softmax_chosen",
-        description="weights of a token's experts: scores over the chosen ones, over all of them, or 1 each",
+        description="weight of each chosen expert: softmax over the chosen scores, over all scores, or 1",
     )
-    router: Router = Field(default_factory=usual_router, description="how tokens find their experts")
+    router: Router = Field(default_factory=usual_router, description="how tokens are assigned to experts")
     group: int = Field(
-        default=1, ge=1, description="rows whose tokens compete for experts (unused where none compete)"
+        default=1, ge=1, description="rows whose tokens compete for experts, if the router lets them compete"
     )
 
 
 class MixedBlocks(Blocks):
     """Blocks of which some have a mixture of experts."""
 
-    num_experts: int = Field(
-        default=0, ge=0, description="experts of a block, every one an MLP; 0 = one dense MLP"
-    )
-    experts_per_token: int = Field(
-        default=2, ge=1, description="experts that compute each token (unused without experts)"
-    )
-    experts: Experts = Field(default=Experts(), description="what the experts are (unused without experts)")
+    num_experts: int = Field(default=0, ge=0, description="experts per block, each an MLP; 0 = one dense MLP")
+    experts_per_token: int = Field(default=2, ge=1, description="experts per token (unused without experts)")
+    experts: Experts = Field(default=Experts(), description="size, routing and more (unused without experts)")
 
     @model_validator(mode="after")
     def _mixes(self) -> Self:
@@ -65,7 +59,7 @@ class MixedBlocks(Blocks):
 
     @property
     def version(self) -> int:
-        """2 with experts: Muon orthogonalises each expert's matrices; in version 1 it left them to AdamW."""
+        """2 with experts: Muon orthogonalises each expert's matrices; in version 1, AdamW updated them."""
         return 2 if self.num_experts else super().version
 
     def has_experts(self, number: int) -> bool:
@@ -74,12 +68,12 @@ class MixedBlocks(Blocks):
 
     @property
     def mixtures(self) -> list[int]:
-        """The numbers of the blocks with a mixture."""
+        """The numbers of the blocks that have a mixture."""
         return [number for number in range(self.num_layers) if self.has_experts(number)]
 
     @property
     def expert_inner(self) -> int:
-        """F of an expert."""
+        """Inner width F of an expert."""
         return self.inner if self.experts.ffn == "auto" else self.experts.ffn
 
     @property
@@ -89,7 +83,7 @@ class MixedBlocks(Blocks):
 
     @property
     def is_gated(self) -> bool:
-        """Whether an expert has a gate."""
+        """Whether an expert is gated."""
         return MLPS[self.expert_mlp][1]
 
     def mlp_shapes(self, number: int) -> dict[str, tuple[int, ...]]:
@@ -124,7 +118,7 @@ class MixedBlocks(Blocks):
         return met * each + (self.num_experts * D if self.experts.router.learns else 0)
 
     def expert_limits(self) -> list[Limit]:
-        """The numbers of the mixtures that mesh axes have to divide."""
+        """The numbers of experts and widths that mesh axes must divide."""
         if not self.num_experts:
             return []
         return [

@@ -1,5 +1,5 @@
-"""How text is sampled from a model: length, seed, and generation attributes (controllable generation, ERNIE
-3.0 Titan, 2112.12731, section 3.2). Torch-free.
+"""Settings of text generation: length, seed, sampling, and attributes (controllable generation, ERNIE 3.0
+Titan, 2112.12731, section 3.2). Torch-free.
 """
 
 import re
@@ -12,26 +12,26 @@ from atelier.engine.config.document import parse_json
 from atelier.engine.config.error import ConfigError, DamageError
 
 Sentiment = Literal["positive", "negative", "neutral"]
-GENRES = ("code", "test", "documentation", "line", "prose")  # each with soft prompts of its own
+GENRES = ("code", "test", "documentation", "line", "prose")  # each with its own soft prompts
 TAGS = (
     "<|topic|>",
     "<|keywords|>",
     "<|sentiment|>",
     "<|length|>",
 )  # special tokens, one before each attribute
-ROUND = 8  # a length is asked for in multiples of so many tokens
+ROUND = 8  # requested lengths are multiples of so many tokens
 
 
 class GenerationAttributes(Spec):
     genre: Literal["", "code", "test", "documentation", "line", "prose"] = Field(
         default="", description="code, test, documentation, line or prose"
     )
-    topic: str = Field(default="", description="what it is about")
-    keywords: tuple[str, ...] = Field(default=(), description="words that should occur")
+    topic: str = Field(default="", description="topic of the text")
+    keywords: tuple[str, ...] = Field(default=(), description="words that should occur in the text")
     sentiment: Literal["", "positive", "negative", "neutral"] = Field(
         default="", description="positive, negative or neutral"
     )
-    length: int = Field(default=0, ge=0, description="approximate number of tokens; 0 = not asked for")
+    length: int = Field(default=0, ge=0, description="approximate number of tokens; 0 = no wish")
 
     @property
     def is_empty(self) -> bool:
@@ -39,7 +39,7 @@ class GenerationAttributes(Spec):
 
 
 class Sampling(Spec):
-    max_tokens: int = Field(default=128, ge=1, le=1_000_000, description="tokens drawn at most; 1 to 1000000")
+    max_tokens: int = Field(default=128, ge=1, le=1_000_000, description="maximum of tokens; 1 to 1000000")
     temperature: float = Field(
         default=0.8, ge=0, le=100, description="divides the logits; 0 = the most probable token"
     )
@@ -47,20 +47,20 @@ class Sampling(Spec):
         default=1.0,
         gt=0,
         le=1,
-        description="keeps the fewest tokens that together reach this share; above 0, at most 1",
+        description="sample from the fewest tokens that reach this probability; above 0, at most 1",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="of the draws; the same seed gives the same text"
+        default=0, ge=0, lt=2**63, description="sampling seed; the same seed gives the same text"
     )
     wishes: GenerationAttributes = Field(
-        default=GenerationAttributes(), description="what the text should be"
+        default=GenerationAttributes(), description="wished attributes of the text"
     )
     best_of: int = Field(
         default=1,
         ge=1,
         le=1000,
-        description="continuations that are drawn; the one that the model's own head finds most natural is "
-        "taken; 1 to 1000",
+        description="draw so many continuations and take the one that the model's own head rates most"
+        " natural; 1 to 1000",
     )
 
 
@@ -69,86 +69,83 @@ class Imitate(Spec):
     section 3).
     """
 
-    paragraphs: int = Field(default=2000, ge=10, description="how many, over both splits; 10 or more")
+    paragraphs: int = Field(default=2000, ge=10, description="paragraphs over both splits; 10 or more")
     tokens: int = Field(default=128, ge=16, description="tokens of the longest paragraph; 16 or more")
-    sentences: int = Field(default=3, ge=1, description="a beginning is 1 to this many sentences")
+    sentences: int = Field(default=3, ge=1, description="a beginning has 1 to this many sentences")
     temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field(
         default=(0.5,),
         min_length=1,
-        description="each paragraph is continued at one of these temperatures, above 0; give only the one at "
-        "which candidates will be drawn: a head trained on several ranks the candidates of none"
-        " of them",
+        description="each paragraph is continued at one of these, above 0. Give only the one used later"
+        " for candidates: a head trained at several temperatures ranks none well",
     )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
-    seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of paragraphs and of the draws")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus probability; above 0, at most 1")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="seed of paragraph choice and sampling")
 
 
 class Request(Sampling):
-    """One request to a serving model."""
+    """One request to a model server."""
 
     prompt: str = Field(default="", description="the text to continue; empty = the beginning of a document")
 
 
 LIST = re.compile(r"\s*\[\s*\{")
-MESSAGES = 'a text, or [{"role": "user", "content": "..."}], in which the text may be anything'
+MESSAGES = 'a text, or [{"role": "user", "content": "..."}], where "..." is any text'
 
 
 def messages_of(chat: str) -> Json:
-    """The messages that a chat is the JSON list of; None for a user's message. Raises ConfigError for what
-    begins as such a list and is none.
+    """The messages if `chat` is a JSON list of messages; None if it is plain user text. Raises ConfigError if
+    it starts like a list but is not valid.
     """
     try:
         return parse_json(chat, "chat") if LIST.match(chat) else None
     except DamageError as damage:
-        raise ConfigError("chat", f"begins as a list of messages: {damage}", MESSAGES) from None
+        raise ConfigError("chat", f"starts like a list of messages: {damage}", MESSAGES) from None
 
 
 class Generation(Sampling):
-    """The config of `python -m atelier.engine.generate`: continue `prompts`, answer `chats` or requests."""
+    """Config of `python -m atelier.engine.generate`: continue `prompts`, answer `chats` or serve."""
 
-    prompts: tuple[str, ...] = Field(default=(), description="texts to continue, each from the same seed")
+    prompts: tuple[str, ...] = Field(default=(), description="texts to continue, each with the same seed")
     chats: tuple[str, ...] = Field(
         default=(),
-        description="conversations to answer instead, by the model's chat template: a user's message each, or"
-        " a JSON list of messages",
+        description="conversations to answer with the model's chat template: each a user's message or a"
+        " JSON list of messages",
     )
     memory_gb: float = Field(
         default=0.0,
         ge=0,
-        description="weights in memory at once, GB; 0 = all of the model. The text is the same",
+        description="limit of weights in memory, GB; 0 = no limit. The text does not change",
     )
-    serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")
+    serve: bool = Field(default=False, description="answer one JSON request per line until the input ends")
     cache_gb: float = Field(
-        default=2.0, gt=0, description="keys and values of all rows that are served together, GB"
+        default=2.0, gt=0, description="memory for keys and values of all rows served together, GB"
     )
 
 
-ROWS = 64  # documents that are continued at once
+ROWS = 64  # documents continued at once
 
 
 class Written(Spec):
-    """Text that a finished model writes: documents with their beginnings as they were, continued by it
-    (sequence-level distillation, 1606.07947). Its tokenizer may be another than the reader's.
+    """Training text written by a finished model: beginnings of documents stay, the model continues them
+    (sequence-level distillation, 1606.07947). Its tokenizer may differ from the reader's.
     """
 
-    by: str = Field(
-        default="", description="a finished model that writes the training text; empty = none does"
-    )
+    by: str = Field(default="", description="finished model that writes the training text; empty = none")
     documents: int = Field(
-        default=2000, ge=0, description="how many it continues; 0 = all that are long enough"
+        default=2000, ge=0, description="documents to continue; 0 = all that are long enough"
     )
-    prefix: int = Field(default=32, ge=1, description="tokens of a document that are left as they were")
-    tokens: int = Field(default=256, ge=1, description="tokens that are written at most")
+    prefix: int = Field(default=32, ge=1, description="tokens kept at the start of each document")
+    tokens: int = Field(default=256, ge=1, description="maximum of written tokens")
     temperature: float = Field(
         default=1.0, ge=0, le=100, description="divides the logits; 0 = the most probable"
     )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
-    seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of documents and of the draws")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus probability; above 0, at most 1")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="seed of document choice and sampling")
 
     @model_validator(mode="after")
     def _by_somebody(self) -> "Written":
         fields = type(self).model_fields
         given = [name for name in fields if getattr(self, name) != fields[name].default]
         if given and not self.by:
-            raise ValueError(f"{given[0]} does nothing where nobody writes; give by=<model>")
+            raise ValueError(f"{given[0]} does nothing without by; give by=<model>")
         return self

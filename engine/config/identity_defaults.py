@@ -1,8 +1,8 @@
-"""Values that a field's absence from identity has always meant: class -> field -> value; a class has its base
-classes' too. Committed, tested, only ever added to.
+"""Field values that count as absent in identity: class -> field -> value; a class inherits from its base
+classes. Committed, tested, only ever added to.
 
-A field with its value from this table is left out of identity, so a new field invalidates nothing, and a
-later change of a default changes no existing fingerprint: the table keeps the old meaning.
+A field with its value from this table is left out of identity. So a new field invalidates no artifact, and a
+changed default changes no existing fingerprint: the table keeps the old meaning.
 """
 
 from pydantic import JsonValue

@@ -1,4 +1,4 @@
-"""The files of kinds: what a configuration names is imported here, and a mistake in it is named by its place.
+"""Import the files of kinds that a configuration names, and report faults in them by file and line.
 Torch-free.
 """
 
@@ -17,19 +17,19 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.section import Section
 
 Base = TypeVar("Base")
-MEND = "mend it (docs/extend/adding-a-model.md)"
+MEND = "fix it (docs/extend/adding-a-model.md)"
 
 
 def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
-    """The module engine/<group>/<kind>.py, or that of an extension. Raises ConfigError, naming file and line,
-    when it cannot be imported or lacks one of the functions that it has to offer.
+    """The module engine/<group>/<kind>.py, or that of an extension. Raises ConfigError, with file and line,
+    if its import fails or it lacks one of the functions in `offers`.
     """
     file, place = kind_file(group, kind), f"{group.rsplit('/', 1)[-1]}.{kind}"
     try:
         module = importlib.import_module(f"atelier.{file.removesuffix('.py').replace('/', '.')}")
     except AtelierError:
         raise
-    except Exception as error:  # whatever the file does when it is imported
+    except Exception as error:  # an import may raise anything
         raise ConfigError(place, where_and_why(error, file), MEND) from error
     missing = [name for name in offers if not hasattr(module, name)]
     if missing:
@@ -38,21 +38,21 @@ def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
 
 
 def kind_file(group: str, kind: str) -> str:
-    """The file of a kind, below the project's folder."""
+    """The file of a kind, relative to the project's folder."""
     extension = extensions.kinds_of(group).get(kind, "")
     return f"engine/{f'extensions/{extension}/' if extension else ''}{group}/{kind}.py"
 
 
 def extension_part(extension: str, name: str, *offers: str) -> ModuleType | None:
-    """A file of an extension, such as checks; None where it has none. Raises ConfigError as `kind_module`."""
+    """A file of an extension, such as checks; None if it has none. Raises ConfigError as `kind_module`."""
     if not (extensions.FOLDER / extension / f"{name}.py").exists():
         return None
     return kind_module(f"extensions/{extension}", name, *offers)
 
 
 def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
-    """The class of specs that engine/config/<group>/<kind>.py defines. Raises ConfigError when there is none,
-    or when it lacks what such specs have to offer.
+    """The spec class that engine/config/<group>/<kind>.py defines. Raises ConfigError if there is none or if
+    it lacks a required member.
     """
     found = [v for v in _classes(group, kind) if issubclass(v, base) and "kind" in v.model_fields]
     place, file = f"{group}.{kind}", kind_file(f"config/{group}", kind)
@@ -66,8 +66,8 @@ def kind_class(group: str, kind: str, base: type[Kind]) -> type[Kind]:
 
 
 def extension_class(extension: str, name: str, base: type[Base]) -> type[Base] | None:
-    """The class with this base that a file of an extension, such as hook, defines; None where it has no such
-    file. Raises ConfigError for a file without one.
+    """The class with this base in a file of an extension, such as hook; None if the file does not exist.
+    Raises ConfigError if the file has no such class.
     """
     module = extension_part(extension, name)
     if module is None:
@@ -84,8 +84,8 @@ def extension_class(extension: str, name: str, base: type[Base]) -> type[Base] |
 
 @cache
 def section_class(section: str, key: str) -> type[Section]:
-    """The class that an extension's file config/<section>/<key>.py defines for this key of a section. Raises
-    ConfigError when there is none.
+    """The class that an extension's config/<section>/<key>.py defines for this key. Raises ConfigError if
+    there is none.
     """
     found = [v for v in _classes(section, key) if issubclass(v, Section)]
     if not found:
@@ -95,18 +95,18 @@ def section_class(section: str, key: str) -> type[Section]:
 
 
 def _classes(group: str, name: str) -> list[type[Spec]]:
-    """The specs that engine/config/<group>/<name>.py, or that file of an extension, defines."""
+    """The specs that engine/config/<group>/<name>.py, of the core or an extension, defines."""
     return [v for v in _own(kind_module(f"config/{group}", name)) if issubclass(v, Spec)]
 
 
 def _own(module: ModuleType) -> list[type]:
-    """The classes that a module defines itself."""
+    """The classes that a module itself defines."""
     return [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
 
 
 def where_and_why(error: Exception, file: str = "") -> str:
-    """Place and reason of an error: the last line of Atelier's files, of kinds too, that was running; where
-    none was, the first one of `file`.
+    """Place and reason of an error: the last running line of Atelier's files, kinds included; else the first
+    line of `file`.
     """
     if isinstance(error, SyntaxError) and error.filename:
         at, line, why = Path(error.filename), error.lineno, error.msg

@@ -1,7 +1,7 @@
-"""Product-key memories beside the MLPs of blocks (1907.05242): a token's query meets the n * n pairs of two
+"""Product-key memories beside the MLPs of blocks (1907.05242): a token's query scores the n * n pairs of two
 sets of n keys, and the value rows of its K best pairs are summed. Torch-free.
 
-D hidden, H heads, E key width, n keys a half, K pairs a token and head
+D hidden, H heads, E key width, n keys per half, K pairs per token and head
 """
 
 from typing import NamedTuple, Self
@@ -15,16 +15,16 @@ from atelier.engine.config.registry import Limit
 class MemorySizes(Spec):
     """The sizes of a memory."""
 
-    keys: int = Field(default=128, ge=2, description="n, keys of each half: a memory has n * n value rows")
-    heads: int = Field(default=4, ge=1, description="queries of a token, each with keys of its own")
-    per_token: int = Field(default=32, ge=1, description="K, value rows of a token and head, the best pairs")
-    width: int = Field(default=64, ge=2, description="E, width of a query, half for each half of the keys")
+    keys: int = Field(default=128, ge=2, description="n, keys per half; a memory has n * n value rows")
+    heads: int = Field(default=4, ge=1, description="queries per token, each with its own keys")
+    per_token: int = Field(default=32, ge=1, description="K, best value rows per token and head")
+    width: int = Field(default=64, ge=2, description="E, width of a query; each half of the keys gets half")
     query_norm: bool = Field(default=True, description="RMSNorm of each head's queries")
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.width % 2:
-            raise ValueError(f"width {self.width} is odd, and each half of the keys has half of it")
+            raise ValueError(f"width {self.width} is odd, but the two halves of the keys share it")
         if self.per_token > self.keys**2:
             raise ValueError(
                 f"per_token {self.per_token} is more than the keys * keys = {self.keys**2} value rows"
@@ -33,7 +33,7 @@ class MemorySizes(Spec):
 
 
 class ProductKeyMemory(MemorySizes):
-    """Which blocks have a memory, and its sizes."""
+    """The blocks with a memory, and its sizes."""
 
     blocks: tuple[int, ...] = Field(
         default=(), description="numbers of the blocks with a memory beside the MLP; empty = none"
@@ -51,7 +51,7 @@ class ProductKeyMemory(MemorySizes):
         return self
 
     def check_blocks(self, num_layers: int) -> None:
-        """Raise ValueError for a block that a model of so many blocks does not have."""
+        """Raise ValueError for a block number that is not below `num_layers`."""
         for number in self.blocks:
             if not 0 <= number < num_layers:
                 raise ValueError(f"memory.blocks has {number}, but there are {num_layers} blocks")
@@ -65,18 +65,18 @@ class ProductKeyMemory(MemorySizes):
         return found | {"keys": (2, self.heads, self.keys, half), "values": (self.keys**2, hidden)}
 
     def products(self, hidden: int) -> int:
-        """Multiply-adds of one token: queries, scores of both halves, the sum of value rows."""
+        """Multiply-adds of one token: queries, scores of both halves, sum of value rows."""
         each = self.width * hidden + self.keys * self.width + self.per_token * hidden
         return self.heads * each
 
     def limits(self, hidden: int) -> list[Limit]:
-        """Value rows are split by columns over tensor."""
+        """The tensor axis splits value rows by columns."""
         return [Limit("tensor", "hidden", hidden)] if self.blocks else []
 
 
 class MemoryShape(NamedTuple):
-    """The cost of one token in a block, on average: multiply-adds, numbers of value rows
-    that it reads, scores of both halves, and numbers of 32 bits that are kept for the backward pass.
+    """Cost of one token in an average block: multiply-adds, numbers of value rows read, scores of both
+    halves, and 32-bit numbers kept for the backward pass.
     """
 
     products: float = 0.0

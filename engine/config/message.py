@@ -1,7 +1,7 @@
-"""Messages of a running gang: a JSON object a line, from the standard output of ranks and supervisor to the
-process that runs the task, and from there to whoever shows the run. Torch-free.
+"""Messages of a running gang, one JSON object per line: from ranks and supervisor to the task's process, and
+from there to progress displays. Torch-free.
 
-A message has some of these keys. Whoever reads one passes over the others.
+A message has some of these keys. Readers ignore unknown keys.
 """
 
 from collections.abc import Callable
@@ -15,48 +15,48 @@ class Message(TypedDict, total=False):
     """A message about a node, from a rank, a supervisor or the run context."""
 
     state: str  # of the node: running, done, reused, failed, stopped
-    detail: str  # beside an end: what was made
-    waiting: str  # for what
+    detail: str  # for a node that ended: its results
+    waiting: str  # reason of the wait
     warning: str
     log: str
     error: str  # this and the next two: the error that ended the process
     exit_code: int
     is_damage: bool
-    restart: int  # number of the restart from the last checkpoint, which begins now
-    pids: list[int]  # of the ranks that the supervisor with the pid `guard` has started
+    restart: int  # number of the restart that begins now, from the last checkpoint
+    pids: list[int]  # ranks started by the supervisor with pid `guard`
     guard: int
-    published: str  # key of an output whose record, of this kind and fingerprint, is written now
+    published: str  # key of an output whose record was just written
     kind: str
     fingerprint: str
-    progress: int  # of `total`, in `unit`; `rate` a second
+    progress: int  # out of `total`, in `unit`; `rate` per second
     total: int
     unit: str
     rate: float
-    loss: dict[str, float]  # by role
-    resumed: int  # the step that a training goes on from; 0 = it begins
-    damages: list[str]  # checkpoints that were passed over
-    layout: Json  # as it was resolved
-    stopped: int  # the step that a training was stopped at
-    done: Json  # what was made, for people
+    loss: dict[str, float]  # loss of each role
+    resumed: int  # step from which a training resumes; 0 = start
+    damages: list[str]  # damaged checkpoints that were skipped
+    layout: Json  # the resolved layout
+    stopped: int  # step at which a training was stopped
+    done: Json  # results, for display
 
 
 class GangEnd(Message, total=False):
-    """How a batch job's gang ended: an exit code, and the error if there was one."""
+    """The end of a batch job's gang: exit code, and the error if any."""
 
     code: int
     has_died: bool  # processes were killed from outside
 
 
 class Speed(TypedDict):
-    """How fast text was generated."""
+    """Speed of text generation."""
 
     tokens: int
     tokens_per_s: float
 
 
 class Continuation(TypedDict, total=False):
-    """A line of a generator: a piece of a prompt's continuation, or in the end `done`, or an error. When it
-    serves: the whole continuation, or an error, with the `id` of a request that has one.
+    """A line of a generator: a piece of a prompt's continuation, finally `done` or an error. When serving: a
+    whole continuation or an error, with the `id` of its request.
     """
 
     id: int
@@ -68,7 +68,7 @@ class Continuation(TypedDict, total=False):
 
 
 class LiveState(Message, total=False):
-    """Present state of a node: the newest of its messages together."""
+    """Present state of a node, merged from its newest messages."""
 
     node: str
     began: float  # seconds since 1970
@@ -78,13 +78,13 @@ OnMessage = Callable[[Message], None]
 
 
 def message_of(document: Json) -> Message | None:
-    """The document as a message; None when it is no JSON object."""
+    """The document as a message; None if it is not a JSON object."""
     return cast(Message, document) if isinstance(document, dict) else None
 
 
 def to_line(error: AtelierError) -> Message:
-    """The JSON line by which a process reports the error that ended it; `from_line` is the inverse."""
-    text = printable(error, 0, keep="\n")  # what a file holds may be no text that can be sent on
+    """The line by which a process reports the error that ended it; `from_line` is the inverse."""
+    text = printable(error, 0, keep="\n")  # content of files may not be printable
     return {"error": text, "exit_code": error.exit_code, "is_damage": isinstance(error, DamageError)}
 
 

@@ -1,7 +1,7 @@
-"""Metric segments: sealed files `metrics-<attempt>-<number>.jsonl`, a JSON object a line. Torch-free.
+"""Read metric segments: files `metrics-<attempt>-<number>.jsonl`, one JSON object per line. Torch-free.
 
-A line is {"step", "role", "tokens", "values": {}, "timing": {}, "device"}; only `values` is deterministic.
-A later attempt starts from a checkpoint: lines of earlier attempts at or after its first step are superseded.
+A line is {"step", "role", "tokens", "values": {}, "timing": {}, "device"}; only `values` is deterministic. A
+later attempt resumes from a checkpoint and supersedes earlier attempts' lines from its first step on.
 """
 
 import re
@@ -25,13 +25,11 @@ class MetricLine(Spec):
     tokens: int
     values: dict[str, float]
     timing: dict[str, float] = {}
-    device: str = Field(
-        default="cpu", description="what computed the step: cpu, or the driver's name of a GPU"
-    )
+    device: str = Field(default="cpu", description="device of the step: cpu, or the driver's name of a GPU")
 
 
 class CurveLine(TypedDict):
-    """A stored line, as its file has it."""
+    """A line as stored in a segment."""
 
     step: int
     role: NotRequired[str]
@@ -42,7 +40,7 @@ class CurveLine(TypedDict):
 
 
 class StoredLine(Spec):
-    """The fields of a stored line that are read."""
+    """The fields that are read from a stored line."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -57,16 +55,15 @@ def segment_name(attempt: int, number: int) -> str:
 
 
 def is_segment(name: str) -> bool:
-    """Whether a file name in a trajectory's metrics folder is a segment."""
+    """Whether a file of a trajectory's metrics folder is a segment."""
     return SEGMENT.fullmatch(name) is not None
 
 
 def time_spent(segments: Iterable[tuple[str, str]]) -> tuple[float, float]:
-    """Seconds of one trajectory's segments (name, text): of the steps that were kept, and of its gangs from
-    their starts to their last steps. The difference is repeated steps, startup, evaluation and checkpoints;
-    `effective` is the ratio of both sums over all trajectories of a chain.
+    """Seconds of one trajectory, from its segments (name, text): of the steps that were kept, and of its
+    gangs from start to last step. The difference is repeated steps, startup, evaluation and checkpoints.
 
-    Raises DamageError when a line is no metric line.
+    Raises DamageError for a line that is not a metric line.
     """
     files = sorted(segments)
     attempts: dict[str, list[dict[str, float]]] = {}
@@ -82,18 +79,18 @@ def time_spent(segments: Iterable[tuple[str, str]]) -> tuple[float, float]:
 
 
 def effective(spent: Iterable[tuple[float, float]]) -> float | None:
-    """Effective training time: the share of its gangs' time that went into kept steps, over a chain of
-    trajectories; None before the first step.
+    """Effective training time of a chain of trajectories: time of kept steps / time of its gangs; None before
+    the first step.
     """
     kept, total = (sum(column) for column in zip(*spent, strict=True))
     return min(1.0, kept / total) if total > 0 else None
 
 
 def merge(segments: Iterable[tuple[str, str]]) -> list[CurveLine]:
-    """Lines of all segments (name, text) of one trajectory as one curve: each step once, from the latest
+    """Merge all segments (name, text) of a trajectory into one curve: each step once, from the latest
     attempt.
 
-    Raises DamageError when a line is no metric line.
+    Raises DamageError for a line that is not a metric line.
     """
     by_step: dict[int, CurveLine] = {}
     attempt_of = ""
@@ -109,7 +106,7 @@ def merge(segments: Iterable[tuple[str, str]]) -> list[CurveLine]:
 
 
 def _lines(name: str, text: str) -> list[CurveLine]:
-    """The lines of a segment. Raises DamageError when one is no metric line."""
+    """The lines of a segment. Raises DamageError for one that is not a metric line."""
     try:
         lines = parse_lines(text, name)
         for number, line in enumerate(lines, start=1):

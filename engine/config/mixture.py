@@ -1,5 +1,5 @@
-"""The samples of a training: rows of the kinds that its objectives read, in the shares they ask for, from
-ordered input streams. Torch-free.
+"""The samples of a training: ordered input streams, mixed by the shares of its objectives and sources.
+Torch-free.
 """
 
 import math
@@ -16,22 +16,22 @@ from atelier.engine.config.schedule import WeightSchedule
 
 
 class Phase(Spec):
-    """Other shares of the sources from a step on: better text while the learning rate decays (MiniCPM,
+    """New shares of the sources from a step on, such as better text while the learning rate decays (MiniCPM,
     2404.06395, section 5).
     """
 
-    begin: Step = Field(gt=0, description="the steps before it, or a share of all steps below 1")
+    begin: Step = Field(gt=0, description="number of steps before the phase, or a share of all steps below 1")
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        min_length=1, description="of sources by name, the others keep those before; 0 = not read"
+        min_length=1, description="new weights by source; the others keep theirs; 0 = not read"
     )
 
     def first_step(self, num_steps: int) -> int:
-        """Of a training of so many steps."""
+        """The first step of the phase in a training of `num_steps` steps."""
         return round(self.begin * num_steps) if self.begin < 1 else int(self.begin)
 
 
 class SourceShares(Spec):
-    """The weights of every source from step `begin` on."""
+    """The weights of all sources from step `begin` on."""
 
     begin: int
     weights: dict[str, float]
@@ -40,9 +40,9 @@ class SourceShares(Spec):
 def resolve_phases(
     weights: Mapping[str, float], phases: Mapping[str, Phase], num_steps: int, place: str = "data"
 ) -> tuple[SourceShares, ...]:
-    """The phases after the first in their order, every one with all weights; those that change no share are
-    left out. Raises ConfigError for one that
-    begins outside the training or with another, or leaves no source.
+    """The phases after the first, in order, each with the weights of all sources; phases that change nothing
+    are left out. Raises ConfigError for a phase that begins outside the training, at the step of another, or
+    without any source.
     """
     found: list[tuple[int, str]] = []
     for name, phase in phases.items():
@@ -51,11 +51,11 @@ def resolve_phases(
         if not 0 < begin < num_steps:
             raise ConfigError(
                 f"{where}.begin",
-                f"step {begin} is not within {num_steps} steps",
-                f"a step from 1 to {num_steps - 1}, or a share below 1",
+                f"step {begin} is not within the {num_steps} steps",
+                f"give a step from 1 to {num_steps - 1}, or a share below 1",
             )
         if same := [other for step, other in found if step == begin]:
-            raise ConfigError(f"{where}.begin", f"step {begin}, as {same[0]}", "one phase begins at a step")
+            raise ConfigError(f"{where}.begin", f"step {begin}, as in {same[0]}", "give them two steps")
         found.append((begin, name))
     result: list[SourceShares] = []
     now = dict(weights)
@@ -69,21 +69,21 @@ def resolve_phases(
 
 
 class Stream(Spec):
-    """One input of a blend: windows of packed documents, labelled examples (loss on the completion only), or
-    the rows of an objective (a kind of engine/data/datasets).
+    """One input of a mixture: windows of packed documents, labelled examples (loss on the completion only),
+    or the rows of an objective (a kind of engine/data/datasets).
     """
 
-    input: str = Field(description="key in `inputs`")
+    input: str = Field(description="key of the input in `inputs`")
     weight: float = Field(default=1.0, ge=0)
     later: tuple[float, ...] = Field(default=(), description="its weight in each later phase")
     kind: str = "windows"
-    rows: Objective | None = Field(default=None, description="the objective whose fields define the rows")
-    num_examples: int = Field(default=0, description="examples: how many are drawn; 0 = all")
-    draw: int = Field(default=0, description="examples: which draw")
+    rows: Objective | None = Field(default=None, description="objective whose fields define the rows")
+    num_examples: int = Field(default=0, description="examples: number drawn; 0 = all")
+    draw: int = Field(default=0, description="examples: number of the draw")
 
     @property
     def source(self) -> str:
-        """The source of text that its rows are from."""
+        """The text source of its rows."""
         return self.input.partition(".")[2]
 
     @property
@@ -94,7 +94,7 @@ class Stream(Spec):
 
 
 class MixturePart(NamedTuple):
-    """A part of the mixture: a kind of rows, of one source of text or (None) of all."""
+    """A part of the mixture: one kind of rows from one text source, or from all (None)."""
 
     kind: str
     source: str | None
@@ -104,8 +104,8 @@ class MixturePart(NamedTuple):
 
 
 def parts_of(streams: Iterable[Stream], roles: Iterable[Role]) -> tuple[MixturePart, ...]:
-    """The parts of the mixture between which objectives distinguish, in the order of their numbers: kinds of
-    rows, and sources of text where an objective asks for some; empty when there is only one.
+    """The parts that objectives tell apart, numbered in this order: kinds of rows, and text sources if an
+    objective names some. Empty if nothing is told apart.
     """
     streams = list(streams)
     has_kinds = any(stream.rows for stream in streams)
@@ -117,39 +117,39 @@ def parts_of(streams: Iterable[Stream], roles: Iterable[Role]) -> tuple[MixtureP
 
 
 def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
-    """Streams sorted by their first phase, kind of rows and input: what is drawn from a stream depends on its
-    index, and that not on later phases.
+    """Streams sorted by first phase, kind of rows, input and draw. A stream's samples depend on its index, so
+    later phases must not change it.
     """
     return tuple(sorted(streams, key=lambda each: (each.phase, each.kind, each.input, each.draw)))
 
 
 WINDOWS, EXAMPLES, CHAT = "windows", "examples", "chat"
-MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw
-# kind of rows -> version of its rows, if not 1
-# without end tokens where none is needed (2), encoded together with their prompt (3)
+MIXTURE = 2  # version of the draw among several streams
+# kind of rows -> version of its rows, if not 1. Examples: no needless end tokens (2), encoded together with
+# their prompt (3)
 ROWS: dict[str, int] = {EXAMPLES: 3}
 
 
 def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:
-    """The objective that defines the rows, by kind of rows; windows alone need none.
+    """The objective that defines the rows of each kind; windows need none.
 
-    A finished model defines none: its students do, which the fingerprints know. Raises ConfigError when roots
-    define them differently, or a student, or a finished teacher, reads a kind that the root does not.
+    Finished models define none: their students do. Raises ConfigError if root roles define a kind
+    differently, or if a student or finished teacher reads a kind that the root does not.
     """
     found = {name: _own(role) for name, role in roles.items()}
     moving = {name: role for name, role in roles.items() if role.moves} or roles
     roots = [name for name, role in moving.items() if role.teacher not in moving] or list(moving)
     first = found[roots[0]]
     resting = [name for name in roles if name not in moving]
-    for name in resting:  # what it reads are its students' rows
+    for name in resting:  # it reads its students' rows
         own = {kind: spec for kind, spec in found[name].items() if kind in first}
         if {kind: spec.numbers() for kind, spec in own.items()} != {
             kind: first[kind].numbers() for kind in own
         }:
             raise ConfigError(
                 f"{prefix}{name}.objective",
-                f"makes other rows than {roots[0]}, whose rows it reads",
-                "the same numbers, or leave it out",
+                f"differs in the rows that it shares with {roots[0]}",
+                "give the same values, or leave it out",
             )
     for name in roots[1:]:
         if {kind: spec.numbers() for kind, spec in found[name].items()} != {
@@ -157,8 +157,8 @@ def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, Ob
         }:
             raise ConfigError(
                 f"{prefix}{name}.objective",
-                f"reads {', '.join(found[name])}; {roots[0]} reads {', '.join(first)} or makes others",
-                "roles of one training see the same samples: give both the same, or train them apart",
+                f"reads {', '.join(found[name])}, but {roots[0]} {', '.join(first)} or other rows",
+                "roles of one training share their samples: give both the same, or train them separately",
             )
     for name, own in found.items():
         for kind in own:
@@ -172,12 +172,12 @@ def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, Ob
 
 
 def sources(roles: Mapping[str, Role]) -> set[str]:
-    """Artifact kinds from which the rows of these roles are made, besides tokens."""
+    """The artifact kinds, besides tokens, from which these roles' rows are made."""
     return {type(spec).source for spec in row_specs(roles).values()} - {"tokens"}
 
 
 def check_sources(roles: Mapping[str, Role], known: Iterable[str], prefix: str = "roles.") -> None:
-    """Raise ConfigError where an objective asks for rows of a source of text that is none of `known`."""
+    """Raise ConfigError if an objective names a text source that is not in `known`."""
     known = list(known)
     for name, role in roles.items():
         for key, spec in role.objective.items():
@@ -194,8 +194,8 @@ def check_sources(roles: Mapping[str, Role], known: Iterable[str], prefix: str =
 def streams(
     specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float], later: Sequence[SourceShares] = ()
 ) -> tuple[Stream, ...]:
-    """Every source in every kind of rows, weighted by the product of their shares. `weights`: of the
-    sources; `later`: of the phases after the first.
+    """One stream for every source and kind of rows, weighted by the product of their shares. `weights`: of
+    the sources; `later`: the phases after the first.
     """
     read = read_in(weights, later)
     weights = {source: weight for source, weight in weights.items() if source in read}
@@ -221,7 +221,7 @@ def streams(
 
 
 def read_in(weights: Mapping[str, float], later: Iterable[SourceShares] = ()) -> set[str]:
-    """The sources that these phases read."""
+    """The sources that are read in these phases."""
     every = (weights, *(shares.weights for shares in later))
     return {source for each in every for source, weight in each.items() if weight}
 
@@ -229,12 +229,11 @@ def read_in(weights: Mapping[str, float], later: Iterable[SourceShares] = ()) ->
 def identity_of(
     kinds: Iterable[str], weights: Mapping[str, float], later: Sequence[SourceShares] = ()
 ) -> dict[str, Json]:
-    """The part of the samples' identity that is not in the objectives and parents: the shares of the sources
-    in the first and in `later` phases, and the versions of the mixture and of the kinds of rows. Empty when
-    one stream of the first version is read.
+    """The samples' identity besides objectives and parents: shares of the sources in all phases, and versions
+    of the mixture and of the kinds of rows. Empty if a single stream of version 1 is read.
     """
     kinds, found = sorted(set(kinds)), dict[str, Json]()
-    if len(read_in(weights)) > 1 or later:  # which parents are read first is not known from them alone
+    if len(read_in(weights)) > 1 or later:  # parents do not tell which sources are read first
         found["weights"] = _normed(weights)
     if later:
         found["phases"] = [[shares.begin, _normed(shares.weights)] for shares in later]
@@ -250,13 +249,13 @@ def _normed(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def share_of(spec: ObjectiveSpec) -> float:
-    """The share of the samples that an objective asks for."""
+    """The share of the samples for an objective."""
     return float(getattr(spec, "rows", 1.0))
 
 
 def _own(role: Role) -> dict[str, ObjectiveSpec]:
-    """The first objective that reads each kind of rows, sorted by kind; a role's other objectives of that
-    kind define the same rows.
+    """The first objective that reads each kind of rows, sorted by kind; other objectives of that kind define
+    equal rows.
     """
     own = {
         type(spec).reads: spec

@@ -1,11 +1,11 @@
-"""Shared by the objectives with rows of their own. Torch-free."""
+"""Base of objectives whose rows are not windows of text. Torch-free."""
 
 from pydantic import Field, field_validator
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.registry import ObjectiveSpec
 
-TOKENS = 8  # of a row, at least
+TOKENS = 8  # minimum of a row
 
 
 class OwnRows(ObjectiveSpec):
@@ -13,7 +13,7 @@ class OwnRows(ObjectiveSpec):
 
     rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
     sequence: int = Field(
-        default=0, ge=0, description="tokens of its rows, at most train.sequence; 0 = train.sequence"
+        default=0, ge=0, description="tokens per row, at most train.sequence; 0 = train.sequence"
     )
 
     @field_validator("sequence")
@@ -24,7 +24,7 @@ class OwnRows(ObjectiveSpec):
         return sequence
 
     def numbers(self) -> dict[str, Json]:
-        """Without a length that says nothing: what it defines was identified before there was one."""
+        """The fields without a sequence of 0: identities are older than this field."""
         found = super().numbers()
         return (
             found if self.sequence else {name: value for name, value in found.items() if name != "sequence"}

@@ -1,8 +1,8 @@
-"""The layout of a gang: mesh axes, micro-batch, threads, compile, device. It changes bits but not meaning,
+"""The layout of a gang: mesh axes, micro-batch, threads, compile, device. It may change bits but not meaning,
 and is never part of identity.
 
-The axes' product is the number of ranks. Samples are sharded over replicate x shard x expert, a row's tokens
-over context; pipeline splits the blocks, tensor the matrices, expert a mixture's experts.
+The axes' product is the number of ranks. replicate x shard x expert split the samples, context a row's
+tokens, pipeline the blocks, tensor the matrices, and expert also a mixture's experts.
 """
 
 from typing import Literal
@@ -14,22 +14,22 @@ from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.sections import keys_with, with_sections
 
-LANES = 16  # numbers that a CPU updates at once: a matrix of another size ends in other bits, taken alone
+LANES = 16  # numbers per CPU update; other matrix sizes may give other bits
 Recompute = Literal["none", "selective", "full"]
 
 ExpertProducts = Literal["auto", "loop", "grouped"]
 
 
 class Axes(Spec):
-    """The mesh axes of one role within a pipeline stage. Every axis defaults to 1."""
+    """The mesh axes of one role within a pipeline stage. Each defaults to 1."""
 
-    replicate: int = Field(default=1, ge=1, description="axis: whole copies of the (sharded) model")
+    replicate: int = Field(default=1, ge=1, description="axis: copies of the (sharded) model")
     shard: int = Field(
-        default=1, ge=1, description="axis: ranks that share weights, gradients and optimiser states"
+        default=1, ge=1, description="axis: ranks that split weights, gradients and optimiser states"
     )
-    expert: int = Field(default=1, ge=1, description="axis: ranks that share a layer's experts")
-    context: int = Field(default=1, ge=1, description="axis: ranks that share a row's tokens")
-    tensor: int = Field(default=1, ge=1, description="axis: ranks that share every matrix")
+    expert: int = Field(default=1, ge=1, description="axis: ranks that split a layer's experts")
+    context: int = Field(default=1, ge=1, description="axis: ranks that split a row's tokens")
+    tensor: int = Field(default=1, ge=1, description="axis: ranks that split every matrix")
 
     @property
     def ranks(self) -> int:
@@ -38,78 +38,78 @@ class Axes(Spec):
 
     @property
     def data(self) -> int:
-        """Data-parallel size: ranks, or groups of ranks, that have samples of their own."""
+        """Data-parallel size: ranks or groups of ranks with their own samples."""
         return self.replicate * self.shard * self.expert
 
     @property
     def row_unit(self) -> int:
-        """The number of which the tokens of a row must be a multiple."""
+        """The tokens of a row must be a multiple of this number."""
         return self.tensor * (2 * self.context if self.context > 1 else 1)
 
 
 @with_sections("parallel")
 class Parallel(Spec):
-    replicate: int = Field(default=1, ge=1, description="axis: whole copies of the (sharded) model")
+    replicate: int = Field(default=1, ge=1, description="axis: copies of the (sharded) model")
     shard: Count | Literal["auto"] = Field(
         default="auto",
-        description="axis: ranks that share weights, gradients and optimiser states; auto = the pool's slots",
+        description="axis: ranks that split weights, gradients and optimiser states; auto = the pool's slots",
     )
-    expert: int = Field(default=1, ge=1, description="axis: ranks that share a layer's experts")
-    context: int = Field(default=1, ge=1, description="axis: ranks that share a row's tokens")
-    tensor: int = Field(default=1, ge=1, description="axis: ranks that share every matrix")
-    pipeline: int = Field(default=1, ge=1, description="axis: ranks that have some of the blocks each")
+    expert: int = Field(default=1, ge=1, description="axis: ranks that split a layer's experts")
+    context: int = Field(default=1, ge=1, description="axis: ranks that split a row's tokens")
+    tensor: int = Field(default=1, ge=1, description="axis: ranks that split every matrix")
+    pipeline: int = Field(default=1, ge=1, description="axis: ranks that split the blocks")
     zero: Literal[1, 2, 3] = Field(
         default=3,
-        description="3 = weights gathered again for the backward pass, 2 = kept between, "
-        "1 = weights and gradients whole from the first micro-batch to the last",
+        description="3 = gather weights again for the backward pass; 2 = keep them between; 1 = keep whole"
+        " weights and gradients over all micro-batches of a step",
     )
     sequence_parallel: bool = Field(
-        default=True, description="with tensor > 1: activations between the matrices are split by tokens"
+        default=True, description="with tensor > 1: split activations between the matrices by tokens"
     )
     schedule: Literal["1f1b", "interleaved", "zb"] = Field(
         default="1f1b",
-        description="order of a pipeline's work: one forward one backward, several stages a rank, or these "
-        "with the weights' gradients put into the gaps (zero-bubble)",
+        description="pipeline schedule: 1f1b = one forward, one backward; interleaved = several stages per"
+        " rank; zb = zero bubble: interleaved, weights' gradients fill the gaps",
     )
-    interleave: int = Field(default=2, ge=2, description="stages a rank, for schedule=interleaved and zb")
+    interleave: int = Field(default=2, ge=2, description="stages per rank, for schedule=interleaved and zb")
     stages: tuple[Count, ...] = Field(
         default=(), description="blocks of each stage, first to last; empty = balanced by cost"
     )
     speeds: tuple[float, ...] = Field(
-        default=(), description="relative speed of each pipeline rank's device; empty = all alike"
+        default=(), description="relative speed of each pipeline rank's device; empty = equal"
     )
     recompute: Recompute = Field(
         default="none",
-        description="what the backward pass computes again instead of keeping it: none, selective = all but "
-        "the results of matrix products, full = all but each block's input",
+        description="values that the backward pass recomputes instead of keeping: none; selective = all"
+        " but results of matrix products; full = all but each block's input",
     )
     recompute_every: int = Field(default=1, ge=1, description="recompute in every n-th block")
     compile: Literal["auto", "none", "block"] = Field(
-        default="auto", description="torch.compile per block; auto = where a C++ compiler is found"
+        default="auto", description="torch.compile per block; auto = if a C++ compiler is found"
     )
     threads: Count | Literal["auto"] = Field(
-        default="auto", description="CPU threads a rank; auto = cores / ranks"
+        default="auto", description="CPU threads per rank; auto = cores / ranks"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="auto = cuda on a pool of GPUs, where there is one; cuda: on any pool"
+        default="auto", description="auto = cuda on a pool of GPUs if a GPU is there; cuda = on any pool"
     )
     expert_products: ExpertProducts = Field(
         default="auto",
-        description="products of experts in memory: one for each, or grouped = one operation for all. auto "
-        "= grouped on CPUs where it is faster and has the same bits, else loop",
+        description="matrix products of experts: loop = one per expert; grouped = one operation for all;"
+        " auto = grouped on CPUs if faster with equal bits, else loop",
     )
     embedding: Literal["gathered", "columns"] = Field(
         default="gathered",
-        description="the input embedding: gathered with the other weights, or each rank has columns of it "
-        "(over shard, expert and context) and looks them up for all; for models with a head of their own",
+        description="input embedding: gathered like other weights; columns = each rank (of shard, expert,"
+        " context) holds columns and looks them up for all; for models with a separate head",
     )
     roles: dict[str, Axes] = Field(
         default={},
-        description="axes of students with a layout of their own, on the ranks of their teacher's last stage",
+        description="axes of students with their own layout on the ranks of their teacher's last stage",
     )
 
     def resolved(self, slots: int, cores: int) -> "Parallel":
-        """The layout with all `auto` numbers filled in from the pool's slots and the host's cores."""
+        """The layout with all `auto` numbers resolved from the pool's slots and the host's cores."""
         shard = max(1, slots // self._given) if self.shard == "auto" else self.shard
         ranks = shard * self._given
         threads = max(1, cores // ranks) if self.threads == "auto" else self.threads
@@ -117,12 +117,12 @@ class Parallel(Spec):
 
     @property
     def _given(self) -> int:
-        """The product of all axes but shard."""
+        """The product of all axes except shard."""
         return self.replicate * self.expert * self.context * self.tensor * self.pipeline
 
     @property
     def embedding_ranks(self) -> int:
-        """Ranks that have columns each of an embedding that is split so; 1 = it is gathered."""
+        """The number of ranks that hold columns of the embedding; 1 = it is gathered."""
         axes = self.axes
         return axes.shard * axes.expert * axes.context if self.embedding == "columns" else 1
 
@@ -145,12 +145,12 @@ class Parallel(Spec):
 
     @property
     def num_stages(self) -> int:
-        """Stages of the whole pipeline; with an interleaving schedule `interleave` of them per rank."""
+        """Stages of the whole pipeline; interleaving schedules have `interleave` per rank."""
         return self.pipeline * (1 if self.schedule == "1f1b" or self.pipeline == 1 else self.interleave)
 
     def of_role(self, name: str, *, is_student: bool) -> "Parallel":
-        """The layout of one role: students use only the last stage's ranks, which have their teacher's
-        outputs.
+        """The layout of one role. Students use only the last stage's ranks, where their teacher's outputs
+        are.
         """
         if not is_student or self.pipeline == 1:
             return self
@@ -158,8 +158,8 @@ class Parallel(Spec):
         return self.model_copy(update=axes | {"pipeline": 1, "schedule": "1f1b", "stages": (), "speeds": ()})
 
     def with_stages(self, most: int) -> "Parallel":
-        """The same ranks with at most `most` pipeline stages; the others become replicas. For students
-        trained without their teacher, which has more blocks.
+        """The same ranks with at most `most` pipeline stages; other stages become replicas. For students
+        trained without a teacher, which has more blocks.
         """
         if self.num_stages <= most:
             return self
@@ -168,15 +168,15 @@ class Parallel(Spec):
         return self.model_copy(update=freed | {"schedule": "1f1b", "stages": (), "speeds": ()})
 
     def of_one_rank(self) -> "Parallel":
-        """The same threads, device and arithmetic on one rank: for work of a single process."""
+        """The same threads, device and arithmetic on one rank."""
         whole = {axis: 1 for axis in ("replicate", "shard", "expert", "context", "tensor", "pipeline")}
         of_ranks = dict.fromkeys(keys_with(self, "chooses_batches", "names_ranks"))
         plain = {"embedding": "gathered", "schedule": "1f1b", "stages": (), "speeds": (), "roles": {}}
         return self.model_copy(update=whole | of_ranks | plain)
 
     def for_world(self, world: int) -> "Parallel":
-        """The layout of a gang of `world` processes. Raises ConfigError, with what would fit, when the axes
-        do not match it.
+        """The layout for `world` processes. Raises ConfigError, with a fitting value, if the axes do not
+        match.
         """
         shard = max(1, world // self._given) if self.shard == "auto" else self.shard
         if shard * self._given == world:
@@ -194,7 +194,7 @@ class Parallel(Spec):
         )
 
     def check_batch(self, global_batch: int, micro_batch: int | Literal["auto"]) -> None:
-        """Raise ConfigError for a batch that the ranks cannot share evenly."""
+        """Raise ConfigError for a batch that the ranks cannot split evenly."""
         data = self.axes.data
         if global_batch % data:
             fits = largest_divisor(global_batch, data)

@@ -1,5 +1,5 @@
-"""record.json: an artifact exists when its record does. Written last; carries the digest of every file and of
-itself. Torch-free.
+"""record.json of an artifact, written last: an artifact exists once its record does. It holds the digest of
+every file and of itself. Torch-free.
 """
 
 import json
@@ -18,12 +18,12 @@ DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations"
 KINDS = (*DATA_KINDS, "trajectory", "model", "adapter", "scores", "report", "registration")
 
 
-UNFIT = re.compile(r"[\\\x00-\x1f\x7f]")  # characters that no path of an artifact has
+UNFIT = re.compile(r"[\\\x00-\x1f\x7f]")  # characters not allowed in an artifact's paths
 KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
 FINGERPRINT = re.compile(r"[0-9a-f]{1,64}")
-LATEST = 1e11  # seconds since 1970, in the year 5138: later times are damage
+LATEST = 1e11  # seconds since 1970 (year 5138); later times count as damage
 NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
-# keys of a summary or provenance that are read, and their types; other keys may hold anything
+# keys that are read from a summary or provenance, with their types; other keys may hold anything
 SUMMARY_WORDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ("step", "tokens", "params", "vocab", "documents", "started_at", "test", "bytes", "rank"), WHOLE
@@ -38,7 +38,7 @@ PROVENANCE_WORDS: dict[str, tuple[type, ...]] = {
 
 
 class Summary(TypedDict):
-    """Keys of summaries that are read. A record has those of its kind, and may have others beside them."""
+    """Keys that are read from summaries. A record has those of its kind, and possibly others."""
 
     step: int
     tokens: int
@@ -62,7 +62,7 @@ class Summary(TypedDict):
 
 
 class Provenance(TypedDict, total=False):
-    """Keys of a provenance that are read; others may stand beside them."""
+    """Keys that are read from a provenance; it may hold others."""
 
     started: float  # seconds since 1970
     ended: float
@@ -80,7 +80,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # sha256
 
 
 class FileEntry(Spec):
-    path: str = Field(description="relative to the artifact, never outside it")
+    path: str = Field(description="path inside the artifact")
     bytes: int = Field(ge=0)
     sha256: str
 
@@ -93,7 +93,7 @@ class FileEntry(Spec):
 class Record(Spec):
     schema_: int = Field(default=SCHEMA, alias="schema")
     kind: str
-    name: str = Field(description="what people call it; not identity")
+    name: str = Field(description="name for people; not part of identity")
     fingerprint: str
     version: int
     identity: JsonObject
@@ -116,7 +116,7 @@ class Record(Spec):
 
     @staticmethod
     def read(text: str | bytes, place: str) -> "Record":
-        """Parse and check a record. Raises DamageError naming `place` for a flipped bit or a foreign file."""
+        """Parse and check a record. Raises DamageError naming `place` if it is damaged or not a record."""
         record = check_as(Record, parse_object(text, place, "a record"), place, "a record")
         if record.sealed().digest != record.digest:
             raise DamageError(f"{place}: the record's digest does not match its content", place=place)
@@ -126,31 +126,31 @@ class Record(Spec):
 
 
 def _problem(record: Record) -> str:
-    """Content that would break a reader although the digest is right; '' when there is none."""
+    """Content that would break a reader although the digest is right; '' if there is none."""
     prints = {"fingerprint": record.fingerprint} | {f"parents.{k}": v for k, v in record.parents.items()}
     wrong = [key for key, found in prints.items() if not FINGERPRINT.fullmatch(found)]
     if wrong or not KIND.fullmatch(record.kind):
-        return f"{wrong[0]} is no fingerprint" if wrong else "kind is no word"
+        return f"{wrong[0]} is not a fingerprint" if wrong else "kind is not a word"
     for part, words in (("summary", SUMMARY_WORDS), ("provenance", PROVENANCE_WORDS)):
         found = getattr(record, part)
         for word, types in words.items():
             value = found.get(word)
             if value is not None and (isinstance(value, bool) or not isinstance(value, types)):
-                return f"{part}.{word} is no {types[-1].__name__}"
+                return f"{part}.{word} is not a {types[-1].__name__}"
     times = (record.provenance.get("started") or 0, record.provenance.get("ended") or 0)
     if not all(0 <= time <= LATEST for time in times):
         return "provenance has a time out of range"
     made_of = identify(record.kind, record.version, record.identity, record.parents)
-    if made_of != record.fingerprint:  # else records could be each other's parents
+    if made_of != record.fingerprint:  # otherwise records could be each other's parents
         return "its fingerprint does not follow from identity and parents"
     steps = record.summary.get("teacher_steps")
     if steps is not None and not (isinstance(steps, list) and len(steps) in (0, 2) and _whole(*steps)):
-        return "summary.teacher_steps are not two steps"
+        return "summary.teacher_steps is not two steps"
     options = record.summary.get("options", [])
     if not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
-        return "summary.options are no list of text"
+        return "summary.options is not a list of text"
     if not _whole(record.identity.get("step", 0), record.identity.get("trunk_step", 0)):
-        return "identity has a step that is no whole number"
+        return "identity has a step that is not a whole number"
     return ""
 
 

@@ -1,7 +1,7 @@
-"""The interfaces of model, objective and optimiser specs; the registry of their kinds.
+"""Interfaces of model, objective and optimiser specs, and the registry of their kinds.
 
-The folder is the registry: `kind: gpt` of group `model` is engine/config/model/gpt.py, and a name can only
-select a file of that folder, or of the same folder of an extension. Torch-free.
+The folder is the registry: `kind: gpt` of group `model` is engine/config/model/gpt.py or a file of that
+folder in an extension. A name can select nothing else. Torch-free.
 """
 
 import re
@@ -21,11 +21,11 @@ from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.kind_files import kind_class
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
-NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
+NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective; metrics are named by it
 
 
 class Limit(NamedTuple):
-    """A number of a model that the size of a mesh axis must divide; for the axis `stage`, must not exceed."""
+    """A number of a model that a mesh axis must divide. The axis `stage` must not exceed it."""
 
     axis: str
     field: str
@@ -33,11 +33,11 @@ class Limit(NamedTuple):
 
 
 class ModelSpec(Kind, ABC):
-    """A network's fields, and what can be computed from them without building it."""
+    """A network's fields, and its properties that need no built network."""
 
-    # tensors of a batch that it reads besides tokens, positions, documents and memory
+    # batch tensors that it reads besides tokens, positions, documents and memory
     inputs: ClassVar[tuple[str, ...]] = ()
-    refused_schedules: ClassVar[tuple[str, ...]] = ()  # of a pipeline, that its blocks do not fit
+    refused_schedules: ClassVar[tuple[str, ...]] = ()  # pipeline schedules that do not work with its blocks
 
     kind: str
     num_layers: int
@@ -47,26 +47,26 @@ class ModelSpec(Kind, ABC):
     @property
     @abstractmethod
     def tokens(self) -> int:
-        """V, the size of the vocabulary; an error while it is still 'auto'."""
+        """The vocabulary size V. Raises ConfigError while it is 'auto'."""
 
     @property
     def ids(self) -> int:
-        """Numbers of the vocabulary that stand for tokens of the tokenizer; the rest are padding."""
+        """Vocabulary entries that are tokens of the tokenizer; the rest are padding."""
         return self.tokens
 
     @property
     def num_blocks(self) -> int:
-        """All blocks, in order; more than num_layers where another net comes before."""
+        """All blocks, in order; more than num_layers if another net comes before."""
         return self.num_layers
 
     @property
     def reads_encoder(self) -> bool:
-        """Whether rows have an input of their own for an encoder."""
+        """Whether rows have a separate input for an encoder."""
         return set(ENCODER) <= set(type(self).inputs)
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by its name in the plain module, with its shape."""
+        """Name -> shape of every weight in the plain module."""
 
     @abstractmethod
     def num_params(self) -> int:
@@ -74,11 +74,11 @@ class ModelSpec(Kind, ABC):
 
     @abstractmethod
     def flops_per_token(self, sequence: int) -> float:
-        """Forward and backward FLOPs of one token of a sequence of `sequence` tokens."""
+        """Forward and backward FLOPs of one token in a sequence of `sequence` tokens."""
 
     def limits(self) -> list[Limit]:
-        """The numbers that mesh axes have to divide. The axis `expert` applies to models that have experts;
-        for others it shards samples. A model that offers neither splits nor parts allows no other axis.
+        """The numbers that mesh axes must divide. Without experts, the axis `expert` splits samples. By
+        default a model allows no split over tensor, context or pipeline.
         """
         return [Limit(axis, "kind", 1) for axis in ("tensor", "context", "stage")]
 
@@ -89,11 +89,11 @@ class ModelSpec(Kind, ABC):
         return [self.flops_per_token(sequence) / self.num_blocks] * self.num_blocks + [0.0]
 
     def lr_factors(self) -> dict[str, float]:
-        """Factors of the learning rate by weight, of the weights that have one (muP)."""
+        """Learning-rate factors by weight, for weights that have one (muP)."""
         return {}
 
     def arguments(self) -> dict[str, Json]:
-        """Plain JSON for a model's config.json, with the version of the kind where it is not 1."""
+        """Plain JSON for a model's config.json, with the kind's version if it is not 1."""
         return self.model_dump(mode="json") | ({} if self.version == 1 else {"version": self.version})
 
     @abstractmethod
@@ -102,70 +102,68 @@ class ModelSpec(Kind, ABC):
 
 
 class ObjectiveSpec(Kind):
-    """A loss to optimise. Its share follows from the weights of the active objectives."""
+    """A loss term. Its share is its weight relative to the other active objectives'."""
 
     needs_teacher: ClassVar[bool] = False
-    reads_logits_only: ClassVar[bool] = False  # of its teacher, whose answers may come from another site
-    term: ClassVar[str] = ""  # the file of engine/objective that computes it; "" = that of its kind
+    reads_logits_only: ClassVar[bool] = False  # needs only logits; the teacher may be at another site
+    term: ClassVar[str] = ""  # file of engine/objective that computes it; "" = its kind's
     source: ClassVar[str] = (
         "tokens"  # artifact kind of its rows: tokens, attributes, triples, imitations, chats
     )
-    reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
-    extras: ClassVar[tuple[str, ...]] = ()  # tensors that only its rows have, for the model to read
-    # what its teacher gives: outputs for the same rows (answers), or another lesson, which changes the rows
+    reads: ClassVar[str] = "windows"  # kind of its rows: windows or a module of engine/data/datasets
+    extras: ClassVar[tuple[str, ...]] = ()  # tensors of its rows that the model reads
+    # input from its teacher: outputs for the same rows (answers), or a lesson that changes the rows
     lesson: ClassVar[str] = "answers"
-    predicts: ClassVar[bool] = True  # whether its role predicts tokens by it
-    is_of_every_token: ClassVar[bool] = (
-        False  # a mean over all tokens of its rows, not over those with labels
-    )
+    predicts: ClassVar[bool] = True  # whether it trains token prediction
+    is_of_every_token: ClassVar[bool] = False  # mean over all tokens of its rows, not only labelled ones
 
     kind: str
     weight: float = Field(default=1.0, gt=0)
     schedule: WeightSchedule = Field(
-        default=WeightSchedule(), description="how the weight moves over the role's steps"
+        default=WeightSchedule(), description="schedule of the weight over the role's steps"
     )
 
     def added(self, model: ModelSpec, teacher_hidden: int) -> dict[str, tuple[int, ...]]:
-        """Weights that it adds to the student, by name; the finished model is without them."""
+        """Name -> shape of weights that it adds to the student; the finished model is without them."""
         return {}
 
     @property
     def steps_behind(self) -> int:
-        """How many steps its role is behind its teacher."""
+        """Number of steps that its role is behind its teacher."""
         return 0
 
     @property
     def encoder_length(self) -> int:
-        """U, the tokens of its rows' other input; 0 = it has none."""
+        """U, tokens of its rows' encoder input; 0 = none."""
         return 0
 
     def row_tokens(self, sequence: int) -> int:
-        """T, the tokens of its rows in a training of `sequence` tokens."""
+        """T, tokens of its rows in a training of `sequence` tokens."""
         return sequence
 
     def sentinels(self, sequence: int) -> int:
-        """Sentinels that its rows need of the tokenizer in a training of `sequence` tokens."""
+        """Sentinels that its rows need in a training of `sequence` tokens."""
         return 0
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, for objectives that compare classes."""
+        """Number of classes, for classification objectives."""
         return 0
 
     @property
     def least_sequence(self) -> int:
-        """Tokens of the shortest rows that it can be computed on."""
+        """Tokens of the shortest rows that it works with."""
         return 1
 
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
-        """Raise ConfigError when the role's model, or its teacher's, does not offer what the objective needs.
-        `key`: the objective's name; `place`: the role's, for messages, with a dot at its end, or '';
-        `teacher`: its name and model, if they are known.
+        """Raise ConfigError if the role's model or its teacher's lacks something that the objective needs.
+        `key`: the objective's name. `place`: prefix of keys in messages, such as 'roles.student.', or ''.
+        `teacher`: its name and model, if known.
         """
 
     def check_reader(self, place: str, model: ModelSpec) -> None:
-        """Raise ConfigError when a model cannot read the objective's rows: then no role of that training can
-        have it, whatever it optimises. `place` as in `check`.
+        """Raise ConfigError if a model cannot read the objective's rows. Then no role of that training can
+        have it. `place` as in `check`.
         """
         for name in self.extras:
             if name not in type(model).inputs:
@@ -176,22 +174,22 @@ class ObjectiveSpec(Kind):
                 )
                 raise ConfigError(
                     f"{place}model.kind",
-                    f"{model.kind} does not read {name}, which rows of the objective {self.kind} have",
+                    f"{model.kind} does not read {name} of the objective {self.kind}'s rows",
                     f"kind={fits} does" if fits else "no kind here does",
                 )
 
     def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
-        """The numbers that a student's tensor axis has to divide, by their names in messages, which may name
-        the objective as {key}.
+        """Numbers that a student's tensor axis must divide, by their names in messages, in which {key} stands
+        for the objective.
         """
         return {}
 
     def numbers(self) -> dict[str, Json]:
-        """All fields but the weight and its schedule: they define its rows."""
+        """All fields except the weight and its schedule: they define its rows."""
         return self.model_dump(mode="json", exclude={"weight", "schedule"})
 
     def trunk(self) -> dict[str, Json]:
-        """Identity of the steps before the weight moves."""
+        """Identity of the steps before the weight changes."""
         weight = self.weight if self.schedule.is_constant else self.weight * self.schedule.first
         return self.model_copy(update={"weight": weight, "schedule": WeightSchedule()}).as_identity()
 
@@ -217,7 +215,7 @@ def kinds(group: str) -> tuple[str, ...]:
 
 @cache
 def spec_class(group: str, kind: str) -> type[Kind]:
-    """The Spec class that engine/config/<group>/<kind>.py defines. Raises ValueError for an unknown kind."""
+    """The Spec class in engine/config/<group>/<kind>.py. Raises ValueError for an unknown kind."""
     if kind not in kinds(group):
         near = nearest(kind, kinds(group))
         hint = f"did you mean {near}? " if near else ""
@@ -227,8 +225,8 @@ def spec_class(group: str, kind: str) -> type[Kind]:
 
 
 def model_of(arguments: Mapping[str, Json], place: str) -> ModelSpec:
-    """The model that these `ModelSpec.arguments` describe. Raises DataError for an unknown kind, ConfigError
-    for wrong fields, and for a version of the kind that this code does not compute.
+    """The model that `arguments` describe. Raises DataError for an unknown kind, ConfigError for wrong fields
+    or a version of the kind that this code does not support.
     """
     fields = dict(arguments)
     made = fields.pop("version", 1)
@@ -242,23 +240,23 @@ def model_of(arguments: Mapping[str, Json], place: str) -> ModelSpec:
 
 
 def check_version(made: Json, spec: ModelSpec, place: str, what: str, commit: str = "") -> None:
-    """Raise ConfigError unless `what`, a model made by version `made` of its kind, is what this code
-    computes. `commit`: of the code that made it.
+    """Raise ConfigError unless this code computes version `made` of the model's kind. `what`: the model in
+    the message. `commit`: of the code that made it.
     """
     if made == spec.version:
         return
     where = f"commit {commit[:12]}" if commit else "its record names the commit"
     raise ConfigError(
         place,
-        f"{what} is of version {made} of the kind {spec.kind}; this code computes version {spec.version}, "
-        "in which its weights would be another network",
-        f"use the code that made it ({where}), or train it again",
+        f"{what} has version {made} of kind {spec.kind}; this code computes version {spec.version}, in"
+        " which its weights mean another network",
+        f"use the code that made it ({where}), or train again",
     )
 
 
 @dataclass(frozen=True)
 class KindChooser(SpecChooser):
-    """Validates a document as the spec of the group's kind that it names, or of the `usual` one."""
+    """Validates a document as the spec of the kind that it names, or of the `usual` kind."""
 
     group: str
     usual: str = ""
@@ -279,12 +277,12 @@ Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(KindChooser("optim"
 
 
 def _by_name(objectives: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
-    """Sorted: sums of floats depend on their order, and that of a configuration is not identity."""
+    """Sorted by name: the order of summed floats matters, and a configuration's order is not identity."""
     for name, spec in objectives.items():
         if not re.fullmatch(NAME, name):
-            raise ValueError(f"{name!r} is no name of an objective: letters, digits, _ and -")
-        if name in kinds("objective") and name != spec.kind:  # above all lm, which is what `loss` is of
-            raise ValueError(f"{name} is of kind {spec.kind}; a kind's name is for an objective of it")
+            raise ValueError(f"{name!r} is not a name of an objective; use letters, digits, _ and -")
+        if name in kinds("objective") and name != spec.kind:  # especially lm, which `loss` reports
+            raise ValueError(f"{name} has kind {spec.kind}; only kind {name} may be called so")
     return dict(sorted(objectives.items()))
 
 

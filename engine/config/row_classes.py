@@ -1,4 +1,4 @@
-"""Shared by the objectives of classes of rows. Torch-free."""
+"""Base of objectives that classify rows. Torch-free."""
 
 from typing import ClassVar
 
@@ -10,22 +10,22 @@ Comparisons = tuple[tuple[tuple[int, int, int], ...], ...]  # by class: (relatio
 
 
 class RowClasses(OwnRows):
-    """An objective that predicts the class of a row from its first token, with a head of its kind's name; and
-    from how its segments fit each other, where the model has a head for that.
+    """An objective that predicts a row's class: from its first token, with a head of its kind's name, and
+    from how its segments fit together if the model has a head for that.
     """
 
     term: ClassVar[str] = "classes"
 
     @property
     def comparisons(self) -> Comparisons:
-        """For each class what it says of pairs of segments, by their numbers in the row: that the first has a
-        relation (0, 1, ..) to the second. () for rows without segments.
+        """For each class, the true relations between segments: (relation, segment, other segment) by number;
+        () for rows without segments.
         """
         return ()
 
     @property
     def num_relations(self) -> int:
-        """Relations that segments are compared in."""
+        """The number of relations between segments."""
         return 1 + max((relation for said in self.comparisons for relation, _, _ in said), default=-1)
 
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
@@ -36,7 +36,7 @@ class RowClasses(OwnRows):
         known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
         raise ConfigError(
             f"{place}model.classes",
-            f"objective {self.kind} needs a head of {self.num_classes} classes; heads: {known}",
+            f"objective {self.kind} needs a head with {self.num_classes} classes; heads: {known}",
             f"+{place}model.classes.{self.kind}={self.num_classes}"
             if hasattr(model, "classes")
             else "model=ernie_tiny",
@@ -46,7 +46,7 @@ class RowClasses(OwnRows):
         number, field = self.num_relations, f"{place}model.pairs.{self.kind}"
         if width and not number:
             raise ConfigError(
-                field, f"rows of the objective {self.kind} have no segments to compare", f"~{field}"
+                field, f"rows of objective {self.kind} have no segments to compare", f"~{field}"
             )
         if number and width % number:
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""Schedules of learning rates and of objectives' weights as pure functions of the step; they alone decide
-which steps depend on a training's end. Torch-free.
+"""Schedules of learning rates and of objectives' weights as pure functions of the step. They alone determine
+which steps depend on the length of training. Torch-free.
 """
 
 import math
@@ -12,8 +12,8 @@ from atelier.engine.config.error import ConfigError
 
 
 class Schedule(Kind):
-    """A learning-rate schedule. `constant`, `noam` and the stable part of `wsd` do not depend on where
-    training ends; `cosine` and `linear` do from their first step.
+    """A learning-rate schedule. `constant`, `noam` and the stable part of `wsd` do not depend on the length
+    of training; `cosine` and `linear` depend on it from the first step.
     """
 
     kind: Literal["constant", "linear", "cosine", "wsd", "noam"] = Field(
@@ -21,17 +21,15 @@ class Schedule(Kind):
         description="constant, linear, cosine, wsd or noam (falls as 1/sqrt(step) after warm-up)",
     )
     warmup: int = Field(default=0, ge=0, description="steps of linear warm-up from the role's first step")
-    decay: float = Field(
-        default=0.2, gt=0, le=1, description="wsd: the share of all steps spent in the final decay"
-    )
-    floor: float = Field(default=0.0, ge=0, le=1, description="lr at the end, as a share of the peak")
+    decay: float = Field(default=0.2, gt=0, le=1, description="wsd: share of all steps in the final decay")
+    floor: float = Field(default=0.0, ge=0, le=1, description="final lr, as a share of the peak")
     shape: Literal["linear", "exponential"] = Field(
-        default="linear", description="wsd: how lr falls in the decay, linear or exponential"
+        default="linear", description="wsd: shape of the decay, linear or exponential"
     )
     half_life: Step = Field(
         default=0.2,
         gt=0,
-        description="wsd, exponential: steps in which lr halves, or a share of the decay's steps below 1",
+        description="exponential wsd: steps until lr halves, or a share of the decay's steps below 1",
     )
 
     @model_validator(mode="after")
@@ -44,16 +42,16 @@ class Schedule(Kind):
         if self.shape == "exponential" and self.kind != "wsd":
             raise ValueError(f"a {self.kind} schedule has no shape; kind=wsd has")
         if self.shape == "exponential" and self.floor:
-            raise ValueError("an exponential decay has no floor: it ends where half_life says")
+            raise ValueError("an exponential decay has no floor: half_life sets its end")
         return self
 
     @property
     def is_endless(self) -> bool:
-        """Whether no step's lr depends on where training ends."""
+        """Whether no step's lr depends on the length of training."""
         return self.kind in ("constant", "noam")
 
     def branch_step(self, start: int, end: int) -> int:
-        """The first step whose lr depends on `end`: `end` itself when none does, `start` when all do."""
+        """The first step whose lr depends on `end`: `end` if none does, `start` if all do."""
         if self.is_endless:
             return end
         if self.kind == "wsd":
@@ -62,14 +60,14 @@ class Schedule(Kind):
 
     @property
     def version(self) -> int:
-        """2 with a floor above 0: the last step is exactly at it; version 1 ended one step short of it."""
+        """2 with a floor above 0: the last step is exactly at it; version 1 ended one step before it."""
         return 2 if self.floor else self.VERSION
 
     def factor(self, step: int, start: int, end: int) -> float:
-        """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2405.18392), or by
-        half in every `half_life` (MiniCPM, 2404.06395, section 4.2: 0.5^((s - S) / T), S the last stable
-        step). The last step is at the floor; without a floor a line ends one step above 0, where nothing
-        would be learned. Noam (1706.03762, equation 3) has its peak at the last step of warm-up.
+        """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2405.18392) or
+        halves every `half_life` (MiniCPM, 2404.06395, section 4.2: 0.5^((s - S) / T), S the last stable
+        step). The last step is at the floor; without a floor, a linear decay ends one step above 0, where
+        nothing would be learned. Noam (1706.03762, equation 3) peaks at the last step of warm-up.
         """
         done, short = step - start, 0 if self.floor else 1
         warm = min(1.0, (done + 1) / (self.warmup + 1)) if self.warmup else 1.0
@@ -90,12 +88,12 @@ class Schedule(Kind):
         return warm * (self.floor + (1 - self.floor) * fall)
 
     def _half_life(self, decay: int) -> float:
-        """Steps in which lr halves, in a decay of so many."""
+        """Steps until lr halves, in a decay of `decay` steps."""
         return self.half_life if self.half_life >= 1 else self.half_life * decay
 
     def misfit(self, start: int, end: int) -> tuple[str, str]:
-        """The problem and its remedy when the warm-up does not fit in the steps before lr falls, so that the
-        peak or the floor is not reached; ('', '') when it fits.
+        """Problem and remedy if the warm-up does not fit before lr falls, so that peak or floor are not
+        reached; ('', '') if it fits.
         """
         room = self.branch_step(start, end) - start if self.kind == "wsd" else end - start - 1
         if self.is_endless or self.warmup <= max(0, room):
@@ -104,46 +102,44 @@ class Schedule(Kind):
         return f"{self.warmup} steps of warm-up, but {falls}", f"{max(0, room)} would fit, or more steps"
 
     def check(self, start: int, end: int, place: str) -> None:
-        """Raise ConfigError for a warm-up that does not fit. `place`: the schedule's configuration key."""
+        """Raise ConfigError if the warm-up does not fit. `place`: the schedule's configuration key."""
         problem, way_out = self.misfit(start, end)
         if problem:
             raise ConfigError(f"{place}.warmup", problem, way_out)
 
     def check_floor(self, start: int, end: int, place: str) -> None:
-        """As `check`, only when there is a floor, which the lr would not reach."""
+        """As `check`, but only if the schedule has a floor, which lr would not reach."""
         if self.floor:
             self.check(start, end, place)
 
     def trunk(self) -> dict[str, Json]:
-        """Identity of the part that does not depend on the end, equal for `constant` and a trunk of `wsd`."""
+        """Identity of the part that does not depend on the end; equal for `constant` and a trunk of `wsd`."""
         kind = self.kind if self.is_endless else "constant"
         return {"kind": kind, **({"warmup": self.warmup} if self.warmup else {})}
 
 
 class WeightSchedule(Kind):
-    """How an objective's weight moves: `first` times the weight until `begin`, `last` times it from the step
-    before `end` on, between them along a line or half a cosine; or, for an objective that needs a teacher, in
-    proportion to the teacher's measured lead. Where it is 0 the objective is not computed.
+    """Schedule of an objective's weight: `first` times the weight until `begin`, `last` times it from the
+    step before `end` on, between them linear or half a cosine. Or, for an objective with a teacher,
+    proportional to the teacher's measured lead. At weight 0 the objective is not computed.
 
-    Steps are the role's own. Those given as shares, and the default end, depend on where the role's training
-    ends: they cut its trajectory, as the decay of a learning rate does.
+    Steps are the role's own. Steps given as shares, and the default end, depend on where the role's training
+    ends: they cut its trajectory, as a learning-rate decay does.
     """
 
     kind: Literal["constant", "linear", "cosine", "lead"] = Field(
         default="constant", description="constant, linear, cosine or lead"
     )
-    nats: float = Field(
-        default=0.0, ge=0, description="lead: the teacher's lead at which the weight is whole"
-    )
-    first: float = Field(default=1.0, ge=0, description="at its beginning, as a share of the weight")
-    last: float = Field(default=0.0, ge=0, description="at its end, as a share of the weight")
+    nats: float = Field(default=0.0, ge=0, description="lead: the teacher's lead at which the weight is full")
+    first: float = Field(default=1.0, ge=0, description="initial value, as a share of the weight")
+    last: float = Field(default=0.0, ge=0, description="final value, as a share of the weight")
     begin: Step = Field(
-        default=0, ge=0, description="step from which it moves, or a share of the role's steps below 1"
+        default=0, ge=0, description="first step of the change, or a share of the role's steps below 1"
     )
     end: Step = Field(
         default=0,
         ge=0,
-        description="step by which it has arrived, or a share of the role's steps below 1; 0 = the last",
+        description="step after the change, or a share of the role's steps below 1; 0 = the end",
     )
 
     @model_validator(mode="after")
@@ -165,8 +161,8 @@ class WeightSchedule(Kind):
         return self.kind == "constant"
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The step from which it moves and the one by which it has arrived, for a role from `start` to
-        `end`.
+        """The step from which the weight changes and the step before which it reaches `last`, for a role from
+        `start` to `end`.
         """
         length = end - start
         first = self.begin if self.begin >= 1 else round(self.begin * length)
@@ -174,7 +170,7 @@ class WeightSchedule(Kind):
         return start + int(first), start + int(after)
 
     def branch_step(self, start: int, end: int) -> int:
-        """The first step whose weight depends on `end`; `end` itself when none does."""
+        """The first step whose weight depends on `end`; `end` if none does."""
         is_absolute = self.end >= 1 and (self.begin >= 1 or not self.begin)
         has_none = self.is_constant or self.follows_lead or is_absolute
         return end if has_none else min(end, self.span(start, end)[0])
@@ -197,11 +193,11 @@ class WeightSchedule(Kind):
         return self.first + (self.last - self.first) * share
 
     def check(self, start: int, end: int, place: str) -> None:
-        """Raise ConfigError when it does not move within the role's steps. `place`: its configuration key."""
+        """Raise ConfigError if it does not change within the role's steps. `place`: its configuration key."""
         begin, after = self.span(start, end)
         if not self.is_constant and not self.follows_lead and not begin + 1 < after <= end:
             raise ConfigError(
                 f"{place}.end",
                 f"the weight moves from step {begin - start} to {after - start} of the role's {end - start}",
-                "begin at least two steps before end, and both within them",
+                "begin must be at least two steps before end, both within the role's steps",
             )

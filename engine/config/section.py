@@ -1,4 +1,4 @@
-"""The base of the settings of extensions, at keys that they add to a section such as `train` (sections.py).
+"""Base of the settings of extensions, which are keys in a section such as `train` (sections.py).
 Torch-free.
 """
 
@@ -10,129 +10,129 @@ from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Given, Json, Spec
 
-SECTION: JsonDict = {"section": True}  # of a field: a key of an extension (sections.py)
+SECTION: JsonDict = {"section": True}  # marks a field as an extension's key (sections.py)
 
 
 class Section(Spec):
     """The settings of an extension, at a key that it adds to a section such as `train` (sections.py).
 
-    `ABSENT`: values that a field's absence from identity has always meant, as in identity_defaults.py.
+    `ABSENT`: field values that count as absent in identity, as in identity_defaults.py.
     """
 
     ABSENT: ClassVar[Mapping[str, Json]] = {}
-    ORIGINS: ClassVar[Mapping[str, str]] = {}  # keys of `identity_for`, and the field here to change
-    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # a field, and those that do nothing without it
-    OFF: ClassVar[str] = ""  # what a user writes to turn it off, below its key: kind=none
-    takes_gradients: ClassVar[bool] = False  # its hook takes those of each rank, of weights that are whole
-    chooses_batches: ClassVar[bool] = False  # its hook chooses those of each rank: their shapes may differ
-    names_ranks: ClassVar[bool] = False  # it says something of each data rank of a layout
+    ORIGINS: ClassVar[Mapping[str, str]] = {}  # key of `identity_for` -> field here to change
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # field -> fields without effect unless it is set
+    OFF: ClassVar[str] = ""  # setting below its key that turns it off: kind=none
+    takes_gradients: ClassVar[bool] = False  # its hook takes each rank's gradients of whole weights
+    chooses_batches: ClassVar[bool] = False  # its hook chooses each rank's batches, whose shapes may differ
+    names_ranks: ClassVar[bool] = False  # it has a setting for each data rank of a layout
 
     @property
     def is_on(self) -> bool:
-        """Whether it changes anything. One that is off counts as absent."""
+        """Whether it changes anything; if not, it counts as absent."""
         return True
 
     @property
     def frozen_limit(self) -> tuple[str, float]:
-        """The field that bounds a frozen teacher's weights in memory, and the GB a rank; 0 = no bound."""
+        """The field that limits a frozen teacher's memory, and its value in GB per rank; 0 = no limit."""
         return "", 0.0
 
     @classmethod
     def of(cls, spec: Spec) -> Self | None:
-        """The section of this class in a spec, if it is there and on."""
+        """The section of this class in a spec, if it is present and on."""
         values = (getattr(spec, name) for name in type(spec).model_fields)
         return next((value for value in values if isinstance(value, cls) and value.is_on), None)
 
     @classmethod
     def read(cls, value: Given) -> Self:
-        """Validate the value of the key in a configuration."""
+        """Validate the key's value in a configuration."""
         return cls.model_validate(value)
 
     @classmethod
     def fill(cls, own: Given, given: dict[str, Given]) -> dict[str, Given]:
-        """Add to `given`, the keys of a section, what `own`, the value at this key, needs there."""
+        """Add to `given`, a section's keys, the settings that this key's value `own` needs."""
         return given
 
     def acts_on(self, role: str, teacher: str, lesson: str) -> bool:
-        """Whether it is part of the identity of a role's training. Then the extension's code is part of the
-        role's code map. `lesson`: what the role learns from its teacher.
+        """Whether it is part of the identity of a role's training; the extension's code is then part of the
+        role's code map. `lesson`: the lesson that the role learns.
         """
         found = self.identity_for(role, teacher, lesson)
         return self.is_on if found is None else bool(found)
 
     def identity_for(self, role: str, teacher: str, lesson: str) -> dict[str, Json] | None:
-        """What stands in the identity of a role's training in its place; None: its own identity."""
+        """Its identity in a role's training; None = not part of it."""
         return None
 
     def branch_step(self, start: int, end: int) -> int:
-        """The first step from `start` on that depends on how long the training is; `end` when none does."""
+        """The first step from `start` on that depends on the length of training; `end` if none does."""
         return end
 
     def is_here(self, role: str) -> bool:
-        """Whether this run trains the role, or has it as a finished model."""
+        """Whether this run trains the role or has it as a finished model."""
         return True
 
     @property
     def site_here(self) -> str:
-        """The site of this run, where several sites train together; '' where one trains alone."""
+        """The site of this run if several sites train together; otherwise ''."""
         return ""
 
     @property
     def places(self) -> list[str]:
-        """The sites that train together, sorted; [] where one run trains alone."""
+        """The sites that train together, sorted; [] if the run trains alone."""
         return []
 
     @property
     def places_here(self) -> list[str]:
-        """Those of them that run this training: all, or the one whose roles it has."""
+        """The sites that run this training: all, or the one whose roles it has."""
         return self.places
 
     @property
     def is_whole(self) -> bool:
-        """Whether the run has the roles of all sites, each to be trained at its own."""
+        """Whether the run has the roles of all sites, each to be trained at its own site."""
         return False
 
     @property
     def for_all_sites(self) -> "Section":
-        """The section as it is drawn for all sites: with the roles of all."""
+        """The section with the roles of all sites, for drawing."""
         return self
 
     @property
     def averages(self) -> str:
-        """The field by which several runs average a model; '' where they do not."""
+        """The field by which several runs average a model; '' if they do not."""
         return ""
 
     def batch_here(self, batch: int) -> int:
-        """The sequences of each step that this run reads."""
+        """The sequences per step that this run reads."""
         return batch
 
     @property
     def for_roles_alone(self) -> "Section | None":
-        """The section for a training of some of the roles, without their teachers."""
+        """The section for training some of the roles without their teachers."""
         return self
 
     @property
     def for_fine_tuning(self) -> "Section | None":
-        """The section for a model that is fine-tuned on labels, in one process."""
+        """The section for fine-tuning on labels in one process."""
         return self
 
     def check_section(self, section: Spec) -> None:
-        """Raise ValueError where the section that has the key does not fit."""
+        """Raise ValueError if the section that has the key does not fit."""
 
     def check_scratch(self) -> None:
-        """Raise ConfigError where it is not built for finetune.scratch, a network whose weights all train."""
+        """Raise ConfigError if it does not support finetune.scratch, which trains all weights."""
 
 
 class PlainSection(Section):
-    """A section that a configuration has as a word or a list instead of a mapping: its field `value`, to
-    which the class of a key gives type, default and description.
+    """A section whose value is a word or list instead of a mapping: field `value`, for which the class gives
+    type, default and description.
     """
 
     value: Any
 
     @classmethod
     def read(cls, value: Given) -> Self:
-        """Validate the value of the key in a configuration."""
+        """Validate the key's value in a configuration."""
         return cls.model_validate({"value": value})
 
     @model_serializer
@@ -141,5 +141,5 @@ class PlainSection(Section):
 
     @property
     def is_on(self) -> bool:
-        """Whether it is another value than the default."""
+        """Whether the value differs from the default."""
         return bool(self.value != type(self).model_fields["value"].default)

@@ -1,6 +1,6 @@
-"""Keys that extensions add to sections of the configuration: `train.<key>` is defined by the file
-engine/extensions/<name>/config/train/<key>.py, which is imported where a configuration has it; `parallel` may
-have such keys, too. Torch-free.
+"""Keys that extensions add to `train` and `parallel`. `train.<key>` is defined in
+engine/extensions/<name>/config/train/<key>.py, which is imported only if a configuration has the key.
+Torch-free.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +17,18 @@ from atelier.engine.config.kind_files import kind_file, section_class
 from atelier.engine.config.section import SECTION, PlainSection, Section
 
 SpecType = TypeVar("SpecType", bound=Spec)
-Trait: TypeAlias = Literal["takes_gradients", "chooses_batches", "names_ranks"]  # of a Section
+Trait: TypeAlias = Literal["takes_gradients", "chooses_batches", "names_ranks"]  # class variables of Section
 
 
 @dataclass(frozen=True)
 class SectionReader(SpecChooser):
-    """Validates what a configuration has at a key of an extension."""
+    """Validates the value at an extension's key."""
 
     section: str
     key: str
 
     def spec_of(self, document: Mapping[str, Given]) -> type[Spec]:
-        """The class of the key, whatever its value."""
+        """The class of the key, for any value."""
         return section_class(self.section, self.key)
 
     def plain(self) -> FieldInfo | None:
@@ -38,7 +38,7 @@ class SectionReader(SpecChooser):
 
     @property
     def about(self) -> str:
-        """The first sentence of the class, as a field's description."""
+        """The first sentence of the class docstring, used as the field's description."""
         text = " ".join((self.spec_of({}).__doc__ or "").partition(".")[0].split())
         return f"{text[:1].lower()}{text[1:]}"
 
@@ -50,12 +50,12 @@ class SectionReader(SpecChooser):
 
 
 def with_sections(section: str) -> Callable[[type[SpecType]], type[SpecType]]:
-    """A class decorator: the spec of a section gets a field for each key that extensions add to it. The value
-    is None where a configuration lacks the key, and where what it has is off; documents lack the key then.
+    """A class decorator that adds a field for each extension key to a section's spec. The field is None if
+    the key is missing or off; documents then lack the key.
     """
 
     def extend(base: type[SpecType]) -> type[SpecType]:
-        fields: dict[str, Any] = {}  # pydantic's: type and field
+        fields: dict[str, Any] = {}  # type and field, as pydantic takes them
         for key in kinds_of(f"config/{section}"):
             if key in base.model_fields:
                 raise ConfigError(
@@ -82,63 +82,63 @@ def sections_of(spec: Spec) -> dict[str, Section]:
 
 
 def extensions_of(*specs: Spec) -> set[str]:
-    """The extensions that have a section here which is on."""
+    """The extensions with a section that is on."""
     return {extension_of(type(value)) for spec in specs for value in sections_of(spec).values()}
 
 
 def keys_with(spec: Spec, *traits: Trait) -> list[str]:
-    """The keys of sections, of those that are on, with one of these traits."""
+    """The keys of sections that are on and have one of these traits."""
     return [key for key, one in sections_of(spec).items() if any(getattr(type(one), t) for t in traits)]
 
 
 def value_of(spec: Spec, key: str) -> Json:
-    """The value of a PlainSection, or at `<key>.<field>` of another; None where it is not on, or its
-    extension is not here.
+    """The value of a PlainSection, or of another section's field `<key>.<field>`; None if it is off or its
+    extension is missing.
     """
     first, _, field = key.partition(".")
     return getattr(sections_of(spec).get(first), field or "value", None)
 
 
 class FrozenLimit(NamedTuple):
-    """The most GB of a frozen teacher's weights in a rank's memory at once; `place`: of the key."""
+    """The limit of a frozen teacher's weights in a rank's memory, GB. `place`: its configuration key."""
 
     place: str
     gb: float
 
 
 def frozen_limit(layout: Spec) -> FrozenLimit | None:
-    """That of a layout; None where the whole teacher is in memory."""
+    """The limit in a layout; None if the whole teacher is in memory."""
     found = ((key, *section.frozen_limit) for key, section in sections_of(layout).items())
     return next((FrozenLimit(f"parallel.{key}.{field}", gb) for key, field, gb in found if gb), None)
 
 
 def is_here(spec: Spec, role: str) -> bool:
-    """Whether this run trains the role, or has it as a finished model."""
+    """Whether this run trains the role or has it as a finished model."""
     return all(value.is_here(role) for value in sections_of(spec).values())
 
 
 def site_here(spec: Spec) -> str:
-    """The site of this run, where several sites train together; '' where one trains alone."""
+    """The site of this run if several sites train together; otherwise ''."""
     return "".join(value.site_here for value in sections_of(spec).values())
 
 
 def places_here(spec: Spec) -> list[str]:
-    """The sites that run a training; [] where it is not one of several sites."""
+    """The sites that run a training; [] if it is not spread over sites."""
     return [name for value in sections_of(spec).values() for name in value.places_here]
 
 
 def for_roles_alone(spec: SpecType) -> SpecType:
-    """The same settings for a training of some of the roles, without their teachers."""
+    """The same settings for training some of the roles without their teachers."""
     return spec.model_copy(update={key: each.for_roles_alone for key, each in sections_of(spec).items()})
 
 
 def for_fine_tuning(spec: SpecType) -> SpecType:
-    """The same settings for a model that is fine-tuned on labels, in one process."""
+    """The same settings for fine-tuning on labels in one process."""
     return spec.model_copy(update={key: each.for_fine_tuning for key, each in sections_of(spec).items()})
 
 
 def filled(section: str, given: dict[str, Given]) -> dict[str, Given]:
-    """Add to a user's section the settings that its keys of extensions need."""
+    """Add to a section the settings that its extension keys need."""
     for key in kinds_of(f"config/{section}"):
         if given.get(key) is not None:
             given = cast(type[Section], section_class(section, key)).fill(given[key], given)

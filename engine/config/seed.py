@@ -6,6 +6,6 @@ import hashlib
 
 
 def seed_of(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the generator called `names`; the same on every machine and layout."""
+    """The 63-bit seed of the generator `names`, equal on every machine and layout."""
     text = "/".join([str(seed), *(str(name) for name in names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -1,44 +1,44 @@
-"""A site: a place with its own storage and network, where pools have their workers."""
+"""A site: a location with its own storage and network, where pools have workers."""
 
 from pydantic import Field
 
 from atelier.engine.config.base import Spec
 
-WORD = r"^[A-Za-z0-9_.,:=&|*/@%+\[\]()-]*$"  # characters of a batch system's options
+WORD = r"^[A-Za-z0-9_.,:=&|*/@%+\[\]()-]*$"  # characters allowed in options of a batch system
 
 
 class Slurm(Spec):
     """Options of sbatch for a site's gangs."""
 
-    partition: str = Field(default="", pattern=WORD, description="where jobs run; empty = Slurm's default")
+    partition: str = Field(default="", pattern=WORD, description="partition of jobs; empty = the default")
     account: str = Field(
-        default="", pattern=WORD, description="account that is charged; empty = the user's default"
+        default="", pattern=WORD, description="account to charge; empty = the user's default"
     )
     qos: str = Field(default="", pattern=WORD, description="quality of service; empty = the default")
-    constraint: str = Field(default="", pattern=WORD, description="features that nodes must have")
-    reservation: str = Field(default="", pattern=WORD, description="a reservation to run in")
+    constraint: str = Field(default="", pattern=WORD, description="required features of nodes")
+    reservation: str = Field(default="", pattern=WORD, description="reservation for jobs")
     time: str = Field(
         default="",
         pattern=r"^[0-9:-]*$",
-        description="limit of a job, days-hours:minutes; empty = the partition's",
+        description="time limit per job, days-hours:minutes; empty = the partition's",
     )
-    python: str = Field(default="", description="interpreter on the nodes; empty = the worker's own, shared")
-    container: str = Field(default="", description="Apptainer image in which it runs; empty = none")
+    python: str = Field(default="", description="interpreter on the nodes; empty = the worker's, shared")
+    container: str = Field(default="", description="Apptainer image for the interpreter; empty = none")
     output: str = Field(
-        default="", description="folder for what jobs write outside of gangs; empty = ~/.cache/atelier/slurm"
+        default="", description="folder for output of jobs outside gangs; empty = ~/.cache/atelier/slurm"
     )
 
 
-NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$"  # name of an object in Kubernetes
+NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$"  # name of a Kubernetes object
 
 
 class Kubernetes(Spec):
     """Fields of a Job and its pods for a site's gangs."""
 
-    namespace: str = Field(default="atelier", pattern=NAME, description="where Jobs are made")
+    namespace: str = Field(default="atelier", pattern=NAME, description="namespace of Jobs")
     image: str = Field(default="atelier/worker:0.1.0", description="image with Atelier and torch in it")
     pull_secret: str = Field(
-        default="", pattern=NAME, description="Secret to pull the image with; empty = none"
+        default="", pattern=NAME, description="Secret for pulling the image; empty = none"
     )
     store_secret: str = Field(
         default="",
@@ -50,39 +50,39 @@ class Kubernetes(Spec):
         pattern=NAME,
         description="PersistentVolumeClaim with the store; empty = it is not a folder",
     )
-    mount: str = Field(default="/store", description="where the claim is mounted")
-    gpu: str = Field(default="nvidia.com/gpu", description="name of the resource by which GPUs are requested")
-    cpu: str = Field(default="1", description="cores of each thread of a rank, a quantity")
-    memory: str = Field(default="8Gi", description="memory of each rank, a quantity")
+    mount: str = Field(default="/store", description="mount path of the claim")
+    gpu: str = Field(default="nvidia.com/gpu", description="resource name for requesting GPUs")
+    cpu: str = Field(default="1", description="cores per thread of a rank, a quantity")
+    memory: str = Field(default="8Gi", description="memory per rank, a quantity")
     shared_memory: str = Field(default="1Gi", description="/dev/shm of a pod, a quantity; part of its memory")
-    nodes: dict[str, str] = Field(default_factory=dict, description="labels that nodes must have")
-    tolerate: tuple[str, ...] = Field(default=(), description="keys of the taints that are tolerated")
+    nodes: dict[str, str] = Field(default_factory=dict, description="required labels of nodes")
+    tolerate: tuple[str, ...] = Field(default=(), description="keys of tolerated taints")
     priority: str = Field(default="", pattern=NAME, description="PriorityClass; empty = the default")
-    user: int = Field(default=10001, ge=1, description="user and group that processes run as; not root")
+    user: int = Field(default=10001, ge=1, description="user and group id of processes; not root")
 
 
 class Site(Spec):
-    """conf/site: the settings of a site's workers. It holds no secrets: those come from the environment."""
+    """conf/site: the settings of a site's workers, without secrets: those come from the environment."""
 
-    store: str = Field(default="", description="root of the store as the site sees it; empty = $ATELIER_ROOT")
+    store: str = Field(default="", description="root of the store on this site; empty = $ATELIER_ROOT")
     address: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9_.:-]*$",
-        description="this host as other nodes of a gang reach it; empty = its name",
+        description="address of this host for other nodes of a gang; empty = its name",
     )
     interface: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9_.,:=^-]*$",
-        description="network interface that gangs use between nodes; empty = torch's choice",
+        description="network interface between nodes; empty = torch's choice",
     )
 
-    slurm: Slurm = Field(default=Slurm(), description="of its jobs, for pools with launcher: slurm")
+    slurm: Slurm = Field(default=Slurm(), description="job options, for pools with launcher: slurm")
     kubernetes: Kubernetes = Field(
-        default=Kubernetes(), description="of its Jobs, for pools with launcher: kubernetes"
+        default=Kubernetes(), description="Job settings, for pools with launcher: kubernetes"
     )
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that a worker of this site adds, and a process of an order there."""
+        """Environment variables for a worker of this site, and for processes of orders there."""
         found = {
             "ATELIER_ROOT": self.store,
             "ATELIER_ADDRESS": self.address,

@@ -1,4 +1,4 @@
-"""Which sites a run has, and what runs at which of them. Torch-free."""
+"""Which sites take part in a run, and which tasks run where. Torch-free."""
 
 from typing import Annotated
 
@@ -11,26 +11,25 @@ from atelier.engine.config.site_name import SiteName
 
 
 class Sites(Spec):
-    """The sites of one run; no names: all of it runs here. A list stands for its names: sites=[a,b]."""
+    """The sites of one run; no names = this site alone. sites=[a,b] is short for the names."""
 
     names: tuple[SiteName, ...] = Field(
-        default=(), description="this site and others: trainings run at all of them, and what they need"
+        default=(), description="this site and others; all run the trainings and the tasks that these need"
     )
     at: dict[str, SiteName] = Field(
-        default={}, description="tasks that run at one of the sites alone, by name: {train: b}"
+        default={}, description="tasks that run at only one of the sites, by task: {train: b}"
     )
     parallel: dict[SiteName, Parallel] = Field(
-        default={}, description="layout at another site; where there is none it is chosen there"
+        default={}, description="layout at another site; missing = chosen there"
     )
     mbps: dict[SiteName, Annotated[float, Field(gt=0)]] = Field(
         default={},
-        description="what the link to another site carries, Mbit/s each way, for plans; not given: what this"
-        " site's agent has measured of its last transfer",
+        description="rate of the link to another site, Mbit/s each way, for plans; missing = this site's"
+        " agent's last measurement",
     )
     loopback: bool = Field(
         default=False,
-        description="all of them on this machine, in the store's folder sites/, for the time of the run: to"
-        " try it",
+        description="run all sites on this machine for a trial, in the store's folder sites/",
     )
 
     @model_validator(mode="before")
@@ -41,18 +40,18 @@ class Sites(Spec):
     @model_validator(mode="after")
     def _fits(self) -> "Sites":
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"of {self.listed} each has a name of its own")
+            raise ValueError(f"{self.listed} has a name twice")
         if len(self.names) == 1:
             raise ValueError(f"{self.listed}: a run at one site needs no sites")
         asked = {f"sites.at.{task}": site for task, site in self.at.items()}
         asked |= {f"sites.{key}": site for key in ("parallel", "mbps") for site in getattr(self, key)}
         for place, site in asked.items():
             if site not in self.names:
-                known = f"they are {self.listed}" if self.names else "sites=[a,b] names them"
-                raise ConfigError(place, f"{site} is none of the sites", known)
+                known = f"sites: {self.listed}" if self.names else "name them with sites=[a,b]"
+                raise ConfigError(place, f"{site} is not one of the sites", known)
         return self
 
     @property
     def listed(self) -> str:
-        """The names as they are given."""
+        """The names as given."""
         return f"[{','.join(self.names)}]"

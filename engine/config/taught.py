@@ -1,5 +1,5 @@
-"""Objectives that compare a student with a teacher: its own, or another finished one; on all text, or on some
-sources of it.
+"""Base of objectives that compare a student with its teacher or another finished model, on all text or some
+sources.
 """
 
 from typing import ClassVar
@@ -15,15 +15,15 @@ class Taught(ObjectiveSpec):
 
     teacher: str = Field(
         default="",
-        description="the role of a finished model that it compares with; empty = the student's teacher",
+        description="role of a finished model to compare with; empty = the student's teacher",
     )
     sources: tuple[str, ...] = Field(
         default=(),
-        description="sources of text (data.sources) of whose rows it is the mean; empty = all",
+        description="text sources (data.sources) to average over; empty = all",
     )
 
     def as_identity(self) -> dict[str, Json]:
-        """Without the name of the role: the model that it names is a parent."""
+        """Without the role's name: the model that it names is a parent."""
         identity = super().as_identity()
         identity.pop("teacher", None)
         return identity

@@ -1,4 +1,4 @@
-"""Blocks of a model that reads and says ids of one tokenizer: what kinds gpt and encdec share. Torch-free.
+"""Base of model kinds gpt and encdec: blocks that read and predict ids of one tokenizer. Torch-free.
 
 E head width, V vocab
 """
@@ -14,10 +14,10 @@ from atelier.engine.config.soft_prompt import SoftPrompt
 class TextBlocks(MixedBlocks):
     head_dim: Count | Auto = Field(default="auto", description="width E of a head; auto = hidden / num_heads")
     vocab_padding: int = Field(
-        default=0, ge=0, description="rows of embedding and head beyond the tokenizer's tokens"
+        default=0, ge=0, description="extra rows of embedding and head beyond the vocabulary"
     )
     soft_prompt: SoftPrompt = Field(
-        default=SoftPrompt(), description="vectors in the place of tokens, learned by trainable.kind=prompt"
+        default=SoftPrompt(), description="vectors in place of tokens, learned with trainable.kind=prompt"
     )
 
     @property

@@ -1,5 +1,5 @@
-"""The settings of a training that all its roles share: length, batch, precision; its growth in the first
-steps (progressive learning, ERNIE 3.0, 2107.02137, section 3.3.2); and the handling of bad steps. Torch-free.
+"""Training settings shared by all roles: length, batch, precision; growth in the first steps (progressive
+learning, ERNIE 3.0, 2107.02137, section 3.3.2); handling of bad steps. Torch-free.
 """
 
 from collections.abc import Callable
@@ -23,59 +23,59 @@ class Health(Spec):
     nan: Action = Field(
         default="skip",
         description=(
-            "a step whose loss or gradient is not finite: skip its update, rollback to a checkpoint before"
-            " it, or stop; a role with a teacher skips where others roll back"
+            "on a step with a non-finite loss or gradient: skip its update, rollback to a checkpoint"
+            " before it, or stop; a role with a teacher skips instead of rolling back"
         ),
     )
     spike: Literal["off", "skip", "rollback", "stop"] = Field(
         default="off",
-        description="a step whose loss or gradient norm spikes: off, or as for nan",
+        description="on a step whose loss or gradient norm spikes: off, or as for nan",
     )
     spike_sigmas: float = Field(
         default=6.0,
         ge=0,
-        description="spike: a loss so many standard deviations above its average, and spike_nats as well",
+        description="spike: loss above its average by so many standard deviations and by spike_nats",
     )
-    spike_nats: float = Field(default=0.5, ge=0, description="spike: a loss so many nats above its average")
+    spike_nats: float = Field(default=0.5, ge=0, description="spike: nats above the average loss")
     spike_norm: float = Field(
-        default=0.0, ge=0, description="spike: a gradient norm so many times its average; 0 = not checked"
+        default=0.0, ge=0, description="spike: gradient norm so many times its average; 0 = not checked"
     )
-    spike_after: int = Field(default=20, ge=1, description="spike: steps averaged before the first is judged")
+    spike_after: int = Field(default=20, ge=1, description="spike: number of first steps never judged")
     pass_over: int = Field(
         default=10,
         ge=1,
-        description="rollback: steps, up to and including the bad one, that are skipped the second time",
+        description="rollback: steps, ending with the bad one, to skip the second time",
     )
     rollbacks: int = Field(
         default=3,
         ge=0,
-        description="rollbacks of a role until its training stops",
+        description="rollbacks of a role before its training stops",
         json_schema_extra=HEALTH_LAYOUT,
     )
     patience: int = Field(
         default=3,
         ge=1,
-        description="skipped steps in a row until training stops",
+        description="skipped steps in a row before training stops",
         json_schema_extra=HEALTH_LAYOUT,
     )
     hang_s: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         description=(
-            "seconds without a heartbeat of any rank after which the gang is ended and started again; auto ="
-            " 20 times the longest step, 600 at least; 0 = never"
+            "restart the gang after so many seconds without progress of any rank; auto = 20 times the"
+            " longest step, at least 600 s; 0 = never"
         ),
         json_schema_extra=HEALTH_LAYOUT,
     )
     digest_every: int = Field(
         default=0,
         ge=0,
-        description="steps between comparisons of the weights' copies; 0 = only before each checkpoint",
+        description="steps between comparisons of replicated weights; 0 = only before checkpoints",
         json_schema_extra=HEALTH_LAYOUT,
     )
     straggler: float = Field(
         default=2.0,
         ge=0,
-        description="a rank that computes this many times as long as the median rank is named; 0 = never",
+        description="warn of a rank slower than the median rank by this factor; 0 = never",
         json_schema_extra=HEALTH_LAYOUT,
     )
 
@@ -84,47 +84,43 @@ class Health(Spec):
         return "rollback" in (self.nan, self.spike)
 
     def action(self, bad: Bad, *, has_teacher: bool) -> Action:
-        """The action for a bad step. A student never rolls back its teacher: it skips instead."""
+        """The action for a bad step. A student skips instead of rolling back its teacher."""
         chosen = self.spike if bad == "spike" and self.spike != "off" else self.nan
         return "skip" if chosen == "rollback" and has_teacher else chosen
 
 
-TOKENS = 8  # sequence lengths are multiples of this
-EIGHTHS = 8  # a batch grows by eighths of the whole one
+TOKENS = 8  # sequence lengths are multiples of it
+EIGHTHS = 8  # a batch grows by eighths of the full one
 
 
 class Progressive(Spec):
-    steps: int = Field(
-        default=0, ge=0, description="steps until everything has its full size; 0 = from the first"
-    )
+    steps: int = Field(default=0, ge=0, description="steps until everything has its full size; 0 = no growth")
     stages: int = Field(
-        default=4, ge=1, le=64, description="number of smaller sizes, each for equally many steps"
+        default=4, ge=1, le=64, description="number of smaller sizes, for equally many steps each"
     )
     sequence: float = Field(
-        default=0.25, gt=0, le=1, description="length of the first sequences, as a share of the full length"
+        default=0.25, gt=0, le=1, description="first sequence length, as a share of the full length"
     )
-    batch: float = Field(
-        default=0.25, gt=0, le=1, description="sequences of the first steps, as a share of the full batch"
-    )
+    batch: float = Field(default=0.25, gt=0, le=1, description="first batch, as a share of the full batch")
     dropout: float = Field(
-        default=0.0, ge=0, le=1, description="dropout of the first steps, as a share of the full dropout"
+        default=0.0, ge=0, le=1, description="first dropout, as a share of the full dropout"
     )
 
     def stage(self, step: int) -> int:
-        """The stage of a step; `stages` after the last one."""
+        """The stage of a step; `stages` after the last stage."""
         return self.stages if step >= self.steps else step * self.stages // self.steps
 
     def _grown(self, first: float, step: int) -> float:
-        """A share that grows linearly from stage to stage."""
+        """A share that grows linearly by stage."""
         return first + (1.0 - first) * self.stage(step) / self.stages
 
     def sequence_at(self, step: int, sequence: int) -> int:
-        """Tokens a sequence."""
+        """Tokens per sequence."""
         wanted = round(self._grown(self.sequence, step) * sequence / TOKENS) * TOKENS
         return min(sequence, max(TOKENS, wanted))
 
     def batch_at(self, step: int, batch: int) -> int:
-        """Sequences a step, in whole eighths of the batch if it is divisible by 8."""
+        """Sequences per step, in whole eighths of a batch that is divisible by 8."""
         unit = batch // EIGHTHS if batch % EIGHTHS == 0 else 1
         return min(batch, max(unit, round(self._grown(self.batch, step) * batch / unit) * unit))
 
@@ -137,16 +133,16 @@ class Progressive(Spec):
         return min(1.0, (step + 1) / (self.steps + 1)) if self.steps else 1.0
 
     def first_steps(self) -> list[int]:
-        """The first step of each stage, including that of the full size."""
+        """The first step of each stage, the full size included."""
         found = dict.fromkeys(-(-stage * self.steps // self.stages) for stage in range(self.stages + 1))
         return list(found) if self.steps else [0]
 
     def samples_before(self, step: int, batch: int) -> int:
-        """Sequences of all steps before this one."""
+        """Sequences of all steps before `step`."""
         return self._total(step, lambda at: self.batch_at(at, batch))
 
     def tokens_before(self, step: int, batch: int, sequence: int) -> int:
-        """Tokens of all steps before this one."""
+        """Tokens of all steps before `step`."""
         return self._total(step, lambda at: self.batch_at(at, batch) * self.sequence_at(at, sequence))
 
     def _total(self, step: int, size_at: Callable[[int], int]) -> int:
@@ -157,25 +153,22 @@ class Progressive(Spec):
 
 class Ahead(Spec):
     role: str = Field(
-        default="", description="the role that is trained alone first and goes on from there; empty = none"
+        default="", description="role to train alone first; it continues from there; empty = none"
     )
-    steps: int = Field(default=0, ge=0, description="steps that it is trained alone")
+    steps: int = Field(default=0, ge=0, description="steps of training alone")
     objective: Objectives = Field(
         default={},
         description=(
-            "what it optimises alone; empty = of its own objectives those that need neither a teacher nor"
-            " imitations"
+            "its objectives alone; empty = those of its own that need neither a teacher nor imitations"
         ),
     )
-    optim: Optim | None = Field(
-        default=None, description="its optimiser and learning rates alone; none = those of the role"
-    )
+    optim: Optim | None = Field(default=None, description="its optimiser alone; none = the role's")
 
     @model_validator(mode="after")
     def _both(self) -> "Ahead":
         if self.role and not self.steps:
             raise ValueError(
-                f"{self.role} is to be trained ahead for 0 steps; give ahead.steps, or ahead=none"
+                f"{self.role} is to be trained alone for 0 steps; give ahead.steps, or ahead=none"
             )
         return self
 
@@ -194,17 +187,17 @@ class Train(Spec):
         description="training tokens, rounded up to whole steps; or give steps",
         json_schema_extra=LAYOUT,
     )
-    global_batch: int = Field(ge=1, description="sequences a step, over all ranks")
+    global_batch: int = Field(ge=1, description="sequences per step, over all ranks")
     micro_batch: Count | Literal["auto"] = Field(
-        default="auto", description="sequences a rank computes at once", json_schema_extra=LAYOUT
+        default="auto", description="sequences that a rank computes at once", json_schema_extra=LAYOUT
     )
-    sequence: int = Field(ge=SHORTEST, description="tokens a sequence")
+    sequence: int = Field(ge=SHORTEST, description="tokens per sequence")
     precision: Literal["bf16", "fp32", "fp64", "fp8"] = Field(
         default="bf16",
-        description="of the arithmetic: bf16 (fp32 master weights), fp32, fp64, or fp8 (bf16 with float8 "
-        "products in blocks: torchao and a GPU that has them)",
+        description="arithmetic: bf16 (fp32 master weights), fp32, fp64, or fp8 (bf16 with float8 products"
+        " in blocks; needs torchao and a supporting GPU)",
     )
-    seed: int = Field(default=1, ge=0, description="of data order and initial weights")
+    seed: int = Field(default=1, ge=0, description="seed of data order and initial weights")
     checkpoint_every: Count | Literal["auto"] = Field(
         default=100,
         description="steps between checkpoints; auto = from the failure rate of the pool's devices"
@@ -214,54 +207,54 @@ class Train(Spec):
     keep: int = Field(
         default=2,
         ge=0,
-        description="checkpoints kept besides those at branch points; 0 = none once the model is finished",
+        description="checkpoints to keep besides those at branch points; 0 = none after the end",
         json_schema_extra=LAYOUT,
     )
     keep_every: int = Field(
         default=0,
         ge=0,
-        description="checkpoints at multiples of so many steps are kept for good; 0 = none",
+        description="keep checkpoints at multiples of so many steps; 0 = none",
         json_schema_extra=LAYOUT,
     )
     keep_best: int = Field(
         default=0,
         ge=0,
-        description="checkpoints of each trajectory kept for their held-out loss, the lowest ones; 0 = none",
+        description="keep so many checkpoints of lowest held-out loss per trajectory; 0 = none",
         json_schema_extra=LAYOUT,
     )
     eval_every: int = Field(
         default=0,
         ge=0,
-        description="steps between held-out losses in training; 0 = at checkpoints",
+        description="steps between evaluations; 0 = at checkpoints",
         json_schema_extra=LAYOUT,
     )
     eval_sequences: int = Field(
-        default=32, ge=1, description="held-out sequences an evaluation", json_schema_extra=LAYOUT
+        default=32, ge=1, description="held-out sequences per evaluation", json_schema_extra=LAYOUT
     )
     profile: int = Field(
         default=0,
         ge=0,
-        description="steps recorded with torch's profiler, after the first three of a gang; 0 = none",
+        description="steps to profile with torch, after a gang's first three; 0 = none",
         json_schema_extra=LAYOUT,
     )
     progressive: Progressive = Field(
         default=Progressive(),
         description="growth of sequences, batches, learning rates and dropout in the first steps",
     )
-    health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
+    health: Health = Field(default=Health(), description="handling of bad steps and ranks")
 
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any) -> Any:
-        """With what keys of extensions need."""
+        """Add the settings that keys of extensions need."""
         return filled("train", given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _length(self) -> "Train":
         if self.steps and self.tokens:
             raise ValueError(
-                f"steps={self.steps} and tokens={self.tokens:g} are both given; train.steps=0 counts tokens, "
-                "train.tokens=0 steps"
+                f"steps={self.steps} and tokens={self.tokens:g} are both given; set train.steps=0 to use"
+                " tokens, or train.tokens=0 to use steps"
             )
         if not self.steps and not self.tokens:
             raise ValueError("give either steps or tokens (above 0)")
@@ -279,8 +272,8 @@ class Train(Spec):
             return self
         if self.keep_every % self.checkpoint_every:
             raise ValueError(
-                f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: "
-                "there would be nothing to keep at most of these steps"
+                f"keep_every={self.keep_every} is not a multiple of"
+                f" checkpoint_every={self.checkpoint_every}, so most of these steps have no checkpoint"
             )
         if self.keep_best and self.eval_every and self.checkpoint_every % self.eval_every:
             raise ValueError(
@@ -292,7 +285,7 @@ class Train(Spec):
 
     @property
     def save_every(self) -> int:
-        """Steps between checkpoints. Raises ConfigError while they are `auto`."""
+        """Steps between checkpoints. Raises ConfigError while it is `auto`."""
         if self.checkpoint_every == "auto":
             raise ConfigError("train.checkpoint_every", "is auto", "plan it against a pool first")
         return self.checkpoint_every
@@ -312,14 +305,14 @@ class Train(Spec):
         )
 
     def here(self) -> "Train":
-        """The same settings with the sequences that this run reads as the batch."""
+        """The same settings, with this run's share of the sequences as the batch."""
         batch = self.global_batch
         for value in sections_of(self).values():
             batch = value.batch_here(batch)
         return self.model_copy(update={"global_batch": batch}) if batch != self.global_batch else self
 
     def at(self, step: int) -> "Train":
-        """The same settings with the batch and the sequence of this step."""
+        """The same settings, with the batch and sequence of this step."""
         sizes = {
             "global_batch": self.progressive.batch_at(step, self.global_batch),
             "sequence": self.progressive.sequence_at(step, self.sequence),

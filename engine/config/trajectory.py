@@ -1,9 +1,9 @@
 """The trajectories of a training and their identities. Pure arithmetic on specs; torch-free.
 
-A role's training is cut into segments where it starts to depend on where training ends: at its own schedule's
-branch step and at its teacher's; and where the shares of its data change. The steps before a cut are a trunk
-that longer runs, other decays and other shares have in common. A rollback passes over steps before the bad
-one, so a root that may roll back has no trunk: later steps change earlier ones.
+A role's training is cut into segments where it starts to depend on the length of training (the branch steps
+of its and its teacher's schedules) and where the shares of its data change. Steps before a cut are a trunk,
+shared by longer runs, other decays and other shares. A root that may roll back has no trunk: a rollback
+changes steps before the bad one.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from atelier.engine.config.sections import sections_of
 from atelier.engine.config.train import Train
 
 VERSION = 1
-PADDING = 2  # version of how logits of padding are compared: not at all
-LEAD = 2  # version of how a teacher's lead is measured: from the end of the warm-up on
+PADDING = 2  # version of the handling of padding logits: not compared
+LEAD = 2  # version of the teacher's lead: measured after warm-up
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment of a role's training: the steps start < s <= end of one trajectory."""
+    """One segment of a role's training: steps start < s <= end of one trajectory."""
 
     start: int
     end: int
@@ -39,8 +39,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Feed:
-    """The data of a training: its parents by role (`tokens.main`, `tokenizer` ...) and the part of it that is
-    identity (weights, the draw). `later`: what it is from a step on, where its shares change.
+    """The data of a training: parents by role (`tokens.main`, `tokenizer` ...) and its identity (weights, the
+    draw). `later`: the data from a step on, where shares change.
     """
 
     parents: dict[str, str]
@@ -48,20 +48,20 @@ class Feed:
     later: Mapping[int, "Feed"] = dataclasses.field(default_factory=dict)
 
     def at(self, step: int) -> "Feed":
-        """The data up to and with the step after `step`."""
+        """The data up to the step after `step`."""
         begun = max((begin for begin in self.later if begin <= step), default=None)
         return self if begun is None else self.later[begun]
 
 
 def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[str]:
-    """Role names, every teacher before its students. Raises ConfigError for an unknown teacher or a cycle."""
+    """Role names, teachers before students. Raises ConfigError for an unknown teacher or a cycle."""
     order: list[str] = []
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         if name in path:
             raise ConfigError(
                 f"{place}.{name}.teacher",
-                f"the roles teach each other in a circle: {' -> '.join([*path, name])}",
+                f"teachers form a cycle: {' -> '.join([*path, name])}",
             )
         others = {f"objective.{key}.teacher": other for key, other in roles[name].other_teachers.items()}
         for field, teacher in {"teacher": roles[name].teacher, **others}.items():
@@ -83,9 +83,9 @@ def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[s
 
 
 def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles") -> dict[str, Role]:
-    """The same roles with every `start` and `end` as a step: fractions below 1 of all steps, rounded.
+    """The same roles with every `start` and `end` as a step; fractions of all steps are rounded.
 
-    Raises ConfigError when they are not within the training, or a teacher starts after or ends before its
+    Raises ConfigError if a step is outside the training, or if a teacher starts after or ends before its
     student.
     """
     result = {}
@@ -102,8 +102,8 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
         if role.end and not start < leaves <= train.num_steps:
             raise ConfigError(
                 f"{place}.{name}.end",
-                f"step {leaves} is not after its start at {start} and among {train.num_steps} steps",
-                f"0 = it stays to the end, step {train.num_steps}",
+                f"step {leaves} is not between its start at {start} and the end at {train.num_steps}",
+                f"0 = it ends with the training, at step {train.num_steps}",
             )
         result[name] = role.model_copy(update={"start": start, "end": int(leaves)})
     for name, role in result.items():
@@ -111,13 +111,13 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
         if teacher and role.attach != "frozen" and role.start < teacher.start:
             raise ConfigError(
                 f"{place}.{name}.start",
-                f"step {role.start}, but its teacher {role.teacher} begins at step {teacher.start}",
+                f"step {role.start}, but its teacher {role.teacher} starts at step {teacher.start}",
                 f"{place}.{name}.start={teacher.start} would fit",
             )
         if teacher and role.attach != "frozen" and role.last(train.num_steps) > teacher.last(train.num_steps):
             raise ConfigError(
                 f"{place}.{role.teacher}.end",
-                f"step {teacher.end}, but its student {name} stays until step {role.last(train.num_steps)}",
+                f"step {teacher.end}, but its student {name} ends at step {role.last(train.num_steps)}",
                 f"{place}.{name}.end={teacher.end} would fit",
             )
     return result
@@ -126,8 +126,8 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
 def segments_of(
     roles: Mapping[str, Role], train: Train, feed: Feed, inits: Mapping[str, str]
 ) -> dict[str, list[Segment]]:
-    """The segments of every role, teachers first; of a finished model none. `inits`: fingerprints of the
-    models that roles start from, or are.
+    """The segments of every role, teachers first; none for a finished model. `inits`: fingerprints of models
+    that roles start from or are.
     """
     result: dict[str, list[Segment]] = {}
     for name in in_teaching_order(roles):
@@ -152,7 +152,7 @@ def _segments(
     teaching: list[Segment],
     model: str,
 ) -> list[Segment]:
-    """`others`: the finished teachers besides its own; `model`: its own, where that is a finished one."""
+    """`others`: finished teachers besides its own; `model`: its own teacher, if finished."""
     start, end = int(role.start), role.last(train.num_steps)
     is_whole = train.health.rolls_back and not role.teacher
     own = start if is_whole else _branch_step(role, train, start, end)
@@ -184,7 +184,7 @@ def _segments(
 
 
 def _branch_step(role: Role, train: Train, start: int, end: int) -> int:
-    """The first step whose learning rate, objectives' weights or outer steps depend on `end`; `end` when none
+    """The first step whose learning rate, objectives' weights or outer steps depend on `end`; `end` if none
     does.
     """
     schedules = (role.optim.schedule, *(spec.schedule for spec in role.objective.values()))
@@ -192,7 +192,7 @@ def _branch_step(role: Role, train: Train, start: int, end: int) -> int:
 
 
 def _covering(teaching: list[Segment], step: int) -> Segment:
-    """The teacher's segment that contains the step after `step`."""
+    """The teacher's segment with the step after `step`."""
     return next(segment for segment in teaching if segment.start <= step < segment.end)
 
 
@@ -200,7 +200,7 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     identity = role.as_identity()
     identity.pop("init", None)
     identity.pop("teacher", None)
-    identity.pop("end", None)  # part of `horizon` below, if it matters
+    identity.pop("end", None)  # part of `horizon` below, if relevant
     if identity.get("attach") == "replay":
         identity.pop("attach")
     if role.gate != "open":
@@ -231,8 +231,8 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
 
 
 def origins(prefix: str, train: Train, section: str = "train") -> dict[str, str]:
-    """First part of an identity key -> the configuration key to change. `prefix`: 'roles.teacher.', '' ...;
-    `section` has the training's length, and what it has of extensions, and `train` what all trainings share.
+    """First part of an identity key -> configuration key to change. `prefix`: 'roles.teacher.' or ''.
+    `section`: the section with the training's length and own extension keys; `train` has the shared settings.
     """
     own = kinds_of(f"config/{section}")
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")

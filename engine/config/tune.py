@@ -1,5 +1,5 @@
-"""A small model that learns prompts and their answers from a pretrained one, which learns them too.
-Torch-free.
+"""Settings of the flow in which a small model learns prompts and answers, also from a pretrained model that
+learns them too. Torch-free.
 """
 
 from pydantic import Field, model_validator
@@ -9,21 +9,19 @@ from atelier.engine.config.chats import Chats
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.sections import sections_of, with_sections
 
-TEACHER, STUDENT = "teacher", "student"  # roles
+TEACHER, STUDENT = "teacher", "student"  # names of the roles
 
 
 @with_sections("tune")
 class Tune(Spec):
-    chats: Chats = Field(default=Chats(source="stdlib"), description="prompts and their answers")
-    student: Model = Field(
-        description="the network that learns from the pretrained model; it begins at a seed"
-    )
+    chats: Chats = Field(default=Chats(source="stdlib"), description="conversations to learn")
+    student: Model = Field(description="the student network, from random weights")
     objective: dict[str, Objective] = Field(
-        description="the student's; the pretrained model has those of them that need no teacher"
+        description="objectives of the student; the pretrained model has those without a teacher"
     )
-    optim: Optim = Field(description="of both")
-    steps: Count = Field(description="of both, on the same rows, of which each has train.global_batch")
-    sequence: Count = Field(description="tokens of a row; what is longer is left out")
+    optim: Optim = Field(description="optimiser of both models")
+    steps: Count = Field(description="steps of both models, train.global_batch rows each")
+    sequence: Count = Field(description="tokens per row; longer rows are left out")
 
     @model_validator(mode="after")
     def _fits(self) -> "Tune":
@@ -32,9 +30,9 @@ class Tune(Spec):
         needs = {type(spec).needs_teacher for spec in self.objective.values()}
         if needs != {True, False}:
             what = (
-                "the teacher; give one of kind logits"
+                "the teacher; add one of kind logits"
                 if True not in needs
-                else "answers; give one of kind chat"
+                else "answers; add one of kind chat"
             )
-            raise ValueError(f"objective: none of it learns from {what}")
+            raise ValueError(f"objective: none learns from {what}")
         return self

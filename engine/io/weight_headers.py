@@ -22,11 +22,11 @@ def header(url: str) -> list[TensorEntry]:
     size = storage.size(url)
     length = int.from_bytes(storage.read_range(url, 0, LENGTH), "little")
     if length > min(MOST_HEADER, size - LENGTH):
-        raise DataError(f"{url}: not a file of weights (a header of {length} bytes in a file of {size})")
+        raise DataError(f"{url}: not a weights file (a header of {length} bytes in a file of {size})")
     try:
         document = parse_object(storage.read_range(url, LENGTH, LENGTH + length), url)
     except DamageError as error:
-        raise DataError(f"{url}: not a file of weights ({error})") from None
+        raise DataError(f"{url}: not a weights file ({error})") from None
     entries, end = list[TensorEntry](), 0
     for name, about in document.items():
         if name == METADATA:
@@ -36,7 +36,7 @@ def header(url: str) -> list[TensorEntry]:
         end = max(end, last)
     if LENGTH + length + end != size:
         problem = f"its header says {LENGTH + length + end} bytes, and it has {size}"
-        raise DataError(f"{url}: not a file of weights ({problem})")
+        raise DataError(f"{url}: not a weights file ({problem})")
     return entries
 
 
@@ -48,7 +48,7 @@ def _entry(name: str, about: Json, url: str) -> tuple[TensorEntry, int]:
         entry = TensorEntry(name, dtype, tuple(shape))
         if offsets[1] - offsets[0] == entry.num_bytes:
             return entry, offsets[1]
-    raise DataError(f"{url}: not a file of weights (what it says of {printable(name)})")
+    raise DataError(f"{url}: not a weights file (what it says of {printable(name)})")
 
 
 def _are_counts(value: Json) -> TypeGuard[list[int]]:

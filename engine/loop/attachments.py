@@ -1,5 +1,5 @@
-"""What hooks of extensions (hooks.py) attach to a role: state in its checkpoints, and places of a step where
-they read its outputs or take its gradients.
+"""Objects that extensions' hooks (hooks.py) attach to a role: state in its checkpoints, and access to its
+outputs and gradients within a step.
 """
 
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from atelier.engine.objective.chunked import Side
 
 
 class Attachment:
-    """What an extension adds to a role (`RoleState.attach`). `name`: of its state in the checkpoints."""
+    """An extension's addition to a role (`RoleState.attach`). `name`: key of its state in checkpoints."""
 
     name: str
 
     def state(self) -> Tree:
-        """To be checkpointed; empty where there is nothing."""
+        """The state to checkpoint; empty if there is none."""
         return {}
 
     def restore(self, state: Nested, step: int) -> None:
-        """Go on from the checkpoint of `step`, whose tensors are filled in place; `state` is empty where it
-        has none.
+        """Resume from the checkpoint of `step`, whose tensors are filled in place; `state` is empty if it has
+        none.
         """
 
     def summary(self, steps: int) -> dict[str, Json]:
-        """Entries of the model's record after so many steps."""
+        """Entries for the model's record after `steps` steps."""
         return {}
 
     def files(self) -> dict[str, bytes]:
@@ -43,66 +43,66 @@ class Attachment:
 
 
 class WeightOwner(Protocol):
-    """Owns weights of a stage that are not on the device, with their gradients and optimiser states. The file
-    weights.py of an extension has `take_weights`, which takes them out of a model.
+    """Owner of a stage's weights, gradients and optimiser states that are kept off the device. `take_weights`
+    in an extension's weights.py takes them out of a model.
     """
 
     @property
     def folder(self) -> Path:
-        """Where it has them; copies for checkpoints go there too."""
+        """The folder of the weights and of their copies for checkpoints."""
         ...
 
     def settle(self) -> None:
-        """Bring what `whole` returns up to the last step."""
+        """Bring the tensors of `whole` up to date with the last step."""
 
     def whole(self) -> dict[str, dict[str, Tensor]]:
         """By name in the plain model: the weight ("weight") and its optimiser states."""
         ...
 
     def filled(self) -> None:
-        """What `whole` returned was filled."""
+        """Called after the tensors of `whole` were filled."""
 
     def check_states(self, states: Mapping[str, Tensor], place: str) -> None:
-        """Raise ConfigError at `place` for an optimiser's states, `<weight>.<state>`, that it cannot take."""
+        """Raise ConfigError at `place` for optimiser states, `<weight>.<state>`, that it cannot take."""
 
     def norms(self) -> dict[str, Tensor]:
-        """By name, the norms [X] of the parts of its gradients, each alone."""
+        """The norms [X] of the parts of each weight's gradient, by name."""
         ...
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
-        """Take the optimiser's step with gradients times `scale`, if that is below 1; or drop them."""
+        """Take the optimiser's step with gradients times min(`scale`, 1), or drop them if not `is_good`."""
 
 
 class GradientHandler(Attachment):
-    """Handles the gradients of each micro-batch itself, in place of adding them up. `measured`: metrics of
-    the last step.
+    """Handles each micro-batch's gradients instead of adding them up. `measured`: metrics of the last
+    step.
     """
 
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}
 
     def begin(self, step: int, trajectory: str) -> None:
-        """Begin the step of this number, from 0, of a trajectory."""
+        """Begin a step of a trajectory; steps count from 0."""
 
     def add(self) -> None:
-        """Take the gradients of a micro-batch, after its backward pass."""
+        """Take a micro-batch's gradients after its backward pass."""
 
     def finish(self) -> None:
-        """After the last micro-batch, give the weights the gradients of the step. A collective."""
+        """After the last micro-batch, set the weights' gradients of the step. A collective."""
 
     def divisor(self, batch: Mapping[str, Tensor], counts: Counts) -> int:
-        """Divides the summed loss of a micro-batch's tokens."""
+        """The divisor of a micro-batch's summed token losses."""
         return counts.divisor
 
 
 class Tap(Attachment):
-    """Takes what others need from a role's outputs, in each micro-batch of the steps in which it is asked.
-    `lesson`: for whom (engine/extensions/sites/lessons.py).
+    """Takes outputs of a role for others, in each micro-batch of a step in which they are needed. `lesson`:
+    name of the lesson that it makes (engine/extensions/sites/lessons.py).
     """
 
     lesson: str
-    is_asked = False  # at this step
-    loss: float | None = None  # the role's in this step, once it is known
+    is_asked = False  # needed in this step
+    loss: float | None = None  # the role's loss in this step, once known
 
     def add(
         self, batch: Mapping[str, Tensor], clock: int, hidden_BTD: Tensor, head_weight_VD: Tensor
@@ -110,23 +110,23 @@ class Tap(Attachment):
         """Take from a micro-batch of this rank's tokens."""
 
     def message(self, clock: int) -> dict[str, Tensor]:
-        """The tensors of a step that are sent to students at other sites. A collective."""
+        """The tensors of a step for students at other sites. A collective."""
         return {}
 
 
 class Inbox(Protocol):
-    """Where a role gets what a teacher at another site sends of a step."""
+    """Receives a remote teacher's messages for a role."""
 
     def open(self, path: Path, place: str, step: int) -> None:
-        """Read the verified message of the teacher's step, from 0, in the file `path`, which messages call
-        `place`. Raises DataError for a message that does not fit the step.
+        """Read the verified message of the teacher's step (from 0) from the file `path`, called `place` in
+        errors. Raises DataError if it does not fit the step.
         """
         ...
 
 
 class RemoteOutputs(Protocol):
-    """The outputs of a teacher that is not in this gang, for one step. `loss`: the teacher's, if it is known;
-    `place`: what messages call them.
+    """The outputs of a remote teacher for one step. `loss`: the teacher's, if known; `place`: name in
+    errors.
     """
 
     @property
@@ -141,5 +141,5 @@ class RemoteOutputs(Protocol):
         ...
 
     def side(self, batch: Mapping[str, Tensor]) -> Side:
-        """Those for a micro-batch of this rank. Raises DataError where it has other samples or tokens."""
+        """The outputs for a micro-batch of this rank. Raises DataError if its samples or tokens differ."""
         ...

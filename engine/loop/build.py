@@ -1,5 +1,5 @@
-"""Build roles from a training's description: a plain network on the meta device, transformed for its layout
-in one explicit order, then given memory and weights, on each rank only its shard.
+"""Build roles from a training's description: a plain network on the meta device is transformed for its layout
+in a fixed order, then each rank allocates and fills only its shard.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,8 +59,8 @@ from atelier.engine.tier.ring import Ring
 
 @dataclass
 class BuildContext:
-    """What building a member needs: the gang, its layout, the model artifacts to start from, a scratch folder
-    for copies of remote files.
+    """Inputs for building a role: the gang, its layout, the model artifacts to start from, and a scratch
+    folder for copies of remote files.
     """
 
     gang: Gang
@@ -70,8 +70,8 @@ class BuildContext:
     _grids: dict[str, Grid] = field(default_factory=dict)
 
     def grid(self, name: str, *, is_student: bool) -> Grid:
-        """The grid of a role. The first call for a role's axes is a collective: all ranks ask for the same
-        roles in the same order.
+        """The grid of a role. The first call for a role's axes is a collective: all ranks must ask for the
+        same roles in the same order.
         """
         axes = self.layout.axes_of(name)
         key = f"{axes} {is_student}"
@@ -82,8 +82,8 @@ class BuildContext:
 
 
 def build_roles(training: Training, steps: Mapping[str, int], context: BuildContext) -> dict[str, RoleState]:
-    """Build the roles that resume at one of `steps`, by name, and the teachers that they learn from; and
-    finished models from which roles at other sites learn.
+    """Build the roles that resume at one of `steps`, their teachers, and finished models that teach roles at
+    other sites, by name.
     """
     taught_by = {teacher for name in steps for teacher in training.members[name].role.teachers}
     taught_by |= {
@@ -99,11 +99,11 @@ def build_roles(training: Training, steps: Mapping[str, int], context: BuildCont
 def build_member(
     name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
 ) -> RoleState:
-    """Build a role with its initial weights, at its start step; on a rank that holds no part of it, without a
-    network.
+    """Build a role at its start step with its initial weights; without a network on ranks that hold no part
+    of it.
 
-    Raises ConfigError when its `init` is no input or does not fit its model, or when it is frozen without
-    one.
+    Raises ConfigError if its `init` is not an input or does not fit its model, or if it is frozen without
+    `init`.
     """
     train = training.train
     roles = {key: member.role for key, member in training.members.items()}
@@ -147,7 +147,7 @@ def build_member(
 
 
 def _has_states_of(optim: OptimSpec, init: str, build_context: BuildContext) -> bool:
-    """Whether the model that a role begins from has states of an optimiser like the role's."""
+    """Whether the model that a role starts from has states of an optimiser like the role's."""
     begun = build_context.inputs[init]
     if OPTIMIZER not in begun.names():
         return False
@@ -164,7 +164,7 @@ def _body(
     values: Values,
     files: StoredWeights | None,
 ) -> RoleModel:
-    """The stages of a role that this rank holds. `files`: where the weights stay."""
+    """The stages of a role on this rank. `files`: the files in which the weights stay, if any."""
     spec, train, layout = training.members[name], training.train, build_context.layout
     is_pipeline = grid.pipeline > 1 and not grid.last_only
     counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_blocks,)
@@ -210,9 +210,9 @@ def _stage(
     is_compiled: bool,
     files: StoredWeights | None,
 ) -> StageModule:
-    """Transform a plain model on the meta device for its stage: keep the stage's modules, convert to float8,
+    """Transform a plain model on the meta device into its stage: keep the stage's modules, convert to float8,
     split matrices, split experts, take out weights, gather keys, recompute, compile, shard. The order
-    matters: each step sees what the earlier ones made.
+    matters: each step works on the result of the earlier ones.
     """
     layout = build_context.layout
     is_first, is_last, begin = number == 0, number == len(counts) - 1, sum(counts[:number])
@@ -261,7 +261,7 @@ def _stage(
 
 
 def _owner(model: Model, spec: MemberSpec, build_context: BuildContext) -> WeightOwner | None:
-    """The owner of weights that an extension takes out of a stage."""
+    """The owner of weights that an extension takes out of a stage, if any."""
     for name in sorted(extensions_of(build_context.layout)):
         part = extension_part(name, "weights", "take_weights")
         if part is not None and (owner := part.take_weights(model, spec, build_context)) is not None:
@@ -274,7 +274,7 @@ def _ring(
 ) -> Ring:
     """Keep the weights of a frozen model in its files."""
     limit = frozen_limit(build_context.layout)
-    assert limit is not None  # else it has no files
+    assert limit is not None  # otherwise it has no files
     return Ring(
         model,
         files,
@@ -290,8 +290,8 @@ def _ring(
 def _plain(
     name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
 ) -> tuple[Callable[[], Model], Values, StoredWeights | None]:
-    """A factory of the plain network on the meta device, a function for the initial value of each weight, and
-    the weights of the model that it starts from.
+    """A factory of the plain network on the meta device, a function for each weight's initial value, and the
+    weights of the model that it starts from.
     """
     role, train = spec.role, training.train
     seed, seed_name = train.seed, role.seed_name or name
@@ -300,7 +300,7 @@ def _plain(
     if spec.init:
         if spec.init not in build_context.inputs:
             known = ", ".join(build_context.inputs) or "none"
-            raise ConfigError(f"roles.{name}.init", f"no input {spec.init!r}", f"inputs are: {known}")
+            raise ConfigError(f"roles.{name}.init", f"no input {spec.init!r}", f"inputs: {known}")
         source, parent_spec = read_weights(build_context.inputs[spec.init], build_context.scratch)
         if spec.mode == "frozen":
             model_spec = parent_spec
@@ -311,9 +311,7 @@ def _plain(
                 "give it the parent's model",
             )
     elif spec.mode == "frozen":
-        raise ConfigError(
-            f"roles.{name}", "is frozen, but there is no model to take", "give members.<name>.init"
-        )
+        raise ConfigError(f"roles.{name}", "is frozen, but has no model", "give members.<name>.init")
 
     def plain() -> Model:
         with blank():
@@ -350,7 +348,7 @@ def _plain(
 def _streamed(
     name: str, bare: Model, spec: MemberSpec, source: StoredWeights | None, train: Train, layout: Parallel
 ) -> StoredWeights | None:
-    """The weights that are to stay in their files: of a frozen model that is larger than its memory."""
+    """The weights of a frozen model that stay in their files because it is larger than its memory limit."""
     limit = frozen_limit(layout)
     if limit is None or spec.mode != "frozen":
         return None
@@ -360,7 +358,7 @@ def _streamed(
 
 
 def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int, ...]:
-    """Number of blocks of each stage. The last stage also computes the head and all students."""
+    """Number of blocks per stage. The last stage also computes the head and all students."""
     if layout.stages:
         return layout.stages
     sequence = training.train.sequence
@@ -383,9 +381,9 @@ def _flops(spec: MemberSpec, train: Train) -> float:
 
 
 def auto_micro_batch(train: Train, layout: Parallel, device: torch.device, *, together: int = 1) -> int:
-    """Resolve `auto`: the largest divisor of a rank's sequences, and multiple of those that have to be
-    `together`, whose tokens are at most 8192 on a CPU, 65536 on a GPU; in a pipeline small enough for 4
-    micro-batches per pipeline rank, where that is possible.
+    """Resolve `auto`: the largest divisor of a rank's sequences that is a multiple of `together` and has at
+    most 8192 tokens on a CPU, 65536 on a GPU; in a pipeline, if possible, small enough for 4 micro-batches
+    per pipeline rank.
     """
     each = train.global_batch // layout.axes.data
     if train.micro_batch != "auto":

@@ -1,4 +1,4 @@
-"""Token and row counts of a step, by which sums over tokens and rows are divided."""
+"""Token and row counts of a step: the divisors of its sums."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of one step. `parts`: tokens and rows with something to predict, `seen`: tokens that are not
-    padding, by part of the mixture.
+    """The counts of one step, by part of the mixture. `parts`: tokens and rows with something to predict;
+    `seen`: tokens that are not padding.
     """
 
     scored: int  # tokens with a label
-    tokens: int  # that are not padding
+    tokens: int  # tokens that are not padding
     parts: tuple[int, ...] = ()
     seen: tuple[int, ...] = ()
 
@@ -25,7 +25,7 @@ class Counts:
         return max(1, self.scored)
 
     def numbers(self) -> list[int]:
-        """The counts as a list, to be summed over the ranks."""
+        """The counts as a list, to be summed over ranks."""
         return [self.scored, self.tokens, *self.parts, *self.seen]
 
     @staticmethod
@@ -35,7 +35,7 @@ class Counts:
 
     def of(self, parts: Sequence[int] | None, *, every_token: bool = False) -> int:
         """The divisor of an objective that reads these parts of the mixture; None = every row. `every_token`:
-        of one that is a mean over all tokens.
+        it is a mean over all tokens.
         """
         whole, found = (self.tokens, self.seen) if every_token else (self.scored, self.parts)
         return whole if parts is None else sum(found[part] for part in parts)

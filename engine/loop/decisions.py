@@ -1,5 +1,5 @@
-"""Decisions from all-reduced losses and norms, kept in the role's checkpoint: when distillation switches on,
-and whether a step went wrong.
+"""Decisions from all-reduced losses and norms, stored in the role's checkpoint: when distillation starts, and
+whether a step was bad.
 """
 
 import math
@@ -13,19 +13,19 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Bad, Health
 
-BETA = 0.98  # of running averages over steps
+BETA = 0.98  # decay of running averages over steps
 
 
 @dataclass
 class Average:
-    """An exponential running average, bias-corrected as Adam's (1412.6980)."""
+    """An exponential running average, bias-corrected as in Adam (1412.6980)."""
 
     sum: float = 0.0
     num_seen: int = 0
 
     @property
     def value(self) -> float:
-        """0 before the first number."""
+        """The average; 0 before the first number."""
         return self.sum / (1.0 - BETA**self.num_seen) if self.num_seen else 0.0
 
     def add(self, number: float) -> None:
@@ -40,9 +40,9 @@ class Average:
 
 
 def settled(training: Training, name: str) -> int:
-    """The clock's first step at which the learning rates of a role and of its teacher have risen."""
+    """The clock's first step after the warm-up of a role and of its teacher."""
     mine = training.members[name]
-    teacher = training.members.get(mine.role.teacher)  # none for a role that has trained
+    teacher = training.members.get(mine.role.teacher)  # None if the role has finished
     both = [mine, *([teacher] if teacher is not None else [])]
     risen = [
         int(each.role.start) + each.role.optim.schedule.warmup
@@ -53,17 +53,17 @@ def settled(training: Training, name: str) -> int:
 
 
 class TeacherLead:
-    """The teacher's lead, (student loss - teacher loss) on the same batches, averaged over the steps from
-    `settled` on: before, learning rates still rise and losses say little. And the gate, which opens for good
-    when the lead reaches `threshold` nats ("open": open from `start` on).
+    """The teacher's lead: (student loss - teacher loss) on the same batches, averaged from step `settled` on,
+    because losses mean little during warm-up. Also the gate, which opens for good when the lead reaches
+    `threshold` nats ("open": at `start`).
 
-    Numbers are float64 and come from all-reduced losses, so every rank decides alike and a resumed
-    run as an uninterrupted one.
+    Numbers are float64 and come from all-reduced losses, so all ranks decide alike, and a resumed run decides
+    like an uninterrupted one.
     """
 
     def __init__(self, threshold: float | Literal["open"], start: int, settled: int = 0) -> None:
         self.threshold, self.settled = threshold, settled
-        self.opened = start if threshold == "open" else -1  # the first step with distillation; -1 = not yet
+        self.opened = start if threshold == "open" else -1  # first step with distillation; -1 = closed
         self.average = Average()
 
     @property
@@ -72,11 +72,11 @@ class TeacherLead:
 
     @property
     def nats(self) -> float:
-        """0 before the first settled step."""
+        """The lead; 0 before the first settled step."""
         return self.average.value
 
     def observe(self, lead: float, step: int) -> None:
-        """Add the lead of the clock's `step`; if that opens the gate, distillation begins with step + 1."""
+        """Add the lead of the clock's `step`; if it opens the gate, distillation starts at step + 1."""
         if step < self.settled:
             return
         self.average.add(lead)
@@ -92,19 +92,19 @@ class TeacherLead:
 
 
 class HealthDetector:
-    """Detects bad steps by running averages of the good ones, and counts those skipped or rolled back."""
+    """Detects bad steps by running averages of good ones; counts skipped and rolled-back steps."""
 
     def __init__(self, spec: Health) -> None:
         self.spec = spec
-        self.sums = {"loss": 0.0, "square": 0.0, "norm": 0.0}  # EMAs, not yet bias-corrected
+        self.sums = {"loss": 0.0, "square": 0.0, "norm": 0.0}  # EMAs before bias correction
         self.num_seen = 0
         self.num_skipped = 0  # over the whole training
-        self.rolled_back: list[int] = []  # the bad steps that a rollback of its root passes over, ascending
-        self.words = ""  # what was wrong with the last bad step
+        self.rolled_back: list[int] = []  # bad steps of its root's rollbacks, ascending
+        self.words = ""  # description of the last bad step
 
     def judge(self, loss: float, norm: float, others: Mapping[str, float] | None = None) -> Bad:
-        """Classify a step by its loss, gradient norm and the means of its objectives, by name: "nan",
-        "spike", or "" for a good step. Bad steps do not change the averages.
+        """Classify a step by its loss, gradient norm and objectives' means (by name): "nan", "spike", or ""
+        for a good step. Bad steps do not change the averages.
         """
         wrong = [name for name, value in (others or {}).items() if not math.isfinite(value)]
         if wrong or not (math.isfinite(loss) and math.isfinite(norm)):
@@ -142,19 +142,19 @@ class HealthDetector:
         return any(bad - self.spec.pass_over < step <= bad for bad in self.rolled_back)
 
     def check_patience(self, place: str, step: int, in_a_row: int) -> None:
-        """Raise AtelierError when as many steps in a row were skipped as `patience` allows."""
+        """Raise AtelierError if `in_a_row` skipped steps reach `patience`."""
         if in_a_row < self.spec.patience:
             return
         what = "not finite or a spike" if self.spec.spike != "off" else "not finite"
         way_out = "lower its optim.lr or raise its optim.schedule.warmup; checkpoints before are kept"
-        if step == in_a_row:  # none was good, and nothing has moved a weight
+        if step == in_a_row:  # no step was good, so no weight has changed
             way_out = "no step was good: look at its data, its init and train.precision"
         raise AtelierError(
             f"{place}: loss or gradient was {what} in {in_a_row} steps in a row, up to step {step}; {way_out}"
         )
 
     def summary(self) -> dict[str, Json]:
-        """The skipped and rolled-back steps for the model's summary; empty when there were none."""
+        """Skipped and rolled-back steps for the model's summary; empty if there were none."""
         found: dict[str, Json] = {"skipped": self.num_skipped} if self.num_skipped else {}
         if self.rolled_back:
             found["rolled_back"] = list(self.rolled_back)
@@ -166,7 +166,7 @@ class HealthDetector:
         return {**self.sums, **counts, "rolled_back": [*self.rolled_back]}
 
     def restore(self, state: Nested) -> None:
-        """Restore `state()`; fields missing from an older checkpoint keep their initial values."""
+        """Restore `state()`; fields missing from older checkpoints keep their initial values."""
         self.sums = {name: float(state.get(name, 0.0)) for name in self.sums}
         self.num_seen, self.num_skipped = state.get("num_seen", 0), state.get("num_skipped", 0)
         self.rolled_back = list(state.get("rolled_back", []))

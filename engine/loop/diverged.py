@@ -1,7 +1,7 @@
-"""Roles whose training has diverged: a role and its students take no more steps, are not checkpointed and not
-published, so that their last good checkpoints stay. The other roles go on to their ends and are published;
-then the training ends with an error that names those that were not. A note in the trajectory of such a role
-keeps a training that is resumed from waiting for it.
+"""End roles whose training has diverged. A diverged role and its students take no more steps and are neither
+checkpointed nor published, so their last good checkpoints stay. Other roles finish and are published; then
+the training ends with an error that names the lost roles. A note in a diverged role's trajectory keeps a
+resumed training from waiting for it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,33 +17,33 @@ WAY_OUT = "lower its optim.lr or raise its optim.schedule.warmup; checkpoints be
 
 
 class Diverged:
-    """The roles of a training that were ended. `goes_on`: whether other roles can go on without one."""
+    """The roles of a training that were ended. `goes_on`: whether other roles can continue without them."""
 
     def __init__(
         self, members: Sequence[RoleState], health: Health, report: ProgressReport, *, goes_on: bool
     ) -> None:
         self._members, self._report = members, report
         self._goes_on = goes_on and health.nan != "stop"
-        self._problems: dict[str, str] = {}  # by role, without those that ended with it
+        self._problems: dict[str, str] = {}  # by diverged role, without its students
         self._lost: list[str] = []
 
     def remember(self, ended: Mapping[str, str]) -> None:
-        """Roles that were ended in an earlier run, and why."""
+        """Add roles that ended in an earlier run, with the reason."""
         self._problems |= ended
         self._lost += ended
 
     def check_held_out(self, member: RoleState, looks: Mapping[str, float]) -> None:
-        """End the role where a held-out mean of these, by metric, is not finite. Raises as `end`."""
+        """End the role if one of these held-out means is not finite. Raises as `end`."""
         wrong = [f"{name} {value}" for name, value in looks.items() if not is_finite(value)]
         if wrong:
             place = f"roles.{member.name}: step {member.step}"
             self.end(
-                member, f"{place}: {', '.join(wrong)} is not finite, so its weights are not good; {WAY_OUT}"
+                member, f"{place}: {', '.join(wrong)} is not finite, so its weights are unusable; {WAY_OUT}"
             )
 
     def end(self, member: RoleState, problem: str) -> None:
-        """End the role and its unfinished students. Raises AllDivergedError where no role is left, another
-        AtelierError where the others may not go on without them.
+        """End the role and its unfinished students. Raises AllDivergedError if no role is left, another
+        AtelierError if the others cannot continue without them.
         """
         ended = [each for each in self._members if each is member or self._needs(each, member.name)]
         left = [each for each in self._members if each.is_kept and not (each.has_diverged or each in ended)]
@@ -57,7 +57,7 @@ class Diverged:
                 self._note(each, problem)
         others = [each.name for each in ended if each is not member]
         with_it = f" with its students {', '.join(others)}" if others else ""
-        self._report.say(warning=f"{problem}; it ends here{with_it}; training goes on with {_names(left)}")
+        self._report.say(warning=f"{problem}; it ends here{with_it}; training continues with {_names(left)}")
         self._problems[member.name] = problem
         self._lost += [each.name for each in ended]
 
@@ -65,11 +65,11 @@ class Diverged:
         place = join(member.spec.segments[-1].url, DIVERGED)
         try:
             write_bytes(place, problem.encode())
-        except Exception as error:  # each kind of store has errors of its own; it diverges again when resumed
+        except Exception as error:  # errors differ by store; without the note it diverges again when resumed
             self._report.say(warning=f"{place} could not be written: {error}")
 
     def clocks(self, begin: int, end: int) -> Iterator[int]:
-        """The steps from `begin` to `end`, or to where the last role ends that has not diverged."""
+        """The steps from `begin` to `end`, or until the last role that has not diverged ends."""
         clock = begin
         while clock < end:
             yield clock
@@ -78,12 +78,12 @@ class Diverged:
                 end = max(each.end for each in self._members if each.is_kept and not each.has_diverged)
 
     def check(self) -> None:
-        """Raise DivergedError where roles were ended: nothing of them is published."""
+        """Raise DivergedError, which names the unpublished roles, if roles were ended."""
         if self._lost:
             raise not_published(self._problems.values(), self._lost)
 
     def _needs(self, member: RoleState, teacher: str) -> bool:
-        """Whether a role has steps left, and learns from this one, directly or not."""
+        """Whether a role has steps left and learns from `teacher`, directly or not."""
         if member.has_diverged or not member.moves or member.step >= member.end:
             return False
         by_name = {each.name: each for each in self._members}
@@ -98,7 +98,7 @@ def _names(members: Sequence[RoleState]) -> str:
 
 
 def together(errors: Mapping[str, AllDivergedError | DivergedError], num_trainings: int) -> AtelierError:
-    """One error of those of several trainings, by their outputs' names: an AllDivergedError where nothing is
+    """Combine the errors of several trainings, by their outputs' names; an AllDivergedError if nothing is
     published.
     """
     places = {names: f"{names}: " if num_trainings > 1 else "" for names in errors}

@@ -1,4 +1,4 @@
-"""Held-out evaluation during training: the same rows every time, no training state touched."""
+"""Held-out evaluation during training: always the same rows; training state does not change."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ Streams = Sequence[tuple[Dataset, float]]
 
 
 class HeldOut:
-    """The first rows of each held-out split, in the shares of the streams (at least one row each), sharded
-    over the ranks. A stream with share 0 is no part of `eval/loss` and has a loss of its own.
+    """The first rows of each held-out split, in the streams' shares (at least one row each), sharded over
+    ranks. A stream with share 0 is not part of `eval/loss` and has its own loss.
 
-    Every role is evaluated on `windows`, which come from `sources` (name -> fingerprint of a tokens artifact,
-    in order); rows of other kinds only for roles with an objective that reads them.
+    Every role is evaluated on `windows`, from `sources` (name -> fingerprint of a tokens artifact, in order);
+    rows of other kinds are only for roles with an objective that reads them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HeldOut:
 
     @property
     def name(self) -> str:
-        """The name of these windows: losses under equal names are comparable."""
+        """The name of these windows; losses under equal names are comparable."""
         counts = Counter(id(stream) for stream, _ in self._text)
         pairs = zip(self._sources.values(), self._windows, strict=True)
         length = max((stream.length for stream, _ in self._text), default=0)
@@ -65,9 +65,9 @@ class HeldOut:
         return held_out_name(rows, length)
 
     def means(self, member: RoleState) -> dict[str, float]:
-        """Held-out means by metric name: the next-token loss on windows, of several sources also each one's
-        (none of a role that predicts no tokens), and each objective's mean on its rows, in nats; for classes
-        also the accuracy.
+        """Held-out means by metric name, in nats: next-token loss on windows, per source too if there are
+        several (only for roles that predict tokens), and each objective's mean on its rows; for classes also
+        the accuracy.
         """
         found = self._of_text(member)
         for name, spec in member.role.objective.items():
@@ -97,7 +97,7 @@ class HeldOut:
         return {"eval/loss": whole} | found
 
     def _sums(self, member: RoleState, kind: str, name: str) -> tuple[float, float, float]:
-        """The loss and the right rows of all ranks, and of how many tokens or rows."""
+        """Over all ranks: sum of losses, number of right rows, number of tokens or rows."""
         key = (kind, member.grid.data_index, member.grid.axes.data)
         if key not in self._batches:
             self._batches[key] = self._read(*key, next(iter(member.parts_of(kind)), -1))
@@ -111,8 +111,8 @@ class HeldOut:
         return loss, right, number
 
     def _read(self, kind: str, index: int, parts: int, part: int) -> list[Batch]:
-        """Shard `index` of `parts`; all have equal shapes and batch counts, as a sharded forward is
-        collective.
+        """Shard `index` of `parts`. All shards have equal shapes and batch counts, because a sharded forward
+        is collective.
         """
         every = self._places[kind]
         num, device = len(every), self._gang.device
@@ -134,7 +134,7 @@ class HeldOut:
 
 
 def _empty_encoder(rows: int, length: int, device: torch.device) -> Batch:
-    """The encoder's input of rows that have none, as in a blend."""
+    """An empty encoder input, for rows without one in a blend."""
     found = {"B": rows, "U": length}
     return {
         name: torch.full([found[dim] for dim in TENSORS[name].dims], TENSORS[name].fill, device=device)
@@ -143,7 +143,7 @@ def _empty_encoder(rows: int, length: int, device: torch.device) -> Batch:
 
 
 def _first(streams: Streams, number: int) -> list[tuple[Dataset, int]]:
-    """The first rows of each stream, `number` in all."""
+    """The first rows of each stream, `number` in total."""
     whole = sum(weight for _, weight in streams)  # no stream, as in fine-tuning on examples: no evaluation
     wanted = [max(1, round(number * weight / whole)) for _, weight in streams]
     return [
@@ -154,5 +154,5 @@ def _first(streams: Streams, number: int) -> list[tuple[Dataset, int]]:
 
 
 def speaks(grid: Grid) -> bool:
-    """Whether this rank counts the labels of its rows: one of the ranks that hold the same rows."""
+    """Whether this rank counts the labels of its rows: one rank of those with the same rows does."""
     return grid.is_last and not (grid.places["context"] or grid.places["tensor"])

@@ -1,7 +1,7 @@
-"""The weights of a role, whole, one at a time on rank 0, from the pieces that the ranks of its gang hold.
+"""Gather a role's weights on rank 0, one whole weight at a time, from the ranks' shards.
 
-A rank that is not the first of its stage only sends its piece; the first puts a weight together and, for
-another stage than the first, sends it on. So no rank holds more than its own share and one weight.
+Other ranks send their pieces to the first rank of their stage, which assembles the weight and sends it to
+rank 0. So no rank holds more than its own share and one weight.
 """
 
 import hashlib
@@ -23,17 +23,17 @@ About = tuple[str, tuple[int, ...], torch.dtype]
 
 
 def live_weights(member: RoleState) -> dict[str, Weight]:
-    """The role's weights by their names in the plain model; of one that several stages hold, the first
-    stage's. A collective, and so is each weight's `gather`: all ranks call the same in the same order.
+    """The role's weights by name in the plain model; the first stage's if several stages hold one. A
+    collective, as is each weight's `gather`: all ranks call the same in the same order.
 
-    Over the gang's own group, with tensors on the CPU: the second group may be writing a checkpoint.
+    It uses the gang's own group with CPU tensors, because the second group may be writing a checkpoint.
     """
     held = {name: weight.detach() for name, weight in member.weights.stored().items()}
     return gathered(held, member.grid, member.gang)
 
 
 def gathered(held: Mapping[str, Tensor], grid: Grid, gang: Gang) -> dict[str, Weight]:
-    """As `live_weights`, of any tensors that are placed as a role's weights."""
+    """As `live_weights`, for any tensors that are placed like a role's weights."""
     found: dict[str, Weight] = {}
     for leader in range(0, grid.pipeline * grid.axes.ranks, grid.axes.ranks):
         is_mine = leader <= gang.rank < leader + grid.axes.ranks
@@ -46,7 +46,7 @@ def gathered(held: Mapping[str, Tensor], grid: Grid, gang: Gang) -> dict[str, We
 
 
 def digest_of(weights: Mapping[str, Weight], gang: Gang) -> str:
-    """Of all weights, whatever the layout. A collective."""
+    """The digest of all weights, independent of the layout. A collective."""
     found = hashlib.sha256()
     for name in sorted(weights):
         shape, dtype, gather = weights[name]
@@ -57,7 +57,7 @@ def digest_of(weights: Mapping[str, Weight], gang: Gang) -> str:
 
 
 def _known_to_all(held: Mapping[str, Tensor], leader: int, gang: Gang) -> list[About]:
-    """What rank `leader` holds, on every rank."""
+    """The tensors that rank `leader` holds, known on every rank."""
     about = [(name, tuple(weight.shape), weight.dtype) for name, weight in held.items()]
     if gang.world == 1:
         return about
@@ -82,7 +82,7 @@ def _gather(
 
 
 def _assembled(piece: Tensor, leader: int, gang: Gang) -> Tensor | None:
-    """The whole weight on the CPU of rank `leader`, None on the others of its stage."""
+    """The whole weight on the CPU of rank `leader`; None on the other ranks of its stage."""
     senders = list(_owners(piece, leader)) if isinstance(piece, DTensor) else [leader]
     if gang.rank not in senders:
         return None
@@ -106,8 +106,8 @@ def _assembled(piece: Tensor, leader: int, gang: Gang) -> Tensor | None:
 
 
 def _owners(weight: DTensor, leader: int) -> Iterator[int]:
-    """The ranks whose pieces make up the weight that `leader` has a piece of, one of each set of replicas;
-    none on a rank that shares the weight with others.
+    """The ranks whose pieces make up a weight, one per set of replicas; none on a rank other than
+    `leader`.
     """
     ranks = weight.device_mesh.mesh
     at = (ranks == leader).nonzero()
@@ -120,7 +120,7 @@ def _owners(weight: DTensor, leader: int) -> Iterator[int]:
 
 
 def _receive(whole: Tensor, rank: int, gang: Gang) -> None:
-    """Put the piece of `rank` into the whole weight; straight to its place where that is contiguous."""
+    """Receive the piece of `rank` into the whole weight, directly if its place is contiguous."""
     about = torch.empty(2 * whole.dim(), dtype=torch.long)
     dist.recv(about, src=rank, group=gang.group)
     numbers = about.tolist()

@@ -1,18 +1,20 @@
-"""The interface of extensions (engine/config/extensions.py) to a training. The file
-engine/extensions/<name>/hook.py has a class with the base `Hook`. A training has one of each extension that
-a kind of its roles is of, or that has a key in its configuration or layout. The loop calls it
+"""The interface between extensions (engine/config/extensions.py) and a training.
+
+engine/extensions/<name>/hook.py has a class with the base `Hook`. A training has one hook for each extension
+that defines a kind of its roles or a key in its configuration or layout. The loop calls
 
     limits        before roles are built: the steps from which some are trained again
-    __init__      before the first checkpoint is read: it chooses its roles and attaches what it needs
-    start         the step at which this gang begins; restored: a role is at its checkpoint
-    before_step   wait for what the step needs; timed: how long each rank computed the step before
-    begin         the groups of its own roles that take this step; sits_out: whether it is left out
+    __init__      before the first checkpoint is read: chooses its roles and attaches objects to roles
+    start         to get the step at which this gang begins; restored: a role is at its checkpoint
+    before_step   to wait for the step's inputs; timed: compute times of each rank in the step before
+    begin         to get the groups of its own roles that take this step; sits_out: whether to leave the step
+    out
     after_step    after the step of all other roles: its roles take theirs
     exchange      after the step of all roles
     conclude      after the last step, before models are published; finish: after that
-    close         at the end, and where training stops
+    close         at the end, and when training stops
 
-The state of what it attaches to a role is part of the role's checkpoint.
+The state of objects attached to a role is part of the role's checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +37,12 @@ if TYPE_CHECKING:
     from atelier.engine.loop.training_data import TrainingData
     from atelier.engine.parallel.gang import Gang
 
-Learned = tuple[dict[str, "StepOutcome"], dict[str, "Counts"]]  # by role: outcomes, and what was read
+Learned = tuple[dict[str, "StepOutcome"], dict[str, "Counts"]]  # by role: outcomes, and counts of its data
 
 
 @dataclass(frozen=True)
 class HookContext:
-    """What a hook works with. `members`: the roles of this gang; `warn`: print a warning."""
+    """The objects that a hook works with. `members`: the roles of this gang; `warn`: print a warning."""
 
     training: "Training"
     members: Mapping[str, "RoleState"]
@@ -55,8 +57,8 @@ class HookContext:
 
 
 class Hook:
-    """The base of all hooks; it does nothing. `roles`: those whose steps the extension takes; `last`: the
-    last step that others than the roles here need; `needs_all`: others wait for the roles here.
+    """Base class of hooks; does nothing. `roles`: roles whose steps the extension takes; `last`: the last
+    step that others than the roles here need; `needs_all`: others wait for the roles here.
     """
 
     last = 0
@@ -64,24 +66,24 @@ class Hook:
 
     @classmethod
     def limits(cls, training: "Training") -> dict[str, int]:
-        """By role, the step at most from which it resumes. On the first rank."""
+        """The latest step from which each role may resume. Called on the first rank."""
         return {}
 
     def __init__(self, context: HookContext) -> None:
         self.roles: frozenset[str] = frozenset()
 
     def start(self, clock: int) -> int:
-        """The step at which the gang begins: `clock`, or an earlier one. A collective."""
+        """The step at which the gang begins: `clock` or an earlier one. A collective."""
         return clock
 
     def restored(self, member: "RoleState") -> None:
-        """A role is at its checkpoint."""
+        """Called when a role is at its checkpoint."""
 
     def before_step(self, clock: int) -> None:
-        """Wait for what the step needs. A collective."""
+        """Wait for the step's inputs. A collective."""
 
     def timed(self, clock: int, times_us: Sequence[int]) -> None:
-        """By rank, the microseconds that it computed in the step before `clock`; 0 = not measured."""
+        """Microseconds that each rank computed in the step before `clock`; 0 = not measured."""
 
     def begin(self, clock: int) -> "list[StepGroup]":
         """The groups of its roles that take this step."""
@@ -94,29 +96,29 @@ class Hook:
     def after_step(
         self, groups: "list[StepGroup]", clock: int, data: "StepData", counts: "Counts"
     ) -> Learned:
-        """Take the step of these groups; what came of it. A collective."""
+        """Take the step of these groups; returns the results. A collective."""
         return {}, {}
 
     def exchange(self, clock: int, outcomes: Mapping[str, "StepOutcome"], step_s: float) -> dict[str, float]:
-        """After the step of all roles, with these outcomes; times for the metric lines. A collective.
-        `step_s`: seconds of the step, 0 of one that is no measure of others.
+        """Called after the step of all roles, with their outcomes; returns times for the metric lines. A
+        collective. `step_s`: seconds of the step, 0 if it is not representative.
         """
         return {}
 
     def timing(self, role: str) -> dict[str, float]:
-        """Times of a role's step, for its metric line."""
+        """Times of a role's step for its metric line."""
         return {}
 
     def conclude(self, clock: int) -> None:
         """Wait for others after the last step, before models are published. A collective. Raises StoppedError
-        when a stop is asked before.
+        if a stop is requested while it waits.
         """
 
     def finish(self) -> None:
-        """All models are published."""
+        """Called after all models are published."""
 
     def close(self) -> None:
-        """End threads; let go of files."""
+        """End threads and release files."""
 
 
 def hook_classes(training: "Training", layout: "Parallel") -> list[type[Hook]]:
@@ -129,7 +131,7 @@ def hook_classes(training: "Training", layout: "Parallel") -> list[type[Hook]]:
 
 
 def limits_of(training: "Training", layout: "Parallel") -> dict[str, int]:
-    """By role, the step at most from which extensions let it resume."""
+    """By role, the latest step from which extensions let it resume."""
     found: dict[str, int] = {}
     for each in hook_classes(training, layout):
         for name, step in each.limits(training).items():
@@ -138,7 +140,7 @@ def limits_of(training: "Training", layout: "Parallel") -> dict[str, int]:
 
 
 class Hooks:
-    """The hooks of a training. `others`: the roles whose steps no extension takes."""
+    """The hooks of a training. `others`: roles whose steps no extension takes."""
 
     def __init__(self, context: HookContext) -> None:
         self._hooks = [each(context) for each in hook_classes(context.training, context.build.layout)]
@@ -177,12 +179,12 @@ class Hooks:
             hook.before_step(clock)
 
     def timed(self, clock: int, times_us: Sequence[int]) -> None:
-        """Say how long each rank computed the step before `clock`."""
+        """Pass on how long each rank computed in the step before `clock`."""
         for hook in self._hooks:
             hook.timed(clock, times_us)
 
     def begin(self, clock: int) -> "list[list[StepGroup]]":
-        """By hook, the groups that take this step."""
+        """The groups that take this step, by hook."""
         return [hook.begin(clock) for hook in self._hooks]
 
     def sits_out(self, clock: int) -> bool:
@@ -192,24 +194,24 @@ class Hooks:
     def after_step(
         self, later: "list[list[StepGroup]]", clock: int, data: "StepData", counts: "Counts"
     ) -> Learned:
-        """Have each hook take the step of its groups. A collective."""
+        """Let each hook take the step of its groups. A collective."""
         outcomes: dict[str, StepOutcome] = {}
         read: dict[str, Counts] = {}
-        for hook, groups in zip(self._hooks, later, strict=False):  # of a step that is passed over, none
+        for hook, groups in zip(self._hooks, later, strict=False):  # none for a step that is passed over
             found, own = hook.after_step(groups, clock, data, counts)
             outcomes |= found
             read |= own
         return outcomes, read
 
     def exchange(self, clock: int, outcomes: Mapping[str, "StepOutcome"], step_s: float) -> dict[str, float]:
-        """After the step of all roles; times for the metric lines. A collective."""
+        """Run after the step of all roles; times for the metric lines. A collective."""
         found: dict[str, float] = {}
         for hook in self._hooks:
             found |= hook.exchange(clock, outcomes, step_s)
         return found
 
     def timing(self, role: str) -> dict[str, float]:
-        """Times of a role's step, for its metric line."""
+        """Times of a role's step for its metric line."""
         return {key: value for hook in self._hooks for key, value in hook.timing(role).items()}
 
     def conclude(self, clock: int) -> None:

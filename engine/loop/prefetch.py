@@ -1,8 +1,8 @@
-"""The batches of each step on this rank: pure functions of the step (and of what an extension measures, where
-one chooses them), prefetched one step ahead in a thread.
+"""The batches of each step on this rank, read one step ahead in a thread. They are pure functions of the step
+(and of an extension's measurements, if one chooses samples).
 
 Step s takes samples [s G, (s+1) G) of the blend, G the global batch (if it grows: the G samples after all
-earlier ones); data index d of N takes the d-th of N equal runs of them, or those that an extension gives it.
+earlier ones). Data index d of N takes the d-th of N equal runs of them, or those that an extension assigns.
 Ranks that share a model, a row's tokens or a matrix have the same data index and read the same samples.
 """
 
@@ -21,16 +21,16 @@ from atelier.engine.loop.counts import Counts, count
 from atelier.engine.parallel.grid import Grid
 
 Batch = dict[str, Tensor]
-Places = Callable[[int], Sequence[int] | np.ndarray | None]  # of a step, its samples
+Places = Callable[[int], Sequence[int] | np.ndarray | None]  # step -> its samples
 Arrays = dict[str, np.ndarray]
-# this rank's micro-batches of a blend's samples, of so many of the longest rows each, at a step
+# (blend, samples, longest rows, step) -> this rank's micro-batches
 RankBatches = Callable[[Blend, np.ndarray, int, int], Iterable[Arrays]]
 
 
 @dataclass(frozen=True)
 class StepData:
-    batches: list[Batch]  # one a micro-batch, on the gang's device
-    counts: Counts  # of these samples; 0 where another rank counts them
+    batches: list[Batch]  # one per micro-batch, on the gang's device
+    counts: Counts  # counts of these samples; 0 if another rank counts them
     wait_s: float = 0.0
 
 
@@ -49,20 +49,20 @@ class Prefetcher:
         places: Places | None = None,
         batches: RankBatches | None = None,
     ) -> None:
-        """`open_blend` opens the blend for a sequence length, `micro_batch` gives the sequences of a
-        micro-batch at a step. `places`: the samples of a step, where an extension chooses them; None of a
-        step = they are not known yet. `batches`: those of this rank, likewise; else every rank has equally
-        many samples.
+        """`open_blend` opens the blend for a sequence length; `micro_batch` gives the sequences of a
+        micro-batch at a step. `places`: the samples of a step, if an extension chooses them; None for a step
+        = not known yet. `batches`: those of this rank, likewise; otherwise every rank has equally many
+        samples.
         """
         self._places, self._batches = places, batches
         self._open, self._train, self._micro_batch = open_blend, train, micro_batch
         self._grid, self._last, self._num_parts = grid, last, num_parts
-        self._blend: tuple[int, Blend] | None = None  # the last step's blend and its sequence length
+        self._blend: tuple[int, Blend] | None = None  # sequence length and blend of the last step
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: tuple[int, Future[StepData]] | None = None
 
     def at(self, clock: int) -> StepData:
-        """The data of step `clock`; the next step's is prepared meanwhile."""
+        """The data of step `clock`; the next step's data is prepared meanwhile."""
         begin = time.perf_counter()
         if self._ahead is None or self._ahead[0] != clock:
             self._ahead = (clock, self._thread.submit(self._make, clock, self._samples(clock)))
@@ -80,7 +80,7 @@ class Prefetcher:
         self._thread.shutdown(cancel_futures=True)
 
     def _samples(self, clock: int) -> np.ndarray | None:
-        """The samples of a step, None while they are not known."""
+        """The samples of a step; None while they are not known."""
         if self._places is not None:
             found = self._places(clock)
             return None if found is None else np.array(found)
@@ -88,7 +88,7 @@ class Prefetcher:
         return np.arange(before, before + self._train.at(clock).global_batch)
 
     def _make(self, clock: int, places: np.ndarray | None) -> StepData:
-        assert places is not None  # of a step that is taken
+        assert places is not None  # known for a step that is taken
         now = self._train.at(clock)
         if self._blend is None or self._blend[0] != now.sequence:
             self._blend = (now.sequence, self._open(now.sequence))

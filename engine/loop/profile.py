@@ -1,8 +1,8 @@
-"""Traces of some steps by torch's profiler, for Perfetto and chrome://tracing: `train.profile` steps after
-the first ones of this process, of the first eight ranks each; on GPUs also a picture of the allocated memory.
+"""Traces by torch's profiler, for Perfetto and chrome://tracing: `train.profile` steps after this process's
+first ones, on each of the first eight ranks; on GPUs also a plot of allocated memory.
 
-Files `<trajectory>/profile/steps-<first>-<last>-rank<n>.json.gz` and `...-memory.html`. A trace is only for
-people: one that cannot be written is a warning.
+Files: `<trajectory>/profile/steps-<first>-<last>-rank<n>.json.gz` and `...-memory.html`. Nothing depends on
+them: if one cannot be written, it is a warning.
 """
 
 import gzip
@@ -21,11 +21,11 @@ from atelier.engine.parallel.gang import Gang
 WARM = 3  # steps before the first recorded one: compilation, allocation, caches
 RANKS = 8
 FOLDER = "profile"
-EVENTS = 100_000  # of the allocator, kept for the picture
+EVENTS = 100_000  # allocator events kept for the plot
 
 
 class Profiler:
-    """Records `num_steps` steps, 0 = none."""
+    """Records `num_steps` steps; 0 = none."""
 
     def __init__(
         self, num_steps: int, gang: Gang, roles: Sequence[RoleState], scratch: Path, report: ProgressReport
@@ -38,7 +38,7 @@ class Profiler:
         self._step: AbstractContextManager[object] | None = None
 
     def begin(self, step: int) -> None:
-        """Before the step with this number."""
+        """Called before the step with this number."""
         if not self._left:
             return
         if self._until_first:
@@ -51,7 +51,7 @@ class Profiler:
         self._step.__enter__()
 
     def end(self, step: int) -> None:
-        """After it."""
+        """Called after the step."""
         if self._trace is None:
             return
         self._leave()
@@ -69,7 +69,7 @@ class Profiler:
         self.gang.regions.is_on = True
 
     def close(self) -> None:
-        """Write what was recorded; nothing where no step was."""
+        """Write the recorded steps, if any."""
         if self._trace is None:
             return
         trace, self._trace, self._left = self._trace, None, 0
@@ -100,14 +100,14 @@ class Profiler:
             self._step = None
 
     def _url(self) -> str:
-        """Beside the metrics of the first kept role that others are taught by, or that is alone."""
+        """Beside the metrics of the first kept role that has students or is alone."""
         kept = [role for role in reversed(self.roles) if role.is_kept]
         return join(kept[0].segment(self._last or self._first).url, FOLDER) if kept else ""
 
 
 def _memory_page(device: torch.device) -> str:
-    """The allocator's memory over time, as a page of its own."""
-    from torch.cuda._memory_viz import trace_plot  # writes HTML; only GPUs have something to show
+    """The allocator's memory over time, as an HTML page."""
+    from torch.cuda._memory_viz import trace_plot  # writes HTML; only GPUs have events
 
     snapshot = torch.cuda.memory._snapshot(device)
     torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,4 +1,4 @@
-"""What the training of a soft prompt begins with: the model without it, and the tokens of its first rows."""
+"""Start of a soft prompt's training: the model without it, and the tokens whose rows initialise it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,22 +12,22 @@ from atelier.engine.io.artifact import ArtifactInput
 
 
 def begun_from(spec: ModelSpec, trainable: Trainable) -> ModelSpec:
-    """The model that a role's begins from: without the soft prompt that is tuned."""
+    """The model that a role's model starts from: without the soft prompt being tuned."""
     if trainable.kind != "prompt":
         return spec
     return spec.model_copy(update={"soft_prompt": SoftPrompt()})
 
 
 def prompt_ids(trainable: Trainable, inputs: Mapping[str, ArtifactInput], scratch: Path) -> list[int]:
-    """The tokens whose rows a soft prompt begins with: those of a text, or of the options of labelled
-    examples; none where its first values are drawn. Raises ConfigError without the inputs that they need.
+    """The tokens whose rows initialise a soft prompt: those of a text, or of the options of labelled
+    examples; none if initial values are random. Raises ConfigError if their inputs are missing.
     """
     if trainable.first not in ("text", "labels"):
         return []
     for name in ("tokenizer", *(["labels"] if trainable.first == "labels" else [])):
         if name not in inputs:
             raise ConfigError(
-                "trainable.first", f"{trainable.first}, and this training has no {name}", "first=vocabulary"
+                "trainable.first", f"{trainable.first}, but this training has no {name}", "first=vocabulary"
             )
     vocabulary = Vocabulary.of(inputs["tokenizer"], scratch)
     if trainable.first == "text":

@@ -1,4 +1,4 @@
-"""A finished role as a model artifact: its weights gathered and written one at a time, by rank 0."""
+"""Publish a finished role as a model artifact: rank 0 gathers and writes its weights one at a time."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +22,8 @@ from atelier.engine.model.weights import Sink
 
 
 def write_files(member: RoleState, sink: Sink | None, *, most: int) -> None:
-    """Give the files of the model as it is now to `sink` on rank 0, a weight at a time; the same bytes for
-    the same weights. `most`: bytes of weights in one file. A collective.
+    """Pass the files of the current model to `sink` on rank 0, one weight at a time; equal weights give equal
+    bytes. `most`: largest weights file in bytes. A collective.
     """
     live = live_weights(member)
     own = {name: weight for name, weight in live.items() if not is_auxiliary(name)}
@@ -36,10 +36,10 @@ def write_files(member: RoleState, sink: Sink | None, *, most: int) -> None:
 
 
 def check_digest(member: RoleState, *, most: int) -> None:
-    """Check that a replayed teacher ended with the weights of the model it replays: its students'
-    fingerprints name that model. Nothing is written.
+    """Check that a replayed teacher ended with the weights of the model that it replays, because its
+    students' fingerprints name that model. Writes nothing.
 
-    Raises AtelierError when it did not. A collective.
+    Raises AtelierError if it did not. A collective.
     """
     entries: list[FileEntry] = []
     write_files(
@@ -50,10 +50,10 @@ def check_digest(member: RoleState, *, most: int) -> None:
     found = member.gang.from_first(weights_digest(entries, member.name) if entries else "")
     if found != member.spec.digest:
         raise AtelierError(
-            f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is "
-            f"{member.spec.digest[:16]}; nothing is published. Replay in the layout of the model's record, "
-            "with those parallel.* keys that its summary has (a log of speeds), or use "
-            "roles.<student>.attach=frozen"
+            f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is"
+            f" {member.spec.digest[:16]}; nothing is published. Replay with the layout in the model's"
+            " record, including those parallel.* keys that its summary has (a log of speeds), or use"
+            " roles.<student>.attach=frozen"
         )
 
 
@@ -66,26 +66,26 @@ def publish(
     most: int,
     rows: Mapping[str, Json],
 ) -> None:
-    """Write the model's files and body.json to `url`. `rows`: what its summary says of them. A collective."""
+    """Write the model's files and body.json to `url`. `rows`: its summary's entries on data. A collective."""
     output = ArtifactOutput(url)
     write_files(member, output.add_parts if member.gang.is_first else None, most=most)
     if not member.gang.is_first:
         return
     if "tokenizer" in inputs:
         copy_tokenizer(inputs["tokenizer"], output, scratch)
-        if base := inputs.get(member.spec.init):  # whose templates it understands
+        if base := inputs.get(member.spec.init):  # it understands the base's chat templates
             copy_carried(base, output, scratch, without=_add_template(inputs, output, scratch))
     about = {**summary(member), **rows}
     for attached in member.attached.values():
         for name, content in attached.files().items():
             output.add_bytes(name, content)
-    if f"frozen.{member.role.teacher}" in inputs:  # which had no steps meanwhile
+    if f"frozen.{member.role.teacher}" in inputs:  # which took no steps meanwhile
         about.pop("teacher_steps", None)
     output.close(about)
 
 
 def _add_template(inputs: Mapping[str, ArtifactInput], output: ArtifactOutput, scratch: Path) -> str:
-    """Add the chat template that conversations were rendered with, where it was not the model's; its name."""
+    """Add the chat template used for conversations if it is not the model's own; returns its name."""
     for name, source in inputs.items():
         if name.startswith(f"{Chat.source}.") and CHAT_TEMPLATE in source.names():
             output.add(CHAT_TEMPLATE, source.file(CHAT_TEMPLATE, scratch))
@@ -117,7 +117,7 @@ def summary(member: RoleState) -> dict[str, Json]:
         result["left_at"] = member.end
         result["period"] = member.role.period
     if member.begins_with_states:
-        result["began_with_states"] = True  # of the optimiser of the model that it began from
+        result["began_with_states"] = True  # of its start model's optimiser
     for attached in member.attached.values():
         result |= attached.summary(member.end - member.start)
     return result | member.health.summary()

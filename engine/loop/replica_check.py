@@ -1,7 +1,7 @@
-"""Silent data corruption check: ranks that hold replicas of the same weights compare exact checksums, which
-shows a flipped bit and the rank that has it.
+"""Check for silent data corruption: ranks with replicas of the same weights compare exact checksums, which
+show a flipped bit and its rank.
 
-Run before every checkpoint, so that a checkpoint is only written while all replicas agree.
+It runs before every checkpoint, so a checkpoint is only written while all replicas agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from atelier.engine.config.error import CopiesError
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.parallel.gang import Gang
 
-COPYING = ("replicate", "tensor")  # along the other axes every rank has its own shard
+COPYING = ("replicate", "tensor")  # along other axes every rank has its own shard
 PIECE = 1 << 22  # elements summed at once
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """A checksum of two integers, shape (2,) int64: the sum of the tensor's words, plain and weighted by 1,
+    """A checksum of two integers, shape (2,) int64: the sums of the tensor's words, plain and weighted by 1,
     2, 3 ...
 
-    Exact modulo 2^64: any single changed bit changes both; the order of summation changes neither.
+    Exact modulo 2^64: a single changed bit changes both, the order of summation neither.
     """
     flat = tensor.detach().contiguous().view(-1)
     flat = flat.view(_WORDS[flat.element_size()])
@@ -38,8 +38,8 @@ def digest(tensor: Tensor) -> Tensor:
 def compare(
     tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, device: torch.device
 ) -> dict[int, str]:
-    """Ranks of `group` whose tensors differ from the majority's, with the first tensor that differs; all
-    ranks where no value has a majority. A collective of the group.
+    """The ranks of `group` whose tensors differ from the majority's, with the first tensor that differs; all
+    ranks if there is no majority. A collective of the group.
     """
     if group is None or not tensors:
         return {}
@@ -59,8 +59,8 @@ def compare(
 
 
 def check_copies(members: Sequence[RoleState], gang: Gang, step: int) -> None:
-    """Raise CopiesError on every rank when replicas of the roles' weights differ anywhere; it names the
-    ranks. A collective.
+    """Raise CopiesError, which names the ranks, on every rank if replicas of the roles' weights differ. A
+    collective.
     """
     found: dict[str, list[int]] = {}
     copies = 0
@@ -80,15 +80,15 @@ def check_copies(members: Sequence[RoleState], gang: Gang, step: int) -> None:
     bad = sorted({rank for each in found.values() for rank in each})
     ranks = " and ".join(map(str, bad))
     whose = f"rank {ranks} has" if len(bad) == 1 else f"ranks {ranks} have"
-    doubt = "; of two copies nobody knows which is right" if copies == 2 else ""
+    doubt = "; with two copies it is unknown which is right" if copies == 2 else ""
     raise CopiesError(
-        f"step {step}: {whose} other bits than the other copies of {name}{doubt}; no checkpoint holds them: "
-        "run again to go on from the last one, on another machine if it happens again"
+        f"step {step}: {whose} other bits than the other copies of {name}{doubt}; no checkpoint holds"
+        " them: run again to resume from the last one, on another machine if it happens again"
     )
 
 
 def _all_suspects(suspects: dict[int, str], member: RoleState, gang: Gang) -> dict[int, str]:
-    """Every suspected rank of the gang, with the weight; the same result on all ranks."""
+    """Every suspected rank of the gang with the weight; the same result on all ranks."""
     marks = torch.zeros(gang.world, dtype=torch.int64, device=gang.device)
     if gang.rank in suspects:
         marks[gang.rank] = 1 + member.weights.every_name.index(suspects[gang.rank].split(" ")[0])

@@ -1,5 +1,5 @@
-"""Output of a gang: progress as JSON lines on stdout, and the metric segments of its trajectories, both from
-rank 0 alone. Torch-free.
+"""Output of a gang, by rank 0: progress as JSON lines on stdout, and the metric segments of its trajectories.
+Torch-free.
 """
 
 import json
@@ -20,13 +20,13 @@ class ProgressReport:
 
     def __init__(self, *, total: int, is_first: bool) -> None:
         self.total, self.is_first = total, is_first
-        self.before = 0  # steps of the trainings that came before this one
+        self.before = 0  # steps of earlier trainings
         self._spoke = -PROGRESS_EVERY
         self._rate = 0.0
 
     def say(self, **words: Json) -> None:
         """Print one JSON object on stdout and flush. A closed stdout does not stop the training; the
-        supervisor's pipe does that.
+        supervisor's pipe does.
         """
         if not self.is_first:
             return
@@ -35,10 +35,10 @@ class ProgressReport:
         except (BrokenPipeError, ValueError):
             self.is_first = False
         except OSError:
-            return  # a full disk: the text stays in the buffer and is written when there is room
+            return  # full disk: the text stays in the buffer until there is room
 
     def progress(self, step: int, step_s: float, losses: dict[str, float], *, is_last: bool) -> None:
-        """Report a step, at most twice a second; `rate` in steps a second, smoothed."""
+        """Report a step, at most twice per second; `rate` in steps per second, smoothed."""
         rate = 1.0 / max(step_s, 1e-9)
         self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
         now = time.monotonic()
@@ -52,7 +52,7 @@ class ProgressReport:
 
 
 class MetricLog:
-    """Writes the metric lines of one role, each to the trajectory that its step belongs to."""
+    """Writes one role's metric lines, each to the trajectory of its step."""
 
     def __init__(self, segments: Sequence[SegmentAddress], *, is_first: bool) -> None:
         self._segments = tuple(segments) if is_first else ()
@@ -62,7 +62,7 @@ class MetricLog:
         for segment in self._segments:
             if segment.start < line.step <= segment.end:
                 if segment.url not in self._open:
-                    with suppress(OSError):  # the lines stay buffered; the next checkpoint reports the error
+                    with suppress(OSError):  # lines stay buffered; the next checkpoint reports the error
                         self.flush()
                     self._open[segment.url] = Segments(segment.url, segment.attempt)
                 self._open[segment.url].add(line)

@@ -1,10 +1,10 @@
-"""Find from which step each role resumes, from the checkpoints of its trajectories. Plain numbers, no
-tensors.
+"""Find the step from which each role resumes, from the checkpoints of its trajectories. Works on plain
+numbers, without tensors.
 
-Students first: a student resumes from its newest good checkpoint, its teacher from the newest one that is not
-past any unfinished student, and that has the drawn tokens which students that are `delay` steps behind have
-still to learn from, or is no later than they need them. A role without a checkpoint begins at its start step.
-The gang's clock begins at the earliest of these steps; roles that are ahead wait.
+A student resumes from its newest good checkpoint; its teacher from the newest one that is not past any
+unfinished student. If students are `delay` steps behind, the teacher's checkpoint must also hold the drawn
+tokens that they still need, or be no later than they need them. A role without checkpoint begins at its start
+step. The gang's clock begins at the earliest of these steps; roles that are ahead wait.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ from atelier.engine.config.run_file import Member, SegmentAddress
 from atelier.engine.io.storage import exists, join, reach, read_text
 
 CHECKPOINTS = "checkpoints"
-DIVERGED = "diverged.txt"  # in a trajectory that was ended while other roles went on: why
+DIVERGED = "diverged.txt"  # in a trajectory of a diverged role: the reason
 
 
 @dataclass
 class ResumePoint:
-    """Where the roles resume: `steps` by role (none for frozen ones), which of them have a checkpoint there,
-    what was found damaged, and why roles were ended that had diverged.
+    """Where roles resume: `steps` by role (none for frozen ones), which have a checkpoint there, the damage
+    found, and the reasons of diverged roles.
     """
 
     steps: dict[str, int] = field(default_factory=dict)
@@ -36,16 +36,16 @@ class ResumePoint:
     diverged: dict[str, str] = field(default_factory=dict)
 
     def clock(self, members: Mapping[str, Member]) -> int:
-        """The first step of the gang: the earliest step of the unfinished roles, or the end."""
+        """The first step of the gang: the earliest step of unfinished roles, or the end."""
         unfinished = [step for name, step in self.steps.items() if step < members[name].segments[-1].end]
         return min(unfinished, default=max(self.steps.values(), default=0))
 
 
 def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> ResumePoint:
-    """Find every role's step, not past its limit where it has one. Roles that have diverged, and those that
-    are finished, published and needed by no student, are left out of `steps`.
+    """Find every role's step, not past its limit if it has one. `steps` lacks roles that have diverged, and
+    roles that are finished, published and needed by no student.
 
-    Raises ConfigError when a teacher starts later than its students, DamageError when a role must be trained
+    Raises ConfigError if a teacher starts later than its students, DamageError if a role must be trained
     again without a lease.
     """
     result = ResumePoint()
@@ -75,8 +75,8 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
         if step is None and start > at_most:
             raise ConfigError(
                 f"roles.{name}.start",
-                f"step {start}, but its students {', '.join(unfinished)} begin at step {at_most}",
-                "a teacher starts no later than its students",
+                f"step {start}, but its students {', '.join(unfinished)} start at step {at_most}",
+                "a teacher must not start later than its students",
             )
         step = start if step is None else step
         _check_leases(member, step, result.damages)
@@ -92,7 +92,7 @@ def resume_point_together(
     asked: Callable[[], Mapping[str, int]] = dict,
 ) -> ResumePoint:
     """`resume_point` on rank 0, after a check that every checkpoint store is reachable; all ranks get its
-    result or raise its error. `asked`: more limits.
+    result or raise its error. `asked`: further limits.
     """
 
     def decide() -> ResumePoint | None:
@@ -110,7 +110,7 @@ def resume_point_together(
 
 
 def students_first(members: Mapping[str, Member]) -> list[str]:
-    """Role names, every student before its teacher."""
+    """Role names, students before teachers."""
     result: list[str] = []
 
     def visit(name: str) -> None:
@@ -126,17 +126,17 @@ def students_first(members: Mapping[str, Member]) -> list[str]:
 
 
 def protected_steps(members: Mapping[str, Member]) -> set[int]:
-    """Steps whose checkpoints are always kept: the ends of all segments and the start steps of all roles."""
+    """Steps whose checkpoints are always kept: ends of all segments and start steps of all roles."""
     ends = {segment.end for member in members.values() for segment in member.segments}
     return ends | {int(member.role.start) for member in members.values() if member.mode != "frozen"} - {0}
 
 
 def _diverged(member: Member) -> str:
-    """Why the role was ended in an earlier run, with the way to train it again; '' when it was not."""
+    """The reason why a role ended in an earlier run, and how to train it again; '' if it did not."""
     place = join(member.segments[-1].url, DIVERGED)
     if not exists(place):
         return ""
-    return f"{read_text(place)} (so it was before; remove {place} to train it again)"
+    return f"{read_text(place)} (in an earlier run; remove {place} to train it again)"
 
 
 def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
@@ -156,22 +156,22 @@ def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
 
 
 def _has_kept(member: Member, step: int, states: set[str], needed: range) -> bool:
-    """Whether a teacher's good checkpoint of `step` keeps the needed steps, under each of these names."""
+    """Whether a teacher's good checkpoint of `step` holds the `needed` steps under each of these names."""
     segment = next(each for each in member.segments if step <= each.end)
     values = nested(read_manifest(address(checkpoints(segment), step), step=step).values)
     return all({*needed} <= {int(key) for key in values.get(state, {})} for state in states)
 
 
 def _check_leases(member: Member, step: int, damages: list[str]) -> None:
-    """Raise DamageError when a role would be trained on from `step` without a lease: the checkpoint it should
-    resume from was damaged or has been removed since.
+    """Raise DamageError if a role would be trained from `step` without a lease: the checkpoint to resume from
+    was damaged or has been removed.
     """
     for segment in member.segments:
         if member.mode == "train" and segment.end > step and not segment.is_leased:
             found = f" ({damages[0]})" if damages else ""
             raise DamageError(
-                f"{checkpoints(segment)}: no good checkpoint of step {segment.end}{found}, and this run does"
-                " not hold the lease to train it again"
+                f"{checkpoints(segment)}: no good checkpoint of step {segment.end}{found}, and this run"
+                " does not hold the lease to train it again"
             )
 
 

@@ -32,13 +32,13 @@ from atelier.engine.parallel.compute import Precision, computed_in
 from atelier.engine.parallel.context import own_tokens
 from atelier.engine.parallel.grid import Grid
 
-ALL = "*"  # names the cross-entropy of all scored tokens, where an objective called lm reads some rows only
+ALL = "*"  # name of the cross-entropy of all scored tokens, if objective lm reads only some rows
 NOISE = (("noise_BT", "tokens_BT"), ("encoder_noise_BU", "encoder_tokens_BU", "encoder"))
 
 
 class RoleState:
-    """A role whose weights have seen `step` steps of the gang's clock. It trains only while the clock is at
-    its step. On ranks that hold no part of it, `body` is None. `plain`: the model on the meta device.
+    """A role after `step` steps of the gang's clock. It trains only while the clock is at its step. On ranks
+    that hold no part of it, `body` is None. `plain`: the model on the meta device.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class RoleState:
         self.progressive = progressive
         self.parts = tuple(parts)
         self.health = health
-        self.begins_with_states = False  # of the optimiser of the model that it begins from
-        self.remote: RemoteOutputs | None = None  # of this step, of a teacher that is not in this gang
-        self.attached: dict[str, Attachment] = {}  # by extensions: by their names, kept in its checkpoints
-        self.inboxes: dict[str, Inbox] = {}  # by lesson: from a teacher at another site
+        self.begins_with_states = False  # optimiser states of its start model
+        self.remote: RemoteOutputs | None = None  # remote teacher's outputs of this step
+        self.attached: dict[str, Attachment] = {}  # extensions' objects by name, stored in its checkpoints
+        self.inboxes: dict[str, Inbox] = {}  # inboxes of remote teachers, by lesson
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
-        self.stored_step = -1  # of the newest checkpoint that this process read or began to write
-        self.durable_steps: tuple[int, int] = (-1, -1)  # of the two newest checkpoints known to be whole
+        self.stored_step = -1  # newest checkpoint that this process read or began to write
+        self.durable_steps: tuple[int, int] = (-1, -1)  # the two newest complete checkpoints
         self.lead = TeacherLead(spec.role.gate, self.start, settled) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.computed_by = ComputedBy(spec, computed_in(precision, grid.gang.device))
-        self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
-        self.has_diverged = False  # it takes no more steps here
-        self.held_out = ""  # the name of what eval/loss was last measured on
+        self.last: dict[str, float] = {}  # loss and eval/loss as last measured; eval/step: step of eval/loss
+        self.has_diverged = False  # takes no more steps
+        self.held_out = ""  # name of the windows of the last eval/loss
         self._check()
 
     def _check(self) -> None:
@@ -87,24 +87,24 @@ class RoleState:
             raise ConfigError(
                 f"roles.{self.name}.gate",
                 f"nothing is optimised until it opens at {self.role.gate} nats: all objectives need it",
-                "add an objective of its own (lm), or gate=open",
+                "add an objective without teacher (lm), or gate=open",
             )
 
     def attach(self, attached: Attachment) -> None:
-        """Keep the state of an extension in its checkpoints. Raises ConfigError where the name is taken."""
+        """Store an extension's state in its checkpoints. Raises ConfigError if the name is taken."""
         if attached.name in {"weights", "optimizer", "last", *self.learned(), *self.attached}:
-            problem = f"the core, or another extension, keeps {attached.name} in its checkpoints"
+            problem = f"{attached.name} is already stored in its checkpoints by the core or another extension"
             raise ConfigError(f"roles.{self.name}", problem, "leave one of them out, or rename it")
         self.attached[attached.name] = attached
 
     @property
     def taps(self) -> dict[str, Tap]:
-        """By lesson, what extensions take from its outputs."""
+        """By lesson, the taps of extensions on its outputs."""
         return {each.lesson: each for each in self.attached.values() if isinstance(each, Tap)}
 
     @property
     def gradient_handler(self) -> GradientHandler | None:
-        """Where its gradients go, if an extension takes them."""
+        """The extension object that handles its gradients, if any."""
         return self.body.gradient_handler if self.body is not None else None
 
     @property
@@ -117,17 +117,17 @@ class RoleState:
         return self.spec.mode == "train"
 
     def is_to_be_saved(self, step: int) -> bool:
-        """Whether it is at `step`, and not yet stored there."""
+        """Whether it is at `step` and not yet stored there."""
         return self.is_kept and self.step == step != self.stored_step and not self.has_diverged
 
     @property
     def tokens_of_all(self) -> int:
-        """That it has learned from here, and at other sites up to what was added last."""
+        """Tokens that it has learned from, here and in other gangs."""
         return self.tokens + sum(each.tokens_elsewhere for each in self.attached.values())
 
     @property
     def spill(self) -> Path | None:
-        """Where the copy for a checkpoint goes, of a role that is not in memory; None = to memory."""
+        """The folder for copies for checkpoints if the role is not in memory; None = copies go to memory."""
         owners = self.body.owners if self.body is not None else []
         return owners[0].folder if owners else None
 
@@ -137,9 +137,7 @@ class RoleState:
         return any(tap.is_asked for tap in self.taps.values())
 
     def is_active(self, clock: int) -> bool:
-        """Whether it trains at step `clock`. A frozen role is active while it has an active student:
-        step_group_at decides that.
-        """
+        """Whether it trains at step `clock`. step_group_at activates frozen roles, with their students."""
         return self.moves and self.step == clock < self.end and not self.has_diverged
 
     def flops_per_token(self, sequence: int) -> float:
@@ -152,7 +150,7 @@ class RoleState:
             self.body.scale_dropout(share)
 
     def needs_logits(self, teacher: str) -> bool:
-        """True on this rank in steps in which the role learns from the logits of this teacher."""
+        """Whether, on this rank and in this step, the role learns from this teacher's logits."""
         is_taught = self.body is not None and self.is_distilling()
         return is_taught and reads_teacher_logits(self.compared_with(teacher).values())
 
@@ -168,7 +166,7 @@ class RoleState:
         return is_open and is_due and any(type(spec).needs_teacher for spec, _ in self._weighted().values())
 
     def _weighted(self) -> Mix:
-        """All objectives that have a weight at the next step, with their weights."""
+        """All objectives with a weight at the next step, with their weights."""
         weights = {name: (spec, self._weight(spec)) for name, spec in self.role.objective.items()}
         return {name: (spec, weight) for name, (spec, weight) in weights.items() if weight}
 
@@ -177,7 +175,7 @@ class RoleState:
         return spec.weight * spec.schedule.factor(self.step, self.start, self.end, lead)
 
     def weights_that_move(self) -> dict[str, float]:
-        """The next step's weights of the objectives with a schedule."""
+        """The next step's weights of objectives with a schedule."""
         return {
             name: self._weight(spec)
             for name, spec in self.role.objective.items()
@@ -198,8 +196,8 @@ class RoleState:
         return {name: (spec, weight / whole) for name, (spec, weight) in active.items()}
 
     def reads(self, name: str) -> tuple[int, ...] | None:
-        """The parts of the mixture that an objective reads; None = all rows, as for every objective that
-        needs a teacher and asks for no source.
+        """The parts of the mixture that an objective reads; None = all rows, as for objectives with a teacher
+        and without sources.
         """
         spec = self.role.objective.get(name.partition(".")[0])
         if spec is None or not self.parts:
@@ -212,19 +210,19 @@ class RoleState:
         return tuple(n for n, part in enumerate(self.parts) if part.source in sources) if sources else None
 
     def divisor(self, name: str, counts: Counts) -> int:
-        """What a sum of an objective, or of all scored tokens, is divided by for a mean."""
+        """The divisor of an objective's sum, or of the sum over all scored tokens, for a mean."""
         spec = self.role.objective.get(name.partition(".")[0])
         every_token = spec is not None and type(spec).is_of_every_token
         return counts.of(self.reads(name), every_token=every_token)
 
     def parts_of(self, kind: str) -> tuple[int, ...]:
-        """The parts of the mixture that have rows of this kind."""
+        """The parts of the mixture with rows of this kind."""
         return tuple(n for n, part in enumerate(self.parts) if part.kind == kind)
 
     @property
     def text(self) -> str:
-        """The name of the cross-entropy of all scored tokens among the sums; where it predicts no tokens,
-        that of its own loss.
+        """The name of the cross-entropy of all scored tokens among the sums; of its own loss if it predicts
+        no tokens.
         """
         if not self.role.predicts:
             return next(iter(self.role.objective))
@@ -243,7 +241,7 @@ class RoleState:
         return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
 
     def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> StepWork:
-        """The step's work on this rank's tokens; dropout keys depend on (seed, role, step, sample,
+        """The step's work on this rank's tokens. Dropout keys depend on (seed, role, step, sample,
         position).
         """
         mine = []
@@ -282,8 +280,8 @@ class RoleState:
                 self.body.infer(work, after)
 
     def evaluate(self, batches: list[dict[str, Tensor]], name: str) -> Tensor:
-        """Sum of one objective over held-out batches, and how many rows are right, float64; this rank's
-        contribution. The name `text` is next-token loss, for any role.
+        """Sum of one objective over held-out batches and number of right rows, float64; this rank's
+        contribution. The name `text` is the next-token loss, for any role.
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.gang.device)
         if self.body is None:
@@ -300,7 +298,7 @@ class RoleState:
             total[0] += sums[name].double()
             total[1] += sums.get(name + RIGHT, 0)
 
-        # eagerly: an evaluation is too short to compile a second graph for
+        # eager: an evaluation is too short to compile a second graph
         with torch.compiler.set_stance("force_eager") if self.body.is_compiled else nullcontext():
             self.body.set_training(False)
             self.infer(work, add)
@@ -309,9 +307,7 @@ class RoleState:
         return total if self.grid.is_counted else torch.zeros_like(total)
 
     def update(self, norm: float, *, is_good: bool) -> float:
-        """Clip by the global norm and take the optimiser's step, or skip it if `is_good` is false; returns
-        the lr.
-        """
+        """Clip by the global norm and take the optimiser's step, or skip it if not `is_good`; returns lr."""
         spec = self.role.optim
         rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
         rate *= self.progressive.lr_at(self.step)
@@ -323,20 +319,20 @@ class RoleState:
         return rate
 
     def row_divisor(self, batch: dict[str, Tensor], counts: Counts) -> int:
-        """By which the sum over a micro-batch's tokens is divided: the step's scored tokens, unless an
-        extension takes its gradients.
+        """The divisor of a micro-batch's sum over tokens: the step's scored tokens, unless an extension
+        handles its gradients.
         """
         return (
             counts.divisor if self.gradient_handler is None else self.gradient_handler.divisor(batch, counts)
         )
 
     def check_skipped(self) -> None:
-        """Raise AtelierError when as many steps in a row were skipped as its patience allows."""
+        """Raise AtelierError if skipped steps in a row reach its patience."""
         self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
 
     def segment(self, step: int) -> SegmentAddress:
-        """The trajectory segment that the checkpoint of `step` belongs to; a role's first checkpoint is at
-        its start step.
+        """The trajectory segment of the checkpoint of `step`; a role's first checkpoint is at its start
+        step.
         """
         first = self.spec.segments[0]
         if step == first.start:
@@ -344,7 +340,7 @@ class RoleState:
         return next(part for part in self.spec.segments if part.start < step <= part.end)
 
     def state(self) -> State:
-        """Everything to checkpoint, under names independent of role and layout. Tensors are the live ones."""
+        """Everything to checkpoint, under names independent of role and layout. Tensors are live."""
         return self.weights.state() | {
             **self.learned(),
             "last": dict(self.last),
@@ -352,7 +348,7 @@ class RoleState:
         }
 
     def learned(self) -> dict[str, Tree]:
-        """What its steps have left beside weights and optimiser: counts, running averages, decisions."""
+        """State from its steps besides weights and optimiser: counts, running averages, decisions."""
         return {
             "lead": {**self.lead.state()} if self.lead is not None else {},
             "counts": {
@@ -365,7 +361,7 @@ class RoleState:
         }
 
     def take_back(self, learned: Nested) -> None:
-        """Go back to what `learned` returned."""
+        """Restore the state that `learned` returned."""
         if self.lead is not None and "lead" in learned:  # not in older checkpoints
             self.lead.restore(learned["lead"])
         counts = learned["counts"]
@@ -374,7 +370,7 @@ class RoleState:
         self.health.restore(learned.get("health", {}))
 
     def restore(self, state: Nested, step: int) -> None:
-        """Restore the values that loading a `state()` returned; its tensors were filled in place."""
+        """Restore the values of a loaded `state()`; its tensors were filled in place."""
         self.take_back(state)
         self.last = dict(state["last"])
         for name, attached in self.attached.items():

@@ -1,10 +1,10 @@
-"""Rollback: a root and all its students return to a checkpoint before the steps that went wrong, and pass
-these steps over when the clock comes there again (PaLM, 2204.02311, section 5.1).
+"""Rollback: a root and all its students return to a checkpoint before the bad steps, and pass these steps
+over when the clock reaches them again (PaLM, 2204.02311, section 5.1).
 
-The result does not depend on which checkpoint that is: up to the first step passed over, training is
-deterministic (but for rounding, where speeds of ranks are measured). Other roots keep their state and wait.
-Checkpoints reached through the bad steps are removed before the gang goes on, and each new one lists the
-steps passed over, so that a run killed in between ends with the same bits.
+The result does not depend on which checkpoint: up to the first passed-over step, training is deterministic
+(except for rounding if ranks' speeds are measured). Other roots keep their state and wait. Checkpoints after
+the bad steps are removed before the gang resumes, and each new one lists the passed-over steps, so a run
+killed in between ends with the same bits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,8 +22,8 @@ from atelier.engine.parallel.gang import Gang
 
 @dataclass(frozen=True)
 class History:
-    """What a training has rolled back so far: the bad steps by root, and the latest step from which each role
-    may resume.
+    """The rollbacks of a training so far: bad steps by root, and the latest step from which each role may
+    resume.
     """
 
     bad: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -51,11 +51,11 @@ def back_to(root: RoleState, member: RoleState, bad: int) -> int:
 
 
 def remember(members: Mapping[str, RoleState], history: History) -> History | None:
-    """Give every role the steps that its root passes over: from the history, and from the checkpoints of all
+    """Give every role the steps that its root passes over, from the history and from the checkpoints of all
     roles with the same root.
 
-    Returns a history when a checkpoint is past a bad step that it does not list: a student whose teacher is
-    replayed may have saved one before the teacher met the bad step again.
+    Returns a history if a checkpoint is past a bad step that it does not list: a student of a replayed
+    teacher may have saved one before the teacher reached the bad step again.
     """
     known = {name: set(bad) for name, bad in history.bad.items()}
     for member in members.values():
@@ -74,7 +74,7 @@ def remember(members: Mapping[str, RoleState], history: History) -> History | No
 
 
 def part(step_group: StepGroup, clock: int) -> tuple[StepGroup, list[RoleState]]:
-    """Split the step group of `clock`: the roles that take the step, and those whose root passes it over."""
+    """Split the step group of `clock`: roles that take the step, and roles whose root passes it over."""
     passing: list[RoleState] = []
 
     def visit(member: RoleState) -> None:
@@ -109,10 +109,10 @@ def act(
     report: ProgressReport,
     diverged: Diverged,
 ) -> History | None:
-    """Report what went wrong in a step and act as the roles' health settings say; returns a history when the
-    gang has to restart. A role whose patience is exceeded has diverged.
+    """Report bad steps and act as the roles' health settings demand; returns a history if the gang has to
+    restart. A role whose patience is exceeded has diverged.
 
-    Raises AtelierError for the action "stop", after too many rollbacks, or where no role can go on.
+    Raises AtelierError for the action "stop", after too many rollbacks, or if no role can continue.
     """
     bad: dict[str, tuple[int, ...]] = {}
     for name, outcome in outcomes.items():
@@ -123,7 +123,7 @@ def act(
         problem = f"roles.{name}: step {step}: {detector.words}"
         action = detector.spec.action(outcome.bad, has_teacher=bool(member.role.teacher))
         if action == "stop":
-            way_out = f"train.health.{outcome.bad}=skip or rollback would go on; checkpoints before are kept"
+            way_out = f"train.health.{outcome.bad}=skip or rollback continues; earlier checkpoints are kept"
             raise AtelierError(f"{problem}; stopped; {way_out}")
         if action == "skip":
             report.say(warning=f"{problem}; skipped")
@@ -131,8 +131,8 @@ def act(
         count = len(detector.rolled_back) + 1
         if count > detector.spec.rollbacks:
             raise AtelierError(
-                f"{problem}; it was rolled back {detector.spec.rollbacks} times already; "
-                "lower its optim.lr, or raise train.health.rollbacks"
+                f"{problem}; it was rolled back {detector.spec.rollbacks} times already; lower its"
+                " optim.lr, or raise train.health.rollbacks"
             )
         first = max(member.start, step - detector.spec.pass_over) + 1
         passed = f"step {step} is" if first == step else f"steps {first} to {step} are"
@@ -156,7 +156,7 @@ def act(
 
 
 def drop_later(members: Iterable[RoleState], history: History, gang: Gang) -> None:
-    """Remove the checkpoints that were reached through steps that are now passed over."""
+    """Remove checkpoints after the steps that are now passed over."""
     if gang.is_first:
         for member in members:
             if not member.is_kept or member.name not in history.at_most:

@@ -1,4 +1,4 @@
-"""The sample streams of a training, opened for training and for held-out evaluation."""
+"""Open the sample streams of a training, for training and for held-out evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ class _Labelled(Dataset, Protocol):
 
 
 class Samples:
-    """The streams of a training over its inputs. `unit`: what the tokens of a row are a multiple of."""
+    """The streams of a training over its inputs. `unit`: number of which a row's tokens are a multiple."""
 
     def __init__(
         self, training: Training, inputs: Mapping[str, ArtifactInput], scratch: Path, *, unit: int = 1
@@ -46,9 +46,9 @@ class Samples:
         return Blend(opened, self._seed, unit=self._unit, later=later)
 
     def held_out(self) -> tuple[Streams, Mapping[str, Streams], dict[str, str]]:
-        """Windows of all token sources, whatever the training reads, or where there are none conversations;
-        the rows of each kind; the sources' names and fingerprints, in the windows' order. Shares are those of
-        the first phase; 0 of sources that are read later.
+        """Windows of all token sources, or conversations if there are none; rows of each kind; names and
+        fingerprints of the sources, in the windows' order. Shares are those of the first phase; 0 for sources
+        that are read later.
         """
         sequence = self._training.train.sequence
         shares: dict[str, float] = {}
@@ -75,7 +75,7 @@ class Samples:
         return windows, rows, {names[each]: self._input(each).record.fingerprint for each in shares}
 
     def tokens(self) -> dict[str, int]:
-        """The tokens of each text that is read in windows, by source and split; empty ones left out."""
+        """Tokens of each text that is read in windows, by source and split, without empty ones."""
         sources = {stream.input: "" for stream in self._training.streams if stream.kind == "windows"}
         found = {
             f"{source.removeprefix('tokens.')}/{split}": whole_of(
@@ -89,7 +89,7 @@ class Samples:
     def _input(self, key: str) -> ArtifactInput:
         if key not in self._inputs:
             known = ", ".join(self._inputs) or "none"
-            raise ConfigError("streams", f"no input {key!r}", f"inputs are: {known}")
+            raise ConfigError("streams", f"no input {key!r}", f"inputs: {known}")
         return self._inputs[key]
 
     def _open(self, stream: Stream, split: str, sequence: int) -> Dataset:
@@ -111,8 +111,8 @@ class Samples:
         return self._numbered(rows, stream)
 
     def labelled(self, sequence: int) -> list[Examples]:
-        """The labelled examples of the training, by stream. Raises DataError where nothing is left to tell
-        their answers by.
+        """The labelled examples of the training, by stream. Raises DataError if their cut prompts cannot tell
+        answers apart.
         """
         streams = [stream for stream in self._training.streams if stream.kind == EXAMPLES]
         found = [self._examples(stream, TRAIN, sequence) for stream in streams]
@@ -136,18 +136,18 @@ class Samples:
         return examples.prompted(*self._soft_prompt(), is_paired=is_paired)
 
     def _soft_prompt(self) -> tuple[SoftPrompt, int]:
-        """What labelled examples of this training have in the place of tokens, and its first id."""
+        """The soft prompt in this training's labelled examples, and its first id."""
         models = {name: member.role.model for name, member in self._training.members.items()}
         found = {name: getattr(model, "soft_prompt", SoftPrompt()) for name, model in models.items()}
         if len(set(found.values())) > 1:
             raise ConfigError(
-                "trainable", f"{' and '.join(found)} have other soft prompts", "train them apart"
+                "trainable", f"{' and '.join(found)} have different soft prompts", "train them separately"
             )
         first = next(iter(models))
         return found[first], models[first].tokens
 
     def _numbered(self, rows: Dataset, stream: Stream) -> Dataset:
-        """The data set, its rows labelled with the number of their part when the mixture has several."""
+        """The data set; if the mixture has several parts, rows are labelled with their part."""
         if parts := self._training.parts:
             cast(_Labelled, rows).part = next((n for n, part in enumerate(parts) if part.has(stream)), -1)
         return rows

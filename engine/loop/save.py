@@ -1,6 +1,5 @@
-"""Checkpoints of a gang's roles, written in the background, and their retention: the newest, every n-th step,
-the best, the branch points. A failed save is a warning; it is an error only when no earlier checkpoint is
-left.
+"""Save checkpoints of a gang's roles in the background, and keep the newest, every n-th, the best and those
+at branch points. A failed save is a warning; it is an error only if no earlier checkpoint is left.
 """
 
 import time
@@ -20,21 +19,21 @@ from atelier.engine.loop.resume import checkpoints
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.parallel.gang import Gang, return_freed_memory
 
-KEPT = "kept"  # <trajectory>/kept/<step>: kept for good; a branch point, or a multiple of train.keep_every
+KEPT = "kept"  # <trajectory>/kept/<step>: kept always: branch points, multiples of train.keep_every
 BEST = "best"  # <trajectory>/best/<step>: kept until better ones replace it
 
 
 class Retention:
-    """The retention rule of one training. Rank 0 applies it to a trajectory after each of its checkpoints."""
+    """The retention rule of one training. Rank 0 applies it to a trajectory after each checkpoint."""
 
     def __init__(self, train: Train, protected: set[int]) -> None:
         self._keep, self._every, self._num_best = train.keep, train.keep_every, train.keep_best
         self._protected = protected
-        self._losses: dict[str, float | None] = {}  # by URL: a manifest is read once
+        self._losses: dict[str, float | None] = {}  # by URL, so a manifest is read once
 
     def apply(self, segment: SegmentAddress) -> list[int]:
-        """Mark the checkpoints to keep, then remove the rest; returns the removed steps. After an OSError at
-        worst too many are left.
+        """Mark the checkpoints to keep, then remove the rest; returns the removed steps. After an OSError too
+        many may be left.
         """
         found, marked = steps(checkpoints(segment)), marks(segment, KEPT)
         for step in found:
@@ -48,8 +47,8 @@ class Retention:
         return bool(self._every and step % self._every == 0) or bool(self._keep and step in self._protected)
 
     def _mark_best(self, segment: SegmentAddress, found: list[int]) -> None:
-        """Move the markers to the checkpoints with the best held-out loss; new markers first, so that a kill
-        in between leaves one too many.
+        """Move the markers to the checkpoints with the best held-out loss, new ones first: a kill in between
+        leaves one too many.
         """
         losses = {step: self._loss(address(checkpoints(segment), step), step) for step in found}
         sign = sign_of(OF_CURVES[HELD_OUT_LOSS])
@@ -61,14 +60,14 @@ class Retention:
             remove(join(segment.url, BEST, str(step)))
 
     def _loss(self, url: str, step: int) -> float | None:
-        """The held-out loss of exactly these weights; None if it was not measured or a file is not whole."""
+        """The held-out loss of exactly these weights; None if it was not measured or a file is incomplete."""
         if url not in self._losses:
             self._losses[url] = held_out_loss(url, step) if looks_whole(url, step) else None
         return self._losses[url]
 
 
 def held_out_loss(url: str, step: int) -> float | None:
-    """The held-out loss recorded in the checkpoint at `url` for its own step, or None; reads no tensor."""
+    """The held-out loss that the checkpoint at `url` records for its own step, or None; reads no tensor."""
     last = nested(read_manifest(url, step=step).values).get("last", {})
     return last.get(HELD_OUT_LOSS) if last.get("eval/step") == step else None
 
@@ -78,12 +77,12 @@ def marks(segment: SegmentAddress, folder: str) -> set[int]:
 
 
 def stays(segment: SegmentAddress) -> set[int]:
-    """The steps that some training marked to be kept, also after the model is finished."""
+    """The steps that a training marked to keep, also after the model is finished."""
     return marks(segment, KEPT) | marks(segment, BEST)
 
 
 class Saver:
-    """Saves checkpoints and applies retention. One set of saves is under way at a time."""
+    """Saves checkpoints and applies retention, one set of saves at a time."""
 
     def __init__(
         self, *, retention: Retention, curves: dict[str, MetricLog], gang: Gang, report: ProgressReport
@@ -94,10 +93,10 @@ class Saver:
         self._unsealed: Exception | None = None
 
     def save(self, members: list[RoleState], step: int) -> float:
-        """Begin saving `members`, given students first: they are committed in this order. Returns the seconds
-        for which training was blocked.
+        """Start saving `members`, given students first, and commit them in this order. Returns the seconds
+        that training was blocked.
 
-        Their metric lines are sealed first: a checkpoint never exists without the metrics that led to it.
+        Their metric lines are sealed first: a checkpoint never exists without the metrics before it.
         """
         began = time.perf_counter()
         self.settle()
@@ -106,7 +105,7 @@ class Saver:
             self._unsealed = OSError(unsealed)
             self._report.say(warning=f"checkpoint of step {step} failed: {unsealed}")
             return time.perf_counter() - began
-        return_freed_memory()  # else the copies add to the memory of a step
+        return_freed_memory()  # otherwise the copies add to a step's memory
         for member in members:
             segment = member.segment(step)
             place = address(checkpoints(segment), step)
@@ -128,14 +127,14 @@ class Saver:
         try:
             for member in members:
                 self._curves[member.name].flush()
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # errors differ by kind of store
             return str(error)
         return ""
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Wait for the saves under way. A failed save is reported as a warning.
+        """Wait for saves under way. A failed save is a warning.
 
-        Raises AtelierError when it was the last one or no earlier checkpoint exists.
+        Raises AtelierError if it was the last one or no earlier checkpoint exists.
         """
         pending, self._pending = self._pending, []
         failure, self._unsealed = self._unsealed, None
@@ -144,7 +143,7 @@ class Saver:
                 save.wait()
             except ConfigError:
                 raise
-            except Exception as error:  # each kind of store has errors of its own; the same on all ranks
+            except Exception as error:  # errors differ by kind of store; equal on all ranks
                 failure = error
                 self._report.say(warning=f"checkpoint {member.name} step {step} failed: {error}")
                 continue
@@ -175,12 +174,12 @@ class Saver:
         """
         try:
             self._retention.apply(segment)
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # errors differ by kind of store
             self._report.say(warning=f"older checkpoints of {segment.url} stay: {error}")
 
     def _has_earlier(self, pending: list[tuple[RoleState, SegmentAddress, int, Pending]]) -> bool:
         """Whether every role has an earlier checkpoint in its trajectories; rank 0 checks for all. A store
-        that does not answer counts as yes: the outage may be short, and the next save checks again.
+        without answer counts as yes: the outage may be short, and the next save checks again.
         """
         found = False
         if self._gang.is_first:
@@ -195,7 +194,7 @@ class Saver:
 
 
 def forget(members: list[RoleState], gang: Gang) -> None:
-    """Remove the checkpoints of finished roles, except those marked to be kept."""
+    """Remove the checkpoints of finished roles, except those marked to keep."""
     if not gang.is_first:
         return
     for member in members:

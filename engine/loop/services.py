@@ -1,4 +1,4 @@
-"""What a training uses of its process, and what is checked before it begins."""
+"""The process services that a training uses, and the checks before it begins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from atelier.engine.plan.role_checks import check_schedules
 
 @dataclass(frozen=True)
 class TrainingServices:
-    """Services used by a training: build context, outputs, progress reporter, stop request, peak FLOP/s of a
+    """Services of a training: build context, outputs, progress reporter, stop request, peak FLOP/s of a
     rank.
     """
 
@@ -23,13 +23,13 @@ class TrainingServices:
     outputs: Mapping[str, str]
     report: ProgressReport
     stop: StopRequest
-    peak_flops: float  # of one rank, a second; 0 = unknown
-    began: float  # time.monotonic() from which the startup of this training is counted
-    file_bytes: int = FILE_BYTES  # of weights in one file of a model that is published
+    peak_flops: float  # of one rank, per second; 0 = unknown
+    began: float  # time.monotonic() at the start of this training
+    file_bytes: int = FILE_BYTES  # largest weights file of a published model
 
 
 def check_training(training: Training, services: TrainingServices) -> None:
-    """Raise ConfigError for what the layout, the models or the objectives of a training cannot do."""
+    """Raise ConfigError if layout, models or objectives of a training do not work together."""
     roles = {name: member.role for name, member in training.members.items()}
     check_layout(services.build_context.layout, roles, training.train)
     check_teaching(roles)

@@ -1,5 +1,5 @@
-"""A model, or one pipeline stage of it, with the objectives computed from its hidden states inside the same
-module (so that sharding sees one root); and the stages of one role on this rank.
+"""A model or pipeline stage in one module with the objectives on its hidden states, so that sharding sees one
+root; and the stages of one role on this rank.
 
 B rows, T tokens, D hidden, V vocab
 """
@@ -28,13 +28,13 @@ from atelier.engine.parallel.shard import between_micro_batches, reshard
 from atelier.engine.parallel.tensor import gathered, own_between
 from atelier.engine.tier.ring import Ring
 
-AUX = "aux/"  # prefix of the sums that leave a model's blocks
+AUX = "aux/"  # prefix of sums from a model's blocks
 
 
 class ForwardResult(NamedTuple):
     total: Tensor  # scalar: sum over scored tokens of the mixed objectives
-    sums: dict[str, Tensor]  # scalars: plain sums by objective and of all tokens; and how many are right
-    hidden_BTD: Tensor  # detached, like everything that a student reads
+    sums: dict[str, Tensor]  # scalars: plain sums by objective and of all tokens; numbers of right ones
+    hidden_BTD: Tensor  # detached, like all that students read
     head_weight_VD: Tensor
     relations: Relations | None
     logit_cache: LogitCache | None = None
@@ -42,21 +42,21 @@ class ForwardResult(NamedTuple):
 
 @dataclass
 class StepWork:
-    """The micro-batches of a step (this rank's tokens of each), the objectives, and the results."""
+    """The micro-batches of a step (this rank's tokens), the objectives, and the results."""
 
     batches: list[dict[str, Tensor]]
     mix: Mix
-    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by objective that reads some only
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by objective that reads only some
     sides: dict[int, Side] = field(default_factory=dict)
     others: dict[int, Mapping[str, Side]] = field(default_factory=dict)  # by objective
     results: dict[int, ForwardResult] = field(default_factory=dict)
-    keeps_logits: bool = False  # a student learns from the logits
-    text: str = "lm"  # the name of the cross-entropy of all scored tokens
+    keeps_logits: bool = False  # whether a student learns from the logits
+    text: str = "lm"  # name of the cross-entropy of all scored tokens
 
 
 class StageModule(nn.Module):
     """Computes the summed objectives inside the root's forward, the only place where a sharded head is
-    gathered; a stage that is not the last returns its hidden states.
+    gathered. A stage before the last returns its hidden states.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class StageModule(nn.Module):
         self.is_first, self.is_last = is_first, is_last
 
     def forward(self, *given: Tensor, index: Tensor | int, work: StepWork) -> Tensor | tuple[Tensor, ...]:
-        """`given`: what the stage before passes on, in the order of `passed_on`."""
+        """`given`: tensors from the stage before, in the order of `passed_on`."""
         gang = self.grid.gang
         gang.heartbeat.at("forward")
         with (
             gang.regions("forward"),
             arithmetic(self.precision, gang.device),
-        ):  # around forward only, as torch asks
+        ):  # around forward only, as torch requires
             return self._forward(given, int(index), work)
 
     def _forward(self, given: tuple[Tensor, ...], number: int, work: StepWork) -> Tensor | tuple[Tensor, ...]:
@@ -94,7 +94,7 @@ class StageModule(nn.Module):
         model = self.model
         if self.is_first and self.is_last:
             output = model(batch)
-        else:  # a stage: the forward pass in pieces
+        else:  # a pipeline stage
             names = self.passed_on()
             shared = model.shared(batch)
             carried = model.begin(batch) if self.is_first else dict(zip(names, given, strict=True))
@@ -148,13 +148,13 @@ class StageModule(nn.Module):
 
 
 def slice_of(grid: Grid, size: int) -> VocabSlice | None:
-    """The `size` rows of the vocabulary that this rank has; None where it has all."""
+    """The `size` vocabulary rows of this rank; None if it has all."""
     group = grid.group("tensor")
     return None if group is None else VocabSlice(group, grid.places["tensor"] * size, size)
 
 
 def rows_of(parts_B: Tensor, parts: Sequence[int]) -> Tensor:
-    """Which rows are of one of these parts of the mixture."""
+    """A mask of the rows in these parts of the mixture."""
     return torch.isin(parts_B, torch.tensor(parts, device=parts_B.device))
 
 
@@ -167,18 +167,18 @@ def _check_passed(carried: Carried, names: list[str], model: Model) -> None:
     if missing:
         raise ConfigError(
             f"model.{model.spec.kind}",
-            f"its blocks do not pass on {', '.join(missing)}, which the next stage reads",
-            "its `through` returns every name of `carries` and `sums`",
+            f"its blocks do not pass on {', '.join(missing)}, which the next stage needs",
+            "its `through` must return every name of `carries` and `sums`",
         )
 
 
-After = Callable[[int, Tensor], Tensor]  # (micro-batch, total) -> where its backward pass starts
-Seen = Callable[[int, Tensor], Tensor | None]  # the same of a forward pass alone
+After = Callable[[int, Tensor], Tensor]  # (micro-batch, total) -> start of its backward pass
+Seen = Callable[[int, Tensor], Tensor | None]  # the same for a forward pass alone
 
 
 class RoleModel:
     """The stages of one role on this rank, trained and run as one. `tied`: children of the model whose
-    weights the first and the last stage both have.
+    weights both the first and the last stage have.
     """
 
     def __init__(
@@ -192,8 +192,8 @@ class RoleModel:
         tied: set[str],
     ) -> None:
         self.stages, self.grid, self.layout, self.tied = stages, grid, layout, tied
-        self.dtype = dtype  # of the hidden states between stages
-        self.gradient_handler: GradientHandler | None = None  # of an extension
+        self.dtype = dtype  # type of hidden states between stages
+        self.gradient_handler: GradientHandler | None = None  # an extension's
         self.pipeline = None
         if grid.pipeline > 1 and not grid.last_only:
             self.pipeline = Pipeline(stages, numbers, grid=grid, layout=layout)
@@ -204,16 +204,16 @@ class RoleModel:
 
     @property
     def owners(self) -> list[WeightOwner]:
-        """Those of each stage's weights that are not on the device."""
+        """The owners of each stage's weights that are not on the device."""
         return [stage.owner for stage in self.stages if stage.owner is not None]
 
     @property
     def is_streamed(self) -> bool:
-        """Whether weights come from files when they compute."""
+        """Whether weights are read from files while they compute."""
         return any(stage.ring is not None for stage in self.stages)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's weights, by their names in the plain model."""
+        """This rank's weights, by name in the plain model."""
         return {
             name.removeprefix("model."): weight
             for stage in self.stages
@@ -221,7 +221,7 @@ class RoleModel:
         }
 
     def buffers(self) -> dict[str, Tensor]:
-        """This rank's weights that no gradient moves."""
+        """This rank's weights without gradient."""
         known = self.parameters()
         found = {
             name.removeprefix("model."): weight for stage in self.stages for name, weight in stored(stage)
@@ -229,12 +229,12 @@ class RoleModel:
         return {name: weight for name, weight in found.items() if name not in known}
 
     def is_counted(self, name: str) -> bool:
-        """False for the last stage's copy of a weight that the first stage has too."""
+        """Whether to count the weight: False for the last stage's copy of a first-stage weight."""
         return self.pipeline is None or self.grid.is_first or name.split(".")[0] not in self.tied
 
     def train(self, work: StepWork, after: After) -> None:
-        """Forward and backward of all micro-batches. On the ranks that have outputs, `after(index, total)` is
-        called in between and returns the tensor from which the backward pass starts.
+        """Forward and backward of all micro-batches. In between, ranks with outputs call `after(index,
+        total)`, which returns the tensor from which the backward pass starts.
         """
         if self.pipeline is None:
             for index in range(len(work.batches)):
@@ -253,7 +253,7 @@ class RoleModel:
             add_up_tied({name: g for name, g in found.items() if g is not None}, self.tied, self.grid)
 
     def train_one(self, index: int, work: StepWork, after: After) -> None:
-        """Forward and backward of one micro-batch of a role without a pipeline."""
+        """Forward and backward of one micro-batch of a role without pipeline."""
         (stage,) = self.stages
         if self.layout.zero == 1:
             between_micro_batches(stage, is_last=index == len(work.batches) - 1)
@@ -272,12 +272,12 @@ class RoleModel:
         self.pipeline.infer(work, num_micro=len(work.batches), between=self._between(work), after=after)
 
     def infer_one(self, index: int, work: StepWork, after: Seen) -> None:
-        """Forward of one micro-batch of a role without a pipeline; what is sharded stays whole in `after`."""
+        """Forward of one micro-batch of a role without pipeline; sharded weights stay gathered in `after`."""
         (stage,) = self.stages
         after(index, stage(index=index, work=work))
 
     def _between(self, work: StepWork) -> tuple[Tensor, ...]:
-        """What one stage passes to the next, as tensors of the meta device."""
+        """The tensors between two stages, as meta tensors."""
         batch, model = work.batches[0], self.stages[0].model
         split = self.grid.axes.tensor if self.layout.sequence_parallel else 1
         heads = getattr(model.spec, "num_heads", 0)

@@ -1,11 +1,10 @@
-"""One step of the gang's clock: every active role sees the same batches, students see their teacher's forward
-pass of each.
+"""One step of the gang's clock: all active roles see the same batches, and students see their teacher's
+forward pass of each.
 
-Order for a micro-batch: teacher forward, those of finished models with which students compare besides, each
-student's forward and backward, then the teacher's backward (heads must stay gathered until the students have
-read them). The students of a pipelined teacher do this on
-the last stage, between its forward and backward there. Roles share only the teacher's detached tensors, so no
-role changes another's bits.
+Order per micro-batch: teacher forward; forward of other finished models that students compare with; each
+student's forward and backward; teacher's backward (heads must stay gathered until students have read them).
+Students of a pipelined teacher run on the last stage between its forward and backward. Roles share only the
+teacher's detached tensors, so no role changes another's bits.
 """
 
 import math
@@ -28,8 +27,8 @@ from atelier.engine.parallel.gang import Gang
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The roles active at one step: `roots` have no active teacher here, `students` are by teacher name;
-    `beside`, by the same name, are the finished models that single objectives of those students compare with.
+    """The roles active at one step. `roots`: roles without active teacher here; `students`: by teacher name;
+    `beside`: by the same name, finished models that single objectives of those students compare with.
     """
 
     roots: tuple[RoleState, ...]
@@ -37,7 +36,7 @@ class StepGroup:
     beside: dict[str, tuple[RoleState, ...]] = field(default_factory=dict)
 
     def moving(self) -> list[RoleState]:
-        """All roles that train in this step, students before their teachers."""
+        """All roles that train in this step, students before teachers."""
         result: list[RoleState] = []
 
         def visit(member: RoleState) -> None:
@@ -83,28 +82,28 @@ def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
 
 @dataclass
 class StepOutcome:
-    """The result of a step for one role. Losses are means over the scored tokens of the global batch, in
-    nats; a step that has classes to predict but no scored token keeps the last known loss.
+    """One role's result of a step. Losses are means over the scored tokens of the global batch, in nats; a
+    step with classes but no scored token keeps the last known loss.
     """
 
     loss: float
     objectives: dict[str, float]
     grad_norm: float
     lr: float = 0.0
-    lead: float | None = None  # the teacher's, averaged over steps, nats
+    lead: float | None = None  # the teacher's lead, averaged over steps, nats
     distilled: bool = False
     skipped: bool = False
     bad: Bad = ""
     has_text: bool = True
-    passed_over: bool = False  # no samples were seen, no update was made
-    rolled_back: bool = False  # passed over, and the step for which it rolled back
-    weights: dict[str, float] = field(default_factory=dict)  # of objectives, where they move
-    measured: dict[str, float] = field(default_factory=dict)  # by the model, from sums that are only counted
+    passed_over: bool = False  # no samples, no update
+    rolled_back: bool = False  # passed over, and the reason of the rollback
+    weights: dict[str, float] = field(default_factory=dict)  # of objectives with a schedule
+    measured: dict[str, float] = field(default_factory=dict)  # of the model, from sums without gradient
     looks: dict[str, float] = field(default_factory=dict)  # held-out means, by metric name
 
     def values(self) -> dict[str, float]:
-        """The metric values; non-finite numbers are left out, and skipped, spiking, passed-over or
-        rolled-back steps are marked.
+        """The metric values without non-finite numbers; skipped, spiking, passed-over and rolled-back steps
+        are marked.
         """
         result = {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr}
         result |= {metric_name(name): value for name, value in self.objectives.items()}
@@ -121,7 +120,7 @@ class StepOutcome:
 
 
 def metric_name(name: str) -> str:
-    """Metric name of an objective's mean, accuracy or share, or of a sum that leaves a model's blocks."""
+    """Metric name of an objective's mean, accuracy or share, or of a sum from a model's blocks."""
     if name.startswith(AUX):
         return name
     if name.endswith(SHARE):
@@ -145,7 +144,7 @@ def train_step(
     step_group: StepGroup, batches: Sequence[dict[str, Tensor]], *, clock: int, counts: Counts, gang: Gang
 ) -> dict[str, StepOutcome]:
     """Forward, backward and update of all active roles on this rank's micro-batches; outcomes by role,
-    students first. None where every root passes the step over.
+    students first. None if every root passes the step over.
 
     `counts`: of the step over all ranks; each objective's sum is divided by the count of its rows.
     """
@@ -176,7 +175,7 @@ def train_step(
 
 
 class RoleStep:
-    """One step of a root and of all its students, direct or not."""
+    """One step of a root with all its students, direct or not."""
 
     def __init__(
         self,
@@ -246,8 +245,8 @@ class RoleStep:
         told: list[tuple[RoleState, ForwardResult]],
         others: list[RoleState],
     ) -> None:
-        """Run the `others`, one inside the other, then the students of `member`, which compare with what all
-        of them `told`.
+        """Run the `others` nested in each other, then the students of `member`, which compare with the
+        results in `told`.
         """
         if not others:
             for student in students:
@@ -255,7 +254,7 @@ class RoleStep:
             return
         first, *rest = others
         work = self.works.get(first.name)
-        if first.body is None or work is None:  # then no student is here either
+        if first.body is None or work is None:  # then this rank has no student either
             self._teach(member, students, index, told, rest)
             return
 
@@ -268,7 +267,7 @@ class RoleStep:
             first.body.infer_one(index, work, then)
 
     def _train_one(self, student: RoleState, index: int, told: list[tuple[RoleState, ForwardResult]]) -> None:
-        """Forward and backward of a student, with its sides of its teachers' outputs."""
+        """Forward and backward of a student, with its shares of its teachers' outputs."""
         work = self.works[student.name]
         if student.is_distilling():
             for teacher, result in told:
@@ -302,11 +301,10 @@ def _gather(
     tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang
 ) -> tuple[Numbers, dict[str, dict[str, Tensor]]]:
     """All sums and squared gradient norms over all ranks: (role, objective, ALL or "") -> mean, mean of all
-    tokens, norm. Objectives of which the step has no row are left out. And by role, the sums that are only
-    counted.
+    tokens, norm; without objectives that have no row in this step. Also, by role, sums without gradient.
 
-    One collective per role: the order in which more than two ranks are summed follows from an element's place
-    in the vector and the vector's length, and no role's last bit may depend on which other roles are present.
+    One collective per role: with more than two ranks, an element's summation order depends on its place in
+    the vector and the vector's length, and no role's bits may depend on other roles.
     """
     nothing = torch.zeros((), dtype=torch.float64, device=gang.device)
     grid, moving = step_group.roots[0].grid, {member.name for member in step_group.moving()}
@@ -337,17 +335,17 @@ def _gather(
                 counted[member.name][name] = vector[place:end].view(one.shape)
             place = end
         if member.name in moving:
-            # exact, hence independent of the order: a weight's placement does not change its model's bits
+            # exact, hence independent of order and of weights' placement
             result[(member.name, "")] = math.fsum(mine[place:]) ** 0.5
     return result, counted
 
 
 def _teacher_loss(member: RoleState, numbers: Numbers) -> float:
-    """In this step. Raises DataError where the message of a teacher elsewhere names none."""
+    """The teacher's loss in this step. Raises DataError if a remote teacher's message has none."""
     if member.remote is None:
         return numbers[(member.role.teacher, ALL)]
     if member.remote.loss is None:
-        raise DataError(f"{member.remote.place}: names no loss of {member.role.teacher}")
+        raise DataError(f"{member.remote.place}: has no loss of {member.role.teacher}")
     return member.remote.loss
 
 
@@ -363,7 +361,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     result.has_text = (name, ALL) in numbers
     if (
         member.gradient_handler is None
-    ):  # else the loss of one micro-batch would decide on the others' gradients
+    ):  # otherwise one micro-batch's loss would decide on the others' gradients
         means = {metric_name(key): value for key, value in objectives.items()}
         result.bad = member.health.judge(loss, norm, means)
     result.skipped = bool(result.bad)
@@ -373,7 +371,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
             member.lead.observe(lead, member.step)
         result.lead = member.lead.nats
     result.lr = member.update(norm, is_good=not result.skipped)
-    if not result.skipped and member.role.trainable.kind == "full":  # else its base stays as it is
+    if not result.skipped and member.role.trainable.kind == "full":  # otherwise its base does not change
         member.weights.after_step(sums)
     if is_finite(loss):
         member.last["loss"] = loss

@@ -1,4 +1,4 @@
-"""Stop requests: by a signal, by a file, or by the death of the supervisor, which holds the other end of a
+"""Stop requests: by signal, by file, or by the death of the supervisor, which holds the other end of a
 pipe.
 """
 
@@ -16,8 +16,8 @@ LOOK_EVERY = 1.0  # seconds between checks for the file
 
 
 class StopRequest:
-    """True for good once a stop was requested. Ranks notice it at different times; the loop makes them agree
-    on a step.
+    """True once a stop was requested. Ranks notice it at different times; the loop makes them agree on a
+    step.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,14 +28,14 @@ class StopRequest:
 
     def listen(self) -> None:
         """Install handlers for SIGTERM and SIGINT. Before the rendezvous these signals end the process at
-        once: a rank that waits for its peers could not react to a request, and has nothing to save.
+        once: a rank that waits for its peers could not react, and has nothing to save.
         """
         self._is_listening = True
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
     def watch_supervisor(self) -> None:
-        """Watch the supervisor's pipe if the environment names one: its end is a stop request."""
+        """Watch the supervisor's pipe if the environment names one; its end is a stop request."""
         if GUARD in os.environ:
             threading.Thread(target=self._watch, args=(int(os.environ[GUARD]),), daemon=True).start()
 
@@ -59,7 +59,7 @@ class StopRequest:
             while os.read(descriptor, 4096):
                 pass  # a heartbeat
         except OSError:
-            pass  # the pipe is gone: so is the supervisor
+            pass  # the supervisor is gone
         self._asked.set()
         if not self._is_listening:
             os._exit(STOPPED)

@@ -1,8 +1,8 @@
-"""Straggler detection: which rank computes longer than the others; and the peak memory of the fullest rank.
-The numbers ride in an all-reduce that every step makes anyway.
+"""Detect stragglers (ranks that compute longer than others) and the peak memory of the fullest rank. The
+numbers travel in an all-reduce that every step makes anyway.
 
-A rank's own time is the time its training thread could run (on a core, or waiting for one) plus its wait for
-data, without its wait in collectives, where it sleeps. On a GPU that is only the host's part of a step.
+A rank's own time is its training thread's runnable time (on a core or waiting for one) plus its wait for
+data, without its wait in collectives, where it sleeps. On a GPU this is only the host's part of a step.
 """
 
 import resource
@@ -15,12 +15,12 @@ import torch
 from atelier.engine.parallel.gang import Gang
 
 KEEP = 0.9  # decay of the average per step
-SETTLED = 10  # steps before a rank is named
-_SCHEDULER = Path("/proc/thread-self/schedstat")  # ns on a core, ns runnable without one, slices
+SETTLED = 10  # steps before a rank is reported
+_SCHEDULER = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for one, slices
 
 
 def runnable_s() -> float:
-    """Seconds that this thread ran or could have run; CPU time where the system does not report it."""
+    """Seconds that this thread was runnable; its CPU time if the system does not report them."""
     try:
         running, waiting, _ = _SCHEDULER.read_text().split()
     except (OSError, ValueError):
@@ -36,7 +36,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def idle_share(times: Sequence[float]) -> float:
-    """The share of all ranks' time that passes in waiting for the slowest: 1 - mean / max."""
+    """The share of all ranks' time spent waiting for the slowest: 1 - mean / max."""
     return 1 - sum(times) / len(times) / max(times)
 
 
@@ -57,22 +57,20 @@ class StragglerDetector:
             self._began = runnable_s()
 
     def end(self, wait_s: float, *, is_usual: bool) -> None:
-        """End a step, of which `wait_s` was spent waiting for data. A step that compiled does not count."""
+        """End a step, with `wait_s` seconds of waiting for data. A step that compiled does not count."""
         if self._gang.world > 1:
             self._own_us = round((runnable_s() - self._began + wait_s) * 1e6) if is_usual else 0
 
     def tell(self) -> list[int]:
-        """Microseconds of the previous step by rank, then peak bytes; 0 for all other ranks: to be summed
-        over the ranks.
+        """Microseconds of the previous step by rank, then peak bytes; 0 for all other ranks. To be summed
+        over ranks.
         """
         told = [0] * (2 * self._gang.world)
         told[self._gang.rank :: self._gang.world] = self._own_us, peak_bytes(self._gang.device)
         return told
 
     def slow_rank(self, told: list[int]) -> str:
-        """Take the summed numbers of all ranks; returns a warning naming a rank that has become slow, else
-        ''.
-        """
+        """Take the summed numbers of all ranks; returns a warning if a rank has become slow, else ''."""
         times_us, peaks = told[: self._gang.world], told[self._gang.world :]
         self._fullest = max(peaks)
         if not all(times_us) or self._gang.world == 1:
@@ -88,13 +86,13 @@ class StragglerDetector:
             return ""
         longest, usual = self._average_s[slowest], self._average_s[slowest] / ratio
         return (
-            f"rank {slowest} computes {ratio:.1f} times as long a step as the median rank "
+            f"rank {slowest} takes {ratio:.1f} times as long per step as the median rank "
             f"({longest:.3f} s, {usual:.3f} s): all wait for it"
         )
 
     def timing(self) -> dict[str, float]:
         """Peak memory of the fullest rank (other ranks as of the step's beginning); the slowest rank, its
-        time as a multiple of the median, and the share of all ranks' time in which they wait for it.
+        time as a multiple of the median, and the share of all ranks' time spent waiting for it.
         """
         memory = {"memory_gb": max(self._fullest, peak_bytes(self._gang.device)) / 1e9}
         if not self._num_heard:
@@ -105,5 +103,5 @@ class StragglerDetector:
 
     def _slowest(self) -> tuple[int, float]:
         times = sorted(self._average_s)
-        median = times[(len(times) - 1) // 2]  # of two the faster: else no rank of two could be twice as slow
+        median = times[(len(times) - 1) // 2]  # of two the faster, so that one of two can be twice as slow
         return self._average_s.index(times[-1]), times[-1] / max(median, 1e-9)

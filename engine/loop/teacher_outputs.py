@@ -1,7 +1,8 @@
-"""The teacher outputs that a student's rank needs: its own rows, tokens and vocabulary slice.
+"""The teacher outputs for a student's rank: its own rows, tokens and vocabulary slice.
 
-If the student's layout differs from the teacher's, the outputs are gathered first and then resharded to the
-student's layout. B rows, T tokens, D hidden, V vocabulary, H heads, E head width, W = H E
+If layouts differ, outputs are gathered and split again.
+
+B rows, T tokens, D hidden, V vocabulary, H heads, E head width, W = H E
 """
 
 import torch
@@ -23,7 +24,7 @@ def lies_alike(student: Grid, teacher: Grid) -> bool:
 
 
 def check_same_ids(student: ModelSpec, teacher: ModelSpec) -> None:
-    """Raise ConfigError for models of other tokens; rows of padding behind them may differ."""
+    """Raise ConfigError for models with different numbers of tokens; padding rows may differ."""
     if student.ids != teacher.ids:
         sizes = f"{teacher.ids} tokens, the student's {student.ids}"
         raise ConfigError(
@@ -32,7 +33,7 @@ def check_same_ids(student: ModelSpec, teacher: ModelSpec) -> None:
 
 
 def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str, Tensor]:
-    """The student's rows of a teacher's micro-batch, when several student data ranks share one teacher data
+    """The student's rows of a teacher's micro-batch, if several student data ranks share one teacher data
     rank.
     """
     parts = student.axes.data // teacher.axes.data
@@ -45,12 +46,12 @@ def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str
 def teacher_side_for(
     student: Grid, teacher: Grid, result: ForwardResult, length: int, *, rows: int, with_relations: bool
 ) -> TeacherSide:
-    """The teacher's side for the student's tokens. A collective of the teacher's ranks when the layouts
-    differ; `length`: tokens of a row; `rows`: of the student's whole head.
+    """The teacher's outputs for the student's tokens. A collective of the teacher's ranks if layouts differ.
+    `length`: tokens per row; `rows`: of the student's whole head.
     """
     if lies_alike(student, teacher):
         head_VD, logit_cache = result.head_weight_VD, result.logit_cache
-        if len(head_VD) * teacher.axes.tensor != rows:  # the cache has logits of the teacher's rows
+        if len(head_VD) * teacher.axes.tensor != rows:  # the cache has logits of other rows
             head_VD, logit_cache = _own_head(head_VD, student, teacher, rows), None
         return TeacherSide(result.hidden_BTD, head_VD, result.relations, logit_cache)
     hidden_BTD = _own(_whole_tokens(result.hidden_BTD, teacher, 1), student, teacher, 1, length)
@@ -62,8 +63,8 @@ def teacher_side_for(
 
 
 def _own_head(head_VD: Tensor, student: Grid, teacher: Grid, rows: int) -> Tensor:
-    """The student's slice of the teacher's head, with as many rows as the student's: the two may have other
-    rows of padding, of which nothing is compared.
+    """The student's slice of the teacher's head, with as many rows as its own: they may differ in padding
+    rows, which are not compared.
     """
     group, size = teacher.group("tensor"), student.axes.tensor
     if group is not None:
@@ -91,8 +92,8 @@ def _own(whole: Tensor, student: Grid, teacher: Grid, dim: int, length: int) -> 
 def _whole_heads(relations: Relations, teacher: Grid) -> list[Tensor]:
     """Queries and keys of all tokens, all heads side by side [B, T, W].
 
-    Gathered before rows and tokens are split: the ranks that share the teacher's heads may hold other rows or
-    other tokens of the student.
+    Gathered before rows and tokens are split: ranks that share the teacher's heads may hold different rows or
+    tokens of the student.
     """
     query, key = relations
     copies, group = query.shape[1] // key.shape[1], teacher.group("tensor")

@@ -1,5 +1,5 @@
-"""What the steps of a training have around them: the state of its loop beside the roles', and what is due
-before and after a step. The loop itself is in engine/train.py.
+"""Everything around a training's steps: loop state besides the roles, and work due before and after a step.
+The loop itself is in engine/train.py.
 """
 
 import time
@@ -36,21 +36,21 @@ Outcomes = dict[str, StepOutcome]  # by role, students first
 
 @dataclass
 class LoopStep:
-    """A step that has begun: the roles that take it, those that pass over it, and its data on this rank."""
+    """A step that has begun: roles that take it, roles that pass it over, and its data on this rank."""
 
-    clock: int  # it brings the roles from `clock` to `clock + 1` steps
+    clock: int  # roles advance from `clock` to `clock + 1` steps
     group: StepGroup
     passing: list[RoleState]
     data: StepData
     counts: Counts  # of all ranks
     began: float  # time.perf_counter()
-    is_usual: bool  # this process has computed one like it, so that nothing is compiled
-    later: list[list[StepGroup]] = field(default_factory=list)  # by extension, groups of its roles
-    read: dict[str, Counts] = field(default_factory=dict)  # of these roles
-    timing: dict[str, float] = field(default_factory=dict)  # what it took, once it has ended
+    is_usual: bool  # this process has computed a similar one, so nothing is compiled
+    later: list[list[StepGroup]] = field(default_factory=list)  # groups of each extension's roles
+    read: dict[str, Counts] = field(default_factory=dict)  # by these roles
+    timing: dict[str, float] = field(default_factory=dict)  # times, once it has ended
 
     def passed_over(self) -> Outcomes:
-        """Advance the roles that pass over the step."""
+        """Advance the roles that pass the step over."""
         return {member.name: pass_over(member) for member in self.passing}
 
 
@@ -83,7 +83,7 @@ class Trainer:
         self.ended: list[RoleState] = []  # roles that take no step here
         self.profiler = Profiler(self.train.profile, self.gang, self.order, context.scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
-        self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
+        self.known: set[tuple[str, ...]] = set()  # computed so far: role, active objectives, sizes
         goes_on = not self.hooks.needs_all
         self.diverged = Diverged(self.order, self.train.health, self.report, goes_on=goes_on)
 
@@ -93,7 +93,7 @@ class Trainer:
     def load(self, where: ResumePoint, history: History) -> None:
         """Bring every role to its resume point, where the gang's clock begins.
 
-        Raises RolledBack when a checkpoint turns out to be past a bad step that another one lists.
+        Raises RolledBack if a checkpoint is past a bad step that another one lists.
         """
         self.diverged.remember(where.diverged)
         self.begin = where.clock(self.training.members)
@@ -122,12 +122,12 @@ class Trainer:
         if (outdated := remember(self.members, history)) is not None:
             self._roll_back(outdated)
         if history.bad:
-            self._save(self.begin)  # else a run that is stopped again and again would roll back forever
+            self._save(self.begin)  # otherwise a run stopped again and again would roll back forever
 
     def begin_step(self, clock: int) -> LoopStep:
         """Choose the roles of a step, fetch its data and agree on its counts.
 
-        Raises StoppedError, with everything checkpointed, where any rank was asked to stop; DataError when no
+        Raises StoppedError, with everything checkpointed, if any rank was asked to stop; DataError if no
         token is scored.
         """
         self.hooks.before_step(clock)
@@ -151,7 +151,7 @@ class Trainer:
         return LoopStep(clock, group, passing, data, counts, began, is_usual, later)
 
     def after_step(self, step: LoopStep) -> Outcomes:
-        """Take the step of the roles of extensions."""
+        """Take the step of extensions' roles."""
         outcomes, step.read = self.hooks.after_step(step.later, step.clock, step.data, step.counts)
         return outcomes
 
@@ -167,9 +167,8 @@ class Trainer:
         return LoopStep(clock, StepGroup((), {}), passing, nothing, counts, began, is_usual=False)
 
     def _agree(self, data: StepData, clock: int) -> Counts:
-        """Sum the step's counts over all ranks; stops all ranks here if any of them has a stop request.
-
-        Raises StoppedError for that, DataError when no token of the step is scored.
+        """Sum the step's counts over all ranks. Raises StoppedError if any rank has a stop request, DataError
+        if no token of the step is scored.
         """
         own = data.counts.numbers()
         told = [int(self.services.stop.is_asked), *self.straggler.tell()]
@@ -194,7 +193,7 @@ class Trainer:
         raise StoppedError(f"stopped at step {clock}")
 
     def measure(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """Count the step's tokens and measure what it took."""
+        """Count the step's tokens and measure its times."""
         self.straggler.end(step.data.wait_s, is_usual=step.is_usual and not step.passing)
         step.timing = self._timing(step, time.perf_counter() - step.began)
         for name in outcomes:
@@ -214,7 +213,7 @@ class Trainer:
         timing |= self.straggler.timing()
         self.stall_s = 0.0
         if self.services.peak_flops and step.counts.tokens:
-            # a frozen teacher has no backward pass, which is two thirds
+            # a frozen teacher has no backward pass, two thirds of the FLOPs
             sequence = self.train.at(step.clock).sequence
             every = [member for group in (step.group, *chain(*step.later)) for member in group.all()]
             each = sum(member.flops_per_token(sequence) for member in every)
@@ -223,13 +222,13 @@ class Trainer:
         return timing
 
     def exchange(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """Let extensions exchange what this step has made with others."""
-        step_s = step.timing["step_s"] if step.is_usual else 0.0  # the first one begins it all
+        """Let extensions exchange the step's results with others."""
+        step_s = step.timing["step_s"] if step.is_usual else 0.0  # the first one is not representative
         step.timing |= self.hooks.exchange(step.clock, outcomes, step_s)
 
     def evaluate_if_due(self, outcomes: Outcomes) -> None:
-        """Held-out means of the roles that are due, added to their outcomes. Never at a step due only to
-        another role's checkpoint: metrics do not depend on other roles.
+        """Add held-out means to the outcomes of roles that are due. A step due only to another role's
+        checkpoint does not count: metrics do not depend on other roles.
         """
         every = self.train.eval_every or self.train.save_every
         for name, outcome in outcomes.items():
@@ -244,7 +243,7 @@ class Trainer:
                 member.held_out = self.data.held_out.name
 
     def log(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """A metric line of every kept role."""
+        """Write a metric line for every kept role."""
         for name, outcome in outcomes.items():
             member = self.members[name]
             if member.is_kept:
@@ -259,10 +258,10 @@ class Trainer:
                 self.curves[name].add(line)
 
     def act_on_faults(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """Act as the health settings say where a step went wrong; compare replayed teachers with their
-        digests, and copies of weights.
+        """Act on bad steps by the health settings; compare replayed teachers with their digests, and replicas
+        of weights.
 
-        Raises RolledBack, or AtelierError where training has to stop.
+        Raises RolledBack, or AtelierError if training has to stop.
         """
         for name in outcomes:
             member = self.members[name]
@@ -286,7 +285,7 @@ class Trainer:
 
     @contextmanager
     def _settled_by_errors(self) -> Iterator[None]:
-        """On an error of all ranks, finish the checkpoint that is under way before raising."""
+        """On an error of all ranks, finish the checkpoint under way before raising."""
         try:
             yield
         except AtelierError:
@@ -304,12 +303,12 @@ class Trainer:
         raise RolledBack(history)
 
     def save_if_due(self, step: int) -> None:
-        """Checkpoint the roles that are at `step`, every `checkpoint_every` steps and at branch points."""
+        """Checkpoint the roles at `step`, every `checkpoint_every` steps and at branch points."""
         if step % self.train.save_every == 0 or step in self.protected:
             self._save(step)
 
     def _save(self, step: int) -> None:
-        """Checkpoint every kept role that is at `step` and not stored there yet, students first."""
+        """Checkpoint every kept role at `step` that is not stored there yet, students first."""
         due = [member for member in self.order if member.is_to_be_saved(step)]
         if due and step > 0:
             self.gang.heartbeat.rest("save")
@@ -318,7 +317,7 @@ class Trainer:
                 self.stall_s += self.saver.save(due, step)
 
     def show_progress(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """Progress on stdout; the step is over."""
+        """Print progress after the step."""
         losses = {name: outcome.loss for name, outcome in outcomes.items() if not outcome.passed_over}
         self.report.progress(
             step.clock + 1, step.timing["step_s"], losses, is_last=step.clock + 1 == self.end
@@ -332,18 +331,18 @@ class Trainer:
             curve.flush()
 
     def stop_reading(self) -> None:
-        """End the thread that reads ahead, and the profiler."""
+        """End the prefetching thread and the profiler."""
         self.data.close()
         self.hooks.close()
         self.profiler.close()
 
     def publish(self) -> None:
-        """Write the outputs of all roles that have one, when no extension waits for others any more.
+        """Write the outputs of all roles that have one, once no extension waits for others.
 
-        Raises StoppedError when a stop is asked before, DivergedError where roles were ended before.
+        Raises StoppedError if a stop was requested before, DivergedError if roles were ended.
         """
         if self.hooks.needs_all:
-            for member in self.ended:  # the others were checked when they ended
+            for member in self.ended:  # others were checked when they ended
                 self._check_replayed(member)
         self.hooks.conclude(self.end)
         self.gang.heartbeat.rest("publish")

@@ -1,6 +1,4 @@
-"""The data of a training on this rank: its batches step by step, which rank has which samples, and what is
-held out.
-"""
+"""The data of a training on this rank: batches by step, assignment of samples to ranks, and held-out rows."""
 
 import math
 from functools import partial
@@ -17,9 +15,9 @@ from atelier.engine.plan.expert_checks import rows_together
 
 
 class TrainingData:
-    """Before the first step is read, `end` is set to the last step, `samples_of_step` where an extension
-    chooses the samples, `batches_of_step` where it chooses which of them a rank has. Raises ConfigError where
-    no micro-batch fits.
+    """Set these before the first step is read: `end` to the last step; `samples_of_step` if an extension
+    chooses the samples; `batches_of_step` if it chooses a rank's samples. Raises ConfigError if no
+    micro-batch fits.
     """
 
     def __init__(self, training: Training, context: BuildContext) -> None:
@@ -33,7 +31,7 @@ class TrainingData:
         samples = Samples(training, context.inputs, context.scratch, unit=unit)
         self.labelled = samples.labelled(train.sequence)
         self.tokens, self._sequence = samples.tokens(), train.sequence
-        self.blend = samples.blend  # of rows of so many tokens
+        self.blend = samples.blend  # sequence length -> blend
         self.end = 0
         self.samples_of_step: Places | None = None
         self.batches_of_step: RankBatches | None = None
@@ -62,17 +60,17 @@ class TrainingData:
         return self._feed.at(clock)
 
     def open_feed(self) -> Prefetcher:
-        """The training's batches once more."""
+        """Open the training's batches again."""
         return self._open_feed(last=self.end, places=self.samples_of_step, batches=self.batches_of_step)
 
     def notes(self) -> list[str]:
-        """What of the data is cut or never read, as sentences."""
+        """Warnings about data that is cut or never read."""
         cut = [each.what_is_cut() for each in self.labelled]
         return [text for text in (*cut, unread_note(self.tokens, self._sequence)) if text]
 
     def summary(self) -> dict[str, Json]:
-        """What a model's summary says of its data: prompts of labelled examples that are cut, and the tokens
-        of a text after its last window, which are not read.
+        """Entries on data for a model's summary: prompts of labelled examples that are cut, and unread tokens
+        after a text's last window.
         """
         cut = {"cut_prompts": sum(each.num_cut() for each in self.labelled)} if self.labelled else {}
         return {**cut, "unread": {name: unread(size, self._sequence) for name, size in self.tokens.items()}}

@@ -1,5 +1,5 @@
-"""The weights of one role on this rank, with their gradients and optimiser: the only place that walks them,
-so that weights which are not on the device can be put in here.
+"""The weights of one role on this rank, with gradients and optimiser. Only this file walks them, so weights
+off the device can be supported here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,10 +24,10 @@ EXPERTS = 3  # dims of experts' matrices [X, M, N]
 
 
 def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.device) -> None:
-    """Give the stages memory on `device` and this rank's shard of every weight's first value."""
+    """Allocate the stages on `device` and fill this rank's shard of every weight with initial values."""
     for stage in stages:
         if stage.ring is not None:
-            continue  # it reads its own
+            continue  # it reads its own weights
         stage.to_empty(device=device)
         for path, weight in stored(stage):
             fill(weight, partial(values, path.removeprefix("model."), weight.shape))
@@ -45,24 +45,24 @@ def _squared(grads: Iterable[Tensor]) -> Tensor:
 
 def _same_shape(whole: Tensor, state: Tensor, name: str) -> Tensor:
     if whole.shape != state.shape:
-        raise ConfigError(name, f"is {tuple(whole.shape)}, the optimiser's has {tuple(state.shape)}")
+        raise ConfigError(name, f"is {tuple(whole.shape)}, but the optimiser's is {tuple(state.shape)}")
     return whole
 
 
 class RoleWeights:
-    """Weights by their names in the plain model: parameters, of which some are trained, and buffers. `body`
-    is None on ranks that hold no part of the role; `plain`: the model on the meta device. Raises ConfigError
-    when a role that is to be trained has no weight to train.
+    """Weights by name in the plain model: parameters, some of them trained, and buffers. `body` is None on
+    ranks that hold no part of the role; `plain`: the model on the meta device. Raises ConfigError if a role
+    that trains has no weight to train.
     """
 
     def __init__(self, plain: Model, body: RoleModel | None, grid: Grid, optim: OptimSpec | None) -> None:
         self.body, self.grid = body, grid
-        self.every_name = [name for name, _ in stored(plain)]  # of all weights, on any rank
+        self.every_name = [name for name, _ in stored(plain)]  # names of all weights, on any rank
         moving = [name for name, weight in plain.named_parameters() if weight.requires_grad]
-        self._places = {name: place for place, name in enumerate(moving)}  # among the squared norms
-        self.optimizer: torch.optim.Optimizer | None = None  # None where nothing is trained
+        self._places = {name: place for place, name in enumerate(moving)}  # index among the squared norms
+        self.optimizer: torch.optim.Optimizer | None = None  # None if nothing is trained
         if optim is not None and not moving:
-            raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
+            raise ConfigError("trainable", "no weight is trainable", "use trainable=full")
         if optim is not None and self.trainable():
             self.optimizer = build_optimizer(optim, self.trainable().items(), plain.spec.lr_factors())
             self._prime(self.optimizer)
@@ -75,7 +75,7 @@ class RoleWeights:
         return {name: weight for name, weight in self.parameters().items() if weight.requires_grad}
 
     def stored(self) -> dict[str, Tensor]:
-        """Parameters and buffers that this rank holds: what a finished model has."""
+        """Parameters and buffers that this rank holds, as in a finished model."""
         found: dict[str, Tensor] = self.parameters() | self.buffers()
         return found | {name: state["weight"] for name, state in self._owned().items()}
 
@@ -84,7 +84,7 @@ class RoleWeights:
         return self.body.owners if self.body is not None else []
 
     def _owned(self) -> dict[str, dict[str, Tensor]]:
-        """Weights and optimiser states that are not on the device, as they are now."""
+        """Current weights and optimiser states that are not on the device."""
         found: dict[str, dict[str, Tensor]] = {}
         for owner in self._owners:
             owner.settle()
@@ -95,9 +95,7 @@ class RoleWeights:
         return self.body.buffers() if self.body is not None else {}
 
     def _prime(self, optimizer: torch.optim.Optimizer) -> None:
-        """Create the optimiser's states, all zero, so that checkpoints have the same names from the
-        first on.
-        """
+        """Create the optimiser's states, all zero, so that checkpoints always have the same names."""
         for weight in self.trainable().values():
             weight.grad = torch.zeros_like(weight)
         set_lr(optimizer, 0.0)
@@ -106,16 +104,15 @@ class RoleWeights:
         self.forget_steps()
 
     def forget_steps(self) -> None:
-        """Go on with the optimiser's states of a first step: all zero."""
+        """Reset the optimiser's states to zero, as before the first step."""
         for state in self.optimizer.state.values() if self.optimizer is not None else ():
             for value in state.values():
                 value.zero_()
 
     def take(self, states: Mapping[str, Tensor], place: str) -> None:
-        """Begin with an optimiser's states, `<weight>.<state>`; those that are not there stay zero.
+        """Start with an optimiser's states, `<weight>.<state>`; missing ones stay zero.
 
-        Raises ConfigError at `place` for states of another shape, and those that an owner of weights cannot
-        take.
+        Raises ConfigError at `place` for states of another shape, or that an owner of weights cannot take.
         """
         owned = self._owned()
         for owner in self._owners:
@@ -129,8 +126,8 @@ class RoleWeights:
         self.restored()
 
     def squares(self) -> Tensor:
-        """This rank's contribution to each trained weight's squared gradient norm, float64: summed over all
-        ranks they give the norm. Called when all gradients are complete.
+        """This rank's contribution to each trained weight's squared gradient norm, float64; summed over ranks
+        they give the norm. All gradients must be complete.
         """
         total = torch.zeros(len(self._places), dtype=torch.float64, device=self.grid.gang.device)
         if self.body is None:
@@ -140,7 +137,7 @@ class RoleWeights:
         for name, weight in self.trainable().items():
             if weight.grad is None or not self.body.is_counted(name) or not local(weight.grad).numel():
                 continue
-            if weight.dim() == EXPERTS:  # each expert alone, wherever it is: the norm has the same bits
+            if weight.dim() == EXPERTS:  # each expert alone, so the norm has the same bits in every layout
                 each = _squared(local(weight.grad).unbind()).sum()
                 total[self._places[name]] = each / self.grid.copies(weight)
                 continue
@@ -155,9 +152,7 @@ class RoleWeights:
         return total
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
-        """Take the optimiser's step with gradients times `scale`, if that is below 1; or drop them if
-        `is_good` is false.
-        """
+        """Take the optimiser's step with gradients times min(`scale`, 1), or drop them if not `is_good`."""
         for owner in self._owners:
             owner.update(rate, scale, is_good=is_good)
         if self.optimizer is None:
@@ -176,8 +171,8 @@ class RoleWeights:
             self.body.after_step(sums)
 
     def state(self) -> dict[str, Tree]:
-        """The trained weights with their optimiser's states, and the buffers; live tensors, by names
-        independent of role and layout.
+        """The trained weights with optimiser states, and the buffers: live tensors, by names independent of
+        role and layout.
         """
         trainable = self.trainable()
         states = self.optimizer.state if self.optimizer is not None else {}
@@ -191,7 +186,7 @@ class RoleWeights:
         return {"weights": weights | self.buffers(), "optimizer": optimizer}
 
     def restored(self) -> None:
-        """The tensors of `state` were filled from a checkpoint."""
+        """Called after the tensors of `state` were filled from a checkpoint."""
         for owner in self._owners:
             owner.filled()
 
@@ -199,7 +194,7 @@ class RoleWeights:
         """Weights and optimiser states that all ranks along the axis hold in common, by name."""
         mine: dict[str, Tensor] = {}
         if self.body is not None and self.body.is_streamed:
-            return mine  # they are in files, which were verified
+            return mine  # weights are in verified files
         for name, weight in self.stored().items():
             if is_split(weight, axis):
                 continue

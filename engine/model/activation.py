@@ -1,5 +1,5 @@
-"""The activations of MLPs, each with its gradient: those of experts are computed outside of autograd, and
-have the bits that autograd would give an MLP.
+"""Activations of MLPs with their gradients. Experts are computed outside of autograd, with the bits that
+autograd would give.
 
 Q tokens, F inner width
 """
@@ -37,13 +37,13 @@ BACKWARD: dict[Activation, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def activated(activation: Activation, inner_QF: Sequence[Tensor]) -> Tensor:
-    """f(gate) * up, or without a gate f(up), in their type."""
+    """f(gate) * up, or f(up) without a gate, in their type."""
     found_QF = ACTIVATIONS[activation](inner_QF[0]).to(inner_QF[0].dtype)  # autocast widens powers on GPUs
     return found_QF * inner_QF[1] if len(inner_QF) == 2 else found_QF
 
 
 def activated_backward(activation: Activation, gradient: Tensor, inner_QF: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of [gate] and up, from that of `activated`."""
+    """The gradients of [gate] and up from that of `activated`."""
     backward = BACKWARD[activation]
     if len(inner_QF) == 2:
         gate, up = inner_QF

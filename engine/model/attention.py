@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.rope import Rope
 
-ROWS = 256  # queries a step of attention with an additive mask
+ROWS = 256  # queries at a time in attention with an additive mask
 
 
 @dataclass
 class Seen:
-    """One block's cached keys and values, in buffers [B, K, max_len, E] of which `length` are filled."""
+    """One block's cached keys and values, in buffers [B, K, max_len, E], filled up to `length`."""
 
     keys: Tensor
     values: Tensor
@@ -37,13 +37,13 @@ class Seen:
 
 @dataclass
 class Cache:
-    """The decoding cache: each block's keys and values; documents, branches and positions, for the mask."""
+    """The decoding cache: each block's keys and values; documents, branches and positions for masks."""
 
     blocks: list[Seen]
     documents_BS: Tensor
     branches_BS: Tensor
     length: int = 0
-    positions_BS: Tensor | None = None  # of models with a window
+    positions_BS: Tensor | None = None  # for models with a window
 
     @classmethod
     def empty(
@@ -55,7 +55,7 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Self:
-        """For `max_len` tokens in each of `batch_size` rows; `blocks`: K and E of each block that has one."""
+        """For `max_len` tokens in each of `batch_size` rows; `blocks`: K and E of each block with a cache."""
         kind = {"dtype": dtype, "device": device}
         shapes = [(batch_size, heads, max_len, width) for heads, width in blocks]
         return cls(
@@ -65,9 +65,9 @@ class Cache:
         )
 
     def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Append T new tokens; returns documents and branches of all S tokens seen, the new ones included.
+        """Append T new tokens; returns documents and branches of all S tokens seen, new ones included.
 
-        Raises ConfigError when they do not fit.
+        Raises ConfigError if they do not fit.
         """
         end, room = self.length + documents_BT.shape[1], self.documents_BS.shape[1]
         if end > room:
@@ -80,7 +80,7 @@ class Cache:
         return self.documents_BS[:, :end], self.branches_BS[:, :end]
 
     def seen_positions(self, positions_BT: Tensor) -> Tensor:
-        """Positions of all S tokens seen; those of the T new ones, which `extend` has appended, are given."""
+        """Positions of all S tokens seen, from those of the T new ones, which `extend` has appended."""
         if self.positions_BS is None:
             self.positions_BS = torch.zeros_like(self.documents_BS)
         self.positions_BS[:, self.length - positions_BT.shape[1] : self.length] = positions_BT
@@ -94,11 +94,11 @@ def attention_mask(
     places_T: Tensor | None = None,
     bidirectional_B: Tensor | None = None,
 ) -> Tensor:
-    """[B, 1, T, S] bool: which of S tokens each of T tokens may attend to: not a later one (except in
-    bidirectional rows), in the same document, in branch 0 or its own.
+    """[B, 1, T, S] bool: which of S tokens each of T tokens may attend to: no later ones (except in
+    bidirectional rows), only in its own document, only in branch 0 or its own branch.
 
-    `places_T` are the tokens' positions in the row of S; None = its last ones. Branch 0 is shared: a prompt
-    that every option after it attends to, while the options do not attend to each other.
+    `places_T`: the tokens' positions in the row of S; None = the last ones. Branch 0 is a shared prompt:
+    every option after it attends to it, but options do not attend to each other.
     """
     num_new, num_seen = documents_BT.shape[1], documents_BS.shape[1]
     begin = num_seen - num_new
@@ -114,12 +114,12 @@ def attention_mask(
 
 
 def within(mask_B1TS: Tensor, window: int, at_BT: Tensor, at_BS: Tensor) -> Tensor:
-    """The mask without tokens that are `window` or more before; `at`: where in its text a token is."""
+    """The mask without tokens that are `window` or more earlier; `at`: positions of tokens in their text."""
     return mask_B1TS & (at_BT[:, :, None] - at_BS[:, None, :] < window)[:, None]
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as additive scores: 0 where attention is allowed, else -inf."""
+    """The mask as additive scores: 0 if attention is allowed, else -inf."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
@@ -134,9 +134,8 @@ def attend(
 ) -> Tensor:
     """Attention [B, H, T, E] of the last T of S tokens; `scale` of the scores, None = 1/sqrt(E).
 
-    A bool mask uses torch's kernels. An additive one uses plain products, ROWS queries at a time, and for
-    causal masks only the keys up to the last of these queries: twice as fast as torch's kernel for bf16 on a
-    CPU.
+    A bool mask uses torch's kernels. An additive mask uses plain products, ROWS queries at a time, and if
+    causal only keys up to the last of these queries: twice as fast as torch's kernel for bf16 on a CPU.
     """
     groups = query_BHTE.shape[1] // key_BKSE.shape[1]
     if mask_B1TS.dtype == torch.bool:
@@ -160,10 +159,9 @@ def attend(
 def rope_angles(
     positions_BT: Tensor, head_width: int, theta: float, dtype: torch.dtype, rope: Rope | None = None
 ) -> Tensor:
-    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864), its frequencies stretched as `rope` says.
+    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864), with frequencies scaled by `rope`.
 
-    Computed from the positions each time: a buffer would stay empty when the model is built on the meta
-    device.
+    Computed from positions each time: a buffer would be empty in a model built on the meta device.
     """
     steps = torch.arange(0, head_width, 2, dtype=dtype, device=positions_BT.device)
     turns = 1.0 / theta ** (steps / head_width)
@@ -174,19 +172,19 @@ def rope_angles(
 
 
 def _stretched(turns: Tensor, theta: float, rope: Rope) -> tuple[Tensor, float]:
-    """The frequencies, radians a token, and a factor of cosines and sines; as transformers computes them."""
+    """The frequencies, radians per token, and a factor of cosines and sines, as in transformers."""
     if rope.kind == "plain":
         return turns, 1.0
     if rope.kind == "linear":
         return turns / rope.factor, 1.0
     if rope.kind == "llama3":
-        made = rope.original * turns / (2 * math.pi)  # turns in a text of the training
+        made = rope.original * turns / (2 * math.pi)  # turns within a training text
         kept = ((made - rope.low) / (rope.high - rope.low)).clamp(0, 1)
         return (1 - kept) * turns / rope.factor + kept * turns, 1.0
     width = 2 * len(turns)
 
     def place(made: float) -> float:
-        """Of the frequency that makes so many turns."""
+        """The index of the frequency that makes so many turns."""
         return width * math.log(rope.original / (made * 2 * math.pi)) / (2 * math.log(theta))
 
     first = max(math.floor(place(rope.fast)), 0)
@@ -206,9 +204,7 @@ def rotate(x_BTHE: Tensor, rope_2BT1E: Tensor) -> Tensor:
 
 
 class Attend(nn.Module):
-    """`attend` as a module, which can be wrapped from outside. `is_causal`: masks never allow later
-    tokens.
-    """
+    """`attend` as a module, which can be wrapped. `is_causal`: masks never allow later tokens."""
 
     def __init__(self, *, is_causal: bool = True, scale: float | None = None) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Modules that a student has only while it is distilled: added to its plain model from outside, never
-exported.
+"""Modules that a student has only during distillation: added to its plain model, never exported.
 
 B rows, T tokens, D hidden, H query heads, K key heads, E head width
 """
@@ -18,8 +17,8 @@ LAYER, PROJECTION = "auxiliary", "projection"
 
 
 class Relating(nn.Module):
-    """The query and key projections of an attention, rotated (RoPE) where angles are given; no attention is
-    computed.
+    """The query and key projections of an attention, rotated (RoPE) if angles are given; computes no
+    attention.
     """
 
     def __init__(self, spec: Blocks) -> None:
@@ -37,11 +36,10 @@ class Relating(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    """An extra layer on top of a student, to be compared with its teacher's last one, so that the gradient of
-    its attention reaches every part of the layers below (auxiliary layer distillation, 2112.12731, section
-    5).
+    """An extra layer on top of a student that is compared with its teacher's last layer. Its attention's
+    gradient reaches all layers below (auxiliary layer distillation, 2112.12731, section 5).
 
-    Only the weights that define its attention distribution exist: the rest would get no gradient.
+    It has only the weights of its attention distribution; others would get no gradient.
     """
 
     def __init__(self, spec: Blocks) -> None:
@@ -75,7 +73,7 @@ def teach_last_block(model: nn.Module) -> None:
 
 
 def add_projection(model: nn.Module, width: int) -> None:
-    """Add the matrix from the student's width to the teacher's, in place; one serves all who ask."""
+    """Add the matrix from the student's width to the teacher's, in place; all objectives share it."""
     if hasattr(model, PROJECTION):
         return
     offering, weight = cast(Any, model), next(model.parameters())

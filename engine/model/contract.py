@@ -1,5 +1,5 @@
-"""The interface of models: the forward pass in pieces, what it returns, how weights may be split over ranks
-(declared by path, applied by engine/parallel); and the type of matrix products.
+"""The interface of models: the forward pass in parts, its outputs, and how weights may be split over ranks
+(declared by path, applied by engine/parallel); also the type of matrix products.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,8 +16,8 @@ from atelier.engine.model.attention import Cache
 
 
 class Relations(NamedTuple):
-    """A layer's queries [B, H, T, E] and keys [B, K, T, E] as inputs of its attention: per token, the scores
-    are their products.
+    """A layer's queries [B, H, T, E] and keys [B, K, T, E] as inputs of its attention; their products are the
+    scores.
     """
 
     query_BHTE: Tensor
@@ -29,10 +29,9 @@ class Relations(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """`hidden` [B, T, D] after the final norm; `aux`: the sums that the model's `sums()` name; `relations` of
+    """`hidden` [B, T, D] after the final norm. `aux`: the sums named in the model's `sums()`. `relations` of
     the last layer and its attention `mask` [B, 1, T, S] (bool or additive), for attention distillation (None
-    = the model does not offer them); `weights`: those of the model's that objectives read through its graph,
-    by name.
+    = not supported). `weights`: model weights that objectives read through its graph, by name.
     """
 
     hidden: Tensor
@@ -45,14 +44,14 @@ class Output:
 # FSDP attaches its backward hooks to the tensors in an output's tree; a dataclass is a leaf until registered
 _pytree.register_dataclass(Output)
 
-# "vocabulary"  a row for each token: rows are split
+# "vocabulary"  one row per token: rows are split
 # "out"         a matrix whose outputs are split
-# "in"          a matrix whose inputs are split, so that its results are parts of a sum
-# "tokens"      works on each token alone: with sequence parallelism it gets some of them
+# "in"          a matrix whose inputs are split; its results are parts of a sum
+# "tokens"      works on each token alone: sequence parallelism gives it a part of them
 # "inside"      a module whose matrices are "out" and "in": its input is whole inside
-# "across"      the same, for a module with two inputs (of two lengths, perhaps)
+# "across"      the same, for a module with two inputs, possibly of different lengths
 # "mixture"     a module that sends tokens to experts: its input and (first) output are whole
-# "memory"      a product-key memory: its value rows are split by columns, its input is whole
+# "memory"      a product-key memory: value rows are split by columns, the input is whole
 # "whole"       not split
 Split = Literal[
     "vocabulary", "out", "in", "tokens", "inside", "across", "mixture", "memory", "whole", "heads"
@@ -60,29 +59,28 @@ Split = Literal[
 
 
 class Sum(NamedTuple):
-    """A sum over tokens that leaves a model's blocks, as a balance or z-loss: its shape, and its weight in
-    what is optimised, relative to a scored token's loss. Weight 0: it is only counted, without gradient, and
-    given to the model's `after_step`.
+    """A sum over tokens from a model's blocks, such as a balance or z-loss: its shape, and its weight in the
+    loss relative to a scored token's loss. With weight 0 it is computed without gradient and passed to the
+    model's `after_step`.
 
-    Each token must be counted once: where a module's tokens are whole on every rank of the tensor axis
-    ("inside" and "mixture"), every one of these ranks has the same sum.
+    Each token must be counted once. If a module's tokens are whole on every tensor rank ("inside" and
+    "mixture"), all these ranks have the same sum.
     """
 
     shape: tuple[int, ...] = ()
     weight: float = 0.0
 
 
-Carried = dict[str, Tensor]  # what a pipeline stage passes to the next one, by name
-SharedType = TypeVar("SharedType")  # what all blocks of a model read besides that
+Carried = dict[str, Tensor]  # tensors from a pipeline stage to the next, by name
+SharedType = TypeVar("SharedType")  # further inputs of all blocks
 
 
 class Model(nn.Module, Generic[SharedType]):
-    """What the engine needs of a model: its forward pass in pieces, so that stages can be cut between its
-    `blocks`, and data about its weights. It knows nothing of ranks.
+    """The engine's requirements of a model: its forward pass in parts, so that stages can be cut between its
+    `blocks`, and data about its weights. It does not depend on ranks.
 
-    Buffers are weights that no gradient moves (a router's bias): they are stored and published like the
-    parameters, and `after_step` may change them. Methods that a model has not overridden
-    raise ConfigError when they are needed.
+    Buffers are weights without gradient (such as a router's bias): they are stored and published like
+    parameters, and `after_step` may change them. Methods without override raise ConfigError when needed.
     """
 
     spec: ModelSpec
@@ -92,13 +90,13 @@ class Model(nn.Module, Generic[SharedType]):
         kind = self.spec.kind
         return ConfigError(
             f"model.{kind}",
-            f"is asked for its `{name}`, but {type(self).__name__} has none",
-            f"give it one in engine/model/{kind}.py (docs/extend/adding-a-model.md)",
+            f"needs `{name}`, but {type(self).__name__} does not define it",
+            f"define it in engine/model/{kind}.py (docs/extend/adding-a-model.md)",
         )
 
     @property
     def head_weight(self) -> Tensor:
-        """[V, D]: the head is not applied by the model but by the objectives."""
+        """[V, D] weight of the head, which the objectives apply, not the model."""
         raise self._unsaid("head_weight")
 
     def initial(self, name: str) -> tuple[str, float]:
@@ -106,7 +104,7 @@ class Model(nn.Module, Generic[SharedType]):
         raise self._unsaid("initial")
 
     def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> SharedType:
-        """What all blocks read besides the tensors that they pass on; uses no weights."""
+        """Inputs of all blocks besides the tensors that they pass on; uses no weights."""
         raise self._unsaid("shared")
 
     def enter(self, batch: dict[str, Tensor]) -> Carried:
@@ -116,7 +114,7 @@ class Model(nn.Module, Generic[SharedType]):
     def through(
         self, carried: Carried, shared: SharedType, cache: Cache | None = None
     ) -> tuple[Carried, Relations | None]:
-        """Run the blocks that are here, in order; also returns the relations of the last one."""
+        """Run this stage's blocks in order; also returns the relations of the last one."""
         raise self._unsaid("through")
 
     def leave(
@@ -126,7 +124,7 @@ class Model(nn.Module, Generic[SharedType]):
         relations: Relations | None = None,
         cache: Cache | None = None,
     ) -> Output:
-        """The model's output from what the last block passes on."""
+        """The model's output from the tensors of the last block."""
         raise self._unsaid("leave")
 
     def forward(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output:
@@ -136,13 +134,11 @@ class Model(nn.Module, Generic[SharedType]):
         return self.leave(carried, shared, relations, cache)
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
-        """An empty cache to generate with: of `max_len` tokens in each of `batch_size` rows, all of type
-        `dtype`.
-        """
+        """An empty cache for generation: `max_len` tokens in each of `batch_size` rows, of type `dtype`."""
         raise self._unsaid("new_cache")
 
     def class_logits(self, hidden_BD: Tensor, name: str) -> Tensor:
-        """[B, C] of the class head `name`; only models with such heads have it."""
+        """[B, C] logits of the class head `name`; only for models with such heads."""
         raise self._unsaid("class_logits")
 
     def begin(self, batch: dict[str, Tensor]) -> Carried:
@@ -153,13 +149,13 @@ class Model(nn.Module, Generic[SharedType]):
         return carried | {name: torch.zeros(each.shape, **kind) for name, each in self.sums().items()}
 
     def carries(self) -> dict[str, tuple[str | int, ...]]:
-        """The dims of what blocks pass on: "B" rows, "T" or "U" tokens (engine/config/batch.py), "H"
-        a rank's heads, or a size.
+        """The dims of the tensors between blocks: "B" rows, "T" or "U" tokens (engine/config/batch.py), "H" a
+        rank's heads, or a size.
         """
         return {"hidden_BTD": ("B", "T", self.spec.hidden)}
 
     def sums(self) -> dict[str, Sum]:
-        """The sums that blocks add to, by name; passed on like the rest."""
+        """The sums that blocks add to, by name; passed on like other tensors."""
         return {}
 
     def parts(self) -> dict[str, list[str]]:
@@ -167,7 +163,7 @@ class Model(nn.Module, Generic[SharedType]):
         raise self._unsaid("parts")
 
     def splits(self) -> dict[str, Split]:
-        """How each module's weights can be split by the tensor axis; paths with a * stand for all blocks."""
+        """How the tensor axis can split each module's weights; paths with a * stand for all blocks."""
         raise self._unsaid("splits")
 
     def set_dropout(self, share: float) -> None:
@@ -175,22 +171,22 @@ class Model(nn.Module, Generic[SharedType]):
         if share != 1.0 and getattr(self.spec, "dropout", 0.0):
             raise ConfigError(
                 "train.progressive",
-                f"changes dropout, but a model of kind {self.spec.kind} does not say how",
-                f"give engine/model/{self.spec.kind}.py a set_dropout, or dropout=0",
+                f"changes dropout, but kind {self.spec.kind} does not support it",
+                f"define set_dropout in engine/model/{self.spec.kind}.py, or use dropout=0",
             )
 
     def after_step(self, sums: Mapping[str, Tensor]) -> None:
-        """Called after a step's update, on every rank that holds a part of the model, with the sums of weight
-        0 over the whole global batch, float64. May change buffers in place.
+        """Called after a step's update on every rank with a part of the model. `sums`: those of weight 0 over
+        the global batch, float64. May change buffers in place.
         """
 
     def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
-        """What the sums of weight 0 of a step of so many tokens say, as metrics; uses no weights."""
+        """Metrics from the sums of weight 0 of a step of `tokens` tokens; uses no weights."""
         return {}
 
 
 def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every weight that a model artifact has, by name: parameters and buffers that are kept."""
+    """Every weight of a model artifact by name: parameters and persistent buffers."""
     yield from model.named_parameters()
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(path, recurse=False):
@@ -199,19 +195,19 @@ def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The plain model's blocks and those of its task nets: all modules in a list called `blocks`."""
+    """The blocks of the plain model and of its task nets: all modules in a list called `blocks`."""
     lists = [module for path, module in model.named_modules() if path.split(".")[-1] == "blocks"]
     return [block for each in lists for block in each.children()]
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:
-    """Autocast's type if it is on for the weight's device, else the weight's own."""
+    """Autocast's type if it is on for the weight's device, otherwise the weight's type."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def rounded(x: Tensor) -> Tensor:
-    """`x` in the type of products, cast once for all its readers: autocast would cast, keep and communicate
-    it for each of them.
+    """`x` in the type of products, cast once: autocast would cast, keep and communicate it for each
+    reader.
     """
     return x.to(compute_dtype(x))

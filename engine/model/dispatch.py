@@ -1,7 +1,7 @@
-"""Tokens and their experts: each token goes to the experts that it has, and what they make of it is summed.
+"""Send each token to its experts and sum their results.
 
-N tokens, D hidden, X experts, K different experts a token; P pairs of a token and an expert of it, in order
-of experts; C the same pairs in order of tokens
+N tokens, D hidden, X experts, K different experts per token; P pairs of a token and one of its experts, in
+order of experts; C the same pairs in order of tokens
 """
 
 from typing import NamedTuple, Self
@@ -12,8 +12,8 @@ from torch.autograd.function import FunctionCtx
 
 
 class Dispatch(NamedTuple):
-    """Which tokens go to which experts: the token of every pair, how many each expert has; and of every
-    token where its pairs begin among all in order of tokens, and where each of those lies by expert.
+    """The token of every pair; number of tokens per expert; where each token's pairs begin in token order,
+    and the place of each of these pairs in expert order.
     """
 
     token_P: Tensor
@@ -23,7 +23,7 @@ class Dispatch(NamedTuple):
 
     @classmethod
     def of(cls, chosen_NK: Tensor, load_X: Tensor) -> Self:
-        """Of the experts of each token (-1 = none), and how many tokens have each."""
+        """From the experts of each token (-1 = none) and the number of tokens per expert."""
         chosen_A = chosen_NK.flatten()
         order_A = chosen_A.argsort(stable=True)  # by expert, then by token; -1 first
         counts_X = load_X.tolist()
@@ -44,7 +44,7 @@ def dispatched(x_ND: Tensor, pairs: Dispatch) -> Tensor:
 
 
 def collect(y_PD: Tensor, share_C: Tensor | None, pairs: Dispatch) -> Tensor:
-    """[N, D] the sum of each token's pairs, weighted where there are weights."""
+    """[N, D] the sum over each token's pairs, weighted if weights are given."""
     if share_C is None:
         return _Sum.apply(y_PD, pairs)
     return _WeightedSum.apply(y_PD, share_C.to(y_PD.dtype), pairs)
@@ -95,7 +95,7 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def _sums(rows_PD: Tensor, share_C: Tensor | None, pairs: Dispatch) -> Tensor:
-    """[N, D], each token's pairs in order; embedding_bag is the one kernel that reads every row once."""
+    """[N, D] sums of each token's pairs, in order; only embedding_bag reads every row just once."""
     if not len(rows_PD):
         return rows_PD.new_zeros(len(pairs.first_N), rows_PD.shape[1])
     return torch.embedding_bag(

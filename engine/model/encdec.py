@@ -1,4 +1,4 @@
-"""The encoder and decoder of engine/config/model/encdec.py as plain modules, independent of parallelism.
+"""The encoder-decoder of engine/config/model/encdec.py as plain modules, independent of parallelism.
 
 B rows, T tokens of the decoder, U of the encoder, S tokens seen, D hidden, H heads, E head width, R buckets
 """
@@ -17,13 +17,13 @@ from atelier.engine.model.mixtures import MixtureModel
 from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
 from atelier.engine.model.transformer import dropout, layer_keys, make_mlp, make_norm, through_mlp
 
-NO_ENCODER = 1  # tokens of padding that the encoder reads in a batch without any
+NO_ENCODER = 1  # padding tokens for the encoder in a batch without encoder tokens
 
 
 @dataclass
 class EncoderCache(Cache):
-    """The decoding cache of rows whose encoder has read its input: what it made of it, and each decoding
-    block's keys and values of that.
+    """The decoding cache of rows whose encoder input was read: the encoder's states, and each decoding
+    block's keys and values of them.
     """
 
     encoder_documents_BU: Tensor | None = None
@@ -33,14 +33,14 @@ class EncoderCache(Cache):
 
 @dataclass
 class Crossed:
-    """One block's keys and values of the encoder's states, once they are computed."""
+    """One block's keys and values of the encoder's states, once computed."""
 
     kept: tuple[Tensor, Tensor] | None = None
 
 
 class EncDecShared(NamedTuple):
-    """Inputs of every block. `is_read`: the encoder has read its input before, and the cache has its states.
-    `reads_BT11`: 1 where a token's document has an encoder's input.
+    """Inputs of every block. `is_read`: the encoder's states are in the cache. `reads_BT11`: 1 if a token's
+    document has an encoder input.
     """
 
     batch: dict[str, Tensor]
@@ -48,13 +48,13 @@ class EncDecShared(NamedTuple):
     mask: Tensor
     cross_mask: Tensor
     reads_BT11: Tensor
-    buckets: tuple[Tensor, Tensor]  # of the encoder's distances, of the decoder's
+    buckets: tuple[Tensor, Tensor]  # of the encoder's and of the decoder's distances
     is_read: bool
 
 
 def buckets_of(new: Tensor, seen: Tensor, spec: EncDec, *, is_causal: bool) -> Tensor:
     """[T, S] the bucket of each distance from places [T] to places [S] (T5, 1910.10683, section 2.1): half of
-    them for one distance each, the rest growing with its logarithm up to `max_distance`.
+    the buckets hold one distance each, the rest grow logarithmically up to `max_distance`.
     """
     away = seen[None, :] - new[:, None]
     number, first = spec.buckets, 0
@@ -69,13 +69,13 @@ def buckets_of(new: Tensor, seen: Tensor, spec: EncDec, *, is_causal: bool) -> T
 
 
 def scores_of(bias_RH: Tensor, buckets_TS: Tensor, mask_B1TS: Tensor) -> Tensor:
-    """[B, H, T, S] what is added to scores: the bias of the bucket, the least number where none is seen."""
+    """[B, H, T, S] additions to scores: the bucket's bias; the lowest number if a token is not visible."""
     bias_1HTS = rounded(bias_RH)[buckets_TS].movedim(-1, 0)[None]
     return torch.where(mask_B1TS, bias_1HTS, torch.finfo(bias_1HTS.dtype).min)
 
 
 class BiasedAttention(nn.Module):
-    """Attention over `memory`, or without one over its own input; scores are not scaled."""
+    """Attention over `memory`, or over its own input without one; scores are not scaled."""
 
     def __init__(self, spec: EncDec, *, is_causal: bool) -> None:
         super().__init__()
@@ -115,14 +115,14 @@ class BiasedAttention(nn.Module):
 
 
 class EncDecBlock(nn.Module):
-    """x + attention(norm x); in the decoder that + attention of its norm over the encoder's states; that +
-    mlp(norm of that). The encoder's last block ends with a norm. Returns also its sums.
+    """Pre-norm block: self-attention, in the decoder attention over the encoder's states, then the MLP, each
+    added to the residual. The encoder's last block ends with a norm. Also returns its sums.
     """
 
     def __init__(self, spec: EncDec, number: int) -> None:
         super().__init__()
         self.dropout = self.most_dropout = spec.dropout
-        self.num_blocks = spec.num_blocks  # of the model: where the keys of dropout go on
+        self.num_blocks = spec.num_blocks  # of the model: offset of dropout keys
         self.decodes, self.ends = number >= spec.num_encoding, number == spec.num_encoding - 1
         self.norm1, self.norm2 = make_norm(spec), make_norm(spec)
         self.attention = BiasedAttention(spec, is_causal=self.decodes)
@@ -167,9 +167,8 @@ class EncDecBlock(nn.Module):
 
 
 class EncoderDecoder(MixtureModel[EncDecShared]):
-    """Embedding, the encoder's blocks, the decoder's, final norm. The head is not applied: `head_weight`
-    [V, D] is for the objectives. Tokens of the decoder see those of the encoder that are of their document;
-    where there is none, nothing is added.
+    """Embedding, encoder blocks, decoder blocks, final norm. Objectives apply the head `head_weight` [V, D].
+    Decoder tokens see the encoder tokens of their document; without any, nothing is added.
     """
 
     spec: EncDec
@@ -180,7 +179,7 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         self.embed = nn.Embedding(spec.tokens, spec.hidden)
         if spec.soft_prompt.length:
             self.soft = SoftTable(spec.soft_prompt.length, spec.hidden)
-        # of the unit vector of a bucket: the biases of all heads
+        # for a bucket's one-hot vector: the biases of all heads
         self.bias = nn.ModuleDict(
             {side: nn.Linear(spec.buckets, spec.num_heads, bias=False) for side in SIDES}
         )
@@ -194,7 +193,7 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         return self.embed.weight if self.spec.tied else self.head.weight
 
     def initial(self, name: str) -> tuple[str, float]:
-        """As T5's (mesh-tensorflow): by the number of inputs."""
+        """As in T5 (mesh-tensorflow): by the number of inputs."""
         spec, (owner, leaf) = self.spec, name.rsplit(".", 1)
         last = owner.rsplit(".", 1)[-1]
         if last.startswith("norm"):
@@ -209,7 +208,7 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         return "normal", spec.init_std * inputs**-0.5
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> EncoderCache:
-        """An empty cache for `max_len` tokens of the decoder in each of `batch_size` rows."""
+        """An empty cache for `max_len` decoder tokens in each of `batch_size` rows."""
         spec = self.spec
         blocks = [(spec.num_heads, spec.head_width)] * spec.num_layers
         found = EncoderCache.empty(blocks, batch_size, max_len, dtype=dtype, device=self.embed.weight.device)
@@ -279,7 +278,7 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         if self.spec.num_experts and "encoder_tokens_BU" in shared.batch:
             is_text_BU = shared.batch["encoder_documents_BU"] >= 0
             tokens_BU = shared.batch["encoder_tokens_BU"].masked_fill(~is_text_BU, -1)
-        elif self.spec.num_experts:  # padding alone
+        elif self.spec.num_experts:  # only padding
             tokens_BU = shared.encoder_mask.new_full((len(mask), NO_ENCODER), -1, dtype=torch.long)
         for number, block in blocks:
             keys = None if noise_BU is None else layer_keys(noise_BU, number)
@@ -362,7 +361,7 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
 
 def _add(carried: Carried, sums: dict[str, Tensor] | None) -> None:
     for name, value in (sums or {}).items():
-        if name in carried:  # else the model does not ask for it
+        if name in carried:  # otherwise the model does not need it
             carried[name] = carried[name] + value
 
 

@@ -1,8 +1,8 @@
 """The model of engine/config/model/ernie.py as plain modules, independent of parallelism: a universal
-decoder, followed by a task net for bidirectional rows and one for causal rows.
+decoder, then a task net for bidirectional rows and one for causal rows.
 
-A batch may have `bidirectional_B` (1 = a row whose tokens see their whole document), `memory_BT` (1 =
-visible, but without gradient) and `prompts_BT` (a row of the soft prompts in the token's place; -1 = none).
+A batch may have `bidirectional_B` (1 = the row's tokens see their whole document), `memory_BT` (1 = visible,
+but without gradient) and `prompts_BT` (row of the soft-prompt table that replaces the token; -1 = none).
 
 B rows, T tokens, D hidden, N width of a task net, C classes
 """
@@ -21,12 +21,12 @@ from atelier.engine.model.gpt import Decoder, block_splits
 from atelier.engine.model.placement import local
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
 
-HEADS = ("classes", "pairs")  # parts whose weights objectives of rows read
+HEADS = ("classes", "pairs")  # parts whose weights row objectives read
 
 
 class TaskNet(nn.Module):
-    """x + leave(blocks(enter x)), then a norm: blocks of a width of their own, between a matrix to it and one
-    back; `inner` None: only the norm.
+    """x + leave(blocks(enter x)), then a norm: blocks of their own width between two projections; `inner`
+    None: only the norm.
     """
 
     def __init__(self, outer: GPT, inner: GPT | None, *, is_causal: bool) -> None:
@@ -39,23 +39,23 @@ class TaskNet(nn.Module):
         self.norm = make_norm(outer)
 
     def forward(self, x_BTD: Tensor, shared: Shared, cache: Cache | None, first: int) -> Tensor:
-        """[B, T, D] from the universal states; `first` numbers the blocks, as in `run_blocks`."""
+        """[B, T, D] from the universal states; `first`: number of the first block, as in `run_blocks`."""
         if not hasattr(self, "blocks"):
             return self.norm(x_BTD)
-        x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # the residual stream keeps the universal one's precision
+        x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # keep the universal residual stream's precision
         carried, _ = run_blocks(self.blocks, {"hidden_BTD": x_BTN}, shared, cache, first=first)
         return self.norm(x_BTD + self.leave(self.norm_inside(carried["hidden_BTD"])))
 
 
 class ErnieDecoder(Decoder):
-    """Universal blocks, then the task net of each row. A net without rows computes one row of the other's and
-    drops the result: its gradients are then 0, and ranks that share weights take the same steps. (With no row
-    at all a split matrix hangs: torch 2.13 loops in DTensor's view_groups.)
+    """Universal blocks, then each row's task net. A net without rows computes one row of the other net and
+    drops the result: its gradients are 0, and ranks that share weights take the same steps. (Without any row
+    a split matrix hangs: torch 2.13 loops in DTensor's view_groups.)
     """
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec.universal, is_causal=False)
-        del self.norm  # each net has its own
+        del self.norm  # each net has its own norm
         self.inner = {name: spec.net(name) for name in NETS}
         self.nlu = TaskNet(self.spec, self.inner["nlu"], is_causal=False)
         self.nlg = TaskNet(self.spec, self.inner["nlg"], is_causal=True)
@@ -75,7 +75,7 @@ class ErnieDecoder(Decoder):
         return self.classes[name](hidden_BD)
 
     def initial(self, name: str) -> tuple[str, float]:
-        if name.split(".")[0] in HEADS:  # whatever the head's name
+        if name.split(".")[0] in HEADS:  # for any head
             return "normal", self.spec.init_std
         if name in [f"{net}.leave.weight" for net in NETS]:  # adds to the universal blocks' residual stream
             return "normal", self.spec.init_std * (2 * self.spec.num_layers) ** -0.5
@@ -90,13 +90,13 @@ class ErnieDecoder(Decoder):
         return super()._cached() + ([inner] * inner.num_layers if inner else [])
 
     def embedded(self, batch: dict[str, Tensor]) -> Tensor:
-        """As the decoder's, with soft prompts. Raises ConfigError when the model has none to read."""
+        """As the decoder's, with soft prompts. Raises ConfigError if the model has none for the batch."""
         x_BTD = super().embedded(batch)
         rows_BT = batch.get("prompts_BT")
         if not self.num_prompts:
             if rows_BT is not None:
                 raise ConfigError(
-                    "model.prompts", "is 0, but there are soft prompts to read", "give a number"
+                    "model.prompts", "is 0, but rows have soft prompts", "give a number above 0"
                 )
             return x_BTD
         if rows_BT is None:
@@ -143,7 +143,7 @@ class ErnieDecoder(Decoder):
         return {"enter": ["embed", *prompts], "leave": [*NETS, "classes", "pairs", "embed"]}
 
     def splits(self) -> dict[str, Split]:
-        """As the decoder's, in the task nets too; heads of rows are not split."""
+        """As the decoder's, also for task nets; heads of rows are not split."""
         found = super().splits()
         for name in NETS:
             found[f"{name}.norm"] = found["norm"]
@@ -161,9 +161,9 @@ def _add(heads: nn.ModuleDict, field: str, name: str, head: nn.Module) -> None:
 
 
 class _Reached(torch.autograd.Function):
-    """Hidden states and heads of rows as they are. In the backward pass every head gets a gradient, 0 where
-    no objective reads it; and all of them come from one node, as a backward pass in two parts needs it (torch
-    2.13 goes twice through heads that meet the states in nodes of their own).
+    """Passes hidden states and row heads on unchanged. In the backward pass every head gets a gradient, 0 if
+    no objective reads it, and all come from one node, as a two-part backward pass requires (torch 2.13 runs
+    twice through heads that meet the states in separate nodes).
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The MLPs of experts, wherever their weights are: forward and backward pass over tokens sorted by expert.
+"""Experts' MLPs: forward and backward pass over tokens sorted by expert, with weights in memory or elsewhere.
 
 X experts, P tokens sorted by expert, Q tokens of one expert, D hidden, F inner width
 """
@@ -18,9 +18,9 @@ from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model.activation import activated, activated_backward
 from atelier.engine.model.products import product, with_padding
 
-FEW_ROWS = 64  # an expert on average, up to which one product for all of them is the faster one, measured
-ALIGNED = 16  # bytes that grouped_mm's rows have to be a multiple of
-VECTORS = 64  # numbers that an elementwise operation takes at once
+FEW_ROWS = 64  # mean rows per expert up to which one grouped product is faster (measured)
+ALIGNED = 16  # bytes of which grouped_mm's rows must be a multiple
+VECTORS = 64  # numbers per vector of an elementwise operation
 
 
 def mlp(x: Tensor, weights: tuple[Tensor, ...], activation: Activation) -> Tensor:
@@ -30,24 +30,24 @@ def mlp(x: Tensor, weights: tuple[Tensor, ...], activation: Activation) -> Tenso
 
 
 class ExpertSource(Protocol):
-    """Where weights of experts are and their gradients go. `inner`: F, once for the gate and once for up."""
+    """Provides experts' weights and takes their gradients. `inner`: F, once for the gate and once for up."""
 
     @property
     def inner(self) -> Sequence[int]: ...
 
     def weights(self, expert: int) -> AbstractContextManager[Sequence[Tensor]]:
-        """[gate,] up and down, while they are used."""
+        """[gate,] up and down, valid while in use."""
         ...
 
     def gradients(self, expert: int) -> AbstractContextManager[Sequence[Tensor]]:
-        """Where to write those of a pass, of the same types."""
+        """Buffers for the gradients of a pass, of the same types."""
         ...
 
 
 class ExpertPass:
-    """One pass of tokens through experts. Operation by operation what autograd makes of `mlp`, with the same
-    bits, but a gradient is written where it belongs: to stack those of all experts would copy them once more.
-    What is kept has one size whatever the choices: tensors that differ each time would fragment the heap.
+    """One pass of tokens through experts. It repeats autograd's operations for `mlp`, with the same bits, but
+    writes each gradient into its place: stacking those of all experts would copy them. Kept tensors have one
+    size for every routing, because varying sizes would fragment the heap.
     """
 
     def __init__(self, counts_X: Sequence[int], activation: Activation) -> None:
@@ -65,7 +65,7 @@ class ExpertPass:
         return list(zip(*(each.split(counts) for each in rows), strict=True))
 
     def forward(self, x_PD: Tensor, source: ExpertSource) -> list[Tensor]:
-        """The results [P, D], and what is before the activation: [gate] and up [P, F]."""
+        """The results [P, D], and the activation's inputs: [gate] and up [P, F]."""
         found = [torch.empty_like(x_PD), *(x_PD.new_empty(len(x_PD), width) for width in source.inner)]
         parts = self._parts([x_PD, *found])
         for expert in self._met:
@@ -84,8 +84,8 @@ class ExpertPass:
         for_tokens: bool = True,
         for_weights: bool = True,
     ) -> Tensor:
-        """The gradient of the tokens; those of weights go to the source, the last expert's first. What is not
-        asked for is not computed.
+        """The tokens' gradient; weights' gradients go to the source, the last expert's first. Computes only
+        the requested ones.
         """
         result = torch.empty_like(x_PD)
         parts = self._parts([result, gradient_PD, x_PD, *inner_PF])
@@ -126,7 +126,7 @@ def _through(
     inner_QF: Sequence[Tensor],
     y_QD: Tensor,
 ) -> None:
-    """Write an expert's results, and what is before the activation."""
+    """Write an expert's results and the activation's inputs."""
     *into, down = _as(x_QD.dtype, weights)
     x_QD = with_padding(x_QD)
     for weight, out in zip(into, inner_QF, strict=True):
@@ -171,10 +171,10 @@ def experts_mlp(
 
 
 def is_grouped(products: ExpertProducts, x_PD: Tensor, weights_XFD: Sequence[Tensor]) -> bool:
-    """Whether the experts' products are one operation each, or one an expert. `auto`: on CPUs in float32
-    where experts have few rows and the bits are the same, which takes one thread, and activations that are
-    cut into experts where no vector is. Always one an expert where the operation cannot: widths that are no
-    multiple of 16 bytes, float64.
+    """Whether experts' products are one grouped operation instead of one each. `auto`: on CPUs in float32 if
+    experts have few rows and bits are equal, which requires one thread and activations whose vectors do not
+    span experts. Never if the operation does not support it: widths that are not a multiple of 16 bytes,
+    float64.
     """
     num_experts, *widths = weights_XFD[0].shape
     is_whole = all(width * x_PD.element_size() % ALIGNED == 0 for width in widths)
@@ -206,7 +206,7 @@ class _Grouped:
     def backward(
         self, gradient_PD: Tensor, inner_PF: Sequence[Tensor], *, for_tokens: bool, for_weights: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """The gradient of the tokens, and of the weights, where they are asked for."""
+        """The gradients of tokens and weights, as requested."""
         changes = activated_backward(self.activation, self._product(gradient_PD, self.down), inner_PF)
         found = [self._product(change.T, self.x_PD) for change in changes] if for_weights else []
         if for_weights:
@@ -232,7 +232,7 @@ def _shapes(
     return [torch.empty_like(x_PD), *(x_PD.new_empty(len(x_PD), width) for width in inner)]
 
 
-# one operation, whose results selective recomputation keeps as it keeps those of other products
+# one operation, so that selective recomputation keeps its results like those of other products
 _LIBRARY = torch.library.Library("atelier", "DEF")
 _LIBRARY.define("experts(Tensor x, Tensor[] weights, int[] counts, bool grouped, str activation) -> Tensor[]")
 _LIBRARY.impl("experts", _forward, "CompositeExplicitAutograd")
@@ -244,7 +244,7 @@ class _ExpertsContext(FunctionCtx):
     counts_X: Sequence[int]
     grouped: bool
     activation: Activation
-    number: int  # of weights
+    number: int  # number of weights
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
 
@@ -288,7 +288,7 @@ class _ExpertsMLP(torch.autograd.Function):
 
 
 def _without_tokens(gradients_XFD: Sequence[Tensor], counts_X: Sequence[int]) -> None:
-    """Set the gradients of experts without tokens, which no product wrote, or one of no rows did."""
+    """Zero the gradients of experts without tokens, whose buffers may be unwritten."""
     for expert, number in enumerate(counts_X):
         for gradient in () if number else gradients_XFD:
             gradient[expert].zero_()

@@ -1,5 +1,5 @@
-"""Weights of another family's checkpoint as ours, and back, one at a time: names changed, matrices
-turned, cut and joined as engine/config/foreign/families.py says. No number changes.
+"""Convert another family's checkpoint weights to ours and back, one at a time: names change, and matrices are
+transposed, split and joined (engine/config/foreign/families.py). Numbers do not change.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from atelier.engine.model.weights import StoredWeights, Weight
 
 
 def adopted(stored: StoredWeights, family: Family, spec: Said, place: str) -> dict[str, Weight]:
-    """The weights of `spec`, by our names, each read when it is gathered.
+    """The weights of `spec` by our names, each read when gathered.
 
-    Raises DataError for a weight that is missing, is not understood, has another shape or type, is tied but
-    stored twice with other numbers; and when it is gathered, for numbers that are none.
+    Raises DataError for a weight that is missing, unknown, of another shape or type, or tied but stored twice
+    with different values; and, when gathered, for values that are not finite.
     """
     there = {name: Stored(entry.shape, entry.dtype) for name, entry in stored.entries().items()}
     matched = matching(there, family, spec)
@@ -26,7 +26,7 @@ def adopted(stored: StoredWeights, family: Family, spec: Said, place: str) -> di
         raise DataError(f"{place}: {matched.refused[0]}")
     for name, other in matched.copies.items():
         if not torch.equal(stored[name], stored[other]):
-            raise DataError(f"{place}: {name} is tied to {other} by config.json, and has other numbers")
+            raise DataError(f"{place}: {name} is tied to {other} by config.json, but has other values")
     found: dict[str, Weight] = {}
     for ours, shape in spec.shapes().items():
         part, names = matched.found[ours]
@@ -36,20 +36,20 @@ def adopted(stored: StoredWeights, family: Family, spec: Said, place: str) -> di
 
 
 def _read(stored: StoredWeights, names: list[str], part: Part, place: str) -> Tensor:
-    """One weight of ours."""
+    """Read one weight of ours."""
     pieces = []
     for name in names:
         whole = stored[name]
-        if not whole.sum().isfinite() and not whole.isfinite().all():  # the first is 50 times as fast
-            raise DataError(f"{place}: {name} has numbers that are none")
+        if not whole.sum().isfinite() and not whole.isfinite().all():  # the first test is 50 times as fast
+            raise DataError(f"{place}: {name} has values that are not finite")
         whole = whole.T if part.turned and whole.dim() == 2 else whole
         pieces.append(whole.chunk(part.count)[part.part])
     return torch.stack(pieces) if is_stack(part) else pieces[0].contiguous()
 
 
 def exported(weights: Mapping[str, Weight], family: Family, spec: Said) -> dict[str, Weight]:
-    """The weights by the family's names, of a model that it can say (`Family.config`)."""
-    parts: dict[str, dict[int, tuple[Part, str, int]]] = {}  # by foreign name: part -> whose, which expert
+    """The weights by the family's names. The family must be able to express the model (`Family.config`)."""
+    parts: dict[str, dict[int, tuple[Part, str, int]]] = {}  # foreign name -> number -> (part, ours, expert)
     for ours, shape in spec.shapes().items():
         if ours.endswith(UNUSED):
             continue
@@ -74,7 +74,7 @@ def exported(weights: Mapping[str, Weight], family: Family, spec: Said) -> dict[
 
 
 def _written(weights: Mapping[str, Weight], parts: list[tuple[Part, str, int]]) -> Tensor | None:
-    """One weight of theirs; None on ranks that only send."""
+    """One weight of the family; None on ranks that only send."""
     pieces: list[Tensor] = []
     for _, ours, e in parts:
         whole = weights[ours].gather()

@@ -18,7 +18,7 @@ RESIDUAL = ("experts.down", "shared.down", "memory.values")
 
 
 class Decoder(MixtureModel[Shared]):
-    """Embedding, blocks, final norm. The head is not applied: `head_weight` [V, D] is for the objectives."""
+    """Embedding, blocks, final norm. The head `head_weight` [V, D] is applied by the objectives."""
 
     spec: GPT
 
@@ -32,7 +32,7 @@ class Decoder(MixtureModel[Shared]):
             self.positions = nn.Embedding(spec.max_positions, spec.hidden)
         self.blocks = make_blocks(spec, is_causal=is_causal)
         self.norm = make_norm(spec)
-        self.auxiliary: nn.Module | None = None  # for attention distillation: engine/model/auxiliary.py
+        self.auxiliary: nn.Module | None = None  # for attention distillation (engine/model/auxiliary.py)
         if not spec.tied:
             self.head = nn.Linear(spec.hidden, spec.tokens, bias=False)
 
@@ -41,26 +41,26 @@ class Decoder(MixtureModel[Shared]):
         return self.embed.weight if self.spec.tied else self.head.weight
 
     def initial(self, name: str) -> tuple[str, float]:
-        """Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2; with a base width matrices
-        in blocks start 1/sqrt(m) smaller (muP).
+        """Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2; with base_width, matrices in
+        blocks start 1/sqrt(m) smaller (muP).
         """
         owner, leaf = name.rsplit(".", 1)
         if owner.rsplit(".", 1)[-1].startswith("norm") or owner.endswith(("query_norm", "key_norm")):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
         if leaf == "bias" or (owner.endswith("router") and leaf != "weight"):
             return "zeros", 0.0
-        if name.endswith("memory.keys"):  # scores of one spread, whatever the width
+        if name.endswith("memory.keys"):  # equal spread of scores for any width
             return "normal", (self.spec.memory.width / 2) ** -0.5
         is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith(RESIDUAL)
         std = self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
         return "normal", std * (self.spec.width_ratio**-0.5 if name.startswith("blocks.") else 1.0)
 
     def _depth(self, name: str) -> int:
-        """Number of blocks that add to the residual stream that a weight belongs to."""
+        """The number of blocks that add to the residual stream of a weight."""
         return self.spec.num_layers
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
-        """An empty cache for `max_len` tokens in each of `batch_size` rows, keys and values of `dtype`."""
+        """An empty cache for `max_len` tokens in each of `batch_size` rows, of type `dtype`."""
         blocks = [(spec.kv_heads, spec.head_width) for spec in self._cached()]
         return Cache.empty(blocks, batch_size, max_len, dtype=dtype, device=self.embed.weight.device)
 
@@ -87,13 +87,13 @@ class Decoder(MixtureModel[Shared]):
         """The inputs that all blocks share; uses no weights.
 
         If the batch has only some tokens of its rows, `documents_BS` has the documents of whole rows and
-        `places_T` the tokens' positions in them. Raises ConfigError for bidirectional rows in a causal pass,
-        and for rows longer than the learned positions.
+        `places_T` the tokens' positions. Raises ConfigError for bidirectional rows in a causal pass, and for
+        rows longer than the learned positions.
         """
         bidirectional_B = batch.get("bidirectional_B")
         if bidirectional_B is not None and (self.is_causal or cache is not None):
             what = "is causal" if self.is_causal else "decodes causally"
-            raise ConfigError("model", f"has bidirectional rows, but it {what}", "kind=ernie reads such rows")
+            raise ConfigError("model", f"gets bidirectional rows, but {what}", "kind=ernie reads such rows")
         documents_BT, branches_BS = batch["documents_BT"], batch.get("branches_BT")
         documents_BS, positions_BS = batch.get("documents_BS", documents_BT), batch["positions_BT"]
         if cache is not None:
@@ -103,7 +103,7 @@ class Decoder(MixtureModel[Shared]):
         mask, near = attention_mask(documents_BT, documents_BS, branches_BS, places_T, bidirectional_B), None
         if self.spec.window:
             at = batch["positions_BT"], positions_BS
-            if places_T is not None:  # of whole rows only the places are here: as far apart in each document
+            if places_T is not None:  # of whole rows only places are known: equal distances in each document
                 at = places_T[None], torch.arange(documents_BS.shape[1], device=places_T.device)[None]
             near = within(mask, self.spec.window, *at)
         weight = next(self.parameters())
@@ -113,7 +113,7 @@ class Decoder(MixtureModel[Shared]):
         rope = None
         if self.spec.positions == "rope":
             rope = self._rope(batch["positions_BT"], self.spec)
-        elif "branches_BT" not in batch:  # options after one prompt share positions: the row may be longer
+        elif "branches_BT" not in batch:  # options after one prompt share positions, so the row may be longer
             self._check_length(documents_BS.shape[1])
         return Shared(rope, mask, batch, near)
 
@@ -144,7 +144,7 @@ class Decoder(MixtureModel[Shared]):
         set_dropout(self, share)
 
     def _compared(self, x_BTD: Tensor, shared: Shared, last: Relations | None) -> Relations | None:
-        """The relations by which a student's attention is compared: the auxiliary layer's if it has one."""
+        """The relations to compare in attention distillation: the auxiliary layer's if there is one."""
         if self.auxiliary is None or not self.training:
             return last
         return self.auxiliary(x_BTD, shared.rope)
@@ -171,14 +171,14 @@ class Decoder(MixtureModel[Shared]):
     def _check_length(self, num_tokens: int) -> None:
         most = self.spec.max_positions
         if num_tokens > most:
-            way_out = f"max_positions={num_tokens} or positions=rope has room"
+            way_out = f"max_positions={num_tokens} or positions=rope"
             raise ConfigError(
-                "model.max_positions", f"{num_tokens} tokens a row, but {most} positions", way_out
+                "model.max_positions", f"{num_tokens} tokens per row, but {most} positions", way_out
             )
 
 
 def block_splits(spec: GPT) -> dict[str, Split]:
-    """How the matrices of the blocks can be split."""
+    """How the blocks' matrices can be split."""
     found: dict[str, Split] = {f"blocks.*.{name}": "tokens" for name in ("norm1", "norm2")}
     found |= {f"blocks.*.attention.{name}": "out" for name in ("query", "key", "value")}
     found |= {f"blocks.*.attention.{name}": "heads" for name in ("query_norm", "key_norm")}

@@ -1,10 +1,10 @@
-"""Hashes of whole numbers, the same on every device: SplitMix64 (Steele, Lea, Flood 2014) on int64, which
-wraps around.
+"""Hash whole numbers, equally on every device: SplitMix64 (Steele, Lea, Flood 2014) on int64 with
+wrap-around.
 """
 
 from torch import Tensor
 
-# its constants, as signed numbers
+# its constants as signed numbers
 A, B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64
 C = 0x94D049BB133111EB - 2**64
 

@@ -1,6 +1,4 @@
-"""Models by kind: built on the meta device, initialised by name, read from an artifact; and the files of a
-model artifact.
-"""
+"""Build models by kind on the meta device, initialise them by name, and read and write model artifacts."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,8 +47,8 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def blank() -> Iterator[None]:
-    """Context in which modules are built on the meta device without initialisation: to initialise a meta
-    tensor torch would import its compiler, two seconds.
+    """Context that builds modules on the meta device without initialisation, for which torch would import its
+    compiler (two seconds).
     """
     with torch.device("meta"), _Unfilled():
         yield
@@ -60,16 +58,16 @@ CONFIG = "config.json"
 
 
 def build(spec: ModelSpec) -> Model:
-    """The network of `spec` on the current default device; its weights are not yet set. Raises ConfigError,
-    with the file, for one that is no Model, or has no spec or blocks.
+    """The network of `spec` on the default device, with weights not yet set. Raises ConfigError, with the
+    file, if the kind builds no Model, or one without spec or blocks.
     """
     model, file = kind_module("model", spec.kind, "build").build(spec), f"engine/model/{spec.kind}.py"
     if not isinstance(model, Model):
         raise ConfigError(
-            f"model.{spec.kind}", f"{file}: build gives no Model, but {type(model).__name__}", MEND
+            f"model.{spec.kind}", f"{file}: build returns no Model, but {type(model).__name__}", MEND
         )
     if missing := [name for name in ("spec", "blocks") if not hasattr(model, name)]:
-        problem = f"{file}: {type(model).__name__} sets no self.{missing[0]}"
+        problem = f"{file}: {type(model).__name__} does not set self.{missing[0]}"
         raise ConfigError(f"model.{spec.kind}", problem, MEND)
     return model
 
@@ -83,12 +81,12 @@ def initialise(model: Model, *, seed: int, name: str) -> None:
 
 
 def first_values(model: Model, weight: str, shape: torch.Size, seed: int, name: str) -> Tensor:
-    """A weight's initial values, from its own generator (seed, name, weight): independent of order, layout
-    and device.
+    """A weight's initial values, from a generator seeded by (seed, name, weight): independent of order,
+    layout and device.
 
-    Drawn on the CPU in fp32, so that an fp64 model starts from the same numbers. For a sharded weight each
-    rank draws the whole and keeps its shard; nothing is communicated. The model's `initial(weight name)`
-    gives the distribution.
+    Drawn on the CPU in fp32, so that an fp64 model starts from the same values. For a sharded weight each
+    rank draws the whole and keeps its shard, without communication. The model's `initial(weight name)` gives
+    the distribution.
     """
     rule, std = model.initial(weight)
     return draw(shape, rule, std, seed_of(seed, name, weight))
@@ -106,7 +104,7 @@ def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
 
 
 def move_parts(model: nn.Module, trainable: Trainable) -> None:
-    """Freeze all weights of the plain model except those of the parts named by `trainable`, in place."""
+    """Freeze all weights of the plain model, in place, except those of the parts named in `trainable`."""
     if trainable.kind == "parts":
         for name, child in model.named_children():
             child.requires_grad_(name in trainable.parts)
@@ -115,8 +113,8 @@ def move_parts(model: nn.Module, trainable: Trainable) -> None:
 def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, ModelSpec]:
     """The weights of a model artifact, not yet in memory, and its spec.
 
-    Raises DamageError when bytes do not match their digests, DataError when the weights do not fit the
-    config, ConfigError when it is of a version of its kind that this code does not compute.
+    Raises DamageError if bytes do not match their digests, DataError if weights do not fit the config,
+    ConfigError for a version of the kind that this code does not support.
     """
     config = source.json(CONFIG, scratch)
     spec = model_of(config, f"{source.url}/{CONFIG}")
@@ -128,7 +126,7 @@ def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, M
 def read_model(
     source: ArtifactInput, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[Model, ModelSpec]:
-    """The model of an artifact, and its spec; dtype None = as stored. Raises as `read_weights`."""
+    """The model of an artifact and its spec; dtype None = as stored. Raises as `read_weights`."""
     stored, spec = read_weights(source, scratch)
     with blank():
         model = build(spec)
@@ -138,11 +136,11 @@ def read_model(
 
 
 def write_model(weights: Mapping[str, Weight], spec: ModelSpec, sink: Sink | None, *, most: int) -> None:
-    """Give the files of a model artifact to `sink`, a tensor at a time, the same bytes for the same weights
-    and spec: one file of weights, or shards of at most `most` bytes. A collective; the first rank has the
+    """Pass the files of a model artifact to `sink`, a tensor at a time; equal weights and spec give equal
+    bytes: one file of weights, or shards of at most `most` bytes. A collective; only the first rank has the
     sink.
 
-    Raises DataError when the weights do not fit the spec.
+    Raises DataError if the weights do not fit the spec.
     """
     check_shapes({name: weight.shape for name, weight in weights.items()}, spec, "model")
     files = plan_files(entries_of(weights), most)
@@ -156,7 +154,7 @@ def write_model(weights: Mapping[str, Weight], spec: ModelSpec, sink: Sink | Non
 
 
 def check_shapes(found: Mapping[str, tuple[int, ...]], spec: ModelSpec, place: str) -> None:
-    """Raise DataError, listing the first differences, unless names and shapes are those of the spec."""
+    """Raise DataError, listing the first differences, unless names and shapes match the spec."""
     wanted = spec.shapes()
     if found == wanted:
         return

@@ -1,8 +1,7 @@
-"""Low-rank additions to the matrices of a plain model (LoRA, 2106.09685), added from outside; peft's file
-format.
+"""Low-rank additions to the matrices of a plain model (LoRA, 2106.09685), and their files in peft's format.
 
 W' = W + alpha / rank B A. The weight keeps its name, `x.weight`, and is frozen; `x.lora_A.weight` [rank, in]
-and `x.lora_B.weight` [out, rank] beside it are trained.
+and `x.lora_B.weight` [out, rank] are trained.
 """
 
 import json
@@ -28,14 +27,14 @@ from atelier.engine.model.load import blank, draw
 from atelier.engine.model.weights import Sink, StoredWeights, Weight, entries_of, write_files
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-PREFIX = "base_model.model."  # peft's name for the model that it wraps
+PREFIX = "base_model.model."  # peft's prefix of the wrapped model
 INNER, OUTER = ".lora_A.weight", ".lora_B.weight"
-Addition = tuple[Tensor, Tensor, float]  # A [r, in], B [out, r] and the factor of B A
+Addition = tuple[Tensor, Tensor, float]  # A [r, in], B [out, r] and the scale of B A
 
 
 class LowRank(nn.Module):
-    """A linear layer with a frozen weight and a trained low-rank addition. B starts at 0: at first the layer
-    is unchanged.
+    """A linear layer with a frozen weight and a trained low-rank addition. B starts at 0, so the layer's
+    output is unchanged at first.
     """
 
     def __init__(self, plain: nn.Linear, *, rank: int, alpha: float) -> None:
@@ -55,8 +54,8 @@ def apply(model: nn.Module, trainable: Trainable, *, seed: int, name: str) -> No
     other kinds.
 
     For an unsharded model, before it is compiled or sharded. Every A is normal with variance 1/in, from its
-    own generator. Raises ConfigError for a target that no block has, unless it is one of the default targets,
-    which other models have.
+    own generator. Raises ConfigError for a target that no block has, except default targets, which some
+    models lack.
     """
     if trainable.kind != "lora":
         return
@@ -111,7 +110,7 @@ def _targets(model: nn.Module, trainable: Trainable) -> list[str]:
 
 
 def merge(model: nn.Module) -> None:
-    """Add every addition to its weight and restore plain layers; the weights become trainable."""
+    """Add every addition to its weight and restore plain layers; weights become trainable."""
     for path, layer in list(model.named_modules()):
         if not isinstance(layer, LowRank):
             continue
@@ -129,8 +128,8 @@ def merge(model: nn.Module) -> None:
 
 
 def merged(weights: Mapping[str, Weight], trainable: Trainable) -> dict[str, Weight]:
-    """The plain model's weights from those of a model with additions, each merged when it is gathered; the
-    weights themselves for kind=full.
+    """The plain model's weights from those of a model with additions, each merged when gathered; unchanged
+    for kind=full.
     """
     scale = trainable.alpha / trainable.rank
     result = {name: weight for name, weight in weights.items() if not is_addition(name)}
@@ -146,7 +145,7 @@ def merged(weights: Mapping[str, Weight], trainable: Trainable) -> dict[str, Wei
 
 def _gather_merged(plain: Weight, inner: Weight, outer: Weight, scale: float) -> Tensor | None:
     inner_RI, outer_OR = inner.gather(), outer.gather()
-    # before the weight is gathered: what is held is the addition and the weight
+    # gather the additions first, so that only they and one weight are held
     addition = None if inner_RI is None or outer_OR is None else _addition(inner_RI, outer_OR, scale)
     weight = plain.gather()
     if addition is None or weight is None:
@@ -157,7 +156,7 @@ def _gather_merged(plain: Weight, inner: Weight, outer: Weight, scale: float) ->
 
 
 def _addition(inner: Tensor, outer: Tensor, scale: float) -> Tensor:
-    """alpha / rank B A, in fp32 at least."""
+    """alpha / rank B A, in fp32 or more."""
     exact = torch.promote_types(inner.dtype, torch.float32)
     return (outer.to(exact) @ inner.to(exact)).mul_(scale)
 
@@ -165,10 +164,10 @@ def _addition(inner: Tensor, outer: Tensor, scale: float) -> Tensor:
 def write_adapter(
     weights: Mapping[str, Weight], trainable: Trainable, sink: Sink | None, *, base: str
 ) -> None:
-    """Give the additions alone to `sink` as peft's two files; the same bytes for the same weights. `base`
-    names the base model. A collective.
+    """Pass the additions to `sink` as peft's two files; equal weights give equal bytes. `base`: name of the
+    base model. A collective.
 
-    Raises DataError when there are none.
+    Raises DataError if there are none.
     """
     chosen = {PREFIX + name: weight for name, weight in weights.items() if is_addition(name)}
     if not chosen:
@@ -194,21 +193,21 @@ def write_adapter(
 
 
 def read_adapter(source: ArtifactInput, scratch: Path) -> tuple[dict[str, Tensor], Trainable]:
-    """The additions of an artifact by plain names, and their spec; verified before they are parsed.
+    """The additions of an artifact by plain names, and their spec; verified before parsing.
 
     Raises DataError for anything but plain LoRA.
     """
     place = f"{source.url}/{CONFIG}"
     config = source.json(CONFIG, scratch)
     if config.get("peft_type") != "LORA":
-        raise DataError(f"{place}: peft_type is {config.get('peft_type')!r}; only LORA is read")
+        raise DataError(f"{place}: peft_type is {config.get('peft_type')!r}; only LORA is supported")
     foreign = [
         key
         for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
         if config.get(key)
     ]
     if foreign:
-        raise DataError(f"{place}: {foreign[0]} is set; only plain LoRA is read")
+        raise DataError(f"{place}: {foreign[0]} is set; only plain LoRA is supported")
     chosen = {
         "kind": "lora",
         "rank": config.get("r"),
@@ -221,9 +220,7 @@ def read_adapter(source: ArtifactInput, scratch: Path) -> tuple[dict[str, Tensor
 
 
 def attach(model: nn.Module, weights: Mapping[str, Tensor], trainable: Trainable) -> None:
-    """`apply`, then load the additions that `read_adapter` returned. Raises DataError when they do not fit
-    the model.
-    """
+    """`apply`, then load the additions of `read_adapter`. Raises DataError if they do not fit the model."""
     apply(model, trainable, seed=0, name="")
     wanted = {name: weight for name, weight in model.named_parameters() if name.endswith((INNER, OUTER))}
     faults = sorted(wanted.keys() ^ weights.keys())
@@ -238,13 +235,13 @@ def attach(model: nn.Module, weights: Mapping[str, Tensor], trainable: Trainable
 def of_base(
     stored: StoredWeights, spec: ModelSpec, how: Scaled, place: str
 ) -> tuple[str, Mapping[str, Addition]]:
-    """The family under whose names the adapter is ('' = under ours), and the additions by our weights' names.
-    Raises DataError for weights that are none of the base's, of another shape, missing, or no numbers.
+    """The family whose names the adapter uses ('' = ours), and the additions by our weights' names. Raises
+    DataError for weights that the base lacks, of another shape, missing, or not finite.
     """
     modules = {split(name)[0] for name in stored}
     if "" in modules or not modules:
         strange = next((name for name in stored if not split(name)[0]), "nothing")
-        raise DataError(f"{place}: {strange}: only additions to matrices are read")
+        raise DataError(f"{place}: {strange}: only additions to matrices are supported")
     shapes, found = spec.shapes(), dict[str, Addition]()
     families: dict[str, Mapping[str, str]] = {}
     if isinstance(spec, GPT):
@@ -265,15 +262,15 @@ def of_base(
                 raise DataError(f"{place}: {name} is missing")
             weight = stored[name]
             if tuple(weight.shape) != wanted:
-                raise DataError(f"{place}: {name} is {tuple(weight.shape)}, and should be {wanted}")
+                raise DataError(f"{place}: {name} is {tuple(weight.shape)}, but should be {wanted}")
             if not weight.isfinite().all():
-                raise DataError(f"{place}: {name} has numbers that are none")
+                raise DataError(f"{place}: {name} has values that are not finite")
             pair.append(weight)
         found[ours] = (pair[0], pair[1], how.scale)
     return family, found
 
 
 def with_addition(weight: Tensor, inner: Tensor, outer: Tensor, scale: float) -> Tensor:
-    """W + scale B A, added in float32 at least."""
+    """W + scale B A, added in float32 or more."""
     exact = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(exact) + (outer.to(exact) @ inner.to(exact)).mul_(scale)).to(weight.dtype)

@@ -1,4 +1,4 @@
-"""The sums over tokens of models with mixtures of experts, and what is learned from and said of them.
+"""Sums over tokens in models with mixtures of experts: losses, loads for routers, and metrics.
 
 X experts, L mixtures
 """
@@ -17,12 +17,12 @@ SharedType = TypeVar("SharedType")
 
 
 class MixtureModel(Model[SharedType]):
-    """A model some of whose blocks have a mixture, their `mlp`, at `place` among those of the model."""
+    """A model in which some blocks' `mlp` is a mixture; `place`: its index among the model's mixtures."""
 
     spec: MixedBlocks
 
     def sums(self) -> dict[str, Sum]:
-        """Of mixtures: what is optimised; counted by mixture, loads, choices lost and the entropy in nats."""
+        """The sums of mixtures: losses; without gradient, per mixture: loads, lost choices, entropy."""
         number, X = len(self.spec.mixtures), self.spec.num_experts
         if not number:
             return {}
@@ -34,7 +34,7 @@ class MixtureModel(Model[SharedType]):
         }
 
     def after_step(self, sums: Mapping[str, Tensor]) -> None:
-        """Tell routers the loads of the step, those that learn from them."""
+        """Give routers that learn from loads the loads of the step."""
         for block in self.blocks:
             place = getattr(block, "place", None)
             learn = getattr(getattr(block.mlp, "router", None), "learn_loads", None)
@@ -42,8 +42,8 @@ class MixtureModel(Model[SharedType]):
                 learn(sums["load_LX"][place])
 
     def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
-        """Of each mixture: the fullest expert's load in units of an equal share, experts without a token, the
-        choices lost (or tokens that no expert chose) a token, the entropy of the router in nats.
+        """Per mixture: load of the fullest expert as a multiple of an equal share, experts without tokens,
+        lost choices (or tokens without expert) per token, entropy of the router in nats.
         """
         found: dict[str, float] = {}
         for place, number in enumerate(self.spec.mixtures):
@@ -60,7 +60,7 @@ class MixtureModel(Model[SharedType]):
 
 
 def mixture_sums(found: Mixed, place: int, number: int) -> dict[str, Tensor]:
-    """The sums of a mixture at its place among the `number` of the model."""
+    """The sums of one mixture, at its place among the `number` mixtures of the model."""
     sums = {"balance": found.balance, "router_z": found.router_z}
     for name, value in (("load_LX", found.load_X), ("lost_L", found.lost), ("entropy_L", found.entropy)):
         before = value.new_zeros(place, *value.shape)

@@ -1,7 +1,7 @@
-"""A mixture of experts in place of an MLP: a router sends every token to some experts, and a weighted sum of
-what they compute is the token's result.
+"""A mixture of experts in place of an MLP: a router sends every token to some experts; the result is the
+weighted sum of their outputs.
 
-N tokens, D hidden, F inner width, X experts, K different experts a token, P pairs of a token and an expert
+N tokens, D hidden, F inner width, X experts, K different experts per token, P pairs of a token and an expert
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from atelier.engine.model.routing import Routing, TokenRows, make_router
 
 
 class ExpertWeights(nn.Module):
-    """X MLPs, with a gate (2002.05202) or without.
+    """X MLPs, gated (2002.05202) or not.
 
-    forward: tokens [N, D], the experts of each [N, K] (-1 = none) and their weights -> the weighted sums of
-    what they compute [N, D], with what `beside` makes of the tokens, and how many tokens each expert has [X].
+    forward: tokens [N, D], the experts of each [N, K] (-1 = none) and their weights -> weighted sums of the
+    experts' outputs [N, D] (plus `beside` of the tokens, if given), and number of tokens per expert [X].
     """
 
     def __init__(self, num_experts: int, hidden: int, inner: int, *, kind: MLPKind = "swiglu") -> None:
@@ -34,7 +34,7 @@ class ExpertWeights(nn.Module):
             self.gate = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.up = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.down = nn.Parameter(torch.empty(num_experts, hidden, inner))
-        self.num_experts = num_experts  # of all ranks
+        self.num_experts = num_experts  # over all ranks
         self.products: ExpertProducts = "auto"
 
     def weights(self) -> list[Tensor]:
@@ -57,24 +57,24 @@ class ExpertWeights(nn.Module):
     def start(
         self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor
     ) -> Callable[[], Tensor]:
-        """Begin what takes no computing; what is returned gives the weighted sums."""
+        """Start communication, if any; the returned function gives the weighted sums."""
         pairs = Dispatch.of(chosen_NK, load_X)
         is_all = len(pairs.token_P) == chosen_NK.numel()
         share_C = share_NK.flatten() if is_all else share_NK[chosen_NK >= 0]
         return lambda: self.here(x_ND, pairs, share_C)
 
     def here(self, x_ND: Tensor, pairs: Dispatch, share_C: Tensor) -> Tensor:
-        """The weighted sums [N, D] over the experts that are here."""
+        """The weighted sums [N, D] over this rank's experts."""
         return collect(self.compute(dispatched(x_ND, pairs), pairs.counts_X), share_C, pairs)
 
     def compute(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
-        """Of tokens [P, D] for the experts that are here, sorted by expert."""
+        """Outputs for tokens [P, D] sorted by this rank's experts."""
         weights = [local(weight) for weight in self.weights()]
         return experts_mlp(x_PD, counts_X, weights, self.activation, self.products)
 
 
 class SharedExperts(nn.Module):
-    """Experts that every token passes: one MLP as wide as all of them."""
+    """Experts that every token passes, as one MLP of their total width."""
 
     def __init__(self, hidden: int, inner: int, *, kind: MLPKind = "swiglu") -> None:
         super().__init__()
@@ -90,8 +90,8 @@ class SharedExperts(nn.Module):
 
 
 class Mixed(NamedTuple):
-    """A mixture's result, and its sums over tokens: those that are optimised by name, how many tokens each
-    expert got, how many choices or tokens were lost, and the entropy of the router's probabilities in nats.
+    """A mixture's result and its sums over tokens: losses by name, tokens per expert, lost choices or tokens,
+    and the entropy of the router's probabilities in nats.
     """
 
     y_BTD: Tensor
@@ -103,7 +103,7 @@ class Mixed(NamedTuple):
 
 
 class MoE(nn.Module):
-    """sum_k p_k expert_k(x), and what is shared: the router says which K experts, and their weights p."""
+    """sum_k p_k expert_k(x), plus shared experts; the router chooses K experts and their weights p."""
 
     def __init__(self, spec: MixedBlocks, number: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class MoE(nn.Module):
             self.shared = SharedExperts(spec.hidden, wide, kind=spec.expert_mlp)
 
     def forward(self, x_BTD: Tensor, tokens_BT: Tensor | None = None) -> Mixed:
-        """`tokens_BT`: numbers in the vocabulary, -1 = padding; None = text, whatever it is."""
+        """`tokens_BT`: token ids, -1 = padding; None = text without known ids."""
         x_ND = x_BTD.flatten(0, -2)
         tokens_N = (
             tokens_BT.flatten() if tokens_BT is not None else x_ND.new_zeros(len(x_ND), dtype=torch.long)

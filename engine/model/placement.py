@@ -1,4 +1,4 @@
-"""Local shards and full tensors of DTensors; plain tensors pass unchanged. And whether a device computes in
+"""Local shards and full tensors of DTensors (plain tensors pass unchanged); also whether a device computes in
 16 bits.
 """
 
@@ -13,9 +13,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 def has_half(device: torch.device) -> bool:
-    """Whether bf16 products are faster on `device`. A CPU without AVX-512 (most laptops) computes them in
-    software, 60 times slower than float32 ones: there the same training, `precision: bf16`, runs in float32,
-    which is only more exact.
+    """Whether bf16 products are faster on `device`. CPUs without AVX-512 (most laptops) compute them in
+    software, 60 times slower than float32; there `precision: bf16` runs in float32, which is more exact.
     """
     if device.type != "cpu":
         return True
@@ -27,17 +26,17 @@ def local(tensor: Tensor) -> Tensor: ...
 @overload
 def local(tensor: None) -> None: ...
 def local(tensor: Tensor | None) -> Tensor | None:
-    """This rank's shard of a DTensor; anything else as it is."""
+    """This rank's shard of a DTensor; anything else unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor on every rank (a collective when it is sharded)."""
+    """The full tensor on every rank (a collective if it is sharded)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def fill(weight: Tensor, full: Callable[[], Tensor]) -> None:
-    """Set a weight, or this rank's shard of it, from the full one; nothing is communicated."""
+    """Set a weight, or this rank's shard of it, from the full one, without communication."""
     with torch.no_grad():
         local(weight).copy_(part_like(full(), weight))
 
@@ -53,7 +52,7 @@ def box(weight: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def region(full: Tensor, shape: Sequence[int], offset: Sequence[int]) -> Tensor:
-    """The part of `full` in a box; an empty one may begin behind its end."""
+    """The part of `full` in a box; an empty box may begin beyond its end."""
     for dim, (begin, length) in enumerate(zip(offset, shape, strict=True)):
         full = full.narrow(dim, min(begin, full.shape[dim]), length)
     return full
@@ -67,7 +66,7 @@ def like(full: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(tensor: Tensor) -> Tensor:
-    """A tensor [X, ...] whose further dims are whole on every rank; dim 0 stays split as it is."""
+    """A tensor [X, ...] with all dims but dim 0 whole on every rank; dim 0 stays split."""
     if not isinstance(tensor, DTensor):
         return tensor
     places = [place if place.is_shard(0) else Replicate() for place in tensor.placements]
@@ -89,7 +88,7 @@ def as_placed(part: Tensor, weight: Tensor) -> Tensor:
 
 
 def back_from(part: Tensor, given: Tensor, weight: Tensor) -> Tensor:
-    """`part`, this rank's shard in the placement of `given`, in that of `weight`."""
+    """Convert `part`, this rank's shard in the placement of `given`, to that of `weight`."""
     if not isinstance(given, DTensor) or not isinstance(weight, DTensor):
         return part
     placed = cast(DTensor, as_placed(part.contiguous(), given))
@@ -105,14 +104,14 @@ def is_split(tensor: Tensor, axis: str) -> bool:
 
 
 def settle_gradient(weight: Tensor) -> None:
-    """Redistribute a gradient to its weight's placement: it may still be a partial sum."""
+    """Redistribute a gradient, which may be a partial sum, to its weight's placement."""
     gradient = weight.grad
     if isinstance(gradient, DTensor) and isinstance(weight, DTensor):
         weight.grad = gradient.redistribute(placements=weight.placements)
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors grouped by mesh; foreach operations need tensors of one mesh."""
+    """The tensors grouped by mesh; foreach operations need one mesh."""
     found: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
         found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)

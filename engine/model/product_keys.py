@@ -1,7 +1,7 @@
-"""A product-key memory (Lample et al., 1907.05242): sparse look-ups in n * n value rows for the price of 2 n
+"""A product-key memory (Lample et al., 1907.05242): sparse look-ups in n * n value rows at the cost of 2 n
 scores.
 
-N tokens, H heads, E query width, h = E / 2, n keys a half, K pairs a token and head, D hidden
+N tokens, H heads, E query width, h = E / 2, n keys per half, K pairs per token and head, D hidden
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from atelier.engine.config.memory import ProductKeyMemory
 
-VALUES = "values"  # the weight with a row for every pair of keys
+VALUES = "values"  # weight with a row for every pair of keys
 
 
 class ProductKeys(nn.Module):
-    """sum over heads and their K best pairs (i, j) of softmax_K(q1 . k1_i + q2 . k2_j) value_{i n + j}, where
-    q1 and q2 are the halves of a head's query. forward: [..., D] -> [..., D].
+    """sum over heads and their K best pairs (i, j) of softmax_K(q1 . k1_i + q2 . k2_j) value_{i n + j}; q1
+    and q2 are the halves of a head's query. forward: [..., D] -> [..., D].
 
-    `read`: how a weight is used; tensor parallelism, where `values` are some columns, says it.
+    `read`: how to read a weight; tensor parallelism sets it, because a rank's `values` are some columns.
     """
 
     def __init__(self, spec: ProductKeyMemory, hidden: int, norm_eps: float) -> None:
@@ -38,7 +38,7 @@ class ProductKeys(nn.Module):
         values = self.read(self.values)
         query_NHE = F.linear(x_BTD.flatten(0, -2), self.read(self.queries)).unflatten(-1, (self.heads, -1))
         with torch.autocast(query_NHE.device.type, enabled=False):
-            exact = torch.promote_types(query_NHE.dtype, torch.float32)  # scores of 16 bits often tie
+            exact = torch.promote_types(query_NHE.dtype, torch.float32)  # 16-bit scores often tie
             query_NHE = query_NHE.to(exact)
             if self.has_norm:
                 weight_E = self.read(self.norm.weight).to(exact)
@@ -52,11 +52,11 @@ class ProductKeys(nn.Module):
 
 
 def best_pairs(query_NHE: Tensor, keys_2HnK: Tensor, per_token: int) -> tuple[Tensor, Tensor]:
-    """The K best of the n * n sums of a score of each half, best first, and their numbers i n + j.
+    """The K best of the n * n sums of one score per half, best first, with their numbers i n + j.
 
-    A pair of the K best is one of two of the K best of the halves. Where these come a-th and b-th, the a b
-    pairs of no later ones are no worse: with a b <= K about K log K pairs are left to compare. Of equal sums
-    the one whose first key scores more comes first, then the one of the smaller i, then likewise j.
+    Both halves of a best pair are among the K best of their half. If these rank a-th and b-th, a b pairs are
+    at least as good, so only about K log K pairs with a b <= K are compared. Ties: higher first score first,
+    then smaller i, then likewise j.
     """
     number = keys_2HnK.shape[2]
     of_half = min(per_token, number)
@@ -65,7 +65,7 @@ def best_pairs(query_NHE: Tensor, keys_2HnK: Tensor, per_token: int) -> tuple[Te
         for part_NHh, keys_HnK in zip(query_NHE.chunk(2, dim=-1), keys_2HnK, strict=True)
     ]
     (first_NHK, i_NHK), (second_NHK, j_NHK) = found
-    with torch.no_grad():  # the sums of all candidates are not kept for the backward pass
+    with torch.no_grad():  # do not keep all candidates' sums for the backward pass
         one_C, two_C = _candidates(of_half, per_token, query_NHE.device)
         chosen_NHK = _places(first_NHK[..., one_C] + second_NHK[..., two_C], per_token)
         one_NHK, two_NHK = one_C[chosen_NHK], two_C[chosen_NHK]
@@ -74,25 +74,25 @@ def best_pairs(query_NHE: Tensor, keys_2HnK: Tensor, per_token: int) -> tuple[Te
 
 
 def _candidates(of_half: int, per_token: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The places in both halves of the pairs that may be among the best, in order of the first, then of the
+    """The ranks in both halves of pairs that may be among the best, ordered by the first, then by the
     second.
     """
     place = torch.arange(1, of_half + 1, device=device)
     is_one = (place[:, None] * place <= per_token).flatten()
     count = sum(min(of_half, per_token // number) for number in range(1, of_half + 1))
-    pairs_C = (~is_one).to(torch.int8).argsort(stable=True)[:count]  # of known length, unlike nonzero's
+    pairs_C = (~is_one).to(torch.int8).argsort(stable=True)[:count]  # of known length, unlike nonzero
     return pairs_C // of_half, pairs_C % of_half
 
 
 def _best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The largest numbers of the last dim, largest first, and their places; of equal ones the first."""
+    """The largest numbers of the last dim, largest first, with places; among equal ones the first."""
     places = _places(scores.detach(), number)
     return scores.gather(-1, places), places
 
 
 def _places(scores: Tensor, number: int) -> Tensor:
     places = scores.sort(dim=-1, descending=True, stable=True).indices
-    return places[..., :number].contiguous()  # a view would keep all of them
+    return places[..., :number].contiguous()  # a view would keep all places in memory
 
 
 def _as_it_is(weight: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""What routers return and share. A router of kind `topk` is engine/model/router/topk.py: its `build` makes a
-module with a method `route`.
+"""Inputs, outputs and shared functions of routers. Kind `topk` is engine/model/router/topk.py, whose `build`
+returns a module with a method `route`.
 
-N tokens, D hidden, X experts, K experts a token, S tokens of a group
+N tokens, D hidden, X experts, K experts per token, S tokens of a group
 """
 
 from typing import NamedTuple, Protocol
@@ -14,8 +14,8 @@ from atelier.engine.config.kind_files import kind_module
 
 
 class TokenRows(NamedTuple):
-    """Which tokens a router sees: of how many rows, their numbers in the vocabulary (-1 = padding, which no
-    expert computes), and whether tokens may compete.
+    """The tokens that a router sees: number of rows, token ids (-1 = padding, which no expert computes), and
+    whether tokens may compete.
     """
 
     count: int
@@ -28,8 +28,8 @@ class TokenRows(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """The experts of each token [N, K], -1 where it has fewer; their weights; the logits (None = there are
-    none); the sums over tokens that are optimised; how many choices had no room, or tokens no expert.
+    """The experts of each token [N, K], -1 if fewer; their weights; the logits (None = none); the loss sums
+    over tokens; number of choices without room, or of tokens without expert.
     """
 
     chosen_NK: Tensor
@@ -44,7 +44,7 @@ class Routing(Protocol):
 
 
 class MatrixRouter(nn.Module):
-    """A router by logits of a matrix [X, D]."""
+    """A router with logits from a matrix [X, D]."""
 
     def __init__(self, spec: MixedBlocks) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class MatrixRouter(nn.Module):
         self.per_token, self.group = spec.experts_per_token, spec.experts.group
 
     def logits(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, X] in the type of products, and at least in float32."""
+        """[N, X] logits in the type of products, and in float32 or more."""
         logits_NX = nn.functional.linear(x_ND, self.weight)
         return logits_NX, logits_NX.to(torch.promote_types(logits_NX.dtype, torch.float32))
 
@@ -66,7 +66,7 @@ def make_router(spec: MixedBlocks, number: int) -> nn.Module:
 
 
 def combined(logits_NX: Tensor, score_NX: Tensor | None, chosen_NK: Tensor, combine: Combine) -> Tensor:
-    """The weights [N, K] of the chosen experts, from logits or, where there are some, scores."""
+    """The weights [N, K] of the chosen experts, from scores if given, otherwise from logits."""
     if combine == "sum":
         return torch.ones_like(chosen_NK, dtype=logits_NX.dtype)
     if score_NX is not None:
@@ -78,8 +78,8 @@ def combined(logits_NX: Tensor, score_NX: Tensor | None, chosen_NK: Tensor, comb
 
 
 def first_come(chosen_NK: Tensor, rows: TokenRows, group: int, number: int, capacity: float) -> Tensor:
-    """`chosen_NK` with -1 for what an expert has no room for in its group: earlier tokens come first, so that
-    none sees a later one of its row.
+    """`chosen_NK` with -1 for choices beyond an expert's capacity in its group. Earlier tokens come first, so
+    no token depends on a later one of its row.
     """
     per_token = chosen_NK.shape[1]
     is_text_GP = rows.is_text_N[:, None].expand_as(chosen_NK).reshape(rows.count // group, -1)

@@ -1,4 +1,4 @@
-"""Soft prompts (engine/config/soft_prompt.py): a table beside the embedding; peft's file format.
+"""Soft prompts (engine/config/soft_prompt.py): a table beside the embedding, and its files in peft's format.
 
 L vectors, D hidden
 """
@@ -25,8 +25,8 @@ VIRTUAL = "prompt_embeddings"  # peft's name of the table
 
 
 class SoftTable(nn.Module):
-    """forward: rows [B, T], negative where there is none -> [B, T, D + 1], the last number 1 where there is
-    one: a rank that keeps some of the tokens alone keeps both.
+    """forward: rows [B, T], negative = none -> [B, T, D + 1]; the last number is 1 for a row of the table. So
+    a rank that keeps only some tokens keeps both.
     """
 
     def __init__(self, length: int, hidden: int) -> None:
@@ -39,13 +39,13 @@ class SoftTable(nn.Module):
 
 
 def embedded(tokens_BT: Tensor, embed: nn.Module, soft: nn.Module, vocab: int) -> Tensor:
-    """[B, T, D]: of ids from `vocab` on rows of the table, of others the embedding."""
+    """[B, T, D]: rows of the table for ids from `vocab` on, the embedding for others."""
     x_BTD, found_BTE = embed(tokens_BT.clamp(max=vocab - 1)), soft(tokens_BT - vocab)
     return torch.where(found_BTE[..., -1:] > 0, found_BTE[..., :-1], x_BTD)
 
 
 def tune_prompt(model: nn.Module, trainable: Trainable) -> None:
-    """Freeze all weights but the soft prompt's, in place; does nothing for other kinds."""
+    """Freeze all weights except the soft prompt, in place; does nothing for other kinds."""
     if trainable.kind == "prompt":
         model.requires_grad_(False)
         model.get_submodule(SOFT).requires_grad_(True)
@@ -54,8 +54,8 @@ def tune_prompt(model: nn.Module, trainable: Trainable) -> None:
 def first_prompt(
     trainable: Trainable, embed_VD: Tensor, ids: Sequence[int], *, num_ids: int, seed: int, name: str
 ) -> Tensor:
-    """[L, D] first values: normal with the spread of the embedding's numbers, rows of tokens drawn from the
-    vocabulary, or those of `ids` (a text's, or class labels'), repeated as often as there is room.
+    """[L, D] initial values: normal with the embedding's spread, rows of random tokens, or rows of `ids` (of
+    a text or of class labels), repeated to fill the table.
     """
     length, key = trainable.length, seed_of(seed, name, TABLE)
     if trainable.first == "random":
@@ -69,7 +69,7 @@ def first_prompt(
 
 
 def write_prompt(weights: Mapping[str, Weight], spec: TextBlocks, sink: Sink | None, *, base: str) -> None:
-    """Give the table alone to `sink` as peft's two files. A collective."""
+    """Pass the table alone to `sink` as peft's two files. A collective."""
     chosen = {VIRTUAL: weights[TABLE]}
     write_files({WEIGHTS: in_file_order(entries_of(chosen))}, chosen, sink)
     if sink is not None:
@@ -77,14 +77,14 @@ def write_prompt(weights: Mapping[str, Weight], spec: TextBlocks, sink: Sink | N
 
 
 def config_of(spec: TextBlocks, base: str) -> dict[str, object]:
-    """peft's config. It puts the vectors in front of all text; another place is in `atelier_place`."""
+    """peft's config. peft puts the vectors before all text; other positions are stored in `atelier_place`."""
     place = spec.soft_prompt.place
     return {
         "base_model_name_or_path": base,
         "inference_mode": True,
         "num_attention_heads": spec.num_heads,
         "num_layers": spec.num_layers,
-        # an encoder alone has the vectors
+        # only an encoder has the vectors
         "num_transformer_submodules": 1,
         "num_virtual_tokens": spec.soft_prompt.length,
         "peft_type": "PROMPT_TUNING",

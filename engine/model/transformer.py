@@ -25,7 +25,7 @@ _BITS = 31
 
 
 def noise_keys(seed: int, samples_B: Tensor, places_T: Tensor) -> Tensor:
-    """[B, T] int64: a dropout key for every token of the samples with these numbers."""
+    """[B, T] int64: a dropout key for every token of these samples."""
     return mixed(mixed(samples_B + seed)[:, None] + places_T * A)
 
 
@@ -35,12 +35,12 @@ def layer_keys(noise_BT: Tensor, layer: int) -> Tensor:
 
 
 def _wrapped(number: int) -> int:
-    """As 64 bits hold it: products from a few layers or branches on are too large."""
+    """The number wrapped to 64 bits: products for higher layers or branches are too large."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def dropout(x_BTD: Tensor, probability: float, noise_BT: Tensor, branch: int) -> Tensor:
-    """x with each number zeroed with `probability`, the rest scaled up; `branch`: which use in the layer."""
+    """x with each number zeroed with `probability`, the rest scaled up; `branch`: number in the layer."""
     features_D = torch.arange(x_BTD.shape[-1], device=x_BTD.device)
     bits_BTD = mixed(noise_BT[..., None] + _wrapped(branch * C) + features_D * A) & (2**_BITS - 1)
     keep_BTD = bits_BTD >= int(probability * 2**_BITS)
@@ -48,12 +48,12 @@ def dropout(x_BTD: Tensor, probability: float, noise_BT: Tensor, branch: int) ->
 
 
 class Shared(NamedTuple):
-    """Inputs of every block besides the residual stream; from the batch, dropout keys and the memory mask."""
+    """Inputs of every block besides the residual stream: from the batch, dropout keys and the memory mask."""
 
     rope: Tensor | None  # rotary angles
     mask: Tensor
     batch: dict[str, Tensor]
-    near: Tensor | None = None  # the mask of attention with a window
+    near: Tensor | None = None  # mask of attention with a window
 
 
 def make_norm(spec: Blocks) -> nn.Module:
@@ -64,7 +64,7 @@ def make_norm(spec: Blocks) -> nn.Module:
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention (2305.13245) with RoPE where the spec asks for it."""
+    """Grouped-query attention (2305.13245), with RoPE if the spec has it."""
 
     def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class SelfAttention(nn.Module):
 
 
 def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """In the type of the norm's weight: torch does the same for an `x` of 16 bits, and warns of it."""
+    """Normed in the type of the norm's weight: torch does the same for 16-bit `x`, with a warning."""
     return rounded(norm(x.to(norm.weight.dtype)))
 
 
 class MLP(nn.Module):
-    """down(f(up x)), or with a gate down(f(gate x) * up x) (2002.05202)."""
+    """down(f(up x)), or gated down(f(gate x) * up x) (2002.05202)."""
 
     def __init__(self, spec: Blocks) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def make_mlp(spec: MixedBlocks, number: int) -> nn.Module:
 def through_mlp(
     mlp: nn.Module, read_BTD: Tensor, tokens_BT: Tensor | None, place: int | None, num_mixtures: int
 ) -> tuple[Tensor, dict[str, Tensor] | None]:
-    """What a block's MLP adds; of a mixture, whose `place` among the model's is given, also its sums."""
+    """The output of a block's MLP; for a mixture, at `place` among the model's, also its sums."""
     if place is None:
         return mlp(read_BTD), None
     found = Mixed(*mlp(read_BTD, tokens_BT))
@@ -137,17 +137,17 @@ def through_mlp(
 
 
 class BlockOutput(NamedTuple):
-    """What a block passes on: the residual stream, its attention's queries and keys, its sums over tokens."""
+    """A block's outputs: the residual stream, its attention's queries and keys, its sums over tokens."""
 
     hidden_BTD: Tensor
     relations: Relations
-    sums: dict[str, Tensor] | None = None  # what this block adds to the model's sums
+    sums: dict[str, Tensor] | None = None  # additions to the model's sums
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then that + mlp(norm of that), and where there is one + memory(the same norm).
-    Can be compiled and sharded on its own: tensors in, tensors out. The attention's relations are returned
-    detached, unless `is_taught`: then an objective's gradient flows into them.
+    """Pre-norm block: x + attention(norm x), then that + mlp(norm of that), plus memory(the same norm) if
+    there is one. Can be compiled and sharded alone: tensors in, tensors out. The attention's relations are
+    detached unless `is_taught`, when an objective's gradient flows into them.
     """
 
     def __init__(self, spec: GPT, number: int = 0, *, is_causal: bool = True) -> None:
@@ -192,18 +192,18 @@ class Block(nn.Module):
 
 
 def make_blocks(spec: GPT, *, is_causal: bool = True) -> nn.ModuleList:
-    """`num_layers` equal blocks, their weights not yet set."""
+    """`num_layers` equal blocks with weights not yet set."""
     return nn.ModuleList(Block(spec, number, is_causal=is_causal) for number in range(spec.num_layers))
 
 
 def run_blocks(
     blocks: nn.ModuleList, carried: Carried, shared: Shared, cache: Cache | None = None, *, first: int = 0
 ) -> tuple[Carried, Relations | None]:
-    """Run these blocks in order on `hidden_BTD`; returns what they pass on, their sums added, and the
-    relations of the last. `first` is the number of the model's first block in dropout and cache.
+    """Run these blocks in order on `hidden_BTD`; returns their outputs, with their sums added, and the last
+    relations. `first`: number of the model's first block in dropout and cache.
 
-    Memory tokens are visible but receive no gradient: the recurrence of Transformer-XL (1901.02860, section
-    3.2) inside a row.
+    Memory tokens are visible but get no gradient: the recurrence of Transformer-XL (1901.02860, section 3.2)
+    inside a row.
     """
     noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
     relations, x_BTD, sums = None, carried["hidden_BTD"], dict(carried)
@@ -220,13 +220,13 @@ def run_blocks(
         mask = shared.mask if shared.near is None or not block.has_window else shared.near
         x_BTD, relations, added = block(x_BTD, shared.rope, mask, keys, seen, *more)
         for key, value in (added or {}).items():
-            if key in sums:  # else the model does not ask for it
+            if key in sums:  # otherwise the model does not need it
                 sums[key] = sums[key] + value
     return sums | {"hidden_BTD": x_BTD}, relations
 
 
 def set_dropout(model: nn.Module, share: float) -> None:
-    """Multiply the dropout of all blocks that a model, or a stage of it, has by `share` from now on."""
+    """Multiply the dropout of all blocks of a model or stage by `share` from now on."""
     for block in model.modules():
         if isinstance(block, Block):
             block.dropout = block.most_dropout * share

@@ -1,5 +1,5 @@
-"""Weights by name without holding them all: read from the files of a model one by one, gathered from a gang
-and written one by one.
+"""Weights by name without holding them all: read from model files one by one, or gathered from a gang and
+written one by one.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from atelier.engine.io.storage import open_regular, read_object
 from atelier.engine.io.tensorfile import TensorEntry, TensorPlace, head, places
 from atelier.engine.io.weight_files import INDEX, METADATA, WEIGHTS, check_shard, read_index
 
-COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to the names below it
+COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to names below it
 _TYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -38,12 +38,12 @@ _TYPES = {
 _WORDS = {dtype: word for word, dtype in _TYPES.items()}
 
 Part = bytes | memoryview  # of a file
-Sink = Callable[[str, Iterable[Part]], None]  # takes a file's name and its parts, which come one by one
+Sink = Callable[[str, Iterable[Part]], None]  # takes a file's name and its parts, one by one
 
 
 class Weight(NamedTuple):
-    """A weight that may lie in pieces on many ranks. `gather`, a collective, returns it whole on the CPU of
-    rank 0 and None elsewhere.
+    """A weight that may be sharded over ranks. `gather`, a collective, returns it whole on the CPU of rank 0
+    and None elsewhere.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Weight(NamedTuple):
 
 
 def in_memory(state: Mapping[str, Tensor]) -> dict[str, Weight]:
-    """Unsharded tensors as weights; none is copied before it is asked for."""
+    """Unsharded tensors as weights, copied only when gathered."""
 
     def weight(name: str, tensor: Tensor) -> Weight:
         return Weight(tuple(tensor.shape), tensor.dtype, lambda: state[name].detach().cpu())
@@ -61,7 +61,7 @@ def in_memory(state: Mapping[str, Tensor]) -> dict[str, Weight]:
 
 
 def entry_of(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorEntry:
-    """The tensor's entry in a file. Raises ConfigError for a type that safetensors does not have."""
+    """The tensor's entry in a file. Raises ConfigError for a type without safetensors equivalent."""
     if dtype not in _WORDS:
         raise ConfigError(
             name, f"{dtype} has no safetensors type", "save it as another dtype, e.g. view_as_real"
@@ -70,7 +70,7 @@ def entry_of(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorEntry
 
 
 def type_of(entry: TensorEntry) -> torch.dtype:
-    """The type of a tensor of a file."""
+    """The torch type of a tensor in a file."""
     return _TYPES[entry.dtype]
 
 
@@ -80,7 +80,7 @@ def entries_of(weights: Mapping[str, Weight]) -> list[TensorEntry]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor: its own memory where it is contiguous."""
+    """The bytes of a CPU tensor; its own memory if contiguous."""
     flat = tensor.contiguous().reshape(-1)
     return memoryview(cast(Any, flat.view(torch.uint8).numpy())) if flat.numel() else memoryview(b"")
 
@@ -88,7 +88,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def write_files(
     files: Mapping[str, Sequence[TensorEntry]], weights: Mapping[str, Weight], sink: Sink | None
 ) -> None:
-    """Give every file's bytes to `sink`, a tensor at a time. A collective: other ranks than the first have no
+    """Pass every file's bytes to `sink`, a tensor at a time. A collective: ranks other than the first have no
     sink and only send.
     """
     for name, entries in files.items():
@@ -107,11 +107,11 @@ def _parts(entries: Sequence[TensorEntry], weights: Mapping[str, Weight]) -> Ite
         part = bytes_of(whole)
         del whole
         yield part
-        del part  # before the next is gathered
+        del part  # free it before the next is gathered
 
 
 class StoredPlace(NamedTuple):
-    """A weight in a file; it begins at byte `offset`."""
+    """A weight's place in a file; it begins at byte `offset`."""
 
     path: Path
     offset: int
@@ -120,8 +120,8 @@ class StoredPlace(NamedTuple):
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """The weights of verified files by name. Each is mapped on access, and what was read of it is no longer
-    this process's memory once the tensor is gone.
+    """The weights of verified files by name. Each is mapped on access; its memory is released with the
+    tensor.
     """
 
     def __init__(self, *paths: Path) -> None:
@@ -149,7 +149,7 @@ class StoredWeights(Mapping[str, Tensor]):
         return {name: entry.shape for name, entry in self.entries().items()}
 
     def place(self, name: str) -> StoredPlace:
-        """Where a weight lies."""
+        """The place of a weight in its file."""
         path, place = self._places[name]
         return StoredPlace(path, place.begin, place.entry.shape, _TYPES[place.entry.dtype])
 
@@ -157,7 +157,7 @@ class StoredWeights(Mapping[str, Tensor]):
         return self._places[name][1].entry.num_bytes
 
     def weights(self) -> dict[str, Weight]:
-        """To write them again, as they are."""
+        """The weights, for writing them unchanged."""
 
         def weight(name: str, entry: TensorEntry) -> Weight:
             return Weight(entry.shape, _TYPES[entry.dtype], lambda: self[name])
@@ -167,10 +167,10 @@ class StoredWeights(Mapping[str, Tensor]):
 
 def _placed(path: Path) -> dict[str, TensorPlace]:
     try:
-        with safetensors.safe_open(path, framework="pt"):  # the library judges the header
+        with safetensors.safe_open(path, framework="pt"):  # the library checks the header
             found = places(path)
-    except safetensors.SafetensorError as error:  # its digest is right: it was written like this
-        raise DataError(f"{path}: not a file of weights ({error})") from None
+    except safetensors.SafetensorError as error:  # its digest is right, so it was written like this
+        raise DataError(f"{path}: not a weights file ({error})") from None
     for place in found:
         if place.entry.dtype not in _TYPES:
             raise DataError(f"{path}: {place.entry.name} is of type {place.entry.dtype}, which no model has")
@@ -182,7 +182,7 @@ def _mapped(path: Path, place: TensorPlace) -> Tensor:
     if not entry.num_bytes:
         return torch.empty(entry.shape, dtype=dtype)
     before = place.begin % mmap.ALLOCATIONGRANULARITY
-    with open_regular(path) as file:  # a private mapping: whoever changes the tensor changes no file
+    with open_regular(path) as file:  # private mapping: changing the tensor does not change the file
         pages = mmap.mmap(
             file.fileno(), before + entry.num_bytes, access=mmap.ACCESS_COPY, offset=place.begin - before
         )
@@ -191,10 +191,10 @@ def _mapped(path: Path, place: TensorPlace) -> Tensor:
 
 
 def open_weights(source: ArtifactInput, scratch: Path) -> StoredWeights:
-    """The weights of a model artifact, of one file or of shards, each verified before it is parsed.
+    """The weights of a model artifact, one file or shards, each verified before parsing.
 
-    Raises DamageError when bytes do not match their digests, DataError when the index is malformed or does
-    not match the shards.
+    Raises DamageError if bytes do not match their digests, DataError if the index is malformed or does not
+    match the shards.
     """
     names = source.names()
     if WEIGHTS in names or INDEX not in names:

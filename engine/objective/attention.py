@@ -1,4 +1,4 @@
-"""Distillation on attention: KL of attention distributions, mean over heads, for each scored token (MiniLM,
+"""Distillation of attention: KL of attention distributions, mean over heads, for each scored token (MiniLM,
 2002.10957, section 3.1).
 
 B rows, T tokens, S tokens of whole rows, R relation heads, E head width, W = R E
@@ -17,7 +17,7 @@ from atelier.engine.objective.chunked import TeacherSide
 from atelier.engine.objective.terms import State, Term
 from atelier.engine.objective.vocab_slice import ranks_of, summed
 
-ROWS = 256  # queries a step: the scores of a long row are never in memory all at once
+ROWS = 256  # queries at a time: a long row's scores are never all in memory
 
 READS_RELATIONS = True
 
@@ -28,13 +28,13 @@ def add_modules(model: nn.Module, spec: Attention, *, teacher_hidden: int) -> No
 
 
 def terms(spec: Attention, state: State, teacher: TeacherSide | None, rows_B: Tensor | None) -> Term:
-    """The divergence of all scored tokens' attention from the teacher's, nats. Raises ConfigError when one of
-    the models does not offer its attention.
+    """The divergence of all scored tokens' attention from the teacher's, nats. Raises ConfigError if one of
+    the models does not expose its attention.
     """
     output = state.output
     if output.mask is None or not output.relations or teacher is None or not teacher.relations:
         raise ConfigError(
-            "objective", "one of the two models shows no attention", "objective=distill needs logits alone"
+            "objective", "one of the two models exposes no attention", "objective=distill needs only logits"
         )
     mine, theirs = state.whole_keys(output.relations), state.whole_keys(teacher.relations)
     is_scored_BT = state.batch["labels_BT"] != NOT_SCORED
@@ -54,9 +54,9 @@ def state_sum(
 ) -> tuple[Tensor, Tensor]:
     """sum over scored tokens of mean_r sum_s p_rs (log p_rs - log q_rs), nats: differentiable, and its value.
 
-    p is the teacher's attention over the tokens that the mask allows, q the student's. Keys are those of
-    whole rows. In a `group` each rank has some of the heads: the first result is this rank's share, the
-    second the full sum.
+    p is the teacher's attention over tokens that the mask allows, q the student's. Keys are those of whole
+    rows. In a `group` each rank has some heads: the first result is this rank's share, the second the full
+    sum.
     """
     may_B1TS = mask_B1TS if mask_B1TS.dtype == torch.bool else mask_B1TS == 0
     num_parts = ranks_of(group)
@@ -75,7 +75,7 @@ def state_sum(
 
 
 def resplit(relations: Relations, heads: int) -> Relations:
-    """Queries and keys with all heads concatenated and split into `heads` heads (MiniLMv2, 2012.15828,
+    """Concatenate all heads of queries and keys and split them into `heads` heads (MiniLMv2, 2012.15828,
     section 3.1).
     """
     query, key = relations
@@ -88,7 +88,7 @@ def resplit(relations: Relations, heads: int) -> Relations:
 
 
 def _log_attention(relations: Relations, rows: slice, may_B1TS: Tensor) -> Tensor:
-    """log softmax(q k^T / sqrt(E)) [B, R, T, S] in fp32 at least; 0 where attention is not allowed."""
+    """log softmax(q k^T / sqrt(E)) [B, R, T, S] in fp32 or more; 0 where attention is not allowed."""
     query, key = relations
     scores = (query[:, :, rows] * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
     exact = torch.promote_types(scores.dtype, torch.float32)

@@ -1,5 +1,5 @@
-"""Chunked loss: the head and any mix of token objectives, a chunk of tokens at a time; the logits of a whole
-batch never exist (as in the fused linear cross-entropy of 2410.10989).
+"""Chunked loss: head and token objectives, a chunk of tokens at a time; the logits of a whole batch never
+exist (as in the fused linear cross-entropy of 2410.10989).
 
 B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of objectives, D hidden, V vocabulary
 (of this rank's slice, if the vocabulary is split over ranks)
@@ -35,19 +35,18 @@ from atelier.engine.objective.vocab_slice import (
     without_padding,
 )
 
-MIN_CHUNK = 256  # with fewer tokens, adding V x D numbers to the head's gradient costs more than the chunk
-CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
+MIN_CHUNK = 256  # with fewer tokens, adding to the head's gradient costs more than the chunk
+CPU_LOGITS = 1 << 21  # logits per chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
-CPU_ROWS = 4096  # rows of a head's gradient that are added at once
+CPU_ROWS = 4096  # rows of a head's gradient added at once
 
 Mix = Mapping[str, tuple[ObjectiveSpec, float]]
 
 
 @dataclass(frozen=True)
 class TeacherSide:
-    """The teacher's hidden states [B, T, D'] of the same tokens, its head [V, D'] and its last layer's
-    queries and keys; no gradient flows there. `logit_cache` has token distributions that it has already
-    computed.
+    """The teacher's hidden states [B, T, D'] of the same tokens, its head [V, D'], and its last layer's
+    queries and keys; without gradient. `logit_cache` has token distributions that are already computed.
     """
 
     hidden_BTD: Tensor
@@ -56,21 +55,21 @@ class TeacherSide:
     logit_cache: "LogitCache | None" = None
 
 
-Side = TeacherSide | TopSide  # of a teacher here, or at another site
+Side = TeacherSide | TopSide  # from a teacher here or at another site
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Inputs of the computation, besides the two tensors that receive gradients."""
+    """Inputs of the computation besides the two tensors that receive gradients."""
 
     labels_M: Tensor
     terms: tuple[TokenTerm, ...]
-    shares_K: Tensor  # of the names that are trained; the names after them are only logged
-    masks_K: tuple[Tensor | None, ...]  # [M] weights: which tokens a name reads; None = all
+    shares_K: Tensor  # of trained objectives; names after them are only logged
+    masks_K: tuple[Tensor | None, ...]  # [M] weights: tokens that a name reads; None = all
     teachers: tuple[Side, ...]
     logit_cache: LogitCache | None
     part: VocabSlice | None
-    ids: int | None  # columns here that stand for tokens; None where no rank has padding: all decide alike
+    ids: int | None  # columns that are tokens; None if no rank has padding
     chunk: int
     compute: torch.dtype
     compiled: bool
@@ -95,27 +94,27 @@ def objective_sums(
     others: Mapping[str, Side] = {},
     ids: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
-    in nats.
+    """Sum over scored tokens (label not -100) of sum_k share_k objective_k, and each objective's own sum, in
+    nats.
 
-    The mix maps a name to (spec, share); an empty mix has the total 0. The total is differentiable, once,
-    with respect to hidden states and head. The sums are detached; the cross-entropy of all scored tokens is
-    always among them, as `text`. Products are computed in autocast's type, everything after the logits in
-    fp32 (fp64 for fp64). `others` are the teachers of objectives that have another one than `teacher`, by
-    objective. Unscored tokens cost nothing. `chunk` tokens are computed at once; None = as many as
-    suit device and vocabulary. `compiled` fuses what follows the logits (torch.compile).
+    The mix maps a name to (spec, share); an empty mix has total 0. The total is differentiable once, with
+    respect to hidden states and head. The sums are detached and always include the cross-entropy of all
+    scored tokens, as `text`. Products are computed in autocast's type, everything after the logits in fp32
+    (fp64 for fp64). `others`: teachers of objectives with another one than `teacher`, by objective. Unscored
+    tokens cost nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary.
+    `compiled` fuses the code after the logits (torch.compile).
 
-    `rows` [B] selects, by objective, the rows that it reads; objectives without an entry read all. The token
+    `rows` [B]: by objective, the rows that it reads; objectives without an entry read all. Token
     distributions are stored in `logit_cache`.
 
     With a vocabulary slice `part` both heads are slices: sums and the head's gradient are complete, the
-    gradient of the hidden states is this slice's contribution to a sum over the ranks (2104.04473, section
-    3.2). `is_split`: the backward pass runs twice, for the hidden states and for the head (zero-bubble).
+    gradient of hidden states is this slice's contribution to a sum over ranks (2104.04473, section 3.2).
+    `is_split`: the backward pass runs twice, for hidden states and for the head (zero-bubble).
 
-    `ids`: tokens of the vocabulary, where the rows behind them are padding: to a comparison with a teacher
-    padding has no mass, on either side.
+    `ids`: number of tokens in the vocabulary if padding rows follow; padding has no mass in comparisons with
+    a teacher.
 
-    Raises ConfigError when labels or vocabularies do not fit.
+    Raises ConfigError if labels or vocabularies do not fit.
     """
     names = {name: spec for name, (spec, _) in mix.items()} | ({} if text in mix else {text: LM()})
     sides, asked = _teachers(names, teacher, others)
@@ -146,14 +145,14 @@ def objective_sums(
 
 
 def _rows(head_weight_VD: Tensor, part: VocabSlice | None) -> int:
-    """Of the whole head, of which this rank has a slice."""
+    """The number of rows of the whole head, of which this rank has a slice."""
     return len(head_weight_VD) * (1 if part is None else ranks_of(part.group))
 
 
 def _teachers(
     names: Mapping[str, ObjectiveSpec], teacher: Side | None, others: Mapping[str, Side]
 ) -> tuple[tuple[Side, ...], list[int]]:
-    """The teachers that these objectives compare with, each once; each objective's index, -1 for none."""
+    """The distinct teachers of these objectives, and each objective's index among them (-1 = none)."""
     sides: list[Side] = []
     asked = []
     for name, spec in names.items():
@@ -169,7 +168,7 @@ def _check(
 ) -> None:
     if hidden_BTD.shape[:2] != labels_BT.shape:
         sizes = f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}"
-        raise ConfigError("objective", sizes, "a label for every token; -100 where it is not scored")
+        raise ConfigError("objective", sizes, "give a label for every token; -100 = not scored")
     for teacher in teachers:
         vocab = teacher.vocab if isinstance(teacher, TopSide) else teacher.head_weight_VD.shape[0]
         if vocab == (ids if isinstance(teacher, TopSide) else head_weight_VD.shape[0]):
@@ -191,13 +190,13 @@ def _exact(compute: torch.dtype) -> torch.dtype:
 
 class _Gradients(FunctionCtx):
     is_split: bool
-    gradients: list[Tensor | None] | None  # of hidden states and head
+    gradients: list[Tensor | None] | None  # for hidden states and head
     needs_input_grad: tuple[bool, ...]
 
 
 class _ChunkedObjective(torch.autograd.Function):
-    """Computes the gradients together with the sums, chunk by chunk, for an upstream gradient of 1; backward
-    only scales them.
+    """Computes gradients together with the sums, chunk by chunk, for an upstream gradient of 1; backward only
+    scales them.
     """
 
     @staticmethod
@@ -215,9 +214,7 @@ class _ChunkedObjective(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: _Gradients, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError(
-                "objective_sums: its gradients were given away by an earlier backward; call it again"
-            )
+            raise RuntimeError("objective_sums: an earlier backward used its gradients; call it again")
         if ctx.is_split:
             return *(None if g is None else g * upstream.to(g.dtype) for g in ctx.gradients), None
         hidden_grad, head_grad = (None if g is None else g.mul_(upstream.to(g.dtype)) for g in ctx.gradients)
@@ -228,7 +225,7 @@ class _ChunkedObjective(torch.autograd.Function):
 def _all_chunks(
     hidden_MD: Tensor, head_weight_VD: Tensor, work: _Work, wants_hidden: bool, wants_head: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sums [K] over all scored tokens, and the gradients of the weighted total if they are needed."""
+    """Sums [K] over all scored tokens, and the gradients of the weighted total if needed."""
     head_VD = head_weight_VD.detach().to(work.compute)
     hidden_grad = torch.zeros_like(hidden_MD) if wants_hidden else None
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
@@ -267,8 +264,8 @@ def _all_chunks(
 
 
 class _Room:
-    """Reused buffers of the products of each chunk, by name; sized by the first chunk, which is the largest.
-    Repeated allocation would fragment the allocator's memory.
+    """Reused buffers for each chunk's products, by name, sized by the first and largest chunk. Repeated
+    allocation would fragment memory.
     """
 
     def __init__(self) -> None:
@@ -282,8 +279,8 @@ class _Room:
 
 
 def _add_product(head_grad: Tensor, gradient_CV: Tensor, hidden_CD: Tensor, room: _Room) -> None:
-    """Add gradient^T hidden, in place. A CPU converts the product to the sum's type first: therefore some
-    rows of the vocabulary at a time.
+    """Add gradient^T hidden in place. A CPU converts the product to the sum's type first, so only some
+    vocabulary rows are added at a time.
     """
     rows = CPU_ROWS if head_grad.device.type == "cpu" else len(head_grad)
     for total, part in zip(head_grad.split(rows), gradient_CV.split(rows, dim=1), strict=True):
@@ -291,7 +288,7 @@ def _add_product(head_grad: Tensor, gradient_CV: Tensor, hidden_CD: Tensor, room
 
 
 def _distribution(logits_CV: Tensor, work: _Work) -> TokenDistribution | Tensor:
-    """The token distribution of logits; for compiled code the logits, which are converted there."""
+    """The token distribution of logits; for compiled code the logits, which it converts itself."""
     return logits_CV if work.compiled else TokenDistribution(logits_CV.to(work.shares_K.dtype), work.part)
 
 
@@ -302,8 +299,8 @@ def _key(work: _Work, number: int) -> Hashable:
 def _teacher_output(
     teacher: Side, work: _Work, rows_C: Tensor, number: int, own: TokenDistribution | Tensor
 ) -> TokenDistribution | Tensor:
-    """A teacher's token distribution for a chunk, from the logit cache if it is there. `own`: that of
-    the student.
+    """A teacher's token distribution for a chunk, from the logit cache if it is there. `own`: the
+    student's.
     """
     if isinstance(teacher, TopSide):
         is_here = isinstance(own, TokenDistribution)
@@ -330,8 +327,8 @@ def _teacher_output(
 
 
 def _pieces(work: _Work) -> tuple[Tensor, ...]:
-    """The scored tokens' row numbers in the fewest chunks of at most `chunk`, of nearly equal length that but
-    for the last needs no padding.
+    """The scored tokens' row numbers in the fewest chunks of at most `chunk`, of nearly equal length; only
+    the last needs padding.
     """
     rows_N = (work.labels_M != NOT_SCORED).nonzero()[:, 0]
     if not len(rows_N):

@@ -1,8 +1,8 @@
 """Row classification: cross-entropy with the head of the objective's name on the first token's hidden state.
 
-A class that says something of pairs of segments (`RowClasses.comparisons`) has, besides, the sum of how well
-those fit: q_i . k_j / sqrt(W) with q from the last token of segment i and k from the first one of segment j.
-The papers (ERNIE 3.0, 2107.02137) have the first token's head alone; pairs are ours.
+A class that relates pairs of segments (`RowClasses.comparisons`) also adds how well those fit: q_i . k_j /
+sqrt(W), with q from the last token of segment i and k from the first token of segment j. The papers (ERNIE
+3.0, 2107.02137) have only the first token's head; pairs are ours.
 
 B rows, T tokens, S tokens of whole rows, D hidden, C classes, N segments, R relations, W width of each
 """
@@ -24,7 +24,7 @@ LOGGED = ("", RIGHT)
 
 
 def terms(spec: RowClasses, state: State, teacher: TeacherSide | None, rows_B: Tensor | None) -> Term:
-    """The loss of the rows that this objective reads, and how many it gets right."""
+    """The loss of the rows that this objective reads, and the number of right ones."""
     classes_B = state.batch["classes_B"]
     if rows_B is not None:
         classes_B = classes_B.masked_fill(~rows_B, NOT_SCORED)
@@ -50,9 +50,8 @@ def class_logits(
     share: int = 1,
     over_context: Callable[[Tensor], Tensor] = lambda part: part,
 ) -> Tensor:
-    """[B, C] logits of a row's classes, in float32 or more. Of `share` ranks each has them whole, and its
-    share of the hidden states' gradient. `over_context` sums over the ranks that have tokens of the same
-    rows.
+    """[B, C] logits of a row's classes, in float32 or more. Each of `share` ranks has them whole, with its
+    share of the hidden states' gradient. `over_context` sums over ranks with tokens of the same rows.
     """
     exact = torch.promote_types(hidden_BTD.dtype, torch.float32)
     first_BD = _shared(hidden_BTD[:, 0], share)
@@ -77,14 +76,14 @@ def _shared(state: Tensor, share: int) -> Tensor:
 
 
 def _states(hidden_BTD: Tensor, is_edge_BNT: Tensor) -> Tensor:
-    """[B, N, D] of the one place of each segment; 0 where this rank has none."""
+    """[B, N, D] hidden state at each segment's edge token; 0 if this rank does not have it."""
     places_BN1 = is_edge_BNT.to(torch.uint8).argmax(2, keepdim=True)
     found_BND = hidden_BTD.gather(1, places_BN1.expand(-1, -1, hidden_BTD.shape[2]))
     return torch.where(is_edge_BNT.any(2, keepdim=True), found_BND, 0)
 
 
 def _edges(batch: Mapping[str, Tensor], number: int) -> tuple[Tensor, Tensor]:
-    """[B, N, T] each: whether a token is the last, or the first, of its segment of the whole row."""
+    """Two [B, N, T] masks: whether a token is the last, and the first, of its segment in the whole row."""
     segments_BS = batch.get("segments_BS", batch["segments_BT"])
     outside = segments_BS.new_full((len(segments_BS), 1), -1)
     is_last_BS = segments_BS != torch.cat([segments_BS[:, 1:], outside], dim=1)
@@ -98,8 +97,8 @@ def _edges(batch: Mapping[str, Tensor], number: int) -> tuple[Tensor, Tensor]:
 
 
 def logits_sum(logits_BC: Tensor, classes_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """sum over the rows with a class of -log softmax(logits)_class, nats: differentiable, and its value; and
-    the number of rows whose class has the largest logit.
+    """sum over rows with a class of -log softmax(logits)_class, nats: differentiable, and its value; and the
+    number of rows whose class has the largest logit.
     """
     total = F.cross_entropy(logits_BC, classes_B, ignore_index=NOT_SCORED, reduction="sum")
     num_right = ((logits_BC.argmax(1) == classes_B) & (classes_B != NOT_SCORED)).sum()

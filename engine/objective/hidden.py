@@ -1,5 +1,5 @@
-"""Distillation on hidden states: mean squared error of each scored token, the student's projected
-to the teacher's width (FitNets, 1412.6550, section 2.2).
+"""Distillation of hidden states: mean squared error per scored token, with the student's states projected to
+the teacher's width (FitNets, 1412.6550, section 2.2).
 
 B rows, T tokens, D the teacher's width (this rank's slice of it, if matrices are split over ranks)
 """

@@ -1,13 +1,13 @@
-"""The registry of objectives is this folder: an objective of kind `lm` is engine/objective/lm.py, unless its
-spec names another file of it as its `term`.
+"""Find the file that computes an objective: kind `lm` is engine/objective/lm.py, unless its spec names
+another file as its `term`.
 
 A file has `token_loss` (and `token_gradient`, if it has a closed form): a loss of each scored token's logits,
 computed in chunks (chunked.py). Or it has `terms`: sums over this rank's tokens from the model's other
-outputs (terms.py); then it may say
+outputs (terms.py), and optionally
 
-    LOGGED          suffixes of the sums that it reports; ("",) if it does not say
+    LOGGED          suffixes of the sums that it reports; default ("",)
     READS_RELATIONS whether it needs the attention of its teacher's last layer
-    add_modules     what a student gets for it, before its weights exist
+    add_modules     adds modules to a student before its weights exist
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.kind_files import kind_module
 from atelier.engine.config.registry import ObjectiveSpec, kinds
 
-# suffixes of an objective's name: how many rows or tokens it gets right, how many of them are replaced
+# suffixes of an objective's name: rows or tokens that it gets right, and tokens replaced
 RIGHT, SHARE = ".right", ".share"
 
 
@@ -41,17 +41,17 @@ def is_of_tokens(spec: ObjectiveSpec) -> bool:
 
 
 def logged(name: str, spec: ObjectiveSpec) -> list[str]:
-    """The names of the sums that a step reports of the objective called `name`."""
+    """The names of the sums that a step reports for the objective `name`."""
     return [name + suffix for suffix in getattr(module_of(spec), "LOGGED", ("",))]
 
 
 def reads_teacher_logits(specs: Iterable[ObjectiveSpec]) -> bool:
-    """Whether any of these objectives compares token distributions with the teacher's."""
+    """Whether one of these objectives compares token distributions with the teacher's."""
     return any(type(spec).needs_teacher and is_of_tokens(spec) for spec in specs)
 
 
 def reads_relations(specs: Iterable[ObjectiveSpec]) -> bool:
-    """Whether any of these objectives compares attention with the teacher's."""
+    """Whether one of these objectives compares attention with the teacher's."""
     return any(getattr(module_of(spec), "READS_RELATIONS", False) for spec in specs)
 
 

@@ -1,4 +1,4 @@
-"""Distillation on logits: T^2 KL(softmax(teacher/T) || softmax(student/T)) of each token (1503.02531).
+"""Distillation of logits: T^2 KL(softmax(teacher/T) || softmax(student/T)) of each token (1503.02531).
 
 N scored tokens, V vocabulary; p is the teacher's distribution at temperature T, q the student's
 """

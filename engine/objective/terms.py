@@ -1,5 +1,5 @@
-"""The objectives of one micro-batch: those of tokens together, in chunks; each of the others by its own
-`terms(spec, state, teacher, rows)`.
+"""The objectives of one micro-batch: token objectives together, in chunks; others each by `terms(spec, state,
+teacher, rows)`.
 
 B rows, T tokens, D hidden, V vocabulary (of this rank's slice, if the vocabulary is split over ranks)
 """
@@ -19,26 +19,26 @@ from atelier.engine.objective.vocab_slice import LogitCache, VocabSlice
 
 @dataclass(frozen=True)
 class State:
-    """What objectives are computed from: a model's output on this rank's tokens, and how they lie there."""
+    """Inputs of objectives: a model's output on this rank's tokens, and their layout."""
 
     output: Output
-    hidden_BTD: Tensor  # of all of this rank's tokens, as the head needs them
+    hidden_BTD: Tensor  # of all this rank's tokens, as the head needs them
     head_weight_VD: Tensor
     batch: Mapping[str, Tensor]
     weight: Callable[[str], Tensor]  # this rank's shard of a weight, by its name in the model
-    whole_keys: Callable[[Relations], Relations]  # with the keys of whole rows
-    over_context: Callable[[Tensor], Tensor]  # the sum over the ranks that have tokens of the same rows
-    group: dist.ProcessGroup | None = None  # of the ranks that matrices and vocabulary are split over
+    whole_keys: Callable[[Relations], Relations]  # adds the keys of whole rows
+    over_context: Callable[[Tensor], Tensor]  # sums over ranks with tokens of the same rows
+    group: dist.ProcessGroup | None = None  # ranks over which matrices and vocabulary are split
     part: VocabSlice | None = None
-    ids: int | None = None  # tokens of the vocabulary, where there are rows of padding behind them
+    ids: int | None = None  # tokens of the vocabulary, if padding rows follow
     has_first: bool = True  # whether this rank has the rows' first tokens
     is_compiled: bool = False
-    is_split: bool = False  # the backward pass comes in two
+    is_split: bool = False  # the backward pass has two parts
 
 
 class Term(NamedTuple):
-    """An objective's sum over this rank's rows or tokens: `total` is differentiable, this rank's share where
-    the ranks of a group share it; `sums`, detached and complete, by suffix of the objective's name.
+    """An objective's sum over this rank's rows or tokens. `total` is differentiable; in a group, it is this
+    rank's share. `sums`: detached and complete, by suffix of the objective's name.
     """
 
     total: Tensor
@@ -54,15 +54,15 @@ def mixed_terms(
     text: str = "lm",
     others: Mapping[str, Side] = {},
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name, with
-    `text`, the cross-entropy of all scored tokens (unless an objective of another kind has that name).
-    `others`: of the objectives that compare with another
-    teacher. `rows` [B]: the rows that an objective reads, if not all.
-    Raises as `objective_sums`, and ConfigError when an output that an objective needs is missing.
+    """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name,
+    including `text`, the cross-entropy of all scored tokens (unless an objective of another kind has that
+    name). `others`: teachers of objectives with another one than `teacher`. `rows` [B]: the rows that an
+    objective reads, if not all. Raises as `objective_sums`, and ConfigError if an output that an objective
+    needs is missing.
     """
     of_tokens = {name: part for name, part in mix.items() if is_of_tokens(part[0])}
     total, sums = state.hidden_BTD.new_zeros(()), dict[str, Tensor]()
-    if text not in mix.keys() - of_tokens.keys():  # else there is no head of tokens to compute
+    if text not in mix.keys() - of_tokens.keys():  # otherwise there is no token head to compute
         total, sums = _token_sums(state, of_tokens, teacher, rows, logit_cache, text, others)
     for name, (spec, share) in mix.items():
         if name in of_tokens:

@@ -1,4 +1,4 @@
-"""The losses of token objectives on a chunk of logits, weighted, with their gradient; the same code eager and
+"""Weighted losses of token objectives on a chunk of logits, with their gradient; the same code eager and
 compiled.
 
 C tokens of a chunk, K names of objectives, V vocabulary (of this rank's slice, if it is split over ranks)
@@ -26,9 +26,8 @@ TokenGradient = Callable[
 
 @dataclass(frozen=True)
 class TokenTerm:
-    """One loss on a chunk's logits, with and without its gradient. `names`: the indices of the objectives
-    that use this loss, each on its own rows; `teacher`: the index of the one that it compares with, -1 for
-    none.
+    """One loss on a chunk's logits, with and without its gradient. `names`: indices of the objectives that
+    use it, each on its own rows; `teacher`: index of its teacher, -1 = none.
     """
 
     spec: Spec
@@ -39,7 +38,7 @@ class TokenTerm:
 
 
 def terms_of(specs: Sequence[ObjectiveSpec], teachers: Sequence[int]) -> tuple[TokenTerm, ...]:
-    """The losses of these objectives, with their teachers' indices; cross-entropy, which many share, once."""
+    """The losses of these objectives with their teachers' indices; shared cross-entropy only once."""
     found: dict[str | int, tuple[ModuleType, ObjectiveSpec, list[int]]] = {}
     for number, spec in enumerate(specs):
         module = module_of(spec)
@@ -65,7 +64,7 @@ def derived_gradient(
     teacher: TokenDistribution | None,
     part: VocabSlice | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss [C] and gradient [C, V] by autograd, for an objective without a closed form; needs the whole
+    """Loss [C] and gradient [C, V] by autograd, for an objective without closed form; needs the whole
     vocabulary.
     """
     logits_CV, taught_CV = own.logits_NV, None if teacher is None else teacher.log_p()
@@ -95,8 +94,8 @@ def chunk_terms(
     ids: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Each objective's sum [K], and the weighted total's gradient with respect to the logits, in the logits'
-    type; in their memory if it `takes_logits`. A mask is [C]. Columns from `ids` on are padding: terms with a
-    teacher do without them. None: no rank has padding.
+    type; in their memory if `takes_logits`. A mask is [C]. Columns from `ids` on are padding, which terms
+    with a teacher exclude; None: no rank has padding.
     """
     if isinstance(own, Tensor):
         own = TokenDistribution(own.to(shares_K.dtype), part)
@@ -148,7 +147,7 @@ def compiled_terms() -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 def allow_any_length(*tensors: TokenDistribution | Tensor | None) -> None:
-    """Compile once for chunks of every length: the number of scored tokens changes from batch to batch."""
+    """Compile once for chunks of every length: the number of scored tokens differs between batches."""
     for tensor in tensors:
         if isinstance(tensor, Tensor):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)

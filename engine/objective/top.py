@@ -1,12 +1,11 @@
-"""A teacher's answers to students at other sites: of every scored token its K most likely next tokens, their
-log-probabilities and the mass of all others; or, with K = V, the log-probabilities of the whole vocabulary.
-All are at the temperature H of the link: the others' mass at one temperature says nothing of that at another.
+"""A teacher's answers for students at other sites: for every scored token, log-probabilities of its K most
+likely next tokens and the mass of all others; with K = V, log-probabilities of the whole vocabulary. All are
+at the link's temperature H: the others' mass at one temperature does not determine that at another.
 
-As 8-bit values a log-probability is a whole number of sixteenths of a nat, at most 255 of them, and the mass
-of the others one of 65536 equal parts of 1. Read back, the K probabilities are scaled to what the others
-leave, so that the distribution is whole.
+In 8 bits, a log-probability is a whole number of sixteenths of a nat, at most 255; the others' mass is a
+multiple of 1/65536. When read, the K probabilities are scaled so that the distribution sums to 1.
 
-B rows, T tokens, M = B T, N scored tokens in their order, C of a chunk, K tokens of an answer, V vocabulary
+B rows, T tokens, M = B T, N scored tokens in order, C of a chunk, K tokens of an answer, V vocabulary
 """
 
 import math
@@ -23,27 +22,27 @@ from atelier.engine.model.contract import compute_dtype
 from atelier.engine.model.products import with_padding
 from atelier.engine.objective.vocab_slice import TokenDistribution, without_padding
 
-SIXTEENTHS, MOST_CODE = 16, 255  # of a nat
+SIXTEENTHS, MOST_CODE = 16, 255  # sixteenths of a nat
 MASSES = 1 << 16  # values of the others' mass
-LOGITS = 1 << 22  # of a chunk
-MASS_ERROR = {"8bit": 0.05, "exact": 1e-3}  # of a distribution's sum: 8-bit values are 3 % off at most
+LOGITS = 1 << 22  # logits of a chunk
+MASS_ERROR = {"8bit": 0.05, "exact": 1e-3}  # of a distribution's sum: 8-bit values are up to 3 % off
 
 
 @dataclass(frozen=True)
 class TopSide:
-    """A teacher's answers to the scored tokens of a micro-batch. `places_M`: which of them a token's is."""
+    """A teacher's answers for a micro-batch's scored tokens. `places_M`: a token's number among them."""
 
     places_M: Tensor
     values_NK: Tensor  # log-probabilities
-    ids_NK: Tensor | None  # None: of the whole vocabulary, in its order
+    ids_NK: Tensor | None  # None: the whole vocabulary, in order
     others_N: Tensor | None  # log of the mass of all other tokens
     vocab: int
-    heat: float = 1.0  # H, at which the values are
+    heat: float = 1.0  # temperature H of the values
 
     def distribution(self, own: TokenDistribution, rows_C: Tensor) -> TokenDistribution:
-        """Of the tokens `rows_C` of the micro-batch. The mass of the tokens that an answer leaves out lies
-        where the student's `own` has it: at temperature H the divergence is that of K tokens and of all
-        others as one, and teaches nothing about them.
+        """The distribution of the tokens `rows_C` of the micro-batch. Mass of tokens outside an answer is
+        spread as in the student's `own`: at temperature H the divergence then compares K tokens and all
+        others as one, and teaches nothing about those.
         """
         places_C = self.places_M.index_select(0, rows_C)
         values_CK = self.values_NK.index_select(0, places_C).to(own.logits_NV.dtype)
@@ -74,8 +73,8 @@ def answers_of(
     values: str,
     heat: float = 1.0,
 ) -> dict[str, Tensor]:
-    """A teacher's answers to the scored tokens of a micro-batch, as they are sent, but ids as int32. With
-    `top` = V without ids and others. `head_weight_VD`: without rows of padding.
+    """A teacher's answers for the scored tokens of a micro-batch, as sent, but with ids as int32. With `top`
+    = V without ids and others. `head_weight_VD`: without padding rows.
     """
     rows_N = (labels_BT.flatten() != NOT_SCORED).nonzero()[:, 0]
     compute, vocab = compute_dtype(head_weight_VD), head_weight_VD.shape[0]
@@ -126,7 +125,7 @@ def kept_mass(others_N: Tensor, values: str) -> float:
 
 
 def _read(others_N: Tensor, values: str) -> Tensor:
-    """The logarithm of the others' mass, from what was sent."""
+    """The logarithm of the others' mass, decoded."""
     return others_N.double() if values == "exact" else ((others_N.double() + 0.5) / MASSES).log()
 
 
@@ -139,8 +138,8 @@ def side_of(
     place: str,
     heat: float = 1.0,
 ) -> TopSide:
-    """The side of students for a micro-batch, from what was sent of its scored tokens. Raises DataError,
-    naming `place`, for what is no distribution over the vocabulary.
+    """The students' side for a micro-batch, from the answers sent for its scored tokens. Raises DataError,
+    naming `place`, if they are not a distribution over the vocabulary.
     """
     values_NK = sent["values_NK"].to(labels_BT.device)
     ids_NK = sent["ids_NK"].to(labels_BT.device, torch.int64) if "ids_NK" in sent else None
@@ -155,12 +154,14 @@ def side_of(
         others_N = None if others_N is None else _read(others_N, values)
     for name, each in (("a value", values_NK), ("the mass of the others", others_N)):
         if each is not None and not (torch.isfinite(each).all() and (each <= 0).all()):
-            raise DataError(f"{place}: {name} is no log-probability")
+            raise DataError(f"{place}: {name} is not a log-probability")
     total_N = values_NK.double().exp().sum(1)
     left_N = torch.zeros_like(total_N) if others_N is None else others_N.double().exp()
     coarse = values_NK.shape[1] * math.exp(-MOST_CODE / SIXTEENTHS) if values == "8bit" else 0.0
-    if ((total_N + left_N - 1).abs() > MASS_ERROR[values] + coarse).any():  # the least code stands for less
-        raise DataError(f"{place}: the probabilities of an answer are not 1 together")
+    if (
+        (total_N + left_N - 1).abs() > MASS_ERROR[values] + coarse
+    ).any():  # the lowest code stands for all smaller values
+        raise DataError(f"{place}: the probabilities of an answer do not sum to 1")
     if values == "8bit":
         values_NK = values_NK - total_N.log()[:, None] + (-left_N).log1p()[:, None]
     return TopSide(places_of(labels_BT), values_NK, ids_NK, others_N, vocab, heat)

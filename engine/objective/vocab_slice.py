@@ -1,4 +1,4 @@
-"""Operations on a vocabulary slice: objectives reduce over the other ranks' slices by collectives.
+"""Operations on a vocabulary slice, with collectives over the other ranks' slices.
 
 N tokens, V vocabulary of this rank's slice
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-NO_MASS = -1e30  # of a logit: its probability is 0, and the logarithm of it is finite
+NO_MASS = -1e30  # a logit with probability 0 and finite log-probability
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ class VocabSlice:
 
 
 def own_ids(ids: int, part: VocabSlice | None) -> int:
-    """How many rows of this slice stand for tokens, of a vocabulary of `ids` tokens with padding behind."""
+    """The number of rows of this slice that are tokens, not padding, of `ids` in the vocabulary."""
     return ids if part is None else min(max(ids - part.begin, 0), part.size)
 
 
 def without_padding(logits_NV: Tensor, ids: int, columns: int) -> Tensor:
-    """The logits of the first `ids` columns, which get all the mass, in as many `columns`."""
+    """The logits with all mass on the first `ids` columns; the shape stays."""
     return F.pad(logits_NV[:, :ids], (0, columns - ids), value=NO_MASS)
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> int:
-    """How many ranks a group has; 1 without one."""
+    """The number of ranks of a group; 1 without one."""
     return 1 if group is None else dist.get_world_size(group)
 
 
 def summed(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """A new tensor: the sum of all ranks' parts."""
+    """The sum of all ranks' parts, as a new tensor."""
     whole = part.clone()
     if group is not None:
         dist.all_reduce(whole, group=group)
@@ -78,10 +78,10 @@ def log_softmax(logits_NV: Tensor, part: VocabSlice | None) -> Tensor:
 
 
 class TokenDistribution:
-    """Probabilities and log-probabilities of logits [N, V] at any temperature, over the whole vocabulary,
-    each computed once for all objectives and students. They must not be changed in place, unless the
-    distribution `is_private` to one reader, which calls `log_p`, then `p`, once each: then `p` reuses the
-    memory of `log_p`.
+    """Probabilities and log-probabilities of logits [N, V] at any temperature over the whole vocabulary, each
+    computed once for all objectives and students. Do not change them in place, unless the distribution
+    `is_private` to one reader, which calls `log_p`, then `p`, once each: then `p` reuses the memory of
+    `log_p`.
     """
 
     def __init__(self, logits_NV: Tensor, part: VocabSlice | None = None) -> None:
@@ -92,7 +92,7 @@ class TokenDistribution:
 
     @property
     def logits_NV(self) -> Tensor:
-        assert self._logits_NV is not None, "given away: private, and logarithms were asked for"
+        assert self._logits_NV is not None, "the logits were consumed by log_p of a private distribution"
         return self._logits_NV
 
     def log_p(self, temperature: float = 1.0) -> Tensor:
@@ -137,18 +137,18 @@ def minus_one_at_labels(own: TokenDistribution, labels_N: Tensor, part: VocabSli
         minus_N1 = torch.full_like(values_NV[:, :1], -1.0)
         scatter = values_NV.scatter_add_ if own.is_private else values_NV.scatter_add
         return scatter(1, labels_N[:, None], minus_N1)
-    # no scatter: torch 2.13 loses it where it fuses this gradient with another objective's
+    # no scatter: torch 2.13 loses it when it fuses this gradient with another objective's
     is_label_NV = torch.arange(values_NV.shape[1], device=values_NV.device) == labels_N[:, None]
     return values_NV - is_label_NV.to(values_NV.dtype)
 
 
-CPU_CACHED, GPU_CACHED = 1 << 24, 1 << 28  # logits of a micro-batch that a teacher caches for its students
+CPU_CACHED, GPU_CACHED = 1 << 24, 1 << 28  # most logits of a micro-batch that a teacher caches for students
 Kept = TypeVar("Kept", bound="TokenDistribution | Tensor")
 
 
 class LogitCache:
-    """Token distributions of a teacher for each chunk of a micro-batch, computed for its own objectives or
-    for its first student: reused by students that read the same chunks, up to a size limit.
+    """A teacher's token distributions for each chunk of a micro-batch, computed for its own objectives or its
+    first student; students that read the same chunks reuse them, up to a size limit.
     """
 
     def __init__(self) -> None:
@@ -156,12 +156,12 @@ class LogitCache:
         self._room = 0
 
     def find(self, key: Hashable, kind: type[Kept]) -> Kept | None:
-        """The distribution that was kept under `key`, if it is of this type."""
+        """The distribution kept under `key`, if it is of this type."""
         found = self._chunks.get(key)
         return found if isinstance(found, kind) else None
 
     def keep(self, key: Hashable, logits_CV: Tensor, distribution: TokenDistribution | Tensor) -> None:
-        """Keep a chunk's distribution under `key` if it still fits; `logits_CV` tells its size and device."""
+        """Keep a chunk's distribution under `key` if it fits; `logits_CV` gives its size and device."""
         if not self._chunks:
             self._room = CPU_CACHED if logits_CV.device.type == "cpu" else GPU_CACHED
         if logits_CV.numel() <= self._room:

@@ -23,13 +23,13 @@ class PlainAdamW(torch.optim.AdamW):
 def build(
     spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]], lr_factors: Mapping[str, float]
 ) -> torch.optim.Optimizer:
-    """AdamW with two groups, matrices with decay and the rest without, each in the order given; frozen
-    weights are left out. Matrices whose learning rate has a factor are groups of their own.
+    """AdamW with two groups, matrices with decay and the rest without, each in the given order, without
+    frozen weights. Matrices whose learning rate has a factor form groups of their own.
     """
     chosen = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}
     named = [(lr_factors.get(name, 1.0), p) for name, p in chosen.values()]
     groups: list[ParameterGroup] = [
-        # what decay takes in a step, lr times weight_decay, stays (as in MuAdamW, muP's reference)
+        # the decay of a step, lr times weight_decay, stays unchanged (as in MuAdamW, muP's reference)
         {"params": alike, "scale": factor, "weight_decay": decay / factor}
         for factor in sorted({factor for factor, _ in named}, reverse=True)
         for decay, members in (

@@ -1,6 +1,6 @@
-"""Muon: the momentum of a matrix, orthogonalised by a Newton-Schulz iteration, is its update (2502.16982).
-Of a mixture every matrix of every expert is one; its router is left to AdamW, as are the keys and values of a
-product-key memory.
+"""Muon: a matrix is updated by its momentum, orthogonalised by a Newton-Schulz iteration (2502.16982). Every
+matrix of every expert is orthogonalised alone; routers, and keys and values of product-key memories, use
+AdamW.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from atelier.engine.config.optim.muon import Muon
 from atelier.engine.model.placement import back_from, by_mesh, has_half, like, local, together, whole
 from atelier.engine.optim.adamw import ParameterGroup
 
-INSIDE = ("blocks.", ".enter.", ".leave.")  # in the names of matrices between hidden states
+INSIDE = ("blocks.", ".enter.", ".leave.")  # in names of matrices between hidden states
 
 # Quintic coefficients of K. Jordan's Muon: steep at zero, singular values end between about 0.7 and 1.2.
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -22,9 +22,9 @@ A, B, C = 3.4445, -4.7750, 2.0315
 def build(
     spec: Muon, named_parameters: Iterable[tuple[str, Tensor]], lr_factors: Mapping[str, float]
 ) -> torch.optim.Optimizer:
-    """Muon for matrices in blocks, experts' too, and around task nets, AdamW with decay for other matrices,
-    AdamW without decay for vectors. `lr_factors` are AdamW's: an orthogonalised update has the same size at
-    any width.
+    """Muon for matrices in blocks (experts' included) and around task nets; AdamW with decay for other
+    matrices, without for vectors. `lr_factors` apply to AdamW only: an orthogonalised update has the same
+    size at any width.
     """
     chosen = list({id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values())
     inside = [p for name, p in chosen if any(word in name for word in INSIDE) and is_moved(name, p)]
@@ -45,30 +45,30 @@ def build(
 
 
 def is_moved(name: str, weight: Tensor) -> bool:
-    """Whether a weight inside blocks is a matrix between hidden states, or experts' matrices [X, M, N]; a
-    memory's value rows are looked up, like an embedding's.
+    """Whether a weight in blocks is a matrix between hidden states, or experts' matrices [X, M, N]. A
+    memory's value rows are looked up like an embedding and do not count.
     """
     return weight.dim() in (2, 3) and not name.endswith(("router.weight", "memory.values"))
 
 
 def orthogonal_each(update: Tensor, weight: Tensor, iterations: int) -> Tensor:
-    """A matrix's update [M, N], or every expert's [X, M, N], orthogonalised, in the placement of `weight`."""
+    """The orthogonalised update of a matrix [M, N] or of experts' [X, M, N], in `weight`'s placement."""
     if update.dim() == 2:
-        # each rank orthogonalises the whole matrix: the same bits on all of them, and on one process alone
+        # each rank orthogonalises the whole matrix: equal bits on all ranks and on one process
         return like(orthogonal(whole(update), iterations), weight)
-    mine = together(update)  # the experts that are here, their matrices whole
+    mine = together(update)  # this rank's experts, with whole matrices
     turned = [orthogonal(matrix, iterations) for matrix in local(mine).unbind(0)]
     return back_from(torch.stack(turned) if turned else local(mine), mine, weight)
 
 
 def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
-    """Approximately U V^T of the matrix's singular value decomposition, in bfloat16 for float32 input where
-    the device has it, else in the input's precision.
+    """Approximately U V^T of the matrix's singular value decomposition; in bfloat16 for float32 input if the
+    device has it, otherwise in the input's precision.
     """
     is_half = matrix_MN.dtype == torch.float32 and has_half(matrix_MN.device)
     work = matrix_MN.bfloat16() if is_half else matrix_MN
     is_tall = work.shape[0] > work.shape[1]
-    x = (work.T if is_tall else work).contiguous()  # one memory order: the same bits whatever the layout
+    x = (work.T if is_tall else work).contiguous()  # one memory order gives equal bits in every layout
     x = x / (x.norm() + 1e-7)
     for _ in range(iterations):
         gram = x @ x.T
@@ -77,15 +77,15 @@ def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the groups that say `is_muon`, AdamW for the others: one optimiser, so that learning rates,
-    states and checkpoints are kept in one place.
+    """Muon for groups with `is_muon`, AdamW for others, in one optimiser, so that learning rates, states and
+    checkpoints are together.
     """
 
     def __init__(self, groups: list[ParameterGroup], spec: Muon) -> None:
         self.spec = spec
         super().__init__(groups, {"lr": spec.lr})
 
-    @torch.no_grad()  # torch declares two signatures, with a closure and without; this has both
+    @torch.no_grad()  # torch declares two signatures, with and without closure
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
@@ -98,7 +98,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def _step_matrix(self, parameter: Tensor, lr: float, decay: float) -> None:
         state, grad = self.state[parameter], parameter.grad
-        assert grad is not None  # only called for parameters with a gradient
+        assert grad is not None  # called only for parameters with a gradient
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].lerp_(grad, 1 - self.spec.momentum)

@@ -12,9 +12,9 @@ from torch.distributed import ProcessGroup
 
 
 def all_parts(part: Tensor, group: ProcessGroup) -> Tensor:
-    """All-gather `part`, of the same shape on every rank, to [C, ...]; no gradient."""
+    """All-gather `part`, of equal shape on every rank, to [C, ...]; no gradient."""
     size = dist.get_world_size(group)
-    result = part.new_empty((size * part.shape[0], *part.shape[1:]))  # gloo takes no further dim
+    result = part.new_empty((size * part.shape[0], *part.shape[1:]))  # gloo supports no extra dim
     dist.all_gather_into_tensor(result, part.contiguous(), group=group)
     return result.view(size, *part.shape)
 
@@ -79,16 +79,15 @@ def leave_split(x: Tensor, group: ProcessGroup) -> Tensor:
 
 @dataclass
 class Traffic:
-    """What this rank has sent to other nodes: messages, and their bytes."""
+    """Messages and bytes that this rank has sent to other nodes."""
 
     messages: int = 0
     bytes: int = 0
 
 
 class Exchange:
-    """One all-to-all of rows and, in the backward pass, that of their gradients: the first `sent[0]` rows go
-    to rank 0, and so on; those received are in order of their source. What is sent to ranks where `is_far`
-    is counted.
+    """One all-to-all of rows and, in the backward pass, of their gradients. The first `sent[0]` rows go to
+    rank 0, and so on; received rows are ordered by source. Rows sent to ranks with `is_far` are counted.
     """
 
     def __init__(
@@ -103,10 +102,10 @@ class Exchange:
         self.sent, self.received, self.group = list(sent), list(received), group
         self.is_far, self.traffic = is_far, traffic
         self._work: dist.Work | None = None
-        self._kept: tuple[Tensor, Tensor] | None = None  # what is being sent, and received
+        self._kept: tuple[Tensor, Tensor] | None = None  # buffers being sent and received
 
     def start(self, rows: Tensor) -> Callable[[], Tensor]:
-        """Begin to send rows [sum(sent), ...]; what is returned waits for those received."""
+        """Start sending rows [sum(sent), ...]; the returned function waits for the received ones."""
         begun = _Begin.apply(rows, self)
         return lambda: _End.apply(begun, self)
 
@@ -123,7 +122,7 @@ class Exchange:
         return result
 
     def wait(self) -> Tensor:
-        """What was received."""
+        """The received rows."""
         assert self._work is not None and self._kept is not None  # was begun
         self._work.wait()
         _, result = self._kept
@@ -155,6 +154,6 @@ class _End(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _ExchangeContext, *gradients: Tensor) -> tuple[Tensor, None]:
-        # begun here, awaited by _Begin: what was computed between them goes backward meanwhile
+        # started here, awaited by _Begin, so that the backward pass between them overlaps
         ctx.exchange.begin(gradients[0], is_backward=True)
-        return gradients[0], None  # of the right shape; nobody reads it
+        return gradients[0], None  # only its shape matters

@@ -25,7 +25,7 @@ from atelier.engine.model.expert_mlp import EXPERTS
 from atelier.engine.model.placement import has_half
 
 OLDEST = (8, 9)  # compute capability of the first GPUs that have float8 products
-MULTIPLE = 16  # of both sides of a matrix, for the kernels
+MULTIPLE = 16  # of both dims of a matrix, required by the kernels
 
 
 def check_float8(device: torch.device) -> None:
@@ -40,13 +40,13 @@ def check_float8(device: torch.device) -> None:
 
 
 def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
-    """Replace the linear layers of the plain model's blocks by float8 ones in place; their weights keep names
-    and types. `emulate`: round as float8 does, compute in the weights' type (for a CPU).
+    """Replace the linear layers of the plain model's blocks by float8 ones, in place; weights keep names and
+    types. `emulate`: round as float8 does, compute in the weights' type (for CPUs).
 
-    Raises ConfigError when torchao is missing.
+    Raises ConfigError if torchao is missing.
     """
     try:
-        # an extra: workers without such GPUs do not need it
+        # optional: workers without such GPUs do not need it
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
         raise ConfigError(
@@ -68,19 +68,19 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
 Precision = Literal["bf16", "fp32", "fp64", "fp8"]
 HALF = ("bf16", "fp8")  # bf16 products and activations over fp32 weights
 
-# FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s a role and saves 15 to
-# 35 % of the rest
+# FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s per role and saves 15
+# to 35 % of the rest
 WORTH_COMPILING = {"cpu": 2e13, "cuda": 2e16}
 
 
 def arithmetic(precision: Precision, device: torch.device) -> torch.autocast | nullcontext[None]:
-    """Context of forward passes: bf16 autocast over fp32 weights where the device has it, else nothing."""
+    """Context of forward passes: bf16 autocast over fp32 weights if the device has it, otherwise nothing."""
     is_half = precision in HALF and has_half(device)
     return torch.autocast(device.type, dtype=torch.bfloat16) if is_half else nullcontext()
 
 
 def computed_in(precision: Precision, device: torch.device) -> str:
-    """The arithmetic that `precision` really is on `device`: float32 where 16 bits would only be emulated."""
+    """The arithmetic of `precision` on `device`: float32 if 16 bits would only be emulated."""
     return "fp32" if precision in HALF and not has_half(device) else precision
 
 
@@ -92,10 +92,10 @@ def weight_dtype(precision: Precision) -> torch.dtype:
 def compile_mode(
     layout: Parallel, *, flops: float, device: torch.device, is_plain: bool = True
 ) -> Literal["none", "block"]:
-    """Resolve `auto` for one role: blocks are compiled when a C++ compiler is found and the role's whole
-    training, `flops` a rank, is long enough. The decision does not depend on where a run resumes or on other
-    roles: neither may change a role's bits. Blocks that use explicit collectives are not `is_plain`: they are
-    compiled on request alone.
+    """Resolve `auto` for one role: compile blocks if a C++ compiler is found and the role's whole training,
+    `flops` per rank, is long enough. The decision does not depend on the resume step or on other roles,
+    because neither may change a role's bits. Blocks with explicit collectives are not `is_plain` and are
+    compiled only on request.
     """
     if layout.compile != "auto":
         return layout.compile
@@ -107,14 +107,14 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
     """Compile each block's forward in place; hooks that sharding adds later stay outside the compiled
     code.
     """
-    # each role and shape is an entry of the code that all blocks share; past the limit they run eagerly
+    # each role and shape is an entry in the code shared by all blocks; beyond the limit they run eagerly
     torch._dynamo.config.recompile_limit = 128
     for block in blocks:
         block.forward = torch.compile(block.forward, dynamic=False)
 
 
 def recompute_blocks(blocks: Iterable[nn.Module], kind: Recompute, every: int) -> None:
-    """Have every n-th block recompute its activations in the backward pass (1604.06174), in place.
+    """Make every n-th block recompute its activations in the backward pass (1604.06174), in place.
 
     `selective` keeps the results of matrix products, the most expensive to recompute (2205.05198, section 5).
     Dropout needs no generator state: its mask is a function of the batch.
@@ -137,7 +137,7 @@ def _selective() -> tuple[
 
 def _policy(
     context: SelectiveCheckpointContext, operation: OpOverload, *given: Any, **named: Any
-) -> CheckpointPolicy:  # given, named: the arguments of any operation
+) -> CheckpointPolicy:  # given, named: arguments of any operation
     return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 

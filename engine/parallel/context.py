@@ -1,8 +1,8 @@
-"""Context parallelism: a row's tokens split over the context axis; every rank computes its own tokens,
+"""Context parallelism: a row's tokens are split over the context axis; each rank computes its own tokens,
 attention gathers all keys and values (the all-gather form of Llama 3, 2407.21783, section 3.3.2).
 
 Of 2 C equal chunks of a row, rank c has the c-th and the c-th from the end, so that causal attention costs
-every rank the same.
+all ranks the same.
 """
 
 import functools
@@ -29,7 +29,7 @@ def places(length: int, grid: Grid) -> Tensor:
 
 
 def own_tokens(batch: dict[str, Tensor], grid: Grid) -> dict[str, Tensor]:
-    """This rank's tokens of a batch of whole rows, their places, and what is kept of whole rows."""
+    """This rank's tokens of a batch of whole rows, their places, and the tensors kept for whole rows."""
     if grid.axes.context == 1:
         return batch
     mine = dict(batch)
@@ -47,7 +47,7 @@ def own_tokens(batch: dict[str, Tensor], grid: Grid) -> dict[str, Tensor]:
 
 
 def gather_keys(model: nn.Module, grid: Grid) -> None:
-    """Have every attention of the plain model use the keys and values of whole rows, in place."""
+    """Make every attention of the plain model use keys and values of whole rows, in place."""
     group = grid.group("context")
     if group is None:
         return
@@ -71,7 +71,7 @@ def _attend_all(
     *,
     is_causal: bool,
 ) -> Tensor:
-    """Attention of this rank's two chunks, each over the keys up to its own end if the mask is causal."""
+    """Attention of this rank's two chunks, each over keys up to its own end if the mask is causal."""
     num_keys = key_BKTE.shape[1]
     both = in_order(gather_rows(torch.cat([key_BKTE, value_BKTE], dim=1), group), size, dim=2)
     key_BKSE, value_BKSE = both[:, :num_keys], both[:, num_keys:]
@@ -87,7 +87,7 @@ def _attend_all(
 
 
 def whole_keys(relations: Relations, grid: Grid) -> Relations:
-    """Queries of this rank's tokens, keys of whole rows."""
+    """Queries of this rank's tokens and keys of whole rows."""
     group = grid.group("context")
     if group is None:
         return relations
@@ -96,13 +96,13 @@ def whole_keys(relations: Relations, grid: Grid) -> Relations:
 
 
 def over_context(part: Tensor, grid: Grid) -> Tensor:
-    """The sum of `part` over the ranks that have tokens of the same rows; differentiable."""
+    """The sum of `part` over ranks with tokens of the same rows; differentiable."""
     group = grid.group("context")
     return part if group is None else gather_rows(part, group).sum(0)
 
 
 def in_order(parts_CX: Tensor, size: int, dim: int) -> Tensor:
-    """Whole rows from the parts of `size` ranks, [C, ...]; `dim` is the token dimension of a part."""
+    """Whole rows from the parts of `size` ranks, [C, ...]; `dim`: token dimension of a part."""
     halves = [part.chunk(2, dim=dim) for part in parts_CX.unbind(0)]
     firsts, lasts = zip(*halves, strict=True)
     return torch.cat([*firsts, *reversed(lasts)], dim=dim)

@@ -1,7 +1,7 @@
-"""The embedding split by columns over the data ranks, never gathered over them (embedding partition of
-SE-MoE, 2205.10034, section 3.4): every rank looks up its columns of all ranks' tokens, and one all-to-all
-gives each rank the whole rows of its own tokens; backward, another gives the columns' gradients. Replicas
-share their columns as they do other weights (engine/parallel/shard.py).
+"""The embedding split by columns over the data ranks and never gathered (embedding partition of SE-MoE,
+2205.10034, section 3.4): each rank looks up its columns for all ranks' tokens; one all-to-all gives each rank
+the whole rows of its own tokens, and in the backward pass another one gives the columns' gradients. Replicas
+share columns like other weights (engine/parallel/shard.py).
 
 C ranks, N tokens here, M of all ranks, V vocabulary, D hidden
 """
@@ -24,8 +24,8 @@ from atelier.engine.parallel.grid import Grid
 def split_embedding(
     model: Model, grid: Grid, dtype: torch.dtype, *, is_even: bool, is_first: bool = True
 ) -> None:
-    """Split the embedding of the plain model's vocabulary in place; its rows are sent as `dtype`. `is_even`:
-    all ranks always have equally many tokens. Raises ConfigError where a first stage has none.
+    """Split the plain model's embedding in place; its rows are sent as `dtype`. `is_even`: all ranks always
+    have equally many tokens. Raises ConfigError if a first stage has no embedding.
     """
     mesh = grid.flat_mesh("dense")
     if mesh is None or mesh.size() == 1:
@@ -39,8 +39,8 @@ def split_embedding(
     if is_first and not tables:
         raise ConfigError(
             "parallel.embedding",
-            f"columns, but no embedding of a model of kind {model.spec.kind} is split as vocabulary",
-            "embedding=gathered, or its `splits()` names one",
+            f"columns, but kind {model.spec.kind} declares no embedding as vocabulary",
+            "use embedding=gathered, or declare one in its `splits()`",
         )
     for path in tables:
         owner, _, name = path.rpartition(".")
@@ -50,7 +50,7 @@ def split_embedding(
 
 
 class ColumnEmbedding(nn.Module):
-    """A rank's columns of an embedding. `traffic`: what it has sent to other nodes."""
+    """A rank's columns of an embedding. `traffic`: bytes sent to other nodes."""
 
     def __init__(
         self, whole: Tensor, mesh: DeviceMesh, grid: Grid, dtype: torch.dtype, *, is_even: bool

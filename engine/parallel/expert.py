@@ -1,10 +1,10 @@
-"""Expert parallelism: experts split over the expert axis; an all-to-all sends each token to the ranks that
-hold its experts, another sends the results back (GShard, 2006.16668). Over several nodes each goes in two
-stages: within the node to the rank whose place the receiver has in its own node, then from node to node
-(SE-MoE, 2205.10034, section 3.3): one message a node instead of one a rank.
+"""Expert parallelism: experts are split over the expert axis; an all-to-all sends each token to the ranks of
+its experts, another sends the results back (GShard, 2006.16668). Across nodes each has two stages: first
+within the node, to the rank with the receiver's index, then from node to node (SE-MoE, 2205.10034, section
+3.3): one message per node instead of one per rank.
 
-A token is sent once to a rank, with the weights of all its experts there, which come back as one sum. With
-tensor > 1 every expert's inner width is split too, as any MLP's.
+A token is sent to a rank once, with the weights of all its experts there; their results come back as one sum.
+With tensor > 1 every expert's inner width is split too, as in any MLP.
 
 R ranks of the axis, E experts of each, N tokens here, U sent from here (a token once for each of its ranks),
 Q received; L ranks of a node
@@ -25,12 +25,12 @@ from atelier.engine.model.placement import local
 from atelier.engine.parallel.collective import Exchange, Traffic, all_parts, enter_split, leave_split
 from atelier.engine.parallel.grid import Grid
 
-INNER_DIM = {"gate": -2, "up": -2, "down": -1}  # of [X, F, D] and [X, D, F], of [F, D] and [D, F]
+INNER_DIM = {"gate": -2, "up": -2, "down": -1}  # in [X, F, D] and [X, D, F], [F, D] and [D, F]
 
 
 def split_experts(model: nn.Module, grid: Grid) -> "Route | None":
-    """Split the experts of every mixture of the plain model in place, and route tokens to their ranks: how,
-    where there are several of the expert axis.
+    """Split the experts of every mixture of the plain model in place. Returns the route of tokens to their
+    ranks if the expert axis has several.
     """
     if grid.axes.expert * grid.axes.tensor == 1:
         return None
@@ -46,7 +46,7 @@ def split_experts(model: nn.Module, grid: Grid) -> "Route | None":
 
 
 def _place(module: nn.Module, grid: Grid, outer: list[Placement]) -> None:
-    """Split the inner width over the tensor axis, and with an `outer` placement experts over theirs."""
+    """Split the inner width over the tensor axis, and experts by the `outer` placement."""
     mesh = grid.mesh_of("expert", "tensor") if outer else grid.mesh_of("tensor")
     for name, weight in list(module.named_parameters(recurse=False)):
         places = [*outer, Shard(weight.dim() + INNER_DIM[name])]
@@ -55,14 +55,14 @@ def _place(module: nn.Module, grid: Grid, outer: list[Placement]) -> None:
 
 
 def mixtures(model: nn.Module) -> list[ExpertWeights]:
-    """The experts of every mixture in the model, in order of its modules."""
+    """The experts of every mixture in the model, in module order."""
     return [module for module in model.modules() if isinstance(module, ExpertWeights)]
 
 
 def _split(shared: SharedExperts, grid: Grid, x_ND: Tensor) -> Tensor:
-    """`SharedExperts.forward` with the inner width over the tensor axis."""
+    """`SharedExperts.forward` with the inner width split over the tensor axis."""
     columns = grid.group("tensor")
-    assert columns is not None  # only split where there are several ranks
+    assert columns is not None  # split only if there are several ranks
     weights = tuple(local(weight) for weight in shared.parameters(recurse=False))
     return leave_split(mlp(enter_split(x_ND, columns), weights, shared.activation), columns)
 
@@ -91,7 +91,7 @@ def _travel(
 ) -> Callable[[], Tensor]:
     """Send tokens to their experts' ranks, which compute them sorted by expert, then by source."""
     (number, width), total = x_ND.shape, experts.num_experts
-    # a weight for every expert, -inf for those that a token does not go to: the last column is of no expert
+    # weight per expert, -inf for experts that a token does not use; the last column is for none
     share_NX = x_ND.new_full((number, total + 1), -torch.inf)
     share_NX = share_NX.scatter(1, chosen_NK % (total + 1), share_NK.to(x_ND.dtype))[:, :total]
     share_NRE = share_NX.unflatten(1, (route.size, -1))
@@ -115,26 +115,26 @@ def _travel(
 
 
 def _by_token(is_its: Tensor) -> tuple[Tensor, Tensor]:
-    """`first_N` and `pair_C` of pairs that lie by column of a table of tokens."""
+    """`first_N` and `pair_C` for pairs ordered by column of a token table."""
     count_N = is_its.sum(1)
     place = is_its.T.flatten().cumsum(0).view(is_its.T.shape).T - 1
     return count_N.cumsum(0) - count_N, place[is_its]
 
 
 class Route:
-    """How rows travel between the ranks of a grid's expert axis; `traffic` is what goes to other nodes."""
+    """Sends rows between the ranks of a grid's expert axis; `traffic` counts rows sent to other nodes."""
 
     def __init__(self, grid: Grid) -> None:
         group = grid.group("expert")
-        assert group is not None  # only where there are several ranks
+        assert group is not None  # used only with several ranks
         self.group, self.size, self.place = group, grid.axes.expert, grid.places["expert"]
         self.stages = grid.expert_stages
         self.local = grid.local_experts  # L
         self.traffic = Traffic()
 
     def send(self, rows: Tensor, counts_RR: list[list[int]]) -> Callable[[], Tensor]:
-        """Begin to send rows, which lie by receiver; what is returned gives those received, by sender.
-        `counts_RR`: how many go from each rank to each.
+        """Start sending rows ordered by receiver; the returned function gives received rows, ordered by
+        sender. `counts_RR`: rows from each rank to each.
         """
         me, local, ranks = self.place, self.local, range(self.size)
         node, place = divmod(me, local)
@@ -144,7 +144,7 @@ class Route:
             return Exchange(sent, received, self.group, is_far=is_far, traffic=self.traffic).start(rows)
         within, between = self.stages
         nodes, near = range(self.size // local), range(node * local, (node + 1) * local)
-        same = [range(each, self.size, local) for each in range(local)]  # ranks of one place, by node
+        same = [range(each, self.size, local) for each in range(local)]  # ranks of equal index, by node
         first = Exchange(
             [sum(sent[rank] for rank in same[each]) for each in range(local)],
             [sum(counts_RR[source][rank] for rank in same[place]) for source in near],
@@ -163,7 +163,7 @@ class Route:
 
 
 def _turned(rows: Tensor, counts_AB: list[list[int]]) -> Tensor:
-    """Rows that lie in blocks by (a, b), by (b, a)."""
+    """Rows in blocks by (a, b), reordered by (b, a)."""
     size_AB = torch.tensor(counts_AB)
     first_AB = size_AB.flatten().cumsum(0).view_as(size_AB) - size_AB
     size_C, first_C = size_AB.T.flatten(), first_AB.T.flatten()

@@ -1,5 +1,5 @@
-"""The gang of one task, its processes (torch.distributed's world): rendezvous, process groups, collectives
-over all ranks; CPU threads, malloc and kernel caches of this rank.
+"""The gang of one task (torch.distributed's world): rendezvous, process groups, collectives over all ranks;
+CPU threads, malloc and kernel caches of this rank.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore  # torch.distributed has it without exporting it
+from torch._C._distributed_c10d import FileStore  # torch.distributed does not export it
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
@@ -30,17 +30,17 @@ from atelier.engine.io.machine import num_cores
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHE, KERNELS = "LRU_CACHE_CAPACITY", 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-# timeout of collectives: fails the gang if no hang detector did so before
+# timeout of collectives: fails the gang if no hang detector did before
 PATIENCE = timedelta(hours=1)
 
 OFF: AbstractContextManager[None] = nullcontext()
-MARK = "atelier: "  # before the name of a part of a step, in a profiler's trace
+MARK = "atelier: "  # prefix of region names in a profiler's trace
 
 Value = TypeVar("Value", bound=Json)
 
 
 class Regions:
-    """`with regions("forward"):` names what runs inside, while a profiler records; else it does nothing."""
+    """`with regions("forward"):` names a region in a profiler's trace; without profiler it does nothing."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -51,14 +51,14 @@ class Regions:
 
 @dataclass(frozen=True)
 class Gang:
-    """This process's rank in the gang of one task. Alone (world 1) it has no process group."""
+    """This process's rank in the gang of one task. A single process (world 1) has no process group."""
 
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     group: dist.ProcessGroup | None = None
-    per_node: int = 1  # ranks of a node
-    background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
+    per_node: int = 1  # ranks per node
+    background: dist.ProcessGroup | None = None  # gloo, for a background thread
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     regions: Regions = field(default_factory=Regions, compare=False)
     meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict, compare=False)  # by sizes of axes
@@ -69,8 +69,8 @@ class Gang:
 
     @property
     def aside(self) -> "Gang":
-        """The same gang over a second process group that training's own collectives do not use: for
-        checkpoints that are written in the background.
+        """The same gang with a second process group, which training's collectives do not use: for background
+        checkpoints.
         """
         return replace(self, group=self.background)
 
@@ -80,7 +80,7 @@ class Gang:
         return "cpu" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add `tensor` up over all ranks, in place."""
+        """Sum `tensor` over all ranks, in place."""
         if self.world > 1:
             self.heartbeat.at("collective")
             dist.all_reduce(tensor, group=self.group)
@@ -107,11 +107,11 @@ class Gang:
 
 
 def start_gang(layout: Parallel, gpu: str = "") -> Gang:
-    """Join the gang that RANK and WORLD_SIZE describe, by a rendezvous at ATELIER_RENDEZVOUS (a file:// URL)
-    or MASTER_ADDR. `gpu` is the device type that the pool has.
+    """Join the gang described by RANK and WORLD_SIZE, by a rendezvous at ATELIER_RENDEZVOUS (a file:// URL)
+    or MASTER_ADDR. `gpu`: the pool's device type.
 
-    Raises ConfigError when the layout does not fit the number of ranks, wants a GPU where there is none, or
-    the GPU is of another type.
+    Raises ConfigError if the layout does not fit the number of ranks, or if it needs a GPU and there is none
+    or one of another type.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     heartbeat = Heartbeat.of_rank(rank)
@@ -125,7 +125,7 @@ def start_gang(layout: Parallel, gpu: str = "") -> Gang:
     rendezvous = os.environ.get(RENDEZVOUS, "env://")
     store = None
     if rendezvous.startswith(FILE):
-        # one host: nothing of the gang is reachable from outside, whatever its site has between hosts
+        # one host: the gang must not be reachable from outside, whatever interface its site uses
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         store = FileStore(str(path_of(rendezvous)), world)  # torch would cut the URL at # and ?
         store.set_timeout(PATIENCE)
@@ -143,16 +143,16 @@ def start_gang(layout: Parallel, gpu: str = "") -> Gang:
         world=world,
         device=device,
         group=dist.group.WORLD,
-        per_node=most if most == -least else world,  # nodes that are not alike are not told apart
+        per_node=most if most == -least else world,  # unequal nodes count as one
         background=background,
         heartbeat=heartbeat,
     )
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory for the next step: else every large tensor is mapped and unmapped again,
-    tens of thousands of page faults a step (6 to 20 % of a small model's CPU time). Does nothing on other C
-    libraries.
+    """Make glibc keep freed memory for the next step; otherwise every large tensor is mapped and unmapped
+    again, with tens of thousands of page faults per step (6 to 20 % of a small model's CPU time). Does
+    nothing with other C libraries.
     """
     if library := _glibc():
         library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
@@ -160,7 +160,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Have glibc return the memory it kept, before allocations of other sizes."""
+    """Make glibc return kept memory, before allocations of other sizes."""
     if library := _glibc():
         library.malloc_trim(0)
 
@@ -173,15 +173,14 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def bound_kernel_cache() -> None:
-    """Bound torch's cache of what it gives to oneDNN, unless the environment already does. oneDNN has a cache
-    of its own, of 1024 kernels, which is what saves time: `titan experiment=tiny` uses 750, and with room for
-    64 it took 1.3 times as long.
+    """Bound torch's cache of oneDNN primitives, unless the environment does. oneDNN's own cache of 1024
+    kernels saves the time: `titan experiment=tiny` uses 750, and with room for 64 it took 1.3 times as long.
     """
     os.environ.setdefault(KERNEL_CACHE, str(KERNELS))
 
 
 def num_threads(layout: Parallel, world: int) -> int:
-    """CPU threads of this rank: as given, or an even share of the cores this process may use."""
+    """CPU threads of this rank: as configured, or an even share of this process's cores."""
     if layout.threads != "auto":
         return layout.threads
     return max(1, num_cores() // ranks_here(world))
@@ -202,10 +201,10 @@ def _device(layout: Parallel, gpu: str) -> torch.device:
         raise ConfigError(
             "pool.gpu" if gpu else "parallel.device",
             f"{asked}, but torch {torch.__version__} sees no GPU on {host}",
-            "install a torch for its GPUs; pool=here computes on CPUs",
+            "install a torch build for its GPUs; pool=here computes on CPUs",
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if gpu and not is_device(gpu, name := torch.cuda.get_device_name(device)):
-        raise ConfigError("pool.gpu", f"is {gpu}, but {host} has {name}", "name the GPU that computes")
+        raise ConfigError("pool.gpu", f"is {gpu}, but {host} has {name}", "give the GPU that computes")
     torch.cuda.set_device(device)
     return device

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: blocks split over the pipeline axis. The schedules are
-torch.distributed.pipelining's: 1F1B, interleaved (2104.04473), zero-bubble (2401.10241).
+"""Pipeline parallelism: blocks split over the pipeline axis, with the schedules of
+torch.distributed.pipelining: 1F1B, interleaved (2104.04473), zero-bubble (2401.10241).
 
-A stage is called as stage(*given, index=, work=): the tensors that the previous stage passes on (the first
-one gets one that it does not use), `index` the number of the micro-batch as a tensor, `work` any object that
-all stages share. It returns a tensor or a tuple; the last stage a scalar.
+A stage is called as stage(*given, index=, work=): tensors from the previous stage (the first stage gets one
+that it ignores), the micro-batch's number `index` as a tensor, and `work`, any object shared by all stages.
+It returns a tensor or a tuple; the last stage a scalar.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ Schedule: TypeAlias = "PipelineScheduleSingle | PipelineScheduleMulti"
 
 
 def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
-    """The stages of this rank: every `pipeline`-th stage, from its own index on."""
+    """The stages of this rank: every `pipeline`-th stage from its own index on."""
     if grid.last_only or grid.pipeline == 1:
         return [0]
     return list(range(grid.places["pipeline"], layout.num_stages, grid.pipeline))
 
 
 def keep_stage(model: Model, blocks: range, *, is_first: bool, is_last: bool) -> None:
-    """Remove from the plain model what the stage does not need; names stay as they were."""
+    """Remove modules that the stage does not need from the plain model; names stay."""
     parts = model.parts()
     kept = {"blocks"} | set(parts["enter"] if is_first else ()) | set(parts["leave"] if is_last else ())
     for name, _ in list(model.named_children()):
@@ -42,13 +42,13 @@ def keep_stage(model: Model, blocks: range, *, is_first: bool, is_last: bool) ->
 
 
 def tied_names(model: Model) -> set[str]:
-    """Children that the first and the last stage both have; their gradients are summed."""
+    """Children that both the first and the last stage have; their gradients are summed."""
     parts = model.parts()
     return set(parts["enter"]) & set(parts["leave"])
 
 
 class Pipeline:
-    """The stages of this rank, and the schedule of micro-batches through all of them."""
+    """The stages of this rank and the schedule of micro-batches through all stages."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Pipeline:
     ) -> None:
         self.stages, self.numbers, self.grid, self.layout = list(stages), list(numbers), grid, layout
         group = grid.pipeline_group
-        assert group is not None  # only created with a pipeline axis
+        assert group is not None  # created only with a pipeline axis
         self.group = group
         self._plans: dict[tuple[int, tuple[torch.Size, ...]], Schedule] = {}
         self._after: Callable[[int, Tensor], Tensor] | None = None
@@ -73,9 +73,8 @@ class Pipeline:
         between: tuple[Tensor, ...],
         after: Callable[[int, Tensor], Tensor],
     ) -> None:
-        """Forward and backward of all micro-batches; `between`: the tensors between stages, on the meta
-        device. On the last stage `after(index, output)` returns the tensor from which the backward pass
-        starts.
+        """Forward and backward of all micro-batches; `between`: the tensors between stages, as meta tensors.
+        On the last stage `after(index, output)` returns the tensor from which the backward pass starts.
         """
         key = (num_micro, tuple(one.shape for one in between))
         if key not in self._plans:
@@ -88,7 +87,7 @@ class Pipeline:
         )
 
     def _plan(self, num_micro: int, between: tuple[Tensor, ...]) -> Schedule:
-        from torch.distributed.pipelining import (  # with torch's compiler: two seconds, for pipelines only
+        from torch.distributed.pipelining import (  # imports torch's compiler: two seconds
             PipelineStage,
             Schedule1F1B,
             ScheduleInterleaved1F1B,
@@ -128,8 +127,8 @@ class Pipeline:
         between: tuple[Tensor, ...],
         after: Callable[[int, Tensor], Tensor | None],
     ) -> None:
-        """Forward of all micro-batches, stage by stage; the last one calls `after(index, output)` and ignores
-        its result.
+        """Forward of all micro-batches, stage by stage; the last stage calls `after(index, output)` and
+        ignores its result.
         """
         device = self.grid.gang.device
         indices = torch.arange(num_micro, device=device)
@@ -153,7 +152,7 @@ class Pipeline:
 
 
 def add_up_tied(weights: dict[str, Tensor], names: set[str], grid: Grid) -> None:
-    """Sum the gradients of weights that the first and the last stage both have; both get the same bits."""
+    """Sum the gradients of weights that both the first and the last stage have; both get equal bits."""
     ends = (0, grid.pipeline - 1)
     if grid.places["pipeline"] not in ends or grid.pipeline == 1:
         return
@@ -170,4 +169,4 @@ def add_up_tied(weights: dict[str, Tensor], names: set[str], grid: Grid) -> None
         for handle in handles:
             assert handle is not None  # both ranks are in the group
             handle.wait()
-        gradient.add_(theirs)  # a sum of two numbers does not depend on their order
+        gradient.add_(theirs)  # the order of two summands does not matter

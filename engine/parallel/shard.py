@@ -1,4 +1,4 @@
-"""Sharding of weights, gradients and optimiser states: FSDP2 (ZeRO, 1910.02054), HSDP with replicas."""
+"""Sharding of weights, gradients and optimiser states: FSDP2 (ZeRO, 1910.02054), and HSDP with replicas."""
 
 from collections.abc import Iterable
 
@@ -21,17 +21,17 @@ def shard(
     precision: Precision,
     is_whole: bool = False,
 ) -> None:
-    """Shard `root` in place, block by block and then the rest; `zero` is the ZeRO stage: 1 to 3, of which 3
-    frees a block's gathered weights after its forward.
+    """Shard `root` in place, block by block, then the rest. `zero`: ZeRO stage 1 to 3; 3 frees a block's
+    gathered weights after its forward.
 
-    Gradients are plain sums over ranks (not means): scaling the objective by the global token count gives the
-    exact global mean, whatever the ranks' shares are. `is_whole`: what is trained stays whole on every
-    rank, and its gradients are not summed: an extension takes those of each rank.
+    Gradients are plain sums over ranks, not means: scaling the objective by the global token count gives the
+    exact global mean for any split. `is_whole`: trained weights stay whole on every rank and their gradients
+    are not summed, because an extension takes each rank's.
     """
     mesh = grid.sharding("dense")
     if mesh is None:
         return
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # a block's rotary angles stay fp32
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # keep a block's rotary angles in fp32
     if precision in HALF and grid.gang.device.type == "cuda":  # on a CPU autocast casts, as without FSDP
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -59,16 +59,16 @@ def shard(
             reshard_after_forward=is_freed,
             ignored_params=alone & set(block.parameters()),
         )
-    # the root holds the head, which students read after its forward: it stays gathered until the backward
+    # the root has the head, which students read after its forward, so it stays gathered until the backward
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=alone)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has neither AVG nor PREMUL_SUM
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports neither AVG nor PREMUL_SUM
 
 
 def shared_dtype(precision: Precision, grid: Grid) -> torch.dtype:
-    """Of weights as blocks see them, and so of hidden states between stages."""
+    """The type of weights in blocks, and so of hidden states between stages."""
     is_half = precision in HALF and grid.gang.device.type == "cuda" and grid.sharding("dense") is not None
     return torch.bfloat16 if is_half else weight_dtype(precision)
 
@@ -81,7 +81,7 @@ def between_micro_batches(root: nn.Module, *, is_last: bool) -> None:
 
 
 def reshard(root: nn.Module) -> None:
-    """Free the gathered weights that a forward without backward left; the next forward gathers them again."""
+    """Free gathered weights after a forward without backward; the next forward gathers them again."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

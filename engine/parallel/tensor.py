@@ -34,11 +34,11 @@ from atelier.engine.model.contract import Model
 from atelier.engine.model.product_keys import VALUES, ProductKeys
 from atelier.engine.parallel.grid import Grid
 
-TOKENS, HEADS = 1, 2  # dims of [B, T, H, E]; sequence parallelism splits tokens, an attention has its heads
+TOKENS, HEADS = 1, 2  # dims of [B, T, H, E]; sequence parallelism splits tokens, attention splits heads
 
 
 def split_matrices(model: Model, grid: Grid, *, sequence_parallel: bool) -> None:
-    """Split the plain model's weights in place as its `splits()` declares."""
+    """Split the plain model's weights in place as declared by its `splits()`."""
     if grid.axes.tensor == 1:
         return
     found: dict[str, ParallelStyle] = {}
@@ -49,7 +49,7 @@ def split_matrices(model: Model, grid: Grid, *, sequence_parallel: bool) -> None
             if style is not None:
                 found[path] = style
     parallelize_module(model, grid.mesh_of("tensor"), found)
-    for path, weight in model.named_parameters():  # SequenceParallel makes new, trainable ones
+    for path, weight in model.named_parameters():  # SequenceParallel creates new, trainable ones
         weight.requires_grad_(path not in fixed)
 
 
@@ -100,7 +100,7 @@ class _Matrix(ParallelStyle):
 
 
 class _Inside(PrepareModuleInput):
-    """Gathers the first arguments of a module with split matrices; the others are left as they are."""
+    """Gathers the first arguments of a module with split matrices; others pass unchanged."""
 
     def __init__(self, between: Placement, number: int, *, is_local: bool = False) -> None:
         super().__init__(
@@ -118,8 +118,8 @@ class _Inside(PrepareModuleInput):
 
 
 class _SplitMixture(ParallelStyle):
-    """Gathers the argument of a module and splits its result; further results, sums over whole tokens, are
-    left as they are.
+    """Gathers a module's argument and splits its result; further results, sums over whole tokens, pass
+    unchanged.
     """
 
     def __init__(self, between: Placement) -> None:
@@ -138,13 +138,13 @@ class _FirstOutput(PrepareModuleOutput):
         if not isinstance(outputs, tuple):
             return super()._prepare_out_fn(outputs, device_mesh)
         first = super()._prepare_out_fn(outputs[:1], device_mesh)
-        assert isinstance(first, Tensor)  # of one output torch makes no tuple
+        assert isinstance(first, Tensor)  # torch makes no tuple of a single output
         return (first, *outputs[1:])
 
 
 class _Columns(ParallelStyle):
     """A product-key memory: every rank chooses pairs for all tokens and sums its columns of their values.
-    The gradients of the choice and of the input that come from some columns are parts of sums.
+    Gradients of the choice and of the input, from these columns, are parts of sums.
     """
 
     def __init__(self, between: Placement) -> None:
@@ -174,7 +174,7 @@ def _read_columns(weight: Tensor) -> Tensor:
 
 
 class _Whole(ParallelStyle):
-    """An embedding that every rank holds whole; each rank keeps its own tokens of the result."""
+    """An embedding that is whole on every rank; each rank keeps its own tokens of the result."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[DTensor, ...]:
@@ -189,8 +189,8 @@ class _Whole(ParallelStyle):
 def _between(
     module: nn.Module, mesh: DeviceMesh, enter: Callable[..., Any], leave: Callable[..., Any]
 ) -> nn.Module:
-    """The module, which gets what `enter` makes of its arguments and gives what `leave` makes of its result.
-    torch annotates both functions without a result, but uses what they return.
+    """Wrap the module: `enter` transforms its arguments, `leave` its result. torch annotates both functions
+    without a result, but uses what they return.
     """
     return distribute_module(module, mesh, None, enter, leave)
 
@@ -203,7 +203,7 @@ def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, place
 
 
 def own_between(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool) -> dict[str, Tensor]:
-    """The batch with the entries that are read between the matrices cut to this rank's tokens."""
+    """The batch, with entries that are read between matrices cut to this rank's tokens."""
     if grid.axes.tensor == 1 or not sequence_parallel:
         return batch
     size, place = grid.axes.tensor, grid.places["tensor"]
@@ -212,8 +212,8 @@ def own_between(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool
 
 
 def gathered(hidden_BTD: Tensor, grid: Grid, *, sequence_parallel: bool) -> Tensor:
-    """The hidden states of all of this rank's tokens, for a head whose rows are split: backward sums the
-    slices' contributions to their gradient.
+    """The hidden states of all this rank's tokens, for a head split by rows; backward sums the slices'
+    contributions.
     """
     if grid.axes.tensor == 1:
         return hidden_BTD

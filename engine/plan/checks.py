@@ -1,6 +1,4 @@
-"""Checks before a process starts: layouts whose axes do not divide, objectives that do not fit a model or its
-teacher. Torch-free.
-"""
+"""Check layouts, objectives, models and teachers against each other before a process starts. Torch-free."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -41,8 +39,8 @@ def check_layout(
     prefix: str = "roles.",
     section: str = "train",
 ) -> None:
-    """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
-    configuration, '' for a flow with one model; `section` has the training's length and link.
+    """Raise ConfigError, with values that fit, for a layout that does not work. `prefix`: the roles' place in
+    the configuration, '' for a flow with one model. `section` has the training's length and extension keys.
     """
     check_extensions(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
@@ -62,7 +60,7 @@ def check_layout(
 def check_extensions(
     layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str = "train"
 ) -> None:
-    """Have the extensions that are used check what they are used for. Raises ConfigError."""
+    """Run the checks of the extensions in use. Raises ConfigError."""
     used = extensions_of(train, layout).union(*(role.extensions for role in roles.values()))
     for name in sorted(used):
         if (checks := extension_part(name, "checks", "check")) is not None:
@@ -72,7 +70,7 @@ def check_extensions(
 def check_everybody(
     roles: Mapping[str, Role], train: Train, phases: Mapping[str, Phase], *, section: str = "train"
 ) -> None:
-    """Have extensions check all roles of a training, those of other gangs too, and its phases. Raises
+    """Let extensions check all roles of a training, those of other gangs included, and its phases. Raises
     ConfigError.
     """
     for name in sorted(extensions_of(train)):
@@ -88,12 +86,12 @@ def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str, section
                 raise ConfigError(
                     f"{prefix}{name}.objective.{key}.sequence" if prefix else f"objective.{key}.sequence",
                     f"rows of {spec.sequence} tokens are longer than {section}.sequence {train.sequence}",
-                    f"{section}.sequence={spec.sequence}, or 0 for as long as that",
+                    f"{section}.sequence={spec.sequence}, or 0 for the same length",
                 )
 
 
 def at_step(train: Train, layout: Parallel, step: int) -> Train:
-    """The training with the sizes of this step, and a micro-batch that divides them."""
+    """The training at the sizes of this step, with a micro-batch that divides them."""
     now = train.at(step)
     each = now.global_batch // layout.axes.data
     if now is train or now.micro_batch == "auto" or not each:
@@ -110,14 +108,14 @@ def _check_sizes(
     check_embedding(layout, roles, prefix)
     check_axis(layout, roles)
     if train.precision == "fp8" and layout.tensor > 1:
-        raise ConfigError("train.precision", "fp8 with parallel.tensor > 1 is not built", "use other axes")
+        raise ConfigError("train.precision", "fp8 does not work with parallel.tensor > 1", "use other axes")
     students, aside = [name for name, role in roles.items() if role.teacher], without_pipeline(roles)
     read = [spec for role in roles.values() for spec in role.objective.values() if not spec.needs_teacher]
     longest = max((spec.row_tokens(train.sequence) for spec in read), default=train.sequence)
     for name in layout.roles:
         if name not in students:
             known = ", ".join(students) or "none"
-            raise ConfigError(f"parallel.roles.{name}", "is no student here", f"students: {known}")
+            raise ConfigError(f"parallel.roles.{name}", "is not a student here", f"students: {known}")
     for name, role in roles.items():
         model = f"{prefix}{name}.model" if prefix else "model"
         _check_role(layout, name, role, model, has_stages=name not in aside)
@@ -145,35 +143,35 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
         smaller = " or a smaller micro_batch" if train.micro_batch != "auto" else ""
         raise ConfigError(
             "parallel.pipeline",
-            f"{layout.pipeline} ranks, but {num_micro} micro-batches a step on each of them",
+            f"{layout.pipeline} ranks, but only {num_micro} micro-batches per step",
             f"train.global_batch={-(-train.global_batch // unit) * unit}{smaller} would fit",
         )
     if layout.schedule != "1f1b" and train.micro_batch != "auto" and num_micro % layout.pipeline:
         raise ConfigError(
             "train.micro_batch",
-            f"{train.micro_batch} makes {num_micro} micro-batches, which pipeline {layout.pipeline} does not "
-            f"divide as schedule={layout.schedule} needs it",
+            f"{train.micro_batch} makes {num_micro} micro-batches; schedule={layout.schedule} needs a"
+            f" multiple of pipeline {layout.pipeline}",
             "parallel.schedule=1f1b takes any number",
         )
     if layout.schedule == "zb" and layout.axes.data * layout.axes.context > 1:
         raise ConfigError(
             "parallel.schedule",
-            "zb does not work where weights are shared by ranks (replicate, shard, expert, context): torch "
-            "2.13 loses gradients there",
-            "schedule=interleaved, or tensor for the other ranks",
+            "zb does not work if ranks share weights (replicate, shard, expert, context): torch 2.13 loses"
+            " gradients there",
+            "schedule=interleaved, or use tensor for the other ranks",
         )
     if layout.schedule == "zb" and layout.recompute == "selective":
         raise ConfigError(
             "parallel.recompute",
-            "selective does not work with schedule=zb, whose backward pass has two parts: what torch 2.13 "
-            "keeps serves one of them",
+            "selective does not work with schedule=zb: its backward pass has two parts, and torch 2.13"
+            " keeps values for only one",
             "recompute=full, or schedule=interleaved",
         )
     if layout.speeds and len(layout.speeds) != layout.pipeline:
         raise ConfigError(
             "parallel.speeds",
             f"{len(layout.speeds)} numbers for {layout.pipeline} pipeline ranks",
-            "give one for each, or none",
+            "give one per rank, or none",
         )
 
 
@@ -190,8 +188,8 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stag
             axis = "pipeline" if limit.axis == "stage" else limit.axis
             raise ConfigError(
                 f"{place}.{axis}",
-                f"{size}, but {model} of kind {role.model.kind} offers no such split",
-                f"{axis}=1, or docs/extend/adding-a-model.md says what the model has to offer",
+                f"{size}, but {model} of kind {role.model.kind} does not support this split",
+                f"{axis}=1; docs/extend/adding-a-model.md explains how to support it",
             )
         if limit.axis == "stage" and size > limit.number:
             raise ConfigError(
@@ -211,12 +209,12 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stag
             raise ConfigError(
                 "parallel.stages",
                 f"{list(layout.stages)} are {len(layout.stages)} stages of {sum(layout.stages)} blocks",
-                f"{model} has {num_blocks} for {num_stages} stages; stages=[] balances them",
+                f"{model} has {num_blocks} blocks for {num_stages} stages; stages=[] balances them",
             )
 
 
 def _check_student(layout: Parallel, name: str, teacher: str) -> None:
-    """Check that a student's rows and tokens are among those of its teacher's ranks."""
+    """Check that a student's rows and tokens are on its teacher's ranks."""
     axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), place_of(layout, name)
     if axes.ranks != theirs.ranks:
         raise ConfigError(
@@ -229,12 +227,12 @@ def _check_student(layout: Parallel, name: str, teacher: str) -> None:
             place,
             f"context x tensor = {axes.context * axes.tensor} does not divide the {theirs.context} x "
             f"{theirs.tensor} of {teacher}",
-            "a student's tokens come from its teacher's ranks: give the rest to shard or replicate",
+            "a student's tokens come from its teacher's ranks: use shard or replicate for the rest",
         )
 
 
 def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: Train) -> None:
-    """Check micro-batches: they are the root's, and its students, direct or not, split their rows further."""
+    """Check micro-batches: they are the root's, and all its students split their rows further."""
     root = roles[name].teacher
     while root in roles and roles[root].teacher:
         root = roles[root].teacher
@@ -244,7 +242,7 @@ def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: T
     if rows % parts:
         raise ConfigError(
             place_of(layout, name),
-            f"its {own} ranks with samples of their own share micro-batches of {rows} of {root}'s {data}",
+            f"its {own} data-parallel ranks cannot split micro-batches of {rows} from {root}'s {data} ranks",
             f"train.micro_batch={parts} would fit"
             if each % parts == 0
             else f"train.global_batch={parts * data} would fit",
@@ -254,7 +252,7 @@ def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: T
 def _check_compared(
     layout: Parallel, name: str, role: Role, roles: Mapping[str, Role], objective: str
 ) -> None:
-    """Check that the states that a student compares with its teachers' divide over its tensor axis."""
+    """Check that the tensor axis divides the states that a student compares with its teachers'."""
     size, place = layout.axes_of(name).tensor, place_of(layout, name)
     for key, spec in role.objective.items():
         teacher = role.teacher_of(key) or role.teacher
@@ -270,8 +268,8 @@ def _check_compared(
 
 
 def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None:
-    """Raise ConfigError when a role's objectives do not fit its model or its teacher, or it is to train what
-    its model does not have. `prefix` as in `check_layout`.
+    """Raise ConfigError if a role's objectives do not fit its model or teacher, or if it would train parts
+    that its model lacks. `prefix` as in `check_layout`.
     """
     for name, role in roles.items():
         place = f"{prefix}{name}." if prefix else ""
@@ -281,8 +279,8 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
         if getattr(role.model, "soft_prompt", SoftPrompt()).length and not role.init:
             raise ConfigError(
                 f"{place}model.soft_prompt",
-                "is given, and no row of this training has such vectors",
-                "atelier finetune finetune.trainable.kind=prompt tunes one",
+                "is given, but no row of this training has such vectors",
+                "tune one with: atelier finetune finetune.trainable.kind=prompt",
             )
         for key, objective in role.objective.items():
             teacher = role.teacher_of(key) or role.teacher
@@ -292,30 +290,30 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
 
 
 def _check_other_teachers(place: str, role: Role, roles: Mapping[str, Role]) -> None:
-    """Check the teachers that single objectives name: finished models that are nobody's first teacher."""
+    """Check the teachers of single objectives: finished models that are no role's main teacher."""
     students = {other.teacher: name for name, other in roles.items()}
     for key, teacher in role.other_teachers.items():
         where = f"{place}objective.{key}.teacher"
         if teacher not in roles:
-            continue  # said where roles are ordered
+            continue  # reported when roles are ordered
         if roles[teacher].moves:
             raise ConfigError(
                 where,
-                f"{teacher} is trained here, and an objective's own teacher is a finished model",
+                f"{teacher} is trained here, but an objective's own teacher must be a finished model",
                 f"role@roles.{teacher}=finished, or {place}teacher={teacher}",
             )
         if teacher in students:
             raise ConfigError(
                 where,
-                f"{teacher} is the teacher of {students[teacher]} as well",
+                f"{teacher} is also the teacher of {students[teacher]}",
                 f"add a role for the same model, with init={roles[teacher].init}",
             )
     compared = {role.teacher_of(key) for key, spec in role.objective.items() if spec.kind == "hidden"}
     if len(compared) > 1:
         raise ConfigError(
             f"{place}objective",
-            f"compares hidden states with {' and '.join(sorted(compared))}, and has one projection",
-            "the logits of one of them",
+            f"compares hidden states with {' and '.join(sorted(compared))}, but has only one projection",
+            "use the logits of one of them",
         )
 
 
@@ -327,15 +325,15 @@ def check_readers(
     prefix: str = "roles.",
     section: str = "train",
 ) -> None:
-    """Raise ConfigError when rows of `sequence` tokens, the shortest of the training, are too short for an
-    objective that defines its rows, or a role's model cannot read them. `prefix` and `section` as in
+    """Raise ConfigError if rows of `sequence` tokens, the shortest of the training, are too short for an
+    objective that defines its rows, or if a role's model cannot read them. `prefix` and `section` as in
     `check_layout`.
     """
     for spec in rows:
         if (tokens := spec.row_tokens(sequence)) < spec.least_sequence:
             raise ConfigError(
                 f"{section}.sequence" if tokens == sequence else f"objective.{spec.kind}.sequence",
-                f"rows of {tokens} tokens are too short for the objective {spec.kind} as it is set",
+                f"rows of {tokens} tokens are too short for the settings of objective {spec.kind}",
                 f"give {spec.least_sequence} or more",
             )
         for name, role in roles.items():

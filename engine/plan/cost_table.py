@@ -1,5 +1,5 @@
-"""Cost tables: the bytes that a training program moves and keeps per tensor element, one for this engine and
-one for each program of the papers that plans are compared with. Also sums of named terms. Torch-free.
+"""Cost tables: bytes that a program moves and keeps per tensor element, for this engine and for the programs
+of papers that plans are compared with. Torch-free.
 """
 
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CostTerms:
-    """Named terms of one unit, and their total."""
+    """Named terms in one unit, with their total."""
 
     @property
     def total(self) -> float:
@@ -16,29 +16,29 @@ class CostTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Bytes read and written per element by what memory bandwidth limits, and bytes kept; all in 16-bit
+    """Bytes that memory-bound operations read and write per element, and bytes kept; all for 16-bit
     arithmetic with 32-bit states.
 
-    `hidden_*` are norms, dropout and residual sums of a block, per element of the hidden state; `inner_*` the
-    MLP's activation, per element of its width; `scores_*` softmax and dropout of attention that has its
-    scores in memory, per score (0 = one fused kernel), `queries` at a time (0 = all), each piece with the
-    keys that it may see; `logits` the objective, per logit; `optimiser` one update, per weight.
+    Moved: `hidden_*` by a block's norms, dropout and residual sums, per element of the hidden state;
+    `inner_*` by the MLP's activation, per element of its width; `scores_*` by softmax and dropout of unfused
+    attention, per score (0 = fused kernel), `queries` at a time (0 = all), each piece with its visible keys;
+    `logits` by the objective, per logit; `optimiser` by one update, per weight.
 
     Kept for the backward pass, per element of the hidden state: `kept_between` attention and MLP (rms norms:
-    `kept_rms` more), `kept_products` inputs of their products, `kept_inside` attention, `kept_routed` for
-    each expert of a token; `kept_inner`, with a gate `kept_gated`, per element of the MLP's width;
-    `kept_scores` per score.
+    `kept_rms` more), `kept_products` inputs of their products, `kept_inside` attention, `kept_routed` per
+    expert of a token; `kept_inner`, gated `kept_gated`, per element of the MLP's width; `kept_scores` per
+    score.
 
-    `gradient` are the bytes sent for a weight's gradient, `weight` for a gathered weight, `states` the memory
-    of a weight, its gradient and its moments; of these `late` come with the first backward pass of a step.
-    `copied`: 16-bit copies of the weights of a rank that autocast makes. `chunk_logits` exist at once (0 =
-    all), with `logit` bytes each; of the head's gradient `head_rows` are added at once (0 = all). An
-    allocator loses the share `lost` of what a program allocates; one that keeps freed memory also has holes,
-    `holes` times the working memory of one block and `holes_logits` times that of the objective.
-    `copies_states`: a checkpoint is written from a copy in the same memory.
+    `gradient`: bytes sent per weight's gradient. `weight`: bytes sent per gathered weight. `states`: memory
+    of a weight, its gradient and moments; of these `late` exist from the first backward pass of a step.
+    `copied`: 16-bit copies of a rank's weights made by autocast. `chunk_logits` exist at once (0 = all), with
+    `logit` bytes each; `head_rows` of the head's gradient are added at once (0 = all). `lost`: share of
+    allocations lost by the allocator; if it keeps freed memory, it also has holes, `holes` times the working
+    memory of a block and `holes_logits` times that of the objective. `copies_states`: a checkpoint is written
+    from a copy in the same memory.
 
-    `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the
-    axis tensor sends its part of the hidden state to the next stage, which gathers it (PTD-P, section 4.1).
+    `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each tensor rank
+    sends its part of the hidden state to the next stage, which gathers it (PTD-P, section 4.1).
     """
 
     hidden_forward: float = 22
@@ -75,26 +75,27 @@ class CostTable:
 
     @property
     def is_fused(self) -> bool:
-        """True when attention never has its scores in memory."""
+        """Whether attention never keeps scores in memory."""
         return self.scores_forward == 0
 
     def keys(self, sequence: int) -> float:
-        """Keys a query is compared with, on average."""
+        """The average number of keys per query."""
         if not 0 < self.queries < sequence:
             return sequence
         return (sequence + self.queries) / 2
 
     def pieces(self, sequence: int) -> float:
-        """Number of pieces into which the queries of a sequence are split."""
+        """The number of pieces into which a sequence's queries are split."""
         return max(1.0, sequence / self.queries) if self.queries else 1.0
 
 
 STACKS = {
-    # counted in this program's graph under autocast: norms read 32-bit sums, products 16-bit copies of them
+    # counted in this program's graph under autocast: norms read 32-bit sums, products read 16-bit copies of
+    # them
     "atelier": CostTable(),
-    # ours on a CPU: plain products for attention, rms norm in several kernels. Arithmetic in 16 bits and
-    # exponentials are slower there than memory: bytes that would take as long. These, and the holes,
-    # were measured on one machine (benchmarks/planner.py)
+    # this engine on a CPU: attention by plain products, rms norm in several kernels. 16-bit arithmetic and
+    # exponentials are slower than memory there: given as bytes that take as long. These and the holes were
+    # measured on one machine (benchmarks/planner.py)
     "cpu": CostTable(
         hidden_forward=180,
         hidden_backward=250,
@@ -117,8 +118,8 @@ STACKS = {
         copies_states=True,
     ),
     # Megatron-LM as of 2104.04473: scores in memory (softmax reads and writes 2 bytes each, dropout 5 with
-    # its mask), fp16 gradients, an optimiser that copies, unscales and clips in passes of its own; what it
-    # keeps: 2205.05198, section 4.1
+    # its mask), fp16 gradients, an optimiser with separate passes for copying, unscaling and clipping; kept
+    # values: 2205.05198, section 4.1
     "ptdp": CostTable(
         scores_forward=9,
         scores_backward=11,

@@ -1,6 +1,6 @@
-"""The cost of a training: parameters, FLOPs, memory of the fullest rank, time of a step. Torch-free.
+"""The cost of a training: parameters, FLOPs, memory of the fullest rank, time per step. Torch-free.
 
-Memory is modelled in engine/plan/memory.py, time in engine/plan/step_time.py; FLOPs per token as PaLM
+Memory is modelled in engine/plan/memory.py, time in engine/plan/step_time.py; FLOPs per token follow PaLM
 (2204.02311, appendix B).
 """
 
@@ -28,7 +28,7 @@ WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
 
 class EstimateRow(TypedDict):
-    """An estimate as plain JSON: numbers in the units of their names, FLOPs of all steps."""
+    """An estimate as plain JSON, with units in the names; FLOPs are those of all steps."""
 
     params: int
     flops: float
@@ -42,8 +42,8 @@ class EstimateRow(TypedDict):
 
 @dataclass(frozen=True)
 class Estimate:
-    """`flops` of all steps and `mfu`, a share of the peak, count what the model needs; `hfu` also what is
-    recomputed. `seconds` of one step and `memory` of the fullest rank are given part by part.
+    """`flops` (all steps) and `mfu` (share of the peak) count the model's needs; `hfu` adds recomputation.
+    `seconds` per step and `memory` of the fullest rank are given by part.
     """
 
     params: int
@@ -59,7 +59,7 @@ class Estimate:
     faults: Faults
 
     def times(self, factor: float) -> "Estimate":
-        """The same estimate with every step longer by this factor, as measured on a pool."""
+        """The same estimate with each step longer by this factor, as measured on a pool."""
         parts = {name: value * factor for name, value in asdict(self.seconds).items()}
         return replace(
             self,
@@ -72,8 +72,8 @@ class Estimate:
         )
 
     def with_teacher(self, teacher: "Estimate") -> "Estimate":
-        """The same estimate with the forward passes of a teacher that does not train, estimated over as many
-        steps: a third of its computation, half of what its ranks send, no optimiser.
+        """The same estimate plus the forward passes of a frozen teacher, estimated over as many steps: a
+        third of its computation, half of its communication, no optimiser.
         """
         share = {"optimiser": 0.0, "data": 1 / 3, "compute": 1 / 3, "bubble": 1 / 3}
         parts = {name: value * share.get(name, 1 / 2) for name, value in asdict(teacher.seconds).items()}
@@ -91,7 +91,7 @@ class Estimate:
         )
 
     def row(self) -> EstimateRow:
-        """Plain JSON, without the parts."""
+        """The estimate as plain JSON, without its parts."""
         return {
             "params": self.params,
             "flops": round(self.flops, 6),
@@ -104,7 +104,7 @@ class Estimate:
         }
 
     def parts(self) -> dict[str, dict[str, float]]:
-        """Seconds of a step and GB of the fullest rank, part by part."""
+        """Seconds per step and GB of the fullest rank, by part."""
         return {
             "seconds": {key: round(value, 6) for key, value in asdict(self.seconds).items()},
             "memory_gb": {key: round(value / 1e9, 6) for key, value in asdict(self.memory).items()},
@@ -112,7 +112,7 @@ class Estimate:
 
 
 def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -> Machine:
-    """The machine of one rank: a device, or its threads' cores."""
+    """The machine of one rank: a device, or the cores of its threads."""
     threads = 1 if parallel.threads == "auto" else parallel.threads
     cores = 1.0
     if pool.is_cpu:
@@ -130,7 +130,7 @@ def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -
 
 @dataclass(frozen=True)
 class Setting:
-    """What all layouts of one training share."""
+    """The values that all layouts of one training share."""
 
     role: Role
     model_shape: ModelShape
@@ -145,7 +145,7 @@ class Setting:
         return Setting(role, model_shape_of(model, train.sequence), pool, pool.device)
 
     def estimate(self, train: Train, parallel: Parallel, *, steps: int) -> Estimate:
-        """The cost of `steps` steps in this layout, at this site."""
+        """The cost of `steps` steps in this layout, on this site."""
         train = train.here()
         model_shape, device = self.model_shape, self.device
         if not has_own_head(self.role.model):
@@ -184,7 +184,7 @@ class Setting:
 
 
 def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device) -> OffDevice | None:
-    """What weights of a role cost that an extension keeps elsewhere; None where all are on the device."""
+    """The cost of a role's weights that an extension keeps off the device; None if all are on it."""
     for name in sorted(extensions_of(parallel)):
         find = getattr(extension_part(name, "cost"), "off_device", None)
         if find is not None and (found := find(spec, train, parallel, device)) is not None:
@@ -195,7 +195,7 @@ def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device
 def estimate(
     role: Role, train: Train, parallel: Parallel, pool: Pool, vocab: int, steps: int | None = None
 ) -> Estimate:
-    """The cost of `steps` (default: all from the role's start) of training one role on `parallel.ranks`
+    """The cost of training one role for `steps` steps (default: all from its start) on `parallel.ranks`
     devices of `pool`.
     """
     steps = role.last(train.num_steps) - int(role.start) if steps is None else steps
@@ -203,8 +203,8 @@ def estimate(
 
 
 def recomputed_flops(model_shape: ModelShape, parallel: Parallel, *, is_fused: bool) -> float:
-    """FLOPs of one token that the backward pass recomputes. Selective recomputation of attention is counted
-    as in 2205.05198, equation 9: scores and sums of values a second time in both passes.
+    """FLOPs per token that the backward pass recomputes. Selective recomputation counts attention as in
+    2205.05198, equation 9: scores and sums of values a second time.
     """
     if parallel.recompute == "none":
         return 0.0

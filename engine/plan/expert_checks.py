@@ -1,4 +1,4 @@
-"""Checks of mixtures of experts before a process starts: what layouts and objectives routers allow, and which
+"""Check mixtures of experts before a process starts: routers against layouts and objectives, and kinds of
 products. Torch-free.
 """
 
@@ -16,7 +16,7 @@ from atelier.engine.plan.layout_checks import micro_batches
 
 
 def check_axis(layout: Parallel, roles: Mapping[str, Role]) -> None:
-    """Check that an expert axis has experts."""
+    """Check that an expert axis is used only with experts."""
     has_experts = any(limit.axis == "expert" for role in roles.values() for limit in role.model.limits())
     if layout.expert > 1 and not has_experts:
         raise ConfigError(
@@ -27,8 +27,8 @@ def check_axis(layout: Parallel, roles: Mapping[str, Role]) -> None:
 
 
 def rows_together(layout: Parallel, models: Mapping[str, ModelSpec]) -> int:
-    """Of how many rows a micro-batch must have a multiple, so that those whose tokens compete for experts are
-    in one. `models` by role.
+    """The number of which a micro-batch's rows must be a multiple, so that rows that compete for experts stay
+    together. `models` by role.
     """
     found = 1
     for name, spec in models.items():
@@ -42,7 +42,7 @@ def check_router(
     layout: Parallel, spec: ModelSpec, train: Train, model: str, *, axes: Axes, place: str
 ) -> None:
     """Check that tokens that compete for experts, or are balanced by rows, are on one rank. `axes` are the
-    role's; `model` and `place` name its model and its layout in messages.
+    role's; `model` and `place` name its model and layout in messages.
     """
     if not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return
@@ -50,8 +50,8 @@ def check_router(
     if router.needs_whole_rows and axes.context > 1:
         raise ConfigError(
             f"{place}.context",
-            f"{axes.context} ranks share a row's tokens, but {model}.experts.router {router.kind} has to see "
-            "all of them",
+            f"{axes.context} ranks split a row's tokens, but {model}.experts.router {router.kind} needs"
+            " all of them on one",
             "context=1, or another router",
         )
     if not router.competes:
@@ -62,7 +62,7 @@ def check_router(
         fits = [size for size in divisors(each, each) if size % group == 0]
         raise ConfigError(
             f"{model}.experts.group",
-            f"{group} rows compete, but a micro-batch of a rank has {rows}",
+            f"{group} rows compete for experts, but a rank's micro-batch has {rows}",
             f"train.micro_batch={min(fits, key=lambda size: abs(size - rows))} would fit"
             if fits
             else f"experts.group={largest_divisor(each, group)} would fit",
@@ -71,37 +71,37 @@ def check_router(
     if train.micro_batch == "auto" and not any(size % group == 0 for size in sizes):
         raise ConfigError(
             f"{model}.experts.group",
-            f"{group} rows compete, but no micro-batch that has them makes enough for "
-            f"pipeline={layout.pipeline} ({layout.schedule})",
+            f"{group} rows compete for experts, but no micro-batch that holds them gives enough"
+            f" micro-batches for pipeline={layout.pipeline} ({layout.schedule})",
             f"train.global_batch={layout.pipeline * group * layout.axes.data} would fit",
         )
     tokens = group * train.sequence
     if router.kind == "base" and tokens % spec.num_experts:
         raise ConfigError(
             f"{model}.num_experts",
-            f"{spec.num_experts} do not divide the {tokens} tokens of a group",
+            f"{spec.num_experts} does not divide the {tokens} tokens of a group",
             f"num_experts={largest_divisor(tokens, spec.num_experts)} would fit",
         )
 
 
 def check_products(layout: Parallel, role: Role, train: Train, model: str, *, axes: Axes) -> None:
-    """Check that one product for all experts, where it is asked for, can be computed."""
+    """Check that a requested single product for all experts can be computed."""
     spec, place = role.model, "parallel.expert_products"
     if layout.expert_products != "grouped" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return
     if train.precision == "fp64":
-        raise ConfigError(place, "grouped, but that is not for float64", "expert_products=loop")
+        raise ConfigError(place, "grouped does not work with float64", "expert_products=loop")
     inner = spec.expert_inner // axes.tensor
     multiple = 4 if train.precision == "fp32" else 8
     for name, width in ((f"{model}.hidden", spec.hidden), (f"{model}.experts.ffn", inner)):
         if width % multiple:
             raise ConfigError(
-                place, f"grouped, but {name} on a rank, {width}, is no multiple of {multiple}", "loop"
+                place, f"grouped, but {name} on a rank, {width}, is not a multiple of {multiple}", "loop"
             )
 
 
 def check_sight(place: str, role: Role) -> None:
-    """Check that no token of a causal objective gets experts that depend on later ones."""
+    """Check that experts for a causal objective's tokens do not depend on later tokens."""
     model = role.model
     if not isinstance(model, MixedBlocks) or not model.num_experts or not model.experts.router.looks_ahead:
         return
@@ -113,7 +113,7 @@ def check_sight(place: str, role: Role) -> None:
     if causal:
         raise ConfigError(
             f"{place}model.experts.router.kind",
-            f"{model.experts.router.kind} chooses a token's experts by later tokens too, which the objective "
-            f"{causal[0]} is to predict",
-            "router.kind=topk does not; router.sees_future=true allows it all the same",
+            f"{model.experts.router.kind} chooses a token's experts also by later tokens, which objective"
+            f" {causal[0]} must predict",
+            "use router.kind=topk, or allow it with router.sees_future=true",
         )

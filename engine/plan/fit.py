@@ -1,4 +1,4 @@
-"""Fit a machine's facts to steps measured on it, so that plans come as near as possible. Torch-free."""
+"""Fit a machine's figures to steps measured on it, for better plans. Torch-free."""
 
 import math
 import statistics
@@ -13,10 +13,10 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import estimate
 
-FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # of one core, from gangs of one rank
+FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # per core, from gangs of one rank
 CROWD = ("crowded",)  # from gangs of one rank and one thread, several at once
 THREADS = ("threaded",)  # from one rank of several threads
-LINKS = ("node_gbps", "latency_us")  # from gangs of several
+LINKS = ("node_gbps", "latency_us")  # from gangs of several ranks
 GRID, STARTS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0), 6
 ROUNDS = 200
 WIDEST, FINEST = 2.0, 1.002
@@ -24,8 +24,8 @@ WIDEST, FINEST = 2.0, 1.002
 
 @dataclass(frozen=True)
 class Probe:
-    """A short training and the median seconds of its steps; `beside`: how many others trained at the same
-    time.
+    """A short training with the median seconds of its steps; `beside`: number of trainings that ran at the
+    same time.
     """
 
     name: str
@@ -37,9 +37,8 @@ class Probe:
 
 
 def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
-    """The pool with the facts that minimise the sum of squared log errors of the probes' steps: coordinate
-    descent with ever smaller factors, from several starts. What a core loses beside others is measured
-    separately.
+    """The pool with the figures that minimise the sum of squared log errors of the probes' steps: coordinate
+    descent with shrinking factors from several starts. Slowdown by other cores is measured separately.
     """
     shared = [probe for probe in probes if probe.parallel.ranks > 1]
     lone = [probe for probe in probes if probe.parallel.ranks == 1 and not probe.beside]
@@ -55,7 +54,7 @@ def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
 
 
 def _crowded(alone: Sequence[Probe], beside: Sequence[Probe]) -> float:
-    """The share of its speed that a core keeps while others compute: the median over the probes measured both
+    """The share of its speed that a core keeps while others compute: the median over probes measured both
     ways.
     """
     paces: dict[str, list[float]] = {}
@@ -66,13 +65,13 @@ def _crowded(alone: Sequence[Probe], beside: Sequence[Probe]) -> float:
 
 
 def error(pool: Pool, probes: Sequence[Probe]) -> float:
-    """Sum of squared logarithms of planned over measured time."""
+    """Sum of squared logarithms of planned / measured time."""
     return sum(math.log(planned(pool, probe) / probe.step_s) ** 2 for probe in probes)
 
 
 def _links_error(pool: Pool, probes: Sequence[Probe]) -> float:
-    """The error, infinite for impossible links: processes of one machine communicate through its memory and
-    cannot be faster than it.
+    """The error; infinite for links faster than the memory through which processes of one machine
+    communicate.
     """
     if pool.device.node_gbps > pool.device.memory_gbps:
         return math.inf
@@ -84,7 +83,7 @@ def planned(pool: Pool, probe: Probe) -> float:
 
 
 def _search(pool: Pool, names: Sequence[str], loss: Callable[[Pool], float]) -> Pool:
-    """The best pool reached from the best points of a coarse grid around the pool's facts."""
+    """The best pool reached from the best points of a coarse grid around the pool's figures."""
     grid = [
         pool.model_copy(
             update={name: getattr(pool, name) * size for name, size in zip(names, sizes, strict=True)}

@@ -10,13 +10,13 @@ from typing import TypedDict
 
 from atelier.engine.config.parallel import Parallel
 
-REACHED = 0.78  # of a link's bandwidth; what NCCL's ring reaches on large messages
+REACHED = 0.78  # share of a link's bandwidth that NCCL's ring reaches on large messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
-    """Links of a cluster, bytes/s each way: `node` of one device inside a node, `network` of a whole node;
-    `latency`, seconds until a collective has begun.
+    """Links of a cluster, bytes/s each way: `node` for one device inside a node, `network` for a whole node;
+    `latency`: seconds to start a collective.
     """
 
     node: float
@@ -25,8 +25,8 @@ class Interconnect:
     latency: float = 0.0
 
     def bandwidth(self, size: int, stride: int) -> float:
-        """Bytes/s of a ring over `size` ranks that are `stride` apart. A ring across nodes shares its node's
-        network with the parallel rings of that node.
+        """Bytes/s of a ring over `size` ranks that are `stride` apart. Across nodes, parallel rings of one
+        node share its network.
         """
         if size * stride <= self.per_node:
             return self.node * REACHED
@@ -46,15 +46,15 @@ class Interconnect:
         return 2 * self.gather_s(num_bytes, size, stride, pieces)
 
     def exchange_s(self, num_bytes: float, size: int, stride: int) -> float:
-        """Seconds of an all-to-all in which each of `size` ranks sends `num_bytes` in all: over several nodes
-        in two stages, the first inside the node.
+        """Seconds of an all-to-all in which each of `size` ranks sends `num_bytes` in total; across nodes in
+        two stages, first inside the node.
         """
         inside = self.per_node // stride
         first = self.gather_s(num_bytes, inside, stride) if 1 < inside < size else 0.0
         return first + self.gather_s(num_bytes, size, stride)
 
     def send_s(self, num_bytes: float, stride: int) -> float:
-        """Seconds to send `num_bytes` to the rank `stride` further."""
+        """Seconds to send `num_bytes` to the rank `stride` further on."""
         inside = stride < self.per_node
         return self.latency + num_bytes / ((self.node if inside else self.network / self.per_node) * REACHED)
 
@@ -69,10 +69,10 @@ def strides(parallel: Parallel) -> dict[str, int]:
 
 
 class LinkCost(TypedDict):
-    """Of one codec: bytes of a message, of each fragment where there are several, and of all that a site
-    sends to one other in the training. Mbit/s that it needs to each other at once, each way; seconds of the
-    largest message but the last, and the share of the training's time that is waited. None = not known, as
-    the link's rate or the steps' time is not; of `needs_mbps` also that no rate would do.
+    """Cost of one codec: bytes per message, per fragment if there are several, and sent to one other site
+    over the whole training. Mbit/s needed to each other site at once, each way; seconds of the largest
+    message but the last; share of the training's time spent waiting. None = unknown, because the link's rate
+    or the steps' time is; for `needs_mbps` also if no rate is enough.
     """
 
     codec: str

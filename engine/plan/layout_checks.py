@@ -1,5 +1,5 @@
-"""What micro-batches a layout can have; checks of pipelines, of encoders, of layouts that split the embedding
-by columns, of phases. Torch-free.
+"""Find the micro-batches of a layout; check pipelines, encoders, embeddings split by columns, and phases.
+Torch-free.
 """
 
 import math
@@ -13,8 +13,8 @@ from atelier.engine.config.role import Role
 
 
 def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
-    """The possible micro-batch sizes: divisors of a rank's sequences that students' ranks can share, and that
-    give as many micro-batches as the pipeline schedule needs.
+    """The possible micro-batch sizes: divisors of a rank's sequences that students' ranks can split and that
+    give enough micro-batches for the pipeline schedule.
     """
     each, rows = global_batch // layout.axes.data, shared_rows(layout)
     sizes = [size for size in divisors(each, each) if size % rows == 0]
@@ -25,12 +25,12 @@ def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
 
 
 def shared_rows(layout: Parallel) -> int:
-    """A micro-batch's rows must be a multiple of this number, so that all students' ranks can share them."""
+    """The number of which a micro-batch's rows must be a multiple, so that students' ranks can split them."""
     return math.lcm(1, *(max(1, other.data // layout.axes.data) for other in layout.roles.values()))
 
 
 def check_schedule(layout: Parallel, roles: Mapping[str, Role], prefix: str) -> None:
-    """Raise ConfigError for a pipeline's schedule that a role's model refuses. `prefix` as in
+    """Raise ConfigError if a role's model does not support the pipeline schedule. `prefix` as in
     `check_layout`.
     """
     for name, role in roles.items():
@@ -38,14 +38,14 @@ def check_schedule(layout: Parallel, roles: Mapping[str, Role], prefix: str) -> 
             field = f"{prefix}{name}.model" if prefix else "model"
             raise ConfigError(
                 "parallel.schedule",
-                f"{layout.schedule}, but {field} is of kind {role.model.kind}, which does not offer it",
+                f"{layout.schedule}, but {field} of kind {role.model.kind} does not support it",
                 "schedule=interleaved or 1f1b",
             )
 
 
 def check_encoders(roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], prefix: str = "roles.") -> None:
-    """Raise ConfigError where a role's model has an encoder and none of the rows has an input for it. `rows`:
-    what defines each kind; `prefix` as in `check_layout`.
+    """Raise ConfigError if a role's model has an encoder but no rows have an input for it. `rows`: the
+    objectives that define them; `prefix` as in `check_layout`.
     """
     if any(spec.encoder_length for spec in rows):
         return
@@ -53,18 +53,18 @@ def check_encoders(roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], pre
         if role.model.reads_encoder:
             raise ConfigError(
                 f"{prefix}{name}.objective" if prefix else "objective",
-                f"no rows of it have an input for the encoder of a model of kind {role.model.kind}",
+                f"its rows have no input for the encoder of kind {role.model.kind}",
                 "objective=spans (with tokenizer=bpe4k_spans) or objective=prefix",
             )
 
 
 def has_own_head(spec: ModelSpec) -> bool:
-    """Whether a model's embedding is not its head too, which is needed whole."""
+    """Whether a model's head is separate from its embedding. A shared embedding is needed whole."""
     return not getattr(spec, "tied", True)
 
 
 def check_embedding(layout: Parallel, roles: Mapping[str, Role], prefix: str) -> None:
-    """Raise ConfigError where columns of embeddings are asked for that no role can have, or that do not
+    """Raise ConfigError for an embedding split by columns that no role supports or that the ranks do not
     divide. `prefix` as in `check_layout`.
     """
     if layout.embedding == "gathered":
@@ -76,7 +76,7 @@ def check_embedding(layout: Parallel, roles: Mapping[str, Role], prefix: str) ->
         field = f"{prefix}{first}.model" if prefix else "model"
         raise ConfigError(
             place,
-            f"columns, but the head of {field} is the embedding, whole rows of which make the logits",
+            f"columns does not work: the head of {field} shares the embedding and needs whole rows",
             f"{field}.tied=false" if hasattr(models[first], "tied") else "embedding=gathered",
         )
     for name, model in split.items():
@@ -92,8 +92,8 @@ def check_embedding(layout: Parallel, roles: Mapping[str, Role], prefix: str) ->
             field = f"{prefix}{name}.model" if prefix else "model"
             raise ConfigError(
                 place,
-                f"columns, but {ranks} ranks (shard, expert and context) do not divide {field}.hidden "
-                f"{model.hidden}",
+                f"columns: {ranks} ranks (shard, expert and context) do not divide {field}.hidden"
+                f" {model.hidden}",
                 f"{largest_divisor(model.hidden, ranks)} ranks would fit",
             )
 
@@ -106,7 +106,8 @@ def check_length(layout: Parallel, name: str, what: str, sequence: int) -> None:
     if sequence % parts or (sequence // axes.context) % (axes.tensor if layout.sequence_parallel else 1):
         raise ConfigError(
             f"{place_of(layout, name)}.context" if axes.context > 1 else f"{place_of(layout, name)}.tensor",
-            f"context {axes.context} and tensor {axes.tensor} need parts of {parts} of the {what} {sequence}",
+            f"context {axes.context} and tensor {axes.tensor} need a multiple of {parts}; {what} is"
+            f" {sequence}",
             f"{what}={-(-sequence // parts) * parts} would fit",
         )
 

@@ -1,14 +1,14 @@
-"""Memory of the fullest rank of a gang at the peak of a step, part by part. Torch-free.
+"""Peak memory of a gang's fullest rank in a step, by part. Torch-free.
 
 States: a weight with its gradient and moments, sharded over `shard`, `expert` and `context` (ZeRO,
-1910.02054, section 5). Activations: what each block keeps for the backward pass (engine/plan/cost_table.py);
-of these, the ones between its products are split over `tensor` only with sequence parallelism; with selective
-recomputation all but the scores are kept, with full recomputation the block's input (Korthikanti et al.,
-2205.05198, equations 1 to 6). A pipeline rank keeps as many micro-batches as there are ranks from it on
+1910.02054, section 5). Activations: values that each block keeps for the backward pass
+(engine/plan/cost_table.py). Those between products are split over `tensor` only with sequence parallelism.
+Selective recomputation keeps all but the scores, full recomputation only the block's input (Korthikanti et
+al., 2205.05198, equations 1 to 6). A pipeline rank keeps as many micro-batches as there are ranks from it on
 (section 4.2.3).
 
-A step of one micro-batch has its peak at the objective, before gradients exist, or at its end, when
-activations are freed and gradients exist; with several micro-batches gradients exist from the second on.
+A step of one micro-batch peaks at the objective, before gradients exist, or at its end, when activations are
+freed and gradients exist. With several micro-batches gradients exist from the second on.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,16 @@ from atelier.engine.plan.model_shape import ModelShape
 from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
 
-KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
-KEPT_EXPERT = (
-    2  # bytes of 16-bit arithmetic for an element of an expert's width: before the activation, gate and up
-)
-SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that
-WIDENED = 4  # bytes per number of the head's gradient that a CPU adds: it is cast to the sum's type first
-MIN_CHUNK = 256  # tokens whose logits exist at once, at least
+KEPT_KEYS = 4  # bytes of keys and values per hidden element and piece of queries
+KEPT_EXPERT = 2  # bytes per element of an expert's width: gate and up in 16 bits, before the activation
+SPLIT_LOGIT = 8  # extra bytes per logit of a split vocabulary: shifted by the largest, and its exp
+WIDENED = 4  # bytes per element of the head's gradient on a CPU, which casts it to the sum's type first
+MIN_CHUNK = 256  # minimum of tokens whose logits exist at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(CostTerms):
-    """Bytes of the fullest rank."""
+    """Bytes of the fullest rank, by part."""
 
     states: float
     gradients: float
@@ -50,29 +48,29 @@ class Memory(CostTerms):
 
 @dataclass(frozen=True, kw_only=True)
 class OffDevice:
-    """What weights cost that an extension keeps elsewhere than on the device: how many of the fullest rank's
-    they are, and bytes of memory for them. Its cost.py may have `off_device`, which finds them.
+    """Cost of weights that an extension keeps off the device: their number on the fullest rank, and bytes of
+    memory for them. An extension's cost.py may define `off_device`, which returns it.
     """
 
     params: float
     host: float
 
     def exposed(self, compute_s: float) -> float:
-        """Seconds of a step that computing `compute_s` does not hide."""
+        """Seconds of a step that are not hidden behind `compute_s` of computation."""
         return 0.0
 
 
 def peak_memory(
     model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, tier: OffDevice | None = None
 ) -> Memory:
-    """The peak of one role's training on the rank that holds most of it. `tier`: of weights elsewhere."""
+    """The peak of one role's training on its fullest rank. `tier`: weights kept off the device."""
     ranks = range(parallel.pipeline)
     found = [_Rank(model_shape, train, parallel, machine, rank, tier).peak() for rank in ranks]
     return max(found, key=lambda memory: memory.total)
 
 
 class _Rank:
-    """One pipeline rank; along the other axes all ranks hold the same amount."""
+    """One pipeline rank; along the other axes all ranks hold equal amounts."""
 
     def __init__(
         self,
@@ -95,7 +93,7 @@ class _Rank:
         self.tokens = rows * model_shape.sequence / axes.context
         self.blocks = sum(blocks_of_stages(model_shape, parallel)[rank::ranks])
         self.is_last = rank == ranks - 1
-        every = train.checkpoint_every  # the last one is written when everything else is freed
+        every = train.checkpoint_every  # the last checkpoint is written after everything else is freed
         self.is_saved = every == "auto" or every < train.steps
         self.flying = min(ranks - rank, self.num_micro)
         per_rank = parallel.num_stages // ranks
@@ -106,13 +104,13 @@ class _Rank:
             model_shape.block_params / split,
             model_shape.params - model_shape.block_params * model_shape.num_layers,
         )
-        if ranks > 1:  # the embedding on the first, the head on the last, each whole where they are tied
+        if ranks > 1:  # embedding on the first, head on the last, both whole if tied
             ends = (
                 min(ends, max(ends / 2, model_shape.vocab * model_shape.hidden))
                 if rank == 0 or self.is_last
                 else 0.0
             )
-        self.columns = 0.0  # of the embedding, this rank's share of it
+        self.columns = 0.0  # this rank's share of the embedding
         if parallel.embedding_ranks > 1 and rank == 0:
             embedding = model_shape.vocab * model_shape.hidden
             ends, self.columns = ends - embedding, embedding / (parallel.embedding_ranks * axes.replicate)
@@ -153,7 +151,7 @@ class _Rank:
         return Memory(**always, **fullest, margin=self.costs.lost * asked + holes)
 
     def _states(self) -> tuple[float, float]:
-        """Weights with their moments, and gradients. In a pipeline, and with zero=1, only the moments and the
+        """Bytes of weights with moments, and of gradients. In a pipeline and with zero=1, only moments and
         32-bit weights are sharded.
         """
         axes, costs = self.parallel.axes, self.costs
@@ -167,7 +165,7 @@ class _Rank:
         return (costs.states * self.own - late) / shared + more, late / shared + columns
 
     def _gathered(self) -> float:
-        """Gathered weights of other ranks: two blocks, and everything outside the blocks."""
+        """Gathered weights of other ranks: two blocks and everything outside the blocks."""
         axes = self.parallel.axes
         if axes.shard * axes.replicate == 1 or self.parallel.zero != 3 or self.parallel.pipeline > 1:
             return 0.0
@@ -181,8 +179,8 @@ class _Rank:
         return self.costs.copied * self.own
 
     def _objective(self) -> tuple[float, float]:
-        """Bytes at the objective: logits and everything computed from them plus the gradients; and the
-        gradients alone.
+        """Bytes at the objective (logits, values computed from them, gradients), and bytes of the gradients
+        alone.
         """
         if not self.is_last:
             return 0.0, 0.0
@@ -198,7 +196,7 @@ class _Rank:
         return each * scale * tokens * vocab + gradient + hidden, gradient + hidden
 
     def _mask(self) -> float:
-        """The attention mask, once for all blocks, if scores are in memory."""
+        """The attention mask, shared by all blocks, if scores are in memory."""
         has_mask = not self.costs.is_fused and self.costs.queries
         return self.machine.width * self.tokens * self.model_shape.sequence if has_mask else 0.0
 
@@ -219,7 +217,7 @@ class _Rank:
         found += routed * model_shape.routed_width / t
         if model_shape.num_experts:
             found += costs.kept_routed * model_shape.met * model_shape.hidden
-        if model_shape.memory.kept:  # numbers of 32 bits at least; every rank of the axis tensor has all
+        if model_shape.memory.kept:  # at least 32 bits per number; every tensor rank has all
             found += max(4, self.machine.width) * model_shape.memory.kept / scale
         if recompute == "none":
             found += costs.kept_scores * costs.keys(model_shape.sequence) * model_shape.num_heads / t
@@ -227,6 +225,6 @@ class _Rank:
 
 
 def _extra_bytes(extension: str, train: Train) -> float:
-    """That an extension keeps of each trained weight."""
+    """Bytes that an extension keeps per trained weight."""
     cost = extension_part(extension, "cost", "bytes_of_weight")
     return 0.0 if cost is None else float(cost.bytes_of_weight(train))

@@ -1,4 +1,4 @@
-"""Sizes and FLOPs of a model, as the cost estimates use them. Torch-free."""
+"""Sizes and FLOPs of a model for cost estimates. Torch-free."""
 
 from dataclasses import dataclass
 from math import prod
@@ -12,14 +12,13 @@ from atelier.engine.config.registry import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The shape of a model on sequences of `sequence` tokens; its blocks are assumed to be equal.
+    """The shape of a model on sequences of `sequence` tokens, with blocks assumed equal.
 
-    `matrices` of a block are (number of them, out, in). `width` is the inner width of all MLPs that a token
-    goes through (`met` experts, or one MLP), `routed_width` that of experts that a router chose, `inner` that
-    of all with gated MLPs counted 1.5 times. `flops` are the forward and backward FLOPs of one token in each
-    block, `after` those behind the blocks. `memory` is what a token asks of product-key memories, the mean of
-    all blocks; their weights are no `matrices`. A model that is not made of equal transformer blocks has no
-    `matrices`: only its FLOPs are known.
+    A block's `matrices` are (count, out, in). `width`: inner width of all MLPs that a token passes (`met`
+    experts or one MLP); `routed_width`: that of routed experts; `inner`: that of all, gated MLPs counted 1.5
+    times. `flops`: forward and backward FLOPs of one token in each block; `after`: those after the blocks.
+    `memory`: mean cost of product-key memories per token; their weights are not in `matrices`. A model
+    without equal transformer blocks has no `matrices`: only its FLOPs are known.
     """
 
     sequence: int
@@ -54,7 +53,7 @@ class ModelShape:
 
 
 def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
-    """The shape of `model`, a ModelSpec whose vocabulary is known."""
+    """The shape of `model`, whose vocabulary must be known."""
     *flops, after = model.block_flops(sequence)
     blocks: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in model.shapes().items():
@@ -66,7 +65,7 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
     plain = {number: _without_memory(block) for number, block in blocks.items()}
     first = plain.get("0", {})
     is_alike = all(block == first for block in plain.values())
-    # of an encoder and a decoder widths are known, and blocks are taken to be as large as they are on average
+    # encoder and decoder: widths are known, blocks are taken at their average size
     is_known = is_alike or model.reads_encoder
     known = model if isinstance(model, Blocks) and is_known else None
     mixed = known if isinstance(known, MixedBlocks) and known.num_experts else None

@@ -1,5 +1,5 @@
-"""Assign blocks to pipeline stages, by block costs and device speeds (the resource-aware partition of ERNIE
-3.0 Titan, 2112.12731, section 4.2). Torch-free.
+"""Assign blocks to pipeline stages by block costs and device speeds (resource-aware partition of ERNIE 3.0
+Titan, 2112.12731, section 4.2). Torch-free.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ def partition(
     speeds: Sequence[float] = (),
     after: float = 0.0,
 ) -> tuple[int, ...]:
-    """Blocks of each stage, at least one, such that the slowest stage is as fast as possible; among equals
-    the most even.
+    """The number of blocks of each stage, at least one, that minimises the time of the slowest stage; among
+    equals the most even.
 
-    `block_costs` and `after`, the cost after the last block (head, students), are in one unit, say FLOPs;
-    `speeds` has a relative speed for each stage. Raises ConfigError for more stages than blocks.
+    `block_costs` and `after` (cost after the last block: head, students) have one unit, such as FLOPs.
+    `speeds`: relative speed per stage. Raises ConfigError for more stages than blocks.
     """
     num_blocks = len(block_costs)
     speeds = tuple(speeds) or (1.0,) * num_stages
     if num_stages > num_blocks:
         raise ConfigError(
-            "parallel.pipeline", f"{num_stages} stages, but {num_blocks} blocks", "fewer stages would fit"
+            "parallel.pipeline", f"{num_stages} stages, but {num_blocks} blocks", "use fewer stages"
         )
     sums = [0.0, *accumulate(block_costs)]
 
@@ -33,7 +33,7 @@ def partition(
         extra = after if stage == num_stages - 1 else 0.0
         return (sums[end] - sums[begin] + extra) / speeds[stage]
 
-    # best[end] = (slowest stage, sum of squares, cuts) of the first stages over blocks 0 .. end - 1
+    # best[end] = (slowest stage, sum of squares, cuts) for the first stages over blocks 0 .. end - 1
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(num_stages):
         found: dict[int, tuple[float, float, tuple[int, ...]]] = {}

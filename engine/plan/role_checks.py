@@ -1,4 +1,4 @@
-"""Checks of a role alone: what of its model is trained, and when its objectives have a weight. Torch-free."""
+"""Checks of a single role: trained parts, and weights of its objectives over the steps. Torch-free."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,8 +9,8 @@ from atelier.engine.config.train import Train
 
 
 def check_trainable(place: str, role: Role) -> None:
-    """Raise ConfigError when a role is to train parts or matrices that its model does not have. `place` with
-    a dot at its end, or ''.
+    """Raise ConfigError if a role would train parts or matrices that its model lacks. `place` ends with a
+    dot, or is ''.
     """
     model, trainable = role.model, role.trainable
     if trainable.kind == "full":
@@ -19,7 +19,7 @@ def check_trainable(place: str, role: Role) -> None:
     if trainable.kind == "prompt" and not getattr(model, "soft_prompt", SoftPrompt()).length:
         raise ConfigError(
             f"{place}trainable.kind",
-            "prompt, which is tuned on labelled examples",
+            "prompt, which needs labelled examples",
             "atelier finetune finetune.trainable.kind=prompt",
         )
     if trainable.kind == "parts":
@@ -50,8 +50,8 @@ def _check_names(place: str, what: str, given: Iterable[str], known: set[str]) -
 
 
 def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
-    """Raise ConfigError when an objective's weight does not move within its role's steps, or a role has a
-    step on which nothing has a weight. For roles whose `start` is a step; `prefix` as in `check_layout`.
+    """Raise ConfigError if an objective's weight does not change within its role's steps, or if a role has a
+    step without any weighted objective. `start` must be a step; `prefix` as in `check_layout`.
     """
     for name, role in roles.items():
         if not role.moves:
@@ -64,20 +64,20 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
             if spec.schedule.follows_lead:
                 continue
             begin, after = spec.schedule.span(start, end)
-            for point in (begin, after - 1):  # elsewhere, whatever moves is above 0
+            for point in (begin, after - 1):  # between these, changing weights are above 0
                 points |= {point - 1, point, point + 1}
         own = [spec for spec in role.objective.values() if not type(spec).needs_teacher]
         is_gated = role.gate != "open"
         for step in sorted(point for point in points if start <= point < end):
-            is_alone = is_gated or (step - start) % role.period  # it may have to learn without its teacher
-            # (what follows a lead counts for nothing here: there may be none)
+            is_alone = is_gated or (step - start) % role.period  # the step may be without teacher
+            # (a weight that follows a lead counts as 0: there may be none)
             for specs in (role.objective.values(), own if is_alone else ()):
                 if specs and not any(spec.schedule.factor(step, start, end) for spec in specs):
                     which = " of its own" if specs is own else ""
                     raise ConfigError(
                         f"{place}objective",
                         f"at step {step} no objective{which} has a weight above 0",
-                        "leave one constant, as lm: what follows a teacher's lead has no weight without one"
+                        "leave one constant, as lm: weights that follow a lead are 0 without one"
                         if any(spec.schedule.follows_lead for spec in specs)
                         else "leave one constant, or give schedule.last",
                     )

@@ -1,4 +1,4 @@
-"""Which roles of a training a gang trains: all, unless an extension trains some elsewhere. Torch-free."""
+"""The roles that a gang trains: all, unless an extension trains some at other sites. Torch-free."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -14,9 +14,9 @@ CodeMap = dict[str, dict[str, str]]  # digests of the parts of files
 
 
 class RolePlacement:
-    """All roles in one gang. An extension has a subclass in its file placement.py.
+    """All roles in one gang. Extensions define subclasses in placement.py.
 
-    `roles`: all roles of the training. A gang is one of `parts`, by name; without parts it is the only one.
+    `roles`: all roles of the training. `parts`: the gangs of a divided training, by name; empty = one gang.
     """
 
     def __init__(self, train: Train, roles: Mapping[str, Role]) -> None:
@@ -24,7 +24,7 @@ class RolePlacement:
 
     @property
     def parts(self) -> dict[str, Train]:
-        """The trainings that this one is divided into, by name, each with the settings of its gang."""
+        """The trainings that this one is divided into, by name, with the settings of each gang."""
         return {}
 
     def part_of(self, role: str) -> str:
@@ -33,24 +33,24 @@ class RolePlacement:
 
     @property
     def claim(self) -> str:
-        """What to claim a trajectory for, so that no other run trains it in the same store; '' = nothing."""
+        """The purpose of a claim that keeps other runs from training a trajectory; '' = no claim."""
         return ""
 
     def roles_here(self) -> dict[str, Role]:
-        """The roles of this gang, without teachers that are elsewhere."""
+        """The roles of this gang, without teachers at other sites."""
         return {**self.roles}
 
     def check_finished(self, section: str) -> None:
-        """Raise ConfigError for finished models that are where nothing runs. `section`: of the configuration,
-        that has the settings.
+        """Raise ConfigError for finished models on a site where nothing runs. `section`: configuration
+        section of the settings.
         """
 
     def asked_from(self, segments: Segments) -> dict[str, int]:
-        """The roles here that others elsewhere still need, each with the step from which it trains again."""
+        """The roles here that other sites still need, each with the step from which to train it again."""
         return {}
 
     def tell_finished(self, finished: Collection[str], segments: Segments) -> None:
-        """Tell the teachers elsewhere which roles here are finished."""
+        """Tell the teachers at other sites which roles here are finished."""
 
     def with_others(
         self,
@@ -63,22 +63,22 @@ class RolePlacement:
         accept_code: bool,
         section: str,
     ) -> dict[str, Member]:
-        """The gang's members with the roles elsewhere that teach them, or learn from them. `maps`: the code
-        of all roles; `accept_code`: lessons may come from other code. Raises ConfigError for what does not
-        fit the vocabulary.
+        """The gang's members plus the roles at other sites that teach them or learn from them. `maps`: code
+        of all roles; `accept_code`: lessons may come from other code. Raises ConfigError if something does
+        not fit the vocabulary.
         """
         return {**members}
 
 
 def placement_of(train: Train, roles: Mapping[str, Role]) -> RolePlacement:
-    """The placement of these roles: an extension's where one has its own."""
+    """The placement of these roles, from an extension if one defines it."""
     classes = (extension_class(name, "placement", RolePlacement) for name in sorted(extensions_of(train)))
     return next((each for each in classes if each), RolePlacement)(train, roles)
 
 
 def with_teachers(members: Mapping[str, Member], roles: Mapping[str, Role], vocab: int) -> dict[str, Member]:
-    """The gang's members with the teachers that have no part in it, of roles that have trained and need no
-    steps: such a role may have weights of its teacher's size.
+    """The gang's members plus teachers without part in it, for finished roles that need no steps: such a role
+    may have weights of its teacher's size.
     """
     away = {
         teacher: roles[teacher]

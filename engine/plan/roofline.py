@@ -1,5 +1,5 @@
-"""Compute time of one block and micro-batch on a device: matrix products by their shapes, everything between
-them by the bytes it moves (a roofline, Williams et al. 2009). Torch-free.
+"""Compute time of one block and micro-batch on a device: matrix products by their shapes, other operations by
+the bytes they move (a roofline, Williams et al. 2009). Torch-free.
 
 M tokens of a rank, D hidden, F ffn, H query heads, S tokens of a row, T ranks of the axis tensor
 """
@@ -12,11 +12,11 @@ from atelier.engine.plan.model_shape import ModelShape
 
 FUSED_FORWARD = 0.75  # of the FLOP/s of products: one causal kernel (FlashAttention-2, 2307.08691, figure 5)
 FUSED_BACKWARD = 0.65
-FUSED_BACKWARD_FLOPS = 2.5  # times the forward pass: scores are recomputed
-KERNELS = 12  # of a block's forward pass, between its products
-SCORE_BYTES = 40  # of a score of a memory's keys: made, copied, sorted with its 64-bit place
-ROW_BYTES = 4  # of a number of a value row
-MEMORY_REACHED = 0.8  # of the memory's bandwidth
+FUSED_BACKWARD_FLOPS = 2.5  # multiple of the forward pass, with scores recomputed
+KERNELS = 12  # kernels between the products of a block's forward pass
+SCORE_BYTES = 40  # per score of a memory's key: made, copied, sorted with its 64-bit index
+ROW_BYTES = 4  # per number of a value row
+MEMORY_REACHED = 0.8  # share of the memory bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Machine:
     bandwidth: float
     launch_s: float
     costs: CostTable
-    width: int = 2  # bytes of a number in products
+    width: int = 2  # bytes per number in products
 
     def product_s(self, rows: float, out: float, inner: float, count: float = 1) -> float:
         """Seconds of `count` products (rows, inner) x (inner, out)."""
@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class BlockTime:
-    """Seconds of one block and micro-batch. `core` is what selective recomputation repeats."""
+    """Seconds of one block and micro-batch. `core`: the part that selective recomputation repeats."""
 
     forward_s: float
     backward_s: float
@@ -52,8 +52,8 @@ class BlockTime:
 def block_time(
     model_shape: ModelShape, rows: float, axes: Axes, machine: Machine, *, is_split: bool
 ) -> BlockTime:
-    """Time of a block on `rows` sequences. With `is_split` (sequence parallelism) what is between matrix
-    products is split by tokens over the axis tensor.
+    """Time of a block on `rows` sequences. `is_split` (sequence parallelism): operations between products are
+    split by tokens over the axis tensor.
     """
     if not model_shape.matrices:
         flops = model_shape.flops[0] * rows * model_shape.sequence / axes.context / axes.tensor
@@ -76,7 +76,7 @@ def block_time(
 
 
 def _products_s(model_shape: ModelShape, tokens: float, axes: Axes, machine: Machine) -> float:
-    """The block's matrices, each split along its longer dim; an expert gets its share of the tokens."""
+    """Seconds of the block's matrices, split along the longer dim; experts get a share of the tokens."""
     total = 0.0
     for number, out, inner in model_shape.matrices:
         count, rows = float(number), tokens
@@ -89,8 +89,8 @@ def _products_s(model_shape: ModelShape, tokens: float, axes: Axes, machine: Mac
 
 
 def _memory_s(model_shape: ModelShape, tokens: float, axes: Axes, machine: Machine) -> float:
-    """Forward seconds of a product-key memory: its products, the value rows that are read, the sorted scores.
-    A rank of the axis tensor chooses for all tokens and reads its columns.
+    """Forward seconds of a product-key memory: products, value rows read, sorting of scores. Each tensor rank
+    selects for all tokens and reads its columns.
     """
     memory = model_shape.memory
     rows = memory.read / axes.tensor
@@ -105,13 +105,13 @@ def _attention_s(model_shape: ModelShape, rows: float, axes: Axes, machine: Mach
     queries = model_shape.sequence / axes.context
     costs = machine.costs
     if costs.is_fused:
-        flops = 4 * heads * queries * model_shape.sequence * model_shape.head_dim / 2  # the causal half
+        flops = 4 * heads * queries * model_shape.sequence * model_shape.head_dim / 2  # causal: one half
         forward = flops / (machine.flops * FUSED_FORWARD)
         return forward, FUSED_BACKWARD_FLOPS * flops / (machine.flops * FUSED_BACKWARD)
     keys = costs.keys(model_shape.sequence)
     products = machine.product_s(queries, keys, model_shape.head_dim, heads)
     products += machine.product_s(queries, model_shape.head_dim, keys, heads)
-    products -= 2 * (heads - 1) * machine.launch_s  # one batched kernel each, not one a head
+    products -= 2 * (heads - 1) * machine.launch_s  # one batched kernel each, not one per head
     scores = heads * queries * keys
     forward = products + machine.pass_s(costs.scores_forward * scores)
     return forward, 2 * products + machine.pass_s(costs.scores_backward * scores)

@@ -1,4 +1,4 @@
-"""Search the layouts of a number of devices, ordered by speed, with the reason for each rejected one.
+"""Search all layouts of a number of devices; order them by speed, with a reason for each rejected one.
 Torch-free.
 """
 
@@ -17,7 +17,7 @@ from atelier.engine.plan.estimate import Estimate, Setting
 
 MICRO = (1, 2, 4, 8, 16)
 INTERLEAVED = (2, 3, 4, 5, 6, 7, 8)
-LONG = 8192  # tokens of a row from which the axis context is tried
+LONG = 8192  # the axis context is tried for rows from this length on
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -36,14 +36,14 @@ class LayoutOption:
 
 @dataclass(frozen=True)
 class RejectedLayout:
-    """An impossible mesh, and the reason."""
+    """A mesh that cannot be used, and the reason."""
 
     mesh: str
     why: str
 
 
 def mesh(parallel: Parallel) -> str:
-    """The axes above 1, outermost first, in command-line form."""
+    """The axes above 1 as command-line words, outermost first."""
     names = ("pipeline", "replicate", "shard", "expert", "context", "tensor")
     sizes = {name: getattr(parallel, name) for name in names}
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size != 1) or "shard=1"
@@ -59,9 +59,9 @@ def search(
     like: Parallel | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
 ) -> tuple[list[LayoutOption], list[RejectedLayout]]:
-    """Every mesh of `devices` ranks that can train the role, the fastest first, each with its best
-    micro-batch, schedule and recomputation; and the meshes that cannot. Threads, compilation and device are
-    those of `like`.
+    """All meshes of `devices` ranks that can train the role, fastest first, each with its best micro-batch,
+    schedule and recomputation; and the meshes that cannot. Threads, compilation and device are taken from
+    `like`.
     """
     train = train.here()
     setting = Setting.of(role, train, pool, vocab)
@@ -80,7 +80,7 @@ def search(
         else:
             out.append(
                 RejectedLayout(
-                    mesh(base), f"needs {best.estimate.memory_gb:.0f} GB a device, which has {limit:g}"
+                    mesh(base), f"needs {best.estimate.memory_gb:.0f} GB per device, which has {limit:g}"
                 )
             )
     return sorted(found, key=lambda option: option.estimate.step_s), out
@@ -95,8 +95,8 @@ def fastest(
     vocab: int = 0,
     recompute: Sequence[Recompute] = RECOMPUTE,
 ) -> LayoutOption:
-    """The best micro-batch, schedule and recomputation for a given mesh; if none fits, the one that needs
-    least memory.
+    """The best micro-batch, schedule and recomputation for a mesh; if none fits, those with the least
+    memory.
     """
     train = train.here()
     return _best(mesh, train, Setting.of(role, train, pool, vocab), recompute)
@@ -113,7 +113,7 @@ def _best(base: Parallel, train: Train, setting: Setting, recompute: Sequence[Re
 
 def meshes(role: Role, train: Train, pool: Pool, devices: int, like: Parallel) -> Iterator[Parallel]:
     """All products of axes that give `devices`: tensor inside a node, context for long rows, expert for
-    models with experts, the rest data parallel: replicated, sharded, or sharded inside a node.
+    models with experts, the rest data parallel (replicated, sharded, or sharded inside a node).
     """
     per_node = pool.device.per_node
     experts = next((limit.number for limit in role.model.limits() if limit.axis == "expert"), 1)

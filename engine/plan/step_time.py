@@ -1,10 +1,10 @@
-"""Time of one optimiser step, part by part: computation, pipeline bubble, collectives, optimiser. Torch-free.
+"""Time of one optimiser step, by part: computation, pipeline bubble, collectives, optimiser. Torch-free.
 
-With p pipeline ranks, v stages on each and m micro-batches, a step takes m times its slowest rank, and the
-others once, divided by v (Narayanan et al., PTD-P, 2104.04473, section 2.2). Per block and micro-batch tensor
-parallelism reduces 4 times the hidden states (section 3.2); sequence parallelism sends the same and in the
-backward pass gathers each product's input again (2205.05198, section 4.2.2; counted in full, since the
-overlapped product needs the same cores).
+With p pipeline ranks, v stages on each and m micro-batches, a step takes m times the slowest rank's time,
+plus the other ranks' once, divided by v (Narayanan et al., PTD-P, 2104.04473, section 2.2). Per block and
+micro-batch, tensor parallelism reduces 4 times the hidden states (section 3.2). Sequence parallelism sends as
+much and gathers each product's input again in the backward pass (2205.05198, section 4.2.2; counted in full,
+since the overlapped product needs the same cores).
 """
 
 from dataclasses import asdict, dataclass
@@ -21,15 +21,15 @@ from atelier.engine.plan.model_shape import ModelShape
 from atelier.engine.plan.partition import partition
 from atelier.engine.plan.roofline import BlockTime, Machine, block_time
 
-SPLIT_BUBBLE = 1 / 3  # share of 1f1b's bubble left when weight gradients fill the gaps (2401.10241, ZB-H1)
-EMBEDDING_BYTES = 12  # read and written a hidden number, both passes
+SPLIT_BUBBLE = 1 / 3  # share of 1f1b's bubble left if weight gradients fill the gaps (2401.10241, ZB-H1)
+EMBEDDING_BYTES = 12  # read and written per hidden element in both passes
 NEWTON_STEPS = 5
 TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds(CostTerms):
-    """The parts of one step, without what is overlapped with computation."""
+    """The parts of one step, without communication hidden behind computation."""
 
     compute: float
     bubble: float
@@ -57,7 +57,7 @@ class Stage(CostTerms):
 
 
 def micro_batch(train: Train, parallel: Parallel) -> int:
-    """Sequences of a micro-batch. `auto` is all of a step's, in a pipeline one."""
+    """Sequences per micro-batch. `auto` is all of a step's; in a pipeline it is one."""
     each = max(1, train.global_batch // parallel.axes.data)
     if train.micro_batch != "auto":
         return min(train.micro_batch, each)
@@ -161,25 +161,25 @@ def _stages(
 
 
 def ranks_met(model_shape: ModelShape, ranks: int) -> float:
-    """To how many ranks a token is sent whose experts are any of all, evenly spread over them."""
+    """The number of ranks that a token is sent to, for experts spread evenly over `ranks`."""
     experts = model_shape.num_experts
     elsewhere, chosen = experts - experts // ranks, model_shape.met
     return ranks * (1 - comb(elsewhere, chosen) / comb(experts, chosen)) if experts else 0.0
 
 
 def _ranks(stages: list[Stage], pipeline: int) -> list[Stage]:
-    """Time of each pipeline rank for one micro-batch: every `pipeline`-th stage is its own."""
+    """Time of each pipeline rank per micro-batch: it has every `pipeline`-th stage."""
     return [reduce(add, stages[rank::pipeline]) for rank in range(pipeline)]
 
 
 def _again(block: BlockTime, parallel: Parallel) -> float:
-    """Recomputation time in the backward pass of a block."""
+    """Recomputation time in a block's backward pass."""
     share = 1 / parallel.recompute_every
     return share * {"none": 0.0, "selective": block.core_s, "full": block.forward_s}[parallel.recompute]
 
 
 def _after_s(model_shape: ModelShape, tokens: float, tensor: int, machine: Machine) -> float:
-    """Time after the blocks: task nets, the head and the objective, forward and backward."""
+    """Time after the blocks, forward and backward: task nets, head and objective."""
     head = 3 * machine.product_s(tokens, model_shape.vocab / tensor, model_shape.hidden)
     others = (
         max(0.0, model_shape.after - 6.0 * model_shape.vocab * model_shape.hidden)
@@ -199,9 +199,9 @@ def _data_s(
     interconnect: Interconnect,
     computed_s: float,
 ) -> float:
-    """Gathering weights and reducing gradients, block by block. Over `shard` both overlap with the
-    computation of the previous block, and the longer one counts (ZeRO-3, 1910.02054, section 7.2), if
-    collectives do not use the same cores; over `replicate` gradients are reduced at the end of the step.
+    """Time to gather weights and reduce gradients, block by block. Over `shard` both overlap with the
+    previous block's computation, and the longer one counts (ZeRO-3, 1910.02054, section 7.2), unless
+    collectives use the same cores. Over `replicate`, gradients are reduced at the end of the step.
     """
     axes, apart = parallel.axes, strides(parallel)
     params = _params(model_shape, parallel)
@@ -230,8 +230,8 @@ def _embedding_s(
     machine: Machine,
     interconnect: Interconnect,
 ) -> float:
-    """What columns of the embedding take: in every micro-batch an exchange of the tokens' rows each way, and
-    the tokens; their gradients over replicas.
+    """Time of an embedding split by columns: per micro-batch an exchange of the tokens and of their rows each
+    way; reduction of its gradients over replicas.
     """
     axes, apart, size = parallel.axes, strides(parallel), parallel.embedding_ranks
     if size == 1:
@@ -244,7 +244,7 @@ def _embedding_s(
 
 
 def _params(model_shape: ModelShape, parallel: Parallel) -> float:
-    """Weights of one rank, before sharding over `shard`; without an embedding that is split by columns."""
+    """Weights of one rank before sharding over `shard`, without an embedding split by columns."""
     params = float(model_shape.params)
     if parallel.embedding_ranks > 1:
         params -= model_shape.vocab * model_shape.hidden
@@ -262,8 +262,8 @@ def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machin
 
 
 def _newton_s(model_shape: ModelShape, parallel: Parallel, machine: Machine) -> float:
-    """Muon's orthogonalisation: three products an iteration for every matrix in the blocks of a rank, which
-    each rank computes whole.
+    """Muon's orthogonalisation: three products per iteration for every matrix of a rank's blocks, computed
+    whole by each rank.
     """
     flops = 0.0
     for count, *sizes in model_shape.matrices:

@@ -1,4 +1,4 @@
-"""Models that are read from their files as they compute: what of them is in memory at least. Torch-free."""
+"""Minimum memory and time of models that are read from their files while they compute. Torch-free."""
 
 import re
 from collections import Counter
@@ -12,16 +12,16 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.sections import frozen_limit
 
-STREAM = 2  # buffers that a stream needs: one computes, one is read
-SCORED = 4  # bytes of a number of models that are scored
-LINE = 64  # bytes; products may differ in their last bits by where in a line of the cache a weight begins
-TOGETHER = 256e6  # bytes of batches that go through the blocks together: residual streams and masks
+STREAM = 2  # buffers of a stream: one computes, one is read
+SCORED = 4  # bytes per number when models are scored
+LINE = 64  # bytes of a cache line; a weight's offset in it may change last bits of products
+TOGETHER = 256e6  # bytes of batches in the blocks at once: residual streams and masks
 BLOCK = re.compile(r"(.*?\bblocks\.\d+\.)(.*)")
 
 
 class Shares(NamedTuple):
-    """How memory is divided: bytes of what is always there, how many of the first blocks stay, buffers for
-    the other blocks and for experts.
+    """Division of memory: bytes of always resident weights, number of resident first blocks, buffers for
+    other blocks and for experts.
     """
 
     resident: int
@@ -31,14 +31,15 @@ class Shares(NamedTuple):
 
 
 def divided(memory: int, rest: int, blocks: Sequence[int], expert: int, num_experts: int) -> Shares | None:
-    """Bytes of memory, of what is outside the blocks, of each block without its experts and of the largest
-    expert; None where they are too few. Blocks come before experts: every token needs them.
+    """Divide memory between weights outside the blocks (`rest`), blocks without experts, and experts; None if
+    it is too small. Sizes in bytes, `expert` the largest. Blocks come before experts, because every token
+    needs them.
     """
     left = memory - least_of(rest, blocks, expert)
     if left < 0:
         return None
     largest, total, stay = max(blocks, default=0), sum(blocks), len(blocks)
-    if total <= left + STREAM * largest:  # all blocks stay
+    if total <= left + STREAM * largest:  # all blocks are resident
         left += STREAM * largest - total
     else:
         stay = 0
@@ -55,8 +56,8 @@ def least_of(rest: int, blocks: Sequence[int], expert: int) -> int:
 
 
 class StreamedPass(NamedTuple):
-    """A pass of batches through a model that is larger than its memory. `expert`: bytes of one; `read`: bytes
-    from its files when every expert has tokens; `tokens`: as many as go through together; `gbps`: the pace.
+    """A pass of batches through a model larger than its memory. `expert`: bytes of one; `read`: bytes read if
+    every expert has tokens; `tokens`: number that go through together; `gbps`: rate.
     """
 
     expert: int
@@ -72,8 +73,8 @@ class StreamedPass(NamedTuple):
 def streamed_pass(
     model: ModelSpec, gb: float, itemsize: int, sequence: int, device: Device, *, is_cpu: bool
 ) -> StreamedPass | None:
-    """What it takes at the pace of the slower of disk and link to the device; None of a model that fits into
-    `gb` of memory.
+    """The pass at the rate of the slower of disk and device link; None if the model fits into `gb` of
+    memory.
     """
     rest, blocks, experts, number = _parts(model, itemsize, line=1)
     largest = max(experts.values(), default=0)
@@ -94,7 +95,7 @@ def streamed_pass(
 
 
 def check_whole(layout: Parallel, name: str) -> None:
-    """Check that a frozen teacher that may be streamed is whole on every rank, but its experts."""
+    """Check that a frozen teacher that may be streamed is whole on every rank, except its experts."""
     limit = frozen_limit(layout)
     if limit is None:
         return
@@ -102,40 +103,40 @@ def check_whole(layout: Parallel, name: str) -> None:
         if (size := getattr(layout, axis)) > 1:
             raise ConfigError(
                 limit.place,
-                f"streams the frozen {name} on every rank, but {axis}={size} splits it",
-                f"replicate={size} of the same ranks, or {limit.place.rpartition('.')[2]}=0",
+                f"streams frozen {name} whole on every rank, but {axis}={size} splits it",
+                f"use replicate={size}, or {limit.place.rpartition('.')[2]}=0",
             )
 
 
 def check_streamed(place: str, gb: float, name: str, model: ModelSpec, itemsize: int) -> None:
-    """Check that `gb` of memory hold all weights of a model, whose vocabulary is known, or what is needed of
-    it at once, by `itemsize` bytes a number.
+    """Check that `gb` of memory hold all weights of a model with known vocabulary, or the minimum at once, at
+    `itemsize` bytes per number.
     """
     if gb and gb * 1e9 < min(model.num_params() * itemsize, least_bytes(model, itemsize, line=1)):
         raise too_little(place, gb, name, least_bytes(model, itemsize))
 
 
 def too_little(place: str, gb: float, name: str, least: int) -> ConfigError:
-    """What to raise; `least` is rounded up to three digits."""
+    """The error for too little memory; `least` is rounded up to three digits."""
     step = 10 ** max(0, len(str(least)) - 3)
     return ConfigError(
         place,
-        f"{gb:.4g} GB cannot hold two blocks and two experts of {name} beside what is always there",
-        f"{-(-least // step) * step / 1e9:.4g} GB is the least for this model",
+        f"{gb:.4g} GB cannot hold two blocks, two experts and the resident weights of {name}",
+        f"{-(-least // step) * step / 1e9:.4g} GB is the minimum for this model",
     )
 
 
 def least_bytes(model: ModelSpec, itemsize: int, *, line: int = LINE) -> int:
-    """Of what is outside the blocks, two blocks without their experts, and two experts, the largest; every
-    weight with the lines in memory that it may begin and end in.
+    """Bytes of the weights outside the blocks, two blocks without experts and two experts, the largest ones,
+    each weight rounded to cache lines.
     """
     rest, blocks, experts, _ = _parts(model, itemsize, line)
     return least_of(rest, list(blocks.values()), max(experts.values(), default=0))
 
 
 def _parts(model: ModelSpec, itemsize: int, line: int) -> tuple[int, Counter[str], Counter[str], int]:
-    """Bytes outside the blocks, of each block without its experts, of one expert of each mixture; how many
-    experts there are in all.
+    """Bytes outside the blocks, of each block without experts, and of one expert per mixture; total number of
+    experts.
     """
 
     def room(*shape: int) -> int:

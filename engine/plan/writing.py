@@ -1,4 +1,4 @@
-"""What it costs to have a model write text: FLOPs, seconds, memory. Torch-free."""
+"""Cost of text written by a model: FLOPs, seconds, memory. Torch-free."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.plan.estimate import machine_of
 from atelier.engine.plan.roofline import KERNELS
 
-PRECISION, WIDTH = "fp32", 4  # of weights, keys and values, bytes
-DRAWN = 5 * 8  # bytes of each logit of a row while a token is drawn: float64, shares, their order and sums
-DRAW_S = 90e-9  # for each logit of a row, in float64 on one core: softmax and sort
-PROCESS_GB = 0.5  # of torch and the tokenizer
+PRECISION, WIDTH = "fp32", 4  # of weights, keys and values, with bytes per number
+DRAWN = 5 * 8  # bytes per logit of a row while a token is drawn: float64, probabilities, order, sums
+DRAW_S = 90e-9  # per logit of a row: softmax and sort in float64 on one core
+PROCESS_GB = 0.5  # for torch and the tokenizer
 
 
 @dataclass(frozen=True)
 class WritingCost:
     params: int
-    tokens: int  # read and written, at most
+    tokens: int  # maximum read and written
     flops: float
     memory_gb: float
     seconds: float
@@ -28,13 +28,13 @@ class WritingCost:
 def cost_of_writing(
     model: ModelSpec, asked: Written, documents: int, layout: Parallel, pool: Pool
 ) -> WritingCost:
-    """Of `documents` documents, all of the longest length. A token of all rows takes what its arithmetic
-    takes, or what it takes to read the weights, and the draws from all logits.
+    """The cost of `documents` documents of the greatest length. A token of all rows takes the time of its
+    arithmetic or of reading the weights, plus sampling from all logits.
     """
     machine = machine_of(pool, pool.device, layout, PRECISION)
     length = asked.prefix + asked.tokens
     params, rows = model.num_params(), min(ROWS, documents)
-    flops = model.flops_per_token(length) / 3  # forward alone
+    flops = model.flops_per_token(length) / 3  # forward only
     groups = -(-documents // ROWS)
     launches = KERNELS * model.num_layers * machine.launch_s
     step_s = max(rows * flops / machine.flops, WIDTH * params / machine.bandwidth) + launches

@@ -54,9 +54,9 @@ def script(words: list[str]) -> str:
 
 
 def candidates(line: str, breaks: str = "") -> list[str]:
-    """Completions of the last word of `line`. A finished word ends in a space.
+    """Completions of the last word of `line`. A complete word ends in a space.
 
-    Bash replaces only what follows the last of its word `breaks`, so that much is cut off.
+    Bash replaces only the text after its last word break (`breaks`), so the text before is cut off.
     """
     words = line.split()
     if not words or line[-1].isspace():
@@ -114,7 +114,7 @@ def _is_value(words: list[str], number: int, command: Command) -> bool:
 
 
 def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterator[str]:
-    """Groups and keys up to the next dot; behind the equals sign the words a value may be."""
+    """Groups and keys up to the next dot; after the equals sign the possible values."""
     shape = catalog.FlowShape(flow, before)
     key, equals, _ = current.partition("=")
     for choice in catalog.used_choices(shape):
@@ -167,7 +167,7 @@ def _root() -> Path | None:
 
 
 def _models() -> set[str]:
-    """Names of finished models in a local store, not checked: a wrong one is refused when it is used."""
+    """Names of finished models in a local store, unchecked: commands check them when they use them."""
     found = set()
     root = _root()
     for place in root.glob("model/*/record.json") if root else ():

@@ -1,5 +1,5 @@
-"""Texts of `--help`, from the same tables and specs that the program uses. For a flow: its groups and keys
-with type, meaning and present value.
+"""Texts of `--help`, from the same tables and specs that the program uses. A flow's help lists its groups and
+keys with type, meaning and present value.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ WIDTH = 22
 
 
 def version() -> str:
-    from atelier.infra.code.provenance import version as found  # 0.03 s that only this needs
+    from atelier.infra.code.provenance import version as found  # late: 0.03 s
 
     return found()
 
@@ -24,20 +24,20 @@ def overview() -> str:
     flows = [row(name, catalog.flow_text(name)[0]) for name in catalog.flow_names()]
     commands = [row(command.name, command.about) for command in COMMANDS.values()]
     return "\n".join([
-        "Atelier: experiments with language models as DAGs of tasks. What is finished is reused.", "",
-        "usage: atelier <flow> [group=option] [key=value] ...   run a flow, or go on where it stopped",
+        "Atelier: experiments with language models as DAGs of tasks. Finished results are reused.", "",
+        "usage: atelier <flow> [group=option] [key=value] ...   run a flow, or continue it where it stopped",
         "       atelier <command> ...", "", "flows", *flows, "", "commands", *commands, "",
         "examples",
         "  atelier titan experiment=tiny                          the whole DAG in a minute or two",
         "  atelier plan pretrain model=gpt_mini train.steps=400   what would run, and why",
         "  atelier pretrain --help                                a flow's groups and keys", "", "options",
-        row("--completion bash|zsh", "words for the Tab key: put  eval \"$(atelier --completion bash)\""),
+        row("--completion bash|zsh", "for the Tab key: put  eval \"$(atelier --completion bash)\""),
         row("", "into ~/.bashrc (or zsh, into ~/.zshrc)"),
         row("--hydra-help", "the flags of Hydra, which composes the configuration"),
         row("--version", "the version"), "", "environment",
         row("ATELIER_ROOT", "the store: a folder or an fsspec URL [./.atelier]"),
-        row("MLFLOW_TRACKING_URI", "where runs are tracked [by `atelier up` while it runs, or in the store]"),
-        row("PREFECT_API_URL", "a Prefect server [`atelier up`'s while it runs, or one in the run]"),
+        row("MLFLOW_TRACKING_URI", "MLflow's server [`atelier up`'s while it runs, else in the store]"),
+        row("PREFECT_API_URL", "Prefect's server [`atelier up`'s while it runs, else one for each run]"),
     ])  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def row(name: str, about: str, width: int = WIDTH) -> str:
 
 
 def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
-    """The flow's groups and keys, with the groups that are chosen in `words`."""
+    """The flow's groups and keys, with the groups chosen in `words`."""
     about, example = catalog.flow_text(flow)
     shape = catalog.FlowShape(flow, tuple(word for word in words if not word.startswith("-")))
     return "\n".join([
@@ -71,9 +71,9 @@ def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
         f"example: {example}", "", "groups (now)", *_group_lines(shape), "",
         "keys: type, meaning [value]", *_key_lines(shape), "", "options",
         row("-m, --multirun", "a sweep: a run for every combination of  key=1,2  (docs/run/sweeps.md)"),
-        row("--dry-run", "with -m: say what would run and what it costs"),
-        row("--accept-code", "go on with trainings that other code has begun"),
-        row("--fresh <task>", "begin the unfinished training of a task again"),
+        row("--dry-run", "with -m: print what would run and its cost"),
+        row("--accept-code", "continue trainings that other code started"),
+        row("--fresh <task>", "restart the unfinished training of a task"),
         row("--cfg job", "print the composed configuration and stop"), row("--info", "how Hydra composed it"),
     ])  # fmt: skip
 
@@ -91,7 +91,7 @@ def _group_lines(shape: catalog.FlowShape) -> list[str]:
 
 
 def _key_lines(shape: catalog.FlowShape) -> list[str]:
-    from atelier.engine.config.base import FieldPlace  # pydantic: 0.1 s that the other helps do without
+    from atelier.engine.config.base import FieldPlace  # late: pydantic, 0.1 s
     from atelier.engine.config.sites import Sites
 
     lines: list[str] = []
@@ -102,8 +102,8 @@ def _key_lines(shape: catalog.FlowShape) -> list[str]:
 
 
 def _places(place: "FieldPlace", name: str, above: str = "") -> list[str]:
-    """One line per key. Of a mapping with several entries alike (roles) the last is shown for all, as
-    `<name>`; what the mapping means is said of each.
+    """One line per key. A mapping with several similar entries (roles) is shown once, as `<name>`, with the
+    meaning of the mapping on each line.
     """
     below, about = list(place.below()), catalog.OWN_KEYS.get(name, ("",))[0] or place.about or above
     if len(below) > 1 and place.spec is None and len({one.spec for one in below}) == 1:
@@ -116,7 +116,7 @@ def _places(place: "FieldPlace", name: str, above: str = "") -> list[str]:
     one = place.down("<name>")
     if one is not None and one.spec is not None:
         return _places(one, one.name)
-    has_choice = place.choices() != [place.type_text()]  # a kind may be the only one
+    has_choice = place.choices() != [place.type_text()]  # false if there is only one kind
     return [_line(place, name, about)] if has_choice else []
 
 

@@ -1,4 +1,4 @@
-"""Hydra's own flags, answered by Hydra itself: --cfg, --info, --hydra-help and what goes with them."""
+"""Pass Hydra's own flags to Hydra: --cfg, --info, --hydra-help and their companions."""
 
 import sys
 
@@ -24,8 +24,8 @@ BESIDE = (
 
 
 def is_asked(words: list[str]) -> bool:
-    """Whether a flag is among the words that Hydra has to answer. Raises ConfigError for a flag that only
-    works beside one of those.
+    """Whether the words have a flag that Hydra must answer. Raises ConfigError for a flag that works only
+    beside one of those.
     """
     names = [word.split("=", 1)[0] for word in words]
     if any(name in ASKING for name in names):
@@ -34,15 +34,15 @@ def is_asked(words: list[str]) -> bool:
     if alone:
         raise ConfigError(
             f"atelier {alone[0]}",
-            "goes with --cfg, --info or --hydra-help",
+            "works only with --cfg, --info or --hydra-help",
             "a flow's own options are yaml files in conf/<group>/",
         )
     return False
 
 
 def answer(flow: str, words: list[str]) -> int:
-    """Run hydra.main on the flow's configuration, with overrides as tolerant as in a run; the exit code."""
-    import hydra  # 0.15 s: help and completion do without
+    """Run hydra.main on the flow's configuration, with overrides as in a run. Returns the exit code."""
+    import hydra  # late: 0.15 s that help and completion do not need
 
     from atelier.flows.run.compose import prepared as prepared
 

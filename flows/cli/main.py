@@ -1,4 +1,4 @@
-"""The command line: `atelier <flow> ...` runs a flow, `atelier <command> ...` one of the other commands."""
+"""The command line: `atelier <flow> ...` runs a flow, `atelier <command> ...` another command."""
 
 import importlib
 import os
@@ -22,18 +22,18 @@ from atelier.engine.io.user_folders import complete_user, drop_unreadable
 from atelier.flows.cli import help, hydra_flags, syntax
 from atelier.flows.run import catalog
 
-# numpy's matrix products here are tiny: on a busy machine several threads take many times as long
+# numpy's matrix products here are tiny; on a busy machine several threads slow them down
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
 SWEEP = ("-m", "--multirun", "--dry-run")
 RESUME = ("--accept-code", "--fresh")
 FAULT = "a fault in the program, or in a kind that was added"
-MOST = 400  # characters of an error that is not ours
+MOST = 400  # characters of another library's error
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Dispatch; a user's error becomes one line on stderr and exit code 2 (bad input) or 1 (failed)."""
+    """Run the command. A user's error is one line on stderr; exit code 2 (bad input) or 1 (failed)."""
     complete_user(os.environ)
     notes = [*exempt_loopback(os.environ), *drop_unreadable(os.environ)]
     if arguments and not arguments[0].startswith("-"):
@@ -53,8 +53,8 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(printable(of_system(error), MOST), file=sys.stderr)
         return 1
-    except Exception as error:  # a bug: keep the traceback, show one line
-        from atelier.engine.config.kind_files import where_and_why  # here: pydantic, 0.1 s
+    except Exception as error:  # a bug: write the traceback to a file, print one line
+        from atelier.engine.config.kind_files import where_and_why  # late: pydantic, 0.1 s
 
         with tempfile.NamedTemporaryFile("w", prefix="atelier-", suffix=".trace", delete=False) as file:
             traceback.print_exc(file=file)
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Help, completion and typo answers import nothing heavy; the other branches import what they need."""
+    """Help, completion and answers to typos import nothing slow; other branches import their needs."""
     for word in arguments:
         check_utf8(word, "atelier", "the word")
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
@@ -75,7 +75,7 @@ def _dispatch(arguments: list[str]) -> int:
     elif first == "--version":
         print(help.version())
     elif first in ("--completion", "--complete"):
-        from atelier.flows.cli import complete  # here: only the Tab key needs it
+        from atelier.flows.cli import complete  # late: only the Tab key needs it
 
         print(complete.script(rest) if first == "--completion" else "\n".join(complete.candidates(*rest)))
     elif first == "--hydra-help":
@@ -89,7 +89,7 @@ def _dispatch(arguments: list[str]) -> int:
         return importlib.import_module(f"atelier.flows.cli.commands.{first}").run(options)
     elif first in catalog.flow_names():
         if syntax.asks_help(rest):
-            from atelier.flows.cli.help import of_flow  # pydantic: 0.1 s that the other helps do without
+            from atelier.flows.cli.help import of_flow  # late: pydantic, 0.1 s
 
             print(of_flow(first, tuple(rest)))
             return 0
@@ -117,7 +117,7 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
         raise syntax.unknown_option(f"atelier {flow}", strange[0], known)
     from atelier.flows.cli.flow_command import run_command
     from atelier.flows.run.overrides import resuming
-    from atelier.flows.run.store_check import check_root  # pydantic and fsspec: 0.2 s that no help waits for
+    from atelier.flows.run.store_check import check_root  # late: pydantic and fsspec, 0.2 s
 
     words = resuming(words)
     check_root(will_write=True)

@@ -1,4 +1,4 @@
-"""The commands other than flows, and what each takes. flows/cli/commands/<name>.py has its `run(options)`."""
+"""Arguments and help of the commands; flows/cli/commands/<name>.py runs each with `run(options)`."""
 
 import argparse
 import re
@@ -12,7 +12,7 @@ from atelier.engine.config.error import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Option:
-    """`--flag`, or `--flag VALUE` when `value` names one."""
+    """`--flag`, or `--flag VALUE` if `value` is set."""
 
     flag: str
     about: str
@@ -22,7 +22,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Word:
-    """A positional word; `kind` selects its completion: flow, group, model, anything, override."""
+    """A positional argument; `kind` selects its completion: flow, group, model, anything, override."""
 
     name: str
     about: str
@@ -33,7 +33,7 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command: its name, help and example, its positional words and its options."""
+    """A command: its name, help, example, positional arguments and options."""
 
     name: str
     about: str
@@ -53,7 +53,7 @@ JSON = Option("--json", "print JSON instead of a table")
 TABLE = (
     Command(
         name="plan",
-        about="show a flow's tasks before they run: reuse or run and why, memory, time",
+        about="show a flow's tasks before they run: reuse or run, reason, memory, time",
         example="atelier plan titan experiment=laptop train.steps=400",
         words=(
             Word("flow", "the flow to plan", "flow", required=True),
@@ -61,42 +61,42 @@ TABLE = (
         ),
         options=(
             JSON,
-            Option("--search", "also every layout of the pool's devices, the fastest first"),
-            Option("--calibrate", "first measure this machine, in a minute or two; later plans use it too"),
-            Option("--accept-code", "as if trainings of other code went on with the code as it is now"),
-            Option("--fresh", "as if the unfinished training of this task began again", "TASK", many=True),
+            Option("--search", "also list all layouts of the pool's devices, the fastest first"),
+            Option("--calibrate", "measure this machine first (a minute or two), also for later plans"),
+            Option("--accept-code", "plan to continue trainings of other code with the present code"),
+            Option("--fresh", "plan to restart the unfinished training of this task", "TASK", many=True),
         ),
     ),
     Command(
         name="list",
-        about="show what can be chosen: groups, a group's options, or flows",
+        about="list configuration groups, a group's options, or the flows",
         example="atelier list model",
         words=(Word("group", "a group, or flows; empty = all groups", "group"),),
         options=(JSON,),
     ),
     Command(
         name="runs",
-        about="show what ran: when, how it ended, what it made and reused; with an id, that run's models,"
-        " scores, report and pages",
+        about="list runs: when they ran, how they ended, what they made and reused; with an id, that run's"
+        " models, scores, report and pages",
         example="atelier runs 20261129-064500-1a2b3c",
         words=(Word("id", "a run's id, or its first or last characters", "anything"),),
         options=(JSON, Option("--all", "all runs, not the last 20")),
     ),
     Command(
         name="models",
-        about="show the trained models of the store",
+        about="list the trained models of the store",
         example="atelier models --json",
         options=(JSON,),
     ),
     Command(
         name="lineage",
-        about="show where something comes from and what came of it",
+        about="show the ancestors and descendants of an artifact or a run",
         example="atelier lineage student_a --html lineage.html",
         words=(Word("what", "an artifact's name or fingerprint, or a run", "anything", required=True),),
         options=(
             JSON,
             Option("--html", "also write the picture as one HTML file", "FILE"),
-            Option("--weights", "of a model: whom its parameters come from"),
+            Option("--weights", "show from which ancestors a model's parameters come"),
         ),
     ),
     Command(
@@ -105,54 +105,50 @@ TABLE = (
         example="atelier generate student_a --prompt 'def main(' --max-tokens 80",
         words=(Word("model", "a model's name, name@alias or fingerprint", "model", required=True),),
         options=(
-            Option("--prompt", "the text to continue, or several; none = a new document", "TEXT", many=True),
+            Option("--prompt", "one or more texts to continue [a new document]", "TEXT", many=True),
             Option(
                 "--chat",
-                "a user's message to answer, or a JSON list of messages, by its chat template",
+                "a user's message to answer, or a JSON list of messages, in the model's chat template",
                 "TEXT",
                 many=True,
             ),
-            Option("--max-tokens", "tokens drawn at most [128]", "N"),
+            Option("--max-tokens", "most tokens to generate [128]", "N"),
             Option("--temperature", "divides the logits; 0 = always the most probable token [0.8]", "T"),
-            Option("--memory", "weights in memory at once, the rest is read when it computes [all]", "2GB"),
-            Option("--top-p", "keeps the fewest tokens that together reach this share [1.0]", "P"),
-            Option("--seed", "of the draws; the same seed gives the same text [0]", "N"),
-            Option("--genre", "soft prompts of: code, test, documentation, line or prose", "NAME"),
-            Option("--topic", "what it is about, for models trained with objective control", "TEXT"),
-            Option("--keywords", "words that should occur, with commas between", "WORDS"),
+            Option("--memory", "memory for weights; the others are read when they are needed [all]", "2GB"),
+            Option("--top-p", "sample from the fewest tokens that reach this probability [1.0]", "P"),
+            Option("--seed", "the same seed gives the same text [0]", "N"),
+            Option("--genre", "soft prompt for: code, test, documentation, line or prose", "NAME"),
+            Option("--topic", "topic of the text, for models trained with objective control", "TEXT"),
+            Option("--keywords", "words that should occur, separated by commas", "WORDS"),
             Option("--sentiment", "positive, negative or neutral", "NAME"),
             Option("--length", "approximate number of tokens", "N"),
-            Option(
-                "--best-of", "draws so many, prints the one that the model itself finds most natural [1]", "N"
-            ),
+            Option("--best-of", "generate N texts, print the one that the model finds most natural [1]", "N"),
         ),
     ),
     Command(
         name="export",
-        about="write a trained model as transformers reads it: weights, config, tokenizer, model card",
+        about="write a trained model for transformers: weights, config, tokenizer, model card",
         example="atelier export student_a exported/student_a --dtype bfloat16",
         words=(
             Word("model", "a model's name, name@alias or fingerprint", "model", required=True),
             Word("url", "a new folder: a path or an fsspec URL", "file", required=True),
         ),
         options=(
-            Option("--format", "hf = transformers' folder, the only one [hf]", "hf"),
-            Option("--family", "the model_type that it is written as [the first that can say it]", "NAME"),
-            Option("--dtype", "of the weights: float32, float16 or bfloat16 [as stored]", "TYPE"),
+            Option("--format", "hf = a folder for transformers, the only format [hf]", "hf"),
+            Option("--family", "the model_type to write [the first that can represent the model]", "NAME"),
+            Option("--dtype", "type of the weights: float32, float16 or bfloat16 [as stored]", "TYPE"),
         ),
     ),
     Command(
         name="pick",
-        about="name the best of a sweep or of some runs: its command line, and `<model>@best` from then on",
+        about="find the best run of a sweep or of some runs, and name its model `<model>@best`",
         example="atelier pick 3f2a --by student_a.eval_loss",
         words=(Word("what", "a sweep's id, or runs; four digits do", "anything", required=True, many=True),),
         options=(
-            Option(
-                "--by", "what they are compared by, <model>.<word of its summary> [the sweep's]", "METRIC"
-            ),
-            Option("--highest", "higher is better [as the sweep has it, else as the metric declares]"),
+            Option("--by", "metric to compare by, <model>.<key of its summary> [the sweep's]", "METRIC"),
+            Option("--highest", "higher is better [the sweep's direction, else the metric's]"),
             Option("--lowest", "lower is better"),
-            Option("--alias", "what the best one's model is called [best]", "NAME"),
+            Option("--alias", "alias of the best model [best]", "NAME"),
             JSON,
         ),
     ),
@@ -161,42 +157,43 @@ TABLE = (
         about="start Prefect, MLflow and two workers on this machine, with every flow deployed",
         example="atelier up",
         options=(
-            Option("--prefect-port", "of Prefect's pages [4200]", "N"),
-            Option("--mlflow-port", "of MLflow's pages [5000]", "N"),
+            Option("--prefect-port", "port of Prefect's pages [4200]", "N"),
+            Option("--mlflow-port", "port of MLflow's pages [5000]", "N"),
             Option("--host", "address to bind; only loopback is allowed [127.0.0.1]", "ADDRESS"),
         ),
     ),
-    Command(name="down", about="end what `atelier up` started", example="atelier down"),
+    Command(name="down", about="stop the processes that `atelier up` started", example="atelier down"),
     Command(
         name="status",
-        about="show what of the local stack runs, and which runs go on",
+        about="show the parts of the local stack and the runs in progress",
         example="atelier status",
         options=(
             JSON,
-            Option("--env", "print the variables that clients need, for eval in a shell"),
-            Option("--password", "print what Prefect's sign-in asks for: user:password"),
+            Option("--env", "print the environment variables for clients, for eval in a shell"),
+            Option("--password", "print user:password for Prefect's sign-in"),
         ),
     ),
     Command(
         name="worker",
-        about="serve a pool from this machine, until it is ended",
+        about="serve a pool from this machine until it is stopped",
         example="atelier worker local",
         words=(Word("pool", "a pool of conf/pool, or light", "pool", required=True),),
         options=(
             Option("--name", "the worker's name [host-pool]", "NAME"),
-            Option("--show", "print the job that its batch system would get, for a gang of two nodes"),
+            Option("--show", "print the batch job of a training on two nodes"),
         ),
     ),
     Command(
         name="site",
-        about="this site's key, the sites that it trusts, and the agent that carries messages between them",
+        about="manage this site's key, the trusted sites, and the agent that exchanges messages with them",
         example="atelier site serve --mailbox /data/mail",
         words=(
             Word(
                 "act",
-                "create: a key; card: print what others accept; accept: trust another's card; peers: who is"
-                " trusted; allow: what a site may do here; revoke: trust it no longer; rotate: a new key;"
-                " serve: the agent; audit: what has crossed; orders: runs asked for; cancel: end one",
+                "create: make a key; card: print the card for other sites; accept: trust another's card;"
+                " peers: list trusted sites; allow: set what a site may do here; revoke: stop trusting one;"
+                " rotate: make a new key; serve: run the agent; audit: verify the message log; orders: list"
+                " runs that sites requested; cancel: cancel one",
                 "anything",
                 required=True,
             ),
@@ -208,14 +205,14 @@ TABLE = (
             ),
         ),
         options=(
-            Option("--keys", "the folder of its key [$ATELIER_SITE, or ~/.config/atelier/site]", "FOLDER"),
+            Option("--keys", "the folder of the key [$ATELIER_SITE, or ~/.config/atelier/site]", "FOLDER"),
             Option(
                 "--address",
-                "create, rotate: host:port where others reach its agent, or a folder or the URL of a bucket;"
-                " empty = it dials out",
+                "create, rotate: host:port where others reach the agent, or a folder or the URL of a bucket;"
+                " empty = it connects to others",
                 "ADDRESS",
             ),
-            Option("--replace", "accept: another certificate of a site that is trusted"),
+            Option("--replace", "accept: replace the certificate of a trusted site"),
             Option(
                 "--mailbox",
                 "serve, orders, cancel: the folder of messages [mailbox, beside the key]",
@@ -223,51 +220,49 @@ TABLE = (
             ),
             Option(
                 "--tasks",
-                "allow: all tasks that run here for it; all, none",
+                "allow: tasks that may run here for it, as a complete list; all, none",
                 "TASK",
                 many=True,
             ),
             Option(
                 "--read",
-                "allow: all folders and URLs that its runs may read here; none",
+                "allow: folders and URLs that its runs may read here, as a complete list; none",
                 "PLACE",
                 many=True,
             ),
             Option(
                 "--use",
-                "allow: all artifacts here that its runs may use, by name; all, none",
+                "allow: artifacts here that its runs may use, as a complete list of names; all, none",
                 "NAME",
                 many=True,
             ),
             Option(
                 "--send",
-                "allow: all kinds of artifacts whose files go to it; all, none",
+                "allow: kinds of artifacts whose files are sent to it, as a complete list; all, none",
                 "KIND",
                 many=True,
             ),
-            Option("--pool", "allow: of conf/pool, where its tasks run [here]", "POOL"),
-            Option("--tracker", "allow: of conf/tracker, for what it runs here [mlflow]", "TRACKER"),
-            Option("--hourly", "allow: GB that cross to and from it in an hour, in all [any]", "GB"),
-            Option("--with-parent", "serve: end, with all that it runs, when its standard input ends"),
-            Option("--listen", "serve: where it listens [127.0.0.1 and the address's port]", "HOST:PORT"),
+            Option("--pool", "allow: the pool of conf/pool on which its tasks run [here]", "POOL"),
+            Option("--tracker", "allow: the tracker of conf/tracker for its tasks here [mlflow]", "TRACKER"),
+            Option("--hourly", "allow: GB an hour to and from it, in all [any]", "GB"),
+            Option("--with-parent", "serve: stop, with all its runs, when standard input ends"),
+            Option("--listen", "serve: where to listen [127.0.0.1 and its address's port]", "HOST:PORT"),
         ),
     ),
     Command(
         name="gc",
-        about="remove what nothing needs any more, after asking",
+        about="remove artifacts and files that nothing needs, after asking",
         example="atelier gc --dry-run",
         options=(
-            Option("--dry-run", "only say what would go, and why"),
+            Option("--dry-run", "only print what would be removed, and why"),
             Option("--yes", "do not ask"),
-            Option(
-                "--damaged", "read every file; what differs from its digest goes, too, and can be made again"
-            ),
-            Option("--forget", "as if this run did not exist: what only it needs goes", "RUN", many=True),
+            Option("--damaged", "read every file; also remove damaged files, which a run can make again"),
+            Option("--forget", "treat this run as deleted: remove what only it needs", "RUN", many=True),
         ),
     ),
 )
 HELP = ("-h", "--help")
-DASHED = re.compile(r"-(?!\.?\d)[^\s]+$")  # no number, and no text of several words
+DASHED = re.compile(r"-(?!\.?\d)[^\s]+$")  # neither a number nor a text of several words
 NARGS = {(True, True): "+", (True, False): None, (False, True): "*", (False, False): "?"}
 COMMANDS = {command.name: command for command in TABLE}
 
@@ -278,15 +273,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def asks_help(words: list[str], options: Iterable[Option] = ()) -> bool:
-    """Whether -h or --help is among the words; what stands where an option has its value does not ask."""
+    """Whether -h or --help is among the words, other than as the value of an option."""
     valued = {option.flag for option in options if option.value}
     before = ["", *words]
     return any(word in HELP and before[n] not in valued for n, word in enumerate(words))
 
 
 def _values_of(command: Command, words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The values of options by flag, as they were given, and the other words: argparse guesses which word is
-    a value. Raises ConfigError for a value that may be an option.
+    """The given values of options by flag, and the other words; argparse alone would guess which word is a
+    value. Raises ConfigError for a value that may be an option.
     """
     names = {option.flag: option.value for option in command.options if option.value}
     values: dict[str, list[str]] = {flag: [] for flag in names}
@@ -309,13 +304,13 @@ def _next(words: Iterator[str], place: str, name: str) -> str:
     if value is None:
         raise ConfigError(place, "needs a value", f"{flag}={name}")
     if DASHED.match(value):
-        way_out = f"as a value it is written {flag}={shlex.quote(value)}"
-        raise ConfigError(place, f"needs a value, and {value} may be an option", way_out)
+        way_out = f"write {flag}={shlex.quote(value)}"
+        raise ConfigError(place, f"needs a value, but {value} looks like an option", way_out)
     return value
 
 
 def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
-    """The command's words and options. Raises ConfigError, with the nearest option, for an unknown one."""
+    """Parse arguments and options. Raises ConfigError for unknown ones, naming the nearest."""
     values, rest = _values_of(command, words)
     parser = _Parser(prog=f"atelier {command.name}", add_help=False, allow_abbrev=False)
     for option in command.options:
@@ -323,7 +318,7 @@ def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
             parser.add_argument(option.flag, action="store_true")
     for word in command.words:
         nargs = NARGS[word.required, word.many]
-        default = [] if nargs == "*" else None  # else argparse calls it required
+        default = [] if nargs == "*" else None  # without a default argparse requires it
         parser.add_argument(word.name, nargs=nargs, default=default)
     found, strange = parser.parse_known_intermixed_args(rest)
     if strange:
@@ -338,6 +333,6 @@ def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
 
 def unknown_option(place: str, given: str, known: list[str]) -> ConfigError:
     near = nearest(given, known)
-    what = "no option" if given.startswith("-") else "takes no word"
+    what = "no option" if given.startswith("-") else "takes no argument"
     there = f"there are: {', '.join(dict.fromkeys([*known, '--help']))}"
     return ConfigError(place, f"{what} {given!r}", f"did you mean {near}? {there}" if near else there)

@@ -1,8 +1,7 @@
-"""Keeps a flow process and its Prefect run consistent, whatever happens to the worker between them and to the
-server.
+"""Keep a flow process and its Prefect run consistent when the worker or the server fails.
 
-A worker passes cancellations on to its flow processes; the server knows of a process only by its heartbeats.
-Either may be unavailable, so the process polls its run itself.
+A worker passes cancellations to its flow processes. The server knows a process only by its heartbeats. Either
+may be unavailable, so the process polls its run itself.
 """
 
 import os
@@ -22,14 +21,14 @@ from atelier.infra.stack.deployments import DEAD_AFTER_S, HEARTBEAT, is_silence
 
 POLL_S = 5.0
 ORPHAN_POLL_S = 1.0
-WORKERS_TURN_S = 10.0  # until then the worker, if there is one, passes a cancellation on as a signal
-RECLAIM_S = 4 * POLL_S  # until then a process reclaims a run that ended for missing heartbeats alone
+WORKERS_TURN_S = 10.0  # in this time a worker would pass a cancellation on as a signal
+RECLAIM_S = 4 * POLL_S  # in this time a process reclaims a run that ended only for missing heartbeats
 
 
 @contextmanager
 def present(stop: threading.Event) -> Iterator[None]:
-    """While the block runs: a cancellation that no worker passes on sets `stop`; a run that was marked
-    crashed for missing heartbeats alone (the server had been unavailable) is marked as running again.
+    """During the block: set `stop` on a cancellation that no worker passes on; mark a run as running again
+    that was marked crashed only for missing heartbeats (the server had been unavailable).
     """
     run_id = str(flow_run.id)
     cancelled_at = away_at = 0.0
@@ -41,7 +40,7 @@ def present(stop: threading.Event) -> Iterator[None]:
             away_at = time.monotonic()
             return
         if away_at and time.monotonic() - away_at < DEAD_AFTER_S:
-            # Prefect's own heartbeats find their way back only slowly, the oldest first
+            # Prefect sends its late heartbeats slowly, the oldest first
             _say_alive(run)
         if run.state.is_cancelling() or run.state.is_cancelled():
             cancelled_at = cancelled_at or time.monotonic()
@@ -56,8 +55,8 @@ def present(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def watching_worker(stop: threading.Event, orphaned: threading.Event) -> Iterator[None]:
-    """While the block runs: set both when the worker that started this process is gone, because nothing could
-    signal it any more.
+    """During the block: set both events when the worker that started this process is gone, because then
+    nothing can signal the process.
     """
     worker = os.getppid()
 
@@ -72,7 +71,7 @@ def watching_worker(stop: threading.Event, orphaned: threading.Event) -> Iterato
 
 @contextmanager
 def regularly(seconds: float, check: Callable[[], None]) -> Iterator[None]:
-    """Call `check` every so many seconds beside the block, whether or not the last call failed."""
+    """Call `check` every `seconds` during the block, also after a failed call."""
     ended = threading.Event()
 
     def run() -> None:
@@ -90,7 +89,7 @@ def regularly(seconds: float, check: Callable[[], None]) -> Iterator[None]:
 
 
 def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State | None:
-    """The state that the run has ended in. A run that ended for missing heartbeats alone counts only after
+    """The final state of the run, or None. A run that ended only for missing heartbeats counts after
     RECLAIM_S, because its process may reclaim it.
     """
     if run is None or run.state is None:
@@ -111,4 +110,4 @@ def _say_alive(run: FlowRun) -> None:
 
 def _reclaim(run: FlowRun) -> None:
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(run.id, Running(message="its process was there all the time"), force=True)
+        client.set_flow_run_state(run.id, Running(message="its process was running all the time"), force=True)

@@ -1,5 +1,6 @@
-"""Deploys every flow, with its form, and every pool of conf/ on the Prefect server. For a server that
-`atelier up` did not start: `python -m atelier.flows.deployments.deploy`.
+"""Deploy every flow with its form, and every pool of conf/, on the Prefect server.
+
+For a server that `atelier up` did not start: `python -m atelier.flows.deployments.deploy`.
 """
 
 import sys
@@ -29,14 +30,14 @@ WORKER_S = 60.0
 
 @dataclass
 class Done:
-    """What is deployed."""
+    """The deployed flows and pools."""
 
     pools: dict[str, Pool] = field(default_factory=dict)
     flows: dict[str, str] = field(default_factory=dict)
     light: int = LIGHT_LIMIT
 
     def wait_for_workers(self, pools: list[str]) -> None:
-        """Return when each pool is served. Raises AtelierError when one stays without a worker."""
+        """Wait until each pool has a worker. Raises AtelierError after a timeout."""
         deadline = time.monotonic() + WORKER_S
         while True:
             with prefect_api.server() as client:
@@ -45,13 +46,13 @@ class Done:
                 return
             if time.monotonic() > deadline:
                 raise AtelierError(
-                    f"no worker has come up for {', '.join(missing)}: see its log (atelier status)"
+                    f"no worker has started for {', '.join(missing)}; see its log (atelier status)"
                 )
             time.sleep(0.3)
 
 
 def deploy() -> Done:
-    """Create or update pools, queues, one deployment per flow, `work` for each pool, and the automation."""
+    """Create or update pools, queues, flow deployments, `work` for each pool, and the automation."""
     done = Done(pools=served_pools())
     with prefect_api.server() as client:
         put_pool(client, LIGHT, "parent flows: they plan and wait, they do not compute", LIGHT_LIMIT)
@@ -70,12 +71,12 @@ def deploy() -> Done:
 
 
 def example(flow: str) -> str:
-    """A command of the flow on a pool; what is on a pool runs at one site."""
+    """An example command of the flow on a pool. On a pool a flow runs at one site."""
     one_site = ["sites=[]"] if "sites" in FlowShape(flow).document else []
     return " ".join([flow_text(flow)[1], *one_site, "pool=local"])
 
 
-WORK_ABOUT = "One task of a flow. Flows start it; there is nothing to fill in by hand."
+WORK_ABOUT = "One task of a flow. Flows start it; do not fill in this form."
 WORK_FORM: dict[str, Json] = {
     "title": "Parameters",
     "type": "object",

@@ -2,7 +2,7 @@
 `atelier.flows.deployments.entry.work`.
 
 A worker imports this file from the code that it was started with. A run brings its own code, frozen when it
-was submitted, so nothing else of the project stays imported until that is in its place.
+was submitted. So no other module of the project may stay imported before that code is in place.
 """
 
 import importlib
@@ -26,25 +26,25 @@ def __getattr__(name: str) -> prefect.Flow:
 
 @cache
 def _made(name: str) -> prefect.Flow:
-    """The Prefect flow called `name`: the form's fields are its parameters, all of them optional."""
+    """The Prefect flow called `name`: the form's fields are its optional parameters."""
     if name == "work":
         return _flow("work", WORK_PARAMETERS, "atelier.flows.deployments.task_run")
     from atelier.flows.deployments.forms import (
-        parameter_names,  # the installed code's: the deployment was made with it
+        parameter_names,  # from the installed code, which made the deployment
     )
 
     return _flow(name, parameter_names(name), "atelier.flows.deployments.flow_run")
 
 
 def _flow(name: str, parameters: tuple[str, ...], module: str) -> prefect.Flow:
-    def run(**given: object) -> State:  # what a form gave: the module checks it
+    def run(**given: object) -> State:  # values of the form; the module checks them
         refused = use_code(str(given.get("code") or ""))
         if refused:
             return Failed(message=refused)
         filled = {key: value for key, value in given.items() if value is not None}
         return importlib.import_module(module).run(name, filled)
 
-    named: Any = run  # a function has no declared signature to set
+    named: Any = run  # functions declare no settable signature
     named.__signature__ = Signature(
         [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in parameters]
     )
@@ -53,12 +53,12 @@ def _flow(name: str, parameters: tuple[str, ...], module: str) -> prefect.Flow:
 
 
 def use_code(digest: str) -> str:
-    """Import the project from the frozen code of `digest` from now on ('' = from where it is installed);
-    returns why that cannot be, or ''.
+    """Import the project from the frozen code of `digest` from now on ('' = from the installation). Returns
+    the reason if that is impossible, else ''.
     """
     if not digest:
         return ""
-    from atelier.engine.config.error import AtelierError  # the installed code's, only to find the other
+    from atelier.engine.config.error import AtelierError  # of the installed code, only to find the frozen one
     from atelier.engine.io.user_folders import own_folder  # as above
     from atelier.infra.code.frozen import installed, put_first, thaw  # as above
     from atelier.infra.store.store import default_root  # as above

@@ -1,5 +1,5 @@
-"""A flow that was started from a form, by `pool=` on the command line, or by a sweep: its parent run on the
-light pool plans, runs the nodes on pools and shows their progress.
+"""Run a flow that was started from a form, by `pool=` on the command line, or by a sweep. Its parent run on
+the light pool plans, runs the nodes on pools and shows their progress.
 """
 
 import shlex
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cache
 from uuid import UUID
 
-from coolname.data import config  # Prefect draws a run's name from these words where nobody gives one
+from coolname.data import config  # Prefect draws unnamed runs' names from these words
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
@@ -35,16 +35,16 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.stack.prefect_api import page
 from atelier.infra.store.store import Store, default_root
 
-PAGE = (  # the words with which its page fills the form's box, followed by an animal
+PAGE = (  # first words of the names that Prefect's page suggests; an animal follows
     *("Awesome", "Rustic", "Small", "Gorgeous", "Fantastic", "Sleek", "Intelligent", "Unbranded", "Refined"),
     *("Licensed", "Generic", "Practical", "Ergonomic", "Handcrafted", "Tasty", "Handmade", "Incredible"),
 )
 LONGEST_ANIMAL = 6  # letters
-LONGEST = 2000  # characters of an error: it may repeat what the user wrote
+LONGEST = 2000  # characters of an error, which may quote the user's input
 
 
 def run(flow: str, parameters: JsonObject) -> State:
-    """Run `flow` with a filled form; the state that its Prefect run ends in."""
+    """Run `flow` with a filled form. Returns the final state of its Prefect run."""
     log = get_run_logger()
     try:
         store = Store(default_root())
@@ -59,7 +59,7 @@ def run(flow: str, parameters: JsonObject) -> State:
         log.error(text)
         return Failed(message=text)
     if is_generated(str(flow_run.name or "")):
-        with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for display
+        with suppress(Exception), get_client(sync_client=True) as client:  # the name is only for display
             client.set_flow_run_name(UUID(str(flow_run.id)), frozen.title(run_id_of()))
     command = shlex.join(["atelier", flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
@@ -70,7 +70,7 @@ def run(flow: str, parameters: JsonObject) -> State:
 
 
 def frozen_of(flow: str, parameters: JsonObject) -> RunConfig:
-    """The configuration that a filled form stands for: what the same words give on a command line."""
+    """The configuration of a filled form, equal to that of the same words on a command line."""
     words = to_overrides(flow, parameters)
     frozen = compose(flow, words, from_form=True)
     frozen.pool.check_runs()
@@ -81,10 +81,10 @@ def frozen_of(flow: str, parameters: JsonObject) -> RunConfig:
 
 def in_sweep(frozen: RunConfig, entry: PointEntry) -> RunConfig:
     """The configuration with the companion students of other points of its sweep. Raises ConfigError when the
-    point has other words.
+    words differ from the point's.
     """
     if list(frozen.overrides) != entry.words:
-        raise ConfigError("sweep", f"point {entry.number} of it has other words", "leave the box blank")
+        raise ConfigError("sweep", f"its point {entry.number} has other overrides", "leave the box blank")
     roles = {name: Role.model_validate(document) for name, document in entry.companions.items()}
     return with_companions(frozen, roles)
 
@@ -110,7 +110,7 @@ def _run(frozen: RunConfig, plan: Plan, store: Store, command: str, code: str, s
 
 
 def run_id_of() -> str:
-    """The run's id in store and MLflow; a retried Prefect run keeps it."""
+    """The run's id in store and MLflow; a retry keeps it."""
     moment = flow_run.scheduled_start_time or datetime.now(UTC)
     return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
 
@@ -121,13 +121,13 @@ def _state(outcome: RunOutcome) -> State:
         return Completed(message=f"{made} tasks run, {len(outcome.reused)} reused")
     text = f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}"
     if outcome.is_stopped:
-        return Cancelled(message=f"{text}; run it again and it goes on from the last checkpoints")
+        return Cancelled(message=f"{text}; run it again to continue from the last checkpoints")
     return Failed(message=text)
 
 
 def is_generated(name: str) -> bool:
-    """True for two words that Prefect's client or its page puts together, which says nothing; a name that a
-    person chose stays.
+    """True for a name of two random words, from Prefect's client or its page. A name that a person chose is
+    kept.
     """
     first, _, second = name.partition("-")
     if first in PAGE:
@@ -137,6 +137,6 @@ def is_generated(name: str) -> bool:
 
 @cache
 def _words() -> frozenset[str]:
-    """All words of the generator that its lists of single words have."""
+    """All single words of the generator's lists."""
     lists = (one.get("words", ()) for one in config.values() if one.get("type") == "words")
     return frozenset(str(word) for words in lists for word in words)

@@ -1,6 +1,6 @@
-"""The fields of a flow's form: which there are, in which order, what they take and what a blank one means.
+"""The fields of a flow's form: their order, schemas, defaults and help.
 
-What can be chosen comes from conf/; types, bounds and help of the numbers come from the specs.
+Choices come from conf/; types, bounds and help of numbers come from the specs.
 """
 
 import operator
@@ -31,7 +31,7 @@ from atelier.flows.run.registry import is_idle
 
 
 class FieldSchema(TypedDict, total=False):
-    """JSON schema of a box."""
+    """JSON schema of a field."""
 
     title: str
     position: int
@@ -45,7 +45,7 @@ class FieldSchema(TypedDict, total=False):
     exclusiveMinimum: float
     exclusiveMaximum: float
     default: str | bool  # filled in by the page
-    properties: "dict[str, FieldSchema]"  # of a group
+    properties: "dict[str, FieldSchema]"  # of a group of fields
 
 
 class FormSchema(TypedDict):
@@ -59,16 +59,16 @@ class FormSchema(TypedDict):
 
 POOL_WHEN_BLANK = "local"
 ALWAYS = ("experiment", "pool")
-NEVER = ("role", "tracker")  # a whole role is swapped, or left untracked, by an override
-NESTED = ("ahead.",)  # what only some options of another select have is chosen by an override
-BASIC = (  # first on the page, the first MOST_BASIC that a flow has
+NEVER = ("role", "tracker")  # overrides replace a whole role or the tracker
+NESTED = ("ahead.",)  # groups that only some options have; chosen by an override
+BASIC = (  # first on the page: the first MOST_BASIC of these in the flow
     "experiment", "pool", "name", "source", "init", "models", "chats.source", "data.source", "train.steps",
     "train.seed", "model", "optim.lr", "score.controls", "roles.student_a.optim.lr", "finetune.num_labels",
     "finetune.epochs", "roles.teacher.optim.lr", "tokenizer", "train.global_batch", "score.max_tokens",
 )  # fmt: skip
 MOST_BASIC = 10
-FIRST_LOOK = "tiny"  # the experiment that the page fills in
-KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow lacks are left out
+FIRST_LOOK = "tiny"  # the experiment chosen by default
+KEYS = (  # the keys changed most; `*` is any name; a flow's form has those in its configuration
     "name", "init", "models", "source", "pool.queue", "chats.source", "data.source", "data.field",
     "train.steps", "train.global_batch", "train.sequence", "train.precision", "train.seed",
     "train.checkpoint_every", "parallel.shard", "parallel.replicate", "parallel.tensor",
@@ -77,14 +77,14 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
     "tune.optim.lr", "finetune.num_labels", "finetune.draws", "finetune.epochs", "finetune.optim.lr",
     "score.controls", "score.max_tokens", "score.max_examples",
 )  # fmt: skip
-SECTIONS = (  # of a form, in order; what is not here follows in the flow's order
+SECTIONS = (  # of a form, in order; others follow in the flow's order
     "experiment", "pool", "name", "source", "init", "models", "chats", "data", "tokenizer", "train", "model",
     "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "tune", "finetune",
     "score",
 )  # fmt: skip
-RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # behind all sections
-ONE_RANK = ("finetune",)  # flows of short trainings on one rank: axes and checkpoints are not asked for
-BOUNDS = {  # of JSON schema: what pydantic calls it, in words, when it holds
+RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # after all sections
+ONE_RANK = ("finetune",)  # flows of short trainings on one rank: no fields for axes and checkpoints
+BOUNDS = {  # JSON schema's name: pydantic's name, words, test
     "minimum": ("ge", "at least", operator.ge),
     "maximum": ("le", "at most", operator.le),
     "exclusiveMinimum": ("gt", "above", operator.gt),
@@ -96,14 +96,14 @@ OVERRIDES: FieldSchema = {
     "type": "array",
     "items": {"type": "string"},
     "description": (
-        "anything else, one word of the command line each, such as train.keep=1 or tracker=none;"
+        "anything else, one override each, such as train.keep=1 or tracker=none;"
         " they win over the fields above"
     ),
 }
 CODE: FieldSchema = {
     "type": "string",
     "pattern": "^[0-9a-f]{32}$",
-    "description": "digest of the frozen code to run, 32 hex digits; blank = as it is now",
+    "description": "digest of the frozen code to run, 32 hex digits; blank = the present code",
 }
 
 SWEEP: FieldSchema = {
@@ -115,7 +115,7 @@ SWEEP: FieldSchema = {
 
 @dataclass(frozen=True)
 class Field:
-    """One box of the form. `key` is what the command line writes; '' when the box is no word of it."""
+    """A field of the form. `key`: the command line's key; '' for fields that are not overrides."""
 
     title: str
     schema: FieldSchema
@@ -129,7 +129,7 @@ class Field:
 
 
 def basic(flow: str) -> tuple[str, ...]:
-    """Names of the fields that stand first on the page, in its order."""
+    """Names of the first fields on the page, in order."""
     return tuple(name for name, field in fields_of(flow).items() if field.key in BASIC)[:MOST_BASIC]
 
 
@@ -156,7 +156,7 @@ def fields_of(flow: str) -> dict[str, Field]:
 
 
 def _section_of(field: Field) -> tuple[int, str]:
-    """Where a box stands: its section, and of the roles each by itself."""
+    """The section of a field; each role is a section."""
     place = field.title.partition("@")[2] or field.title
     first, *rest = place.split(".")
     if any(place == rare or place.startswith(f"{rare}.") for rare in RARE):
@@ -167,7 +167,7 @@ def _section_of(field: Field) -> tuple[int, str]:
 
 
 def _selects(shape: FlowShape) -> Iterator[Field]:
-    """Experiment, pool, then every group in which there is something to choose."""
+    """Experiment, pool, then every group with a choice."""
     chosen = list(used_choices(shape))
     first = [choice for name in ALWAYS for choice in chosen if choice.group == name]
     others = [choice for choice in chosen if choice.group not in (*ALWAYS, *NEVER)]
@@ -189,11 +189,11 @@ def _selects(shape: FlowShape) -> Iterator[Field]:
 
 
 def _offered(shape: FlowShape, choice: GroupChoice) -> list[str]:
-    """The options that can work there: an objective that needs a teacher only where there is one."""
+    """The options that can work there: objectives with a teacher only for students."""
     found = [option for option in options(choice.group) if not is_of_a_paper(choice.group, option)]
     if choice.group == "pool":
         return [one for one in found if (pool := pool_of(one)).is_served and not pool.paper]
-    if choice.group == "experiment":  # of this flow: some name another's roles
+    if choice.group == "experiment":  # of this flow: some are for other flows' roles
         return list(_experiments(shape.flow))
     if choice.group != "objective":
         return found
@@ -216,7 +216,7 @@ def _section(document: JsonObject, package: str) -> JsonObject:
 
 
 def is_of_a_paper(group: str, option: str) -> bool:
-    """True for a preset of a paper's size: a machine here can plan it, and not run it."""
+    """True for a preset of a paper's size, which can be planned here but not run."""
     about, example = option_text(group, option)
     of_size = example.startswith("atelier plan ") and bool(PAPER.search(about))
     return option.endswith("_paper") or of_size
@@ -253,13 +253,13 @@ def _places(place: FieldPlace | None, rest: Sequence[str]) -> Iterator[FieldPlac
 
 
 def _schema(place: FieldPlace, others: Mapping[str, Given]) -> FieldSchema:
-    """The field's type and bounds as pydantic reports them; of several types the one that is a number."""
+    """The field's type and bounds as pydantic reports them; of several types the number."""
     model = create_model("Box", value=(cast(type, place.annotation), place.field))
     known = model.model_json_schema()["properties"]["value"]
     arms = [arm for arm in known.get("anyOf", ()) if "const" not in arm]
     arm = next((arm for arm in arms if arm["type"] == "number"), arms[0] if arms else {})
     plain = {key: value for key, value in {**known, **arm}.items() if key in KEPT}
-    for item in place.metadata:  # pydantic's schema of a union is without its bounds
+    for item in place.metadata:  # pydantic's schema of a union has no bounds
         plain |= {key: getattr(item, mark) for key, (mark, _, _) in BOUNDS.items() if hasattr(item, mark)}
     now = place.value
     if now is None and place.field is not None and not place.field.is_required():
@@ -268,7 +268,7 @@ def _schema(place: FieldPlace, others: Mapping[str, Given]) -> FieldSchema:
 
 
 def _help(about: str, now: Given, others: Mapping[str, Given]) -> str:
-    """The help with what a blank box means, by itself and in each experiment that says otherwise."""
+    """The help, with the default and the differing defaults of experiments."""
     if now == "???":
         return f"{about}. Needed".lstrip(". ")
     differ = [f"{name}: {_plain(value)}" for name, value in others.items() if value != now]
@@ -283,14 +283,14 @@ def _plain(value: Given) -> str:
 
 @cache
 def _experiments(flow: str) -> dict[str, FlowShape]:
-    """The flow's configuration in each experiment that can run here."""
+    """The flow's configuration in each runnable experiment."""
     found = [option for option in options("experiment") if not is_of_a_paper("experiment", option)]
     shapes = {option: FlowShape(flow, (f"experiment={option}",)) for option in found}
     return {option: shape for option, shape in shapes.items() if not shape.unmatched}
 
 
 def _in_experiments(flow: str, key: str) -> dict[str, Given]:
-    """What each experiment has for `key`, an option of a group or a value; those without it are left out."""
+    """The option or value of `key` in each experiment that has one."""
     found: dict[str, Given] = {}
     for name, shape in _experiments(flow).items():
         value: Given = shape.choices[key].option if key in shape.choices else shape.document

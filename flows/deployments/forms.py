@@ -1,6 +1,4 @@
-"""The form that Prefect's page shows for a flow, as a JSON schema, and the words of the command line that a
-filled one stands for.
-"""
+"""The form that Prefect's page shows for a flow, as a JSON schema, and its translation to overrides."""
 
 import copy
 import re
@@ -27,8 +25,8 @@ PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[a-z][a-z0-9_./-]*", re.IGNOR
 
 
 def form(flow: str) -> FormSchema:
-    """The parameter schema of `flow` for Prefect: the basic fields, and a group with all others; every field
-    optional, in the order of the page.
+    """The parameter schema of `flow` for Prefect: the basic fields, and a group with all others. Every field
+    is optional; the order is that of the page.
 
     Raises ConfigError when there is no such flow.
     """
@@ -37,7 +35,7 @@ def form(flow: str) -> FormSchema:
     properties[ADVANCED] = {
         "title": ADVANCED,
         "type": "object",
-        "description": "everything else; blank = as the experiment has it",
+        "description": "all other settings; blank = the experiment's value",
         "properties": _properties({name: field for name, field in fields.items() if name not in first}),
         "position": len(first),
     }
@@ -45,7 +43,7 @@ def form(flow: str) -> FormSchema:
 
 
 def parameter_names(flow: str) -> tuple[str, ...]:
-    """What a run of the flow may be given: the fields, by themselves or in their group."""
+    """Names of a run's possible parameters: the fields, alone or in their group."""
     return (*fields_of(flow), ADVANCED)
 
 
@@ -57,11 +55,11 @@ def _properties(fields: Mapping[str, Field]) -> dict[str, FieldSchema]:
 
 
 def to_overrides(flow: str, parameters: JsonObject) -> list[str]:
-    """The words of the command line that a filled form stands for, in the form's order; None and '' are
-    blank. A field of the advanced group may stand outside it, as the command line submits it.
+    """The overrides of a filled form, in the form's order; None and '' are blank. A field of the advanced
+    group may be given outside it, as the command line submits it.
 
-    Raises ConfigError with the key, the value and the way out for what a field does not take, whether or not
-    the server has checked it before. Whether the values fit each other is checked by `compose`.
+    Raises ConfigError with key, value and way out for a value that a field does not accept, even if the
+    server has checked it. `compose` checks whether the values fit each other.
     """
     fields = fields_of(flow)
     group = parameters.get(ADVANCED) or {}
@@ -96,13 +94,13 @@ def _words(fields: Mapping[str, Field], given: JsonObject) -> Iterator[str]:
 
 
 def _check_path(word: str) -> None:
-    """Raise ConfigError for a relative path: a worker runs in another folder than the person's."""
+    """Raises ConfigError for a relative path: a worker runs in another folder than the user."""
     key, _, value = word.lstrip("+").partition("=")
     path = value.strip("'\"")
     is_name = path.startswith(("stdlib", "catalogues"))
     is_path = key in FOLDERS or (key.endswith(".source") and bool(LOOKS_LIKE_A_PATH.search(path)))
     if is_path and path and not is_name and "://" not in path and not path.startswith(("/", "~")):
-        problem = f"{shown(path)} is a relative path, and a worker runs in a folder of its own"
+        problem = f"{shown(path)} is a relative path, but a worker runs in its own folder"
         raise ConfigError(key, problem, "give an absolute path")
 
 
@@ -124,7 +122,7 @@ def _is_blank(value: Json) -> bool:
 
 
 def _fault(value: Json, schema: FieldSchema) -> str:
-    """What is wrong with a value that is not blank; '' when nothing is."""
+    """The error of a value that is not blank, or ''."""
     if not _is_kind(value, schema["type"]):
         return f"must be {KINDS[schema['type']]}"
     if "enum" in schema and value not in schema["enum"]:
@@ -140,7 +138,7 @@ def _fault(value: Json, schema: FieldSchema) -> str:
 
 def _number_fault(value: float, schema: FieldSchema) -> str:
     if not abs(value) < LARGEST:
-        return "must be a number that a machine can hold"
+        return "must be a finite number in range"
     bounds = {key: bound for key, bound in schema.items() if isinstance(bound, int | float)}
     for key, (_, words, holds) in BOUNDS.items():
         if key in bounds and not holds(value, bounds[key]):
@@ -181,9 +179,9 @@ def _word(field: Field, value: Json) -> str:
 
 
 def _text(field: Field, text: str) -> str:
-    """`text` as Hydra reads it back unchanged, in quotes where it needs them."""
+    """`text` in Hydra's syntax, quoted where needed."""
     if "${" in text or text == "???":
-        way_out = "write the value itself; a reference to another key is written as an override"
+        way_out = "write the value itself; references to other keys are possible in overrides"
         raise ConfigError(field.title, f"must be a plain text (given: {shown(text)})", way_out)
     if PLAIN.fullmatch(text):
         return text

@@ -1,5 +1,5 @@
-"""Live progress of a run's nodes: `{root}/live/<run>/<node>.json`, written by the process that runs the node,
-every two seconds at most; removed with the run.
+"""Live progress of a run's nodes: `{root}/live/<run>/<node>.json`. The process that runs the node writes it,
+at most every two seconds. It is removed with the run.
 """
 
 import json
@@ -12,7 +12,7 @@ from atelier.engine.config.message import LiveState, Message
 from atelier.engine.io.storage import join, names, read_object, remove, write_bytes
 
 EVERY_S = 2.0
-SHOWN = ("state", "progress", "total", "unit", "rate", "loss", "warning")  # keys that are kept of messages
+SHOWN = ("state", "progress", "total", "unit", "rate", "loss", "warning")  # keys of messages that are kept
 
 
 def folder_of(root: str, run_id: str) -> str:
@@ -20,7 +20,7 @@ def folder_of(root: str, run_id: str) -> str:
 
 
 class LiveProgress:
-    """The file of one node. Errors while writing it are ignored: it is only for display."""
+    """The file of one node. Write errors are ignored: it is only for display."""
 
     def __init__(self, root: str, run_id: str, node: str) -> None:
         self.place = join(folder_of(root, run_id), f"{node.replace('/', '-')}.json")
@@ -28,7 +28,7 @@ class LiveProgress:
         self._written = 0.0
 
     def on_message(self, message: Message) -> None:
-        """Note a message of the node's gang or of the context about it."""
+        """Store a message of the node's process group or of the context."""
         if "waiting" in message:
             self.now["state"] = message["waiting"]
         kept = {key: value for key, value in message.items() if key in SHOWN}
@@ -41,7 +41,7 @@ class LiveProgress:
 
 
 def read_live(root: str, run_id: str) -> dict[str, LiveState]:
-    """Node -> the content of its file; a file that is just being written is left out."""
+    """Node -> the content of its file; files that are being written are left out."""
     found = {}
     with suppress(OSError):
         for name in names(folder_of(root, run_id)):
@@ -57,6 +57,6 @@ def forget_live(root: str, run_id: str) -> None:
 
 
 def left_s(now: LiveState) -> float | None:
-    """Seconds that the node still needs at its present rate; None when unknown."""
+    """Seconds left at the present rate; None when unknown."""
     rate = now.get("rate") or 0
     return (now["total"] - now["progress"]) / rate if rate and "total" in now and "progress" in now else None

@@ -1,5 +1,5 @@
-"""An order of another site (infra/sites/desk.py), planned and run at this one, with this site's own store,
-slots and tracker. Home sends a configuration; what it means is worked out here, and has to be what home has.
+"""Plan and run an order of another site (infra/sites/desk.py) with this site's store, slots and tracker. The
+home site sends a configuration; this site composes it again and refuses it if the fingerprints differ.
 """
 
 import os
@@ -50,7 +50,7 @@ class Replying:
         self._lock, self._said = threading.Lock(), 0.0
 
     def on_message(self, node: str, message: Message) -> None:
-        """A message about a task of the run here."""
+        """Handle a message about a task of the run here."""
         if node not in self._tasks:
             return
         if message.get("state") in ("done", "reused"):
@@ -68,7 +68,7 @@ class Replying:
             self._put(state, problem, **more)
 
     def states(self, states: dict[str, str]) -> None:
-        """How the tasks ended."""
+        """Report how the tasks ended."""
         for name in (name for name, state in states.items() if state in ("done", "reused")):
             self._offer(name)
         with self._lock:
@@ -81,7 +81,7 @@ class Replying:
             self._tasks = {name: TaskState(planned=products) for name, products in found.items()}
 
     def _offer(self, name: str) -> None:
-        """Make a finished task's files ready for home, where it needs them."""
+        """Prepare a finished task's files for the home site, if it needs them."""
         found = self._order.tasks[name].products.values() if name in self._order.tasks else ()
         for artifact in (each for each in found if each.is_sent):
             record = self._store.find(artifact.kind, artifact.fingerprint)
@@ -100,8 +100,9 @@ class Replying:
 
 
 def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str, store: Store) -> int:
-    """Do what an order asks, as far as this site's policy for its home lets it; the exit code. This process
-    and its gangs get the environment of the site of the policy's pool, as a worker of that pool has it.
+    """Carry out an order, as far as this site's policy for its home allows. Returns the exit code. This
+    process and its ranks get the environment of the site of the policy's pool, as a worker of that pool has
+    it.
     """
     policy = policies.of(order.home)
     with holding(desk, order.id):
@@ -111,8 +112,8 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
                 raise ConfigError("policy", refusal)
             frozen = frozen_of(order, policy, mailbox, store)
             os.environ |= site_of(frozen.pool).environment() | {
-                "ATELIER_ROOT": store.root,  # the agent's
-                NAMED: with_hosts(os.environ.get(NAMED, ""), policy.reads),  # home has chosen the addresses
+                "ATELIER_ROOT": store.root,  # the agent's store
+                NAMED: with_hosts(os.environ.get(NAMED, ""), policy.reads),  # home chose the addresses
             }
             nodes = collect_nodes(frozen, store)
             check_tasks(order, nodes)
@@ -134,8 +135,8 @@ def work_on(desk: OrderDesk, order: SiteOrder, policies: Policies, mailbox: str,
 
 
 def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) -> RunConfig:
-    """The configuration as it is at this site. Raises ConfigError for another version, and for what is no
-    configuration of a flow that there is.
+    """The order's configuration at this site. Raises ConfigError for another version, an unknown flow and an
+    invalid configuration.
     """
     if order.version != version():
         raise ConfigError("version", f"{order.home} has {order.version}, {order.site} has {version()}")
@@ -145,7 +146,7 @@ def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) 
     if "parallel" in document:
         document["parallel"] = (order.parallel or Parallel()).model_dump(mode="json")
     if order.parallel is not None and order.parallel.device == "cuda" and pool_of(policy.pool).is_cpu:
-        raise ConfigError(f"sites.parallel.{order.site}", f"cuda, and {order.home} gets CPUs at {order.site}")
+        raise ConfigError(f"sites.parallel.{order.site}", f"cuda, but {order.home} gets CPUs at {order.site}")
     pool = facts(store.root, pool_of(policy.pool))
     arguments = with_all_roles(resolved(parse(parameters(order.flow), document, ""), pool))
     return RunConfig(
@@ -161,7 +162,7 @@ def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) 
 
 
 def check_tasks(order: SiteOrder, nodes: list[Node]) -> None:
-    """Raises ConfigError, with what both sites have, where a task is another here than at home."""
+    """Raises ConfigError if a task differs from home's, with the values of both sites."""
     here = {node.name: node for node in nodes}
     for name, task in order.tasks.items():
         node = here.get(name)
@@ -169,16 +170,16 @@ def check_tasks(order: SiteOrder, nodes: list[Node]) -> None:
             raise ConfigError(name, f"{order.site} has no such task in {order.flow}")
         if node.products.keys() != task.products.keys():
             raise ConfigError(
-                name, f"makes {', '.join(node.products)} at {order.site}, not what is asked for"
+                name, f"makes {', '.join(node.products)} at {order.site}, not the requested artifacts"
             )
         for key, product in task.products.items():
             made = node.products.get(key)
             if made is None or (made.kind, made.fingerprint) != (product.kind, product.fingerprint):
                 raise ConfigError(
                     row_name(node, key),
-                    f"is {product.kind} {product.fingerprint[:8]} at {order.home}, and"
+                    f"is {product.kind} {product.fingerprint[:8]} at {order.home}, but"
                     f" {made.fingerprint[:8] if made else 'nothing'} at {order.site}",
-                    "both read the same text, with the same versions of everything",
+                    "use the same text and the same versions of all packages at both",
                 )
         if code_of(node) != task.code:
             raise ConfigError(
@@ -190,7 +191,7 @@ def check_tasks(order: SiteOrder, nodes: list[Node]) -> None:
 
 
 def check_inputs(order: SiteOrder, nodes: list[Node], policy: SitePolicy, store: Store) -> None:
-    """Raises ConfigError for an artifact of this site's own that the policy does not let the tasks use."""
+    """Raises ConfigError for a local artifact that the policy does not let the tasks use."""
     made = {(product.kind, product.fingerprint) for node in nodes for product in node.products.values()}
     for node in nodes:
         for role, (kind, digest) in node.inputs.items():
@@ -210,14 +211,14 @@ def check_inputs(order: SiteOrder, nodes: list[Node], policy: SitePolicy, store:
 
 
 def check_linked(order: SiteOrder, nodes: list[Node], policies: Policies) -> None:
-    """Raises ConfigError for a training in which this site has no part, or in which it would send what it
-    learned to a site that may not have trainings here.
+    """Raises ConfigError for a training without this site, or one that would send results to a site which may
+    not have trainings here.
     """
     for node in nodes:
         linked = linked_sites(node)
         place = f"{node.name}: {node.training.section}.link" if linked else ""
         if linked and order.site not in linked:
-            raise ConfigError(place, f"{order.site} is none of its sites")
+            raise ConfigError(place, f"{order.site} is not one of its sites")
         values = sections_of(node.training.train).values() if linked else ()
         for site in (site for value in values for site in value.places):
             if site not in (order.site, order.home) and not policies.of(site).runs(node.task):

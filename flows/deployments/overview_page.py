@@ -1,5 +1,5 @@
-"""The overview on a parent run's page: what was planned, how far each task is, links to everything else; with
-helpers that the task page shares. It is written by a thread: an unavailable server delays nothing.
+"""The overview on a parent run's page: the plan, the progress of each task, links; with helpers that the task
+page shares. A thread writes it, so an unavailable server delays nothing.
 """
 
 import logging
@@ -33,7 +33,7 @@ ARTIFACTS = {"report": "report", "plan": "plan of each artifact", "sites": "site
 
 
 class OverviewPage:
-    """The markdown on a parent run's page, there before the first task begins."""
+    """The markdown on a parent run's page, shown before the first task starts."""
 
     def __init__(self, root: str, run_id: str, plan: Plan) -> None:
         self._root, self._run_id, self._plan = root, run_id, plan
@@ -58,7 +58,7 @@ class OverviewPage:
         forget_live(self._root, self._run_id)
 
     def follow(self, outcome: RunOutcome, context: RunContext) -> None:
-        """Show the states of `outcome` from now on."""
+        """Show the states of `outcome`, and update them."""
         self._states = outcome.states
         prefect_context, prefect_run = serialize_context(), str(flow_run.id)
 
@@ -74,7 +74,7 @@ class OverviewPage:
         self._thread.start()
 
     def began(self, node: str, run_id: str, page: str) -> None:
-        """Link the run of `node` that was started on a pool."""
+        """Link the run of `node` on a pool."""
         self._pages[node] = page
         self._log.info("%s: run %s", node, run_id)
 
@@ -83,7 +83,7 @@ class OverviewPage:
         log_message(self._log, node, message)
 
     def _find_links(self, context: RunContext, prefect_run: str) -> None:
-        """Find the pages that exist by now: MLflow's, and the run's other artifacts."""
+        """Find the existing pages: MLflow's, and the run's other artifacts."""
         with suppress(Exception):  # as in `_show`
             urls = context.tracker.urls
             self._links |= {text: urls[key] for key, text in MLFLOW.items() if key in urls}
@@ -112,7 +112,7 @@ class OverviewPage:
         return f"{ended} of {len(nodes)} tasks ended, {states.count('reused')} of them reused"
 
     def text(self, about: str) -> str:
-        """The page as it is now."""
+        """The current text of the page."""
         totals = self._plan.document()["totals"]
         made = f"{totals['run']} artifacts to make, {totals['reuse']} to reuse"
         costs = [f"about {duration(totals['wall_s'])}"] if totals["wall_s"] else []
@@ -125,7 +125,7 @@ class OverviewPage:
         return "\n\n".join([*filter(None, lines), markdown_rows(COLUMNS, rows)])
 
     def _row(self, node: Node, now: LiveState) -> list[str]:
-        """A task's cells, as in COLUMNS: costs as planned, the rest as it is."""
+        """A task's cells, as in COLUMNS: planned costs, current state."""
         names = {row_name(node, key) for key in node.products}
         planned = [row for row in self._plan.rows if row["name"] in names]
         is_reused = all(row["state"] == "reuse" for row in planned)
@@ -148,7 +148,7 @@ class OverviewPage:
 
 
 def cell(text: str) -> str:
-    """`text` as a table of markdown takes it."""
+    """`text` escaped for a markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
@@ -156,15 +156,15 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 def log_message(log: Log, node: str, message: Message) -> None:
-    """Write a node's message to the log of a Prefect run, unless it is only progress."""
+    """Write a node's message to the log of a Prefect run, except progress."""
     if "warning" in message:
         log.warning("%s: %s", node, message["warning"])
     elif "error" in message:
         log.error("%s: %s", node, message["error"])
     elif step := message.get("resumed"):
-        log.info("%s: goes on from step %s", node, step)
+        log.info("%s: continues from step %s", node, step)
         for damage in message.get("damages", []):
-            log.warning("%s: damaged and passed over: %s", node, damage)
+            log.warning("%s: skipped as damaged: %s", node, damage)
     else:
         text = message.get("state") or message.get("waiting") or message.get("log")
         if text:

@@ -1,9 +1,9 @@
-"""A run in a process of its own, for programs that call Atelier (a notebook, a server): there the run has its
-own main thread for signals, environment for Prefect and MLflow, and no event loop around it.
+"""Run a flow in a child process, for programs that call Atelier (a notebook, a server). There the run has its
+own main thread for signals, its own environment for Prefect and MLflow, and no event loop around it.
 
-`python -m atelier.flows.deployments.run_process` reads an Order from its standard input, runs it as the
-command line does, with its progress on standard output, and writes an RunEnding to the order's file. When its
-standard input ends, so that whoever ordered the run is gone, it stops as on Ctrl-C.
+`python -m atelier.flows.deployments.run_process` reads an Order from standard input, runs it as the command
+line does, prints progress on standard output, and writes a RunEnding to the order's file. When its standard
+input ends, because the caller is gone, it stops as on Ctrl-C.
 """
 
 import json
@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 
 class Order(TypedDict):
-    """What is to run, and where to write how it ended."""
+    """The flow to run, and the file for its ending."""
 
     flow: str
     overrides: list[str]
@@ -52,9 +52,7 @@ class Order(TypedDict):
 
 
 class Failure(TypedDict, total=False):
-    """An AtelierError: the name of its class, its text and its parts; the task that failed, and the traceback
-    of a bug.
-    """
+    """An AtelierError as JSON: class name, text and parts; the failed task, and the traceback of a bug."""
 
     kind: str
     text: str
@@ -66,7 +64,7 @@ class Failure(TypedDict, total=False):
 
 
 class RunEnding(TypedDict):
-    """How a run ended: its id ('' when none began), and what MLflow does not have."""
+    """How a run ended: its id ('' if it did not start), and the results that MLflow lacks."""
 
     run: str
     untracked: list[str]
@@ -74,8 +72,8 @@ class RunEnding(TypedDict):
 
 
 def run_in_process(flow: str, overrides: list[str], command: str, say: Say | None = None) -> RunEnding:
-    """Run a flow to its end; lines of its progress go to `say`. KeyboardInterrupt is passed on to the run,
-    and raised when that has ended; a second one ends the run at once.
+    """Run a flow to its end; `say` gets lines of progress. KeyboardInterrupt is passed to the run, and raised
+    after the run has ended; a second one kills the run.
 
     Raises the AtelierError that ended the run, with the run's id as a note.
     """
@@ -93,9 +91,9 @@ def run_in_process(flow: str, overrides: list[str], command: str, say: Say | Non
 
 
 def _followed(order: Order, say: Say | None) -> tuple[int, str]:
-    """Start the process and follow it to its end: its exit code, and the last of what it said."""
+    """Start the process and follow it to its end. Returns its exit code and last output."""
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "atelier.flows.deployments.run_process"],  # -P: no module of the folder
+        [sys.executable, "-P", "-m", "atelier.flows.deployments.run_process"],  # -P: no local imports
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -105,12 +103,12 @@ def _followed(order: Order, say: Say | None) -> tuple[int, str]:
     assert child.stdin is not None and child.stdout is not None
     lines = _Lines(child.stdout.fileno(), say)
     try:
-        with suppress(BrokenPipeError):  # it has died, and its last words say why
+        with suppress(BrokenPipeError):  # it has died; its last output says why
             child.stdin.write(json.dumps(order).encode() + b"\n")
             child.stdin.flush()
         while child.poll() is None:
             lines.read(LOOK_S)
-    except BaseException:  # Ctrl-C, or of `say`
+    except BaseException:  # Ctrl-C, or an error of `say`
         _stop(child, lines)
         raise
     finally:
@@ -122,8 +120,8 @@ def _followed(order: Order, say: Say | None) -> tuple[int, str]:
 
 
 def _environment() -> dict[str, str]:
-    """Of the process: this one's, with Atelier first on the path. Its output is no terminal, though a
-    notebook says so of all its processes.
+    """Environment of the process: this one's, with Atelier first on the path, and without the notebook's
+    claim that output is a terminal.
     """
     others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     path = os.pathsep.join([str(IMPORT_ROOT), *(one for one in others if one != str(IMPORT_ROOT))])
@@ -132,7 +130,7 @@ def _environment() -> dict[str, str]:
 
 
 def _stop(child: subprocess.Popen[bytes], lines: "_Lines") -> None:
-    """Let the run write its checkpoints and end; when interrupted again, end it at once."""
+    """Let the run write its checkpoints and end; kill it when interrupted again."""
     try:
         child.send_signal(signal.SIGINT)
         while child.poll() is None:
@@ -147,7 +145,7 @@ def _stop(child: subprocess.Popen[bytes], lines: "_Lines") -> None:
 
 
 class _Lines:
-    """Lines from a pipe, as they come; others may hold its far end when the process has ended."""
+    """Lines from a pipe. Other processes may keep it open after the child has ended."""
 
     def __init__(self, descriptor: int, say: Say | None) -> None:
         self._descriptor, self._say = descriptor, say
@@ -156,7 +154,7 @@ class _Lines:
         os.set_blocking(descriptor, False)
 
     def read(self, timeout_s: float) -> None:
-        """What is there within `timeout_s`, up to the last line end."""
+        """Read for up to `timeout_s`, and pass on complete lines."""
         if self._has_ended:
             threading.Event().wait(timeout_s)
             return
@@ -202,7 +200,7 @@ def error_of(failure: Failure, run: str) -> AtelierError:
     else:
         error = KINDS.get(kind, AtelierError)(told)
     if run:
-        error.add_note(f"run {run}{f', task {task}' if task else ''}: what is finished is kept")
+        error.add_note(f"run {run}{f', task {task}' if task else ''}: finished tasks are kept")
     if trace := failure.get("trace", ""):
         error.add_note(trace)
     return error
@@ -210,7 +208,7 @@ def error_of(failure: Failure, run: str) -> AtelierError:
 
 def run_order(order: Order) -> RunEnding:
     """Run the order in this process."""
-    # here: the process that orders a run imports neither
+    # late: the calling process imports neither
     from atelier.flows.deployments.start import run_to_end
     from atelier.flows.run.compose import compose
     from atelier.flows.run.store_check import check_root
@@ -243,25 +241,25 @@ def _unbegun(failure: Failure) -> RunEnding:
 
 
 def main() -> int:
-    """Run the order that comes on standard input; the exit code is 0 when its ending was written."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & has it ignored
+    """Run the order on standard input. Returns 0 if its ending was written."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
     order: Order = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_stop_with_input, daemon=True).start()
     ending = run_order(order)
     place = Path(order["ending"])
-    with suppress(FileNotFoundError):  # nobody waits for it any more
+    with suppress(FileNotFoundError):  # the caller is gone
         place.with_suffix(".part").write_text(json.dumps(ending))
         os.replace(place.with_suffix(".part"), place)
     return 0
 
 
 def _stop_with_input() -> None:
-    """Stop this process's run when standard input ends before it does."""
+    """Stop the run when standard input ends first."""
     with suppress(OSError):
         while os.read(0, 4096):
             pass
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):  # nobody reads them any more, and what is said is no reason to fail
+    for descriptor in (1, 2):  # closed pipes must not make writes fail
         os.dup2(nowhere, descriptor)
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Plan a run, refuse what cannot work, and run it here or have a Prefect pool run it."""
+"""Plan a run, refuse it if it cannot work, and run it here or on a Prefect pool."""
 
 import threading
 import time
@@ -31,8 +31,8 @@ def run_to_end(
     run_id: str = "",
     listener: Listener | None = None,
 ) -> RunOutcome:
-    """Plan and run, showing progress. Setting `stop` ends it at a checkpoint; with the `run_id` of an earlier
-    run it continues that run; `listener` gets all messages too. Raises ConfigError when the plan is refused.
+    """Plan and run, showing progress. Setting `stop` ends the run at a checkpoint; the `run_id` of an earlier
+    run continues that run; `listener` also gets all messages. Raises ConfigError when the plan is refused.
     """
     frozen.pool.check_runs()
     if not frozen.pool.is_served:
@@ -40,7 +40,7 @@ def run_to_end(
     elif frozen.here or frozen.ordered is not None:
         raise ConfigError(
             "pool",
-            f"{frozen.pool.name} is served by Prefect, and runs over sites are not",
+            f"{frozen.pool.name} is served by Prefect, which cannot run over sites",
             "pool=here, or sites=[] for a run at one site",
         )
     if frozen.here and sweep:
@@ -97,8 +97,8 @@ def _planned_and_run(
 
 
 def _is_looked_at(frozen: RunConfig, plan: Plan, store: Store) -> bool:
-    """Whether a run that makes nothing is shown all the same: on a server that is up, or by a tracker that a
-    registration still waits for.
+    """Whether to show a run that makes nothing: on a running server, or because a tracker still has to
+    register a model.
     """
     if Stack(store.root).client() or is_configured(store.root):
         return True
@@ -110,7 +110,7 @@ def _on_pool(frozen: RunConfig, plan: Plan, store: Store, screen: Screen) -> Run
     """Submit the run to a Prefect pool and follow it."""
     started = time.monotonic()
     join_stack(store.root)
-    from atelier.flows.deployments.submit import follow, submit  # Prefect: 1.5 s that no run here waits for
+    from atelier.flows.deployments.submit import follow, submit  # late: Prefect, 1.5 s
 
     outcome = RunOutcome(run_id="", nodes=plan.nodes)
     missing = {node.name for node in plan.nodes if not is_made(node, store)}

@@ -1,4 +1,4 @@
-"""`atelier <flow> pool=<name>`: submit the run to the Prefect server, follow it, end it with Ctrl-C."""
+"""`atelier <flow> pool=<name>`: submit the run to the Prefect server, follow it, cancel it on Ctrl-C."""
 
 import shlex
 import time
@@ -24,7 +24,7 @@ AWAY_S = 600.0
 
 
 def submit(frozen: RunConfig, store: Store, say: Callable[[str], None]) -> str:
-    """Start the run on the server with the code as it is now; its id.
+    """Start the run on the server with the present code. Returns its id.
 
     Raises ConfigError when no server answers, the pool is unknown or no worker serves it.
     """
@@ -35,7 +35,9 @@ def submit(frozen: RunConfig, store: Store, say: Callable[[str], None]) -> str:
 
 
 def ready(frozen: RunConfig, store: Store) -> str:
-    """Freeze the code for runs of this configuration; its digest. Raises ConfigError when they cannot run."""
+    """Freeze the code for runs of this configuration. Returns its digest. Raises ConfigError if they cannot
+    run.
+    """
     check_overrides(list(frozen.overrides), from_form=True)
     with prefect_api.server() as client:
         for pool in (LIGHT, *(frozen.pool.members or (frozen.pool.name,))):
@@ -44,8 +46,8 @@ def ready(frozen: RunConfig, store: Store) -> str:
 
 
 def follow(run_id: str, frozen: RunConfig, store: Store, say: Callable[[str], None]) -> None:
-    """Print the run's progress until it ends; Ctrl-C cancels it. Raises StoppedError when it was stopped,
-    AtelierError when it failed.
+    """Print the run's progress until it ends; Ctrl-C cancels it. Raises StoppedError if it was stopped,
+    AtelierError if it failed.
     """
     try:
         run = _until_end(run_id, store, say)
@@ -71,7 +73,7 @@ def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun
         run = prefect_api.read_run(run_id)
         if run is None and time.monotonic() - heard_at > AWAY_S:
             raise ConfigError(
-                "PREFECT_API_URL", "the server has gone", f"the run goes on: {prefect_api.page(run_id)}"
+                "PREFECT_API_URL", "the server is gone", f"the run continues: {prefect_api.page(run_id)}"
             )
         if run is not None and run.state is not None:
             heard_at = time.monotonic()
@@ -89,7 +91,7 @@ def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun
 def _say_live(store: Store, run: FlowRun, say: Callable[[str], None]) -> None:
     for node, now in sorted(
         read_live(store.root, run_of(str(run.name))).items()
-    ):  # the parent gives it a title
+    ):  # the parent sets its title
         if "total" in now and now.get("state") == "running":
             left = time_text(left_s(now))
             say(f"  {node}: {amount_text(now)}, {left} left")

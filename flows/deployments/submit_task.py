@@ -1,4 +1,4 @@
-"""Runs a node on a pool: a run of `work` there, polled until it ends and restarted when it crashes."""
+"""Run a node on a pool: start a run of `work` there, poll it, and restart it when it crashes."""
 
 import hashlib
 import threading
@@ -22,11 +22,11 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.stack import prefect_api
 from atelier.infra.stack.deployments import WORK
 
-SPREAD = ("train",)  # tasks whose gangs may hold several nodes
+SPREAD = ("train",)  # tasks that may run on several nodes
 RESTARTS = 3
 POLL_S = 1.0
 STOP_S = 60.0  # for a stopped run's checkpoint
-UNSERVED_S = 30.0  # a run that has not begun after this long is reported
+UNSERVED_S = 30.0  # after this time a run that has not started is reported
 
 
 class TaskSubmitter:
@@ -36,7 +36,7 @@ class TaskSubmitter:
         self.frozen, self.code, self.overview_page, self.command = frozen, code, overview_page, command
 
     def make(self, node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, str]:
-        """Run the node on its pool; reused nodes, and those without a gang, in this process."""
+        """Run the node on its pool. Reused nodes and nodes without ranks run in this process."""
         if node.ranks == 0 or not context.missing(node):
             return work(node, context, outcome.states, outcome.errors)
         outcome.states[node.name] = "running"
@@ -61,7 +61,7 @@ class TaskSubmitter:
             if state.type == StateType.COMPLETED:
                 pools = ", ".join(self.pools(node))
                 raise AtelierError(
-                    f"{node.name}: its run on {pools} ended well, but {context.store.root} has no record of"
+                    f"{node.name}: its run on {pools} succeeded, but {context.store.root} has no record of"
                     " it; give that pool's workers the same ATELIER_ROOT"
                 )
             if state.type != StateType.CRASHED:
@@ -73,18 +73,18 @@ class TaskSubmitter:
         raise AtelierError(f"{node.name}: crashed {RESTARTS + 1} times, the last time: {state.message}")
 
     def pools(self, node: Node) -> tuple[str, ...]:
-        """Where the node runs: one pool for each node of its gang."""
+        """The pools on which the node runs, one for each machine."""
         members = self.frozen.pool.members
         if not members:
             return (self.frozen.pool.name,)
         return members if node.task in SPREAD and node.ranks > 1 else members[:1]
 
     def _start(self, node: Node, context: RunContext, attempt: int) -> list[str]:
-        """Start a run of `work` on each of the node's pools; their ids, the first node's first."""
+        """Start a run of `work` on each of the node's pools. Returns their ids in order."""
         pools, key = self.pools(node), f"{flow_run.id}-{flow_run.run_count}-{node.name}-{attempt}"
         gang = hashlib.sha256(key.encode()).hexdigest()[:16]
         resume = context.resume
-        if attempt or flow_run.run_count > 1:  # begun again by the first attempt only: the others resume
+        if attempt or flow_run.run_count > 1:  # only the first attempt starts anew; others resume
             resume = resume.model_copy(update={"fresh": ()})
         about = ParentRun(
             id=context.run_id,
@@ -107,8 +107,8 @@ class TaskSubmitter:
     def _submit(
         self, deployment: str, stop: threading.Event, request: TaskRequest, name: str, key: str
     ) -> str:
-        """Start a run, waiting while the server is unavailable; its id. Retries start no second run, by their
-        `key`. Raises StoppedError when stopped meanwhile.
+        """Start a run, waiting while the server is unavailable. Returns its id. The `key` prevents that a
+        retry starts a second run. Raises StoppedError when stopped meanwhile.
         """
         while True:
             try:
@@ -126,11 +126,11 @@ class TaskSubmitter:
                 if not prefect_api.is_away(error):
                     raise
                 if stop.wait(POLL_S):
-                    raise StoppedError("stopped; Prefect's server was away") from None
+                    raise StoppedError("stopped; Prefect's server was unavailable") from None
 
     def _watch(self, runs: list[str], node: Node, context: RunContext) -> list[State]:
-        """Wait for the end of all runs, through outages of the server; a stop of the parent run, and the
-        failure of one run, cancel the others.
+        """Wait for the end of all runs, through outages of the server. A stop of the parent run, or a failure
+        of one run, cancels the others.
         """
         began, is_told, stopped_at = time.monotonic(), False, 0.0
         silent_since: dict[str, float] = {}
@@ -149,7 +149,7 @@ class TaskSubmitter:
             if stopped_at and time.monotonic() - stopped_at > STOP_S:
                 if ended:
                     return ended
-                raise StoppedError("stopped; its run on the pool has not answered")
+                raise StoppedError("stopped; its run on the pool has not ended")
             is_waiting = any(state.is_scheduled() for state in states)
             if is_waiting and not is_told and time.monotonic() - began > UNSERVED_S:
                 is_told = True
@@ -172,13 +172,13 @@ class TaskSubmitter:
 
 
 def worst(states: list[State]) -> State:
-    """The state of the whole gang: a crash first, because the others' failures follow from it."""
+    """The state of all runs: a crash first, because it causes the others' failures."""
     order = (StateType.CRASHED, StateType.FAILED, StateType.CANCELLED, StateType.CANCELLING)
     return min(states, key=lambda state: order.index(state.type) if state.type in order else len(order))
 
 
 def wait(stop: threading.Event, seconds: float, *, is_over: bool) -> None:
-    """Sleep; a stop that has not been acted on yet ends it."""
+    """Sleep. A new stop ends it early."""
     if is_over:
         time.sleep(seconds)
     else:

@@ -1,5 +1,5 @@
-"""The Prefect page of a running task: log lines, a progress bar, the loss as a small SVG; and its live file
-for the parent's page. Written by a thread: an unavailable server delays nothing.
+"""The Prefect page of a running task: log lines, a progress bar, an SVG of the loss; and its live file for
+the parent's page. A thread writes them, so an unavailable server delays nothing.
 """
 
 import base64
@@ -67,13 +67,13 @@ def loss_svg(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
 
 
 def thinned(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most MOST points, evenly taken, the last one kept."""
+    """At most MOST points, evenly spaced, with the last one."""
     every = max(1, math.ceil(len(curve) / MOST))
     return [*curve[::every], curve[-1]]
 
 
 def as_markdown(svg: str, title: str) -> str:
-    """A picture that Prefect's page draws without asking a server."""
+    """The picture as markdown with inline data, so that Prefect's page loads nothing."""
     return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
 
 
@@ -140,7 +140,7 @@ class TaskPage:
                 self._show(0.0)
 
     def _show(self, picture_s: float) -> None:
-        with suppress(Exception):  # whatever the error: the page is only for display
+        with suppress(Exception):  # the page is only for display
             self._show_progress()
             if self._curves and time.monotonic() - self._drawn >= picture_s:
                 self._drawn = time.monotonic()

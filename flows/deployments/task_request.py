@@ -1,4 +1,4 @@
-"""What a run of `work` on a pool is given: parameters of its flow run, as Prefect's page shows them."""
+"""Parameters of a run of `work` on a pool, as Prefect's page shows them."""
 
 from pydantic import Field
 
@@ -11,14 +11,14 @@ from atelier.infra.tracking.factory import TrackerSpec
 
 
 class ParentRun(Spec):
-    """The run of which the node is a part."""
+    """The parent run of the node."""
 
     id: str
     flow: str
     command: str
     pool: Pool
     tracker: TrackerSpec
-    links: dict[str, str] = Field(description="pages about the run by name")
+    links: dict[str, str] = Field(description="pages about the run, by name")
     resume: Resume = Resume()
 
 
@@ -27,9 +27,9 @@ class TaskRequest(Spec):
 
     node: Node
     run: ParentRun
-    code: str = Field(default="", description="digest of the frozen code to run; empty = as it is installed")
-    gang: NodePlace | None = Field(default=None, description="of a gang of several nodes: this one's place")
+    code: str = Field(default="", description="digest of the frozen code to run; empty = the installed code")
+    gang: NodePlace | None = Field(default=None, description="index of this node, if there are several")
 
     def parameters(self) -> dict[str, Json]:
-        """As parameters of a flow run."""
+        """The request as parameters of a flow run."""
         return self.model_dump(mode="json", exclude=None if self.gang else {"gang"})

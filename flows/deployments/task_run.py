@@ -1,4 +1,4 @@
-"""`work`, the one generic flow on every pool: run one node here for its parent run."""
+"""`work`, the generic flow on every pool: run one node for its parent run."""
 
 import threading
 
@@ -23,7 +23,7 @@ from atelier.infra.tracking.factory import open_tracker
 
 
 def run(_: str, parameters: JsonObject) -> State:
-    """Run the node of `parameters`; the state that this run ends in."""
+    """Run the node of `parameters`. Returns the final state."""
     request = TaskRequest.model_validate(parameters)
     node, about, pool = request.node, request.run, request.run.pool
     store = Store(default_root())
@@ -41,7 +41,7 @@ def run(_: str, parameters: JsonObject) -> State:
         context = RunContext(
             store=store,
             slots=core_slots(pool, store, request.gang),
-            # of this run alone: nodes of one gang may share a disk
+            # for this run alone: several nodes may share a disk
             scratch=scratch_of(store, about.id) / str(flow_run.id)[:13],
             pool=pool,
             site=site_of(pool),
@@ -69,7 +69,7 @@ def run(_: str, parameters: JsonObject) -> State:
         except StoppedError as error:
             status = "stopped"
             if orphaned.is_set():
-                return Crashed(message="its worker died; it has stopped at a checkpoint")
+                return Crashed(message="its worker died; it stopped at a checkpoint")
             return Cancelled(message=str(error))
         except DiedError as error:
             return Crashed(message=str(error))

@@ -1,5 +1,5 @@
-"""Fills in what a configuration leaves open: the layout (the first of the planner's search) and the
-checkpoint interval; checks warm-ups against their schedules and memory against what streams need of it.
+"""Fill in open settings of a configuration: the layout (the planner's fastest) and the checkpoint interval.
+Check warm-ups against their schedules, and memory against the needs of streamed weights.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,8 +33,8 @@ AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 
 def trained(arguments: Spec) -> dict[str, Role]:
-    """The roles that a flow's arguments describe; one without a name where there is one model, none when they
-    are not valid (the plan then says why).
+    """The roles in a flow's arguments; a single model has the name ''. Empty if the arguments are invalid
+    (the plan then gives the reason).
     """
     roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
     if not roles and hasattr(arguments, "optim") and hasattr(arguments, "model"):
@@ -49,7 +49,7 @@ def vocab_of(arguments: Spec) -> int:
 
 def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> LayoutOption | None:
     """The layout with the shortest planned step of the largest role on at most `slots` ranks (on GPUs: on all
-    of them), in which all roles fit. None when axes were given, or too little is known to search: then
+    of them) in which all roles fit. None if axes were given, or too little is known for a search: then
     `shard` takes all slots.
     """
     parallel: Parallel = getattr(arguments, "parallel", Parallel())
@@ -72,7 +72,7 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
         more = {"recompute": wanted} if wanted else {}
         try:
             options, _ = search(role, train, limited, ranks, vocab=vocab, like=like, **more)
-        except ConfigError:  # a device of which nothing is known
+        except ConfigError:  # a device without known speed
             return None
         found += [option for option in options if _suits(option, roles, train)]
     if not found:
@@ -88,13 +88,13 @@ def _suits(option: LayoutOption, roles: dict[str, Role], train: Train) -> bool:
     return True
 
 
-LOOKS = 16  # held-out losses of a run, when neither eval_every nor checkpoint_every is given
-WITHOUT_MODEL = 100  # checkpoint interval in steps, when the model is not known yet
+LOOKS = 16  # held-out losses of a run, if neither eval_every nor checkpoint_every is given
+WITHOUT_MODEL = 100  # checkpoint interval in steps, while the model is not known
 
 
 def with_interval(arguments: Spec, train: Train, pool: Pool) -> Train:
-    """The training's settings with checkpoint_every filled in from the planned step and the failure rate of
-    the pool's devices. eval_every, which would follow it, gets a value that does not depend on the machine.
+    """The settings with checkpoint_every filled in from the planned step and the failure rate of the pool's
+    devices. eval_every would follow it; it gets a value that does not depend on the machine.
     """
     looks = train.eval_every or max(1, train.num_steps // LOOKS)
     every = _planned(arguments, train, pool)
@@ -112,7 +112,7 @@ def _planned(arguments: Spec, train: Train, pool: Pool) -> int:
     parallel: Parallel = getattr(arguments, "parallel", Parallel())
     aside = without_pipeline(roles)
     try:
-        check_layout(parallel, roles, train, prefix="")  # an estimate covers every rank of a pipeline
+        check_layout(parallel, roles, train, prefix="")  # the estimate covers every rank of a pipeline
         found = [
             estimate(role, train, parallel.of_role(name, is_student=name in aside), pool, vocab, steps=1)
             for name, role in roles.items()
@@ -135,8 +135,8 @@ def check_warmups(arguments: Spec, overrides: Iterable[str]) -> None:
 
 
 def check_memory(arguments: Spec) -> None:
-    """Raises ConfigError for models that are to be scored, or to teach, in less memory than is needed of them
-    at once. Of a vocabulary that is not known yet it takes no account.
+    """Raises ConfigError for models that are to be scored, or to teach, in less memory than they need at
+    once. A vocabulary that is not known yet does not count.
     """
     roles, score = trained(arguments), getattr(arguments, "score", None)
     parallel, train = getattr(arguments, "parallel", None), getattr(arguments, "train", None)
@@ -155,7 +155,7 @@ def check_memory(arguments: Spec) -> None:
 
 
 def with_prompt(arguments: Spec, overrides: Sequence[str]) -> Spec:
-    """The arguments with a sample prompt that fits the text: Python's only for the standard library."""
+    """The arguments with a sample prompt that fits the text: Python code only for the standard library."""
     data, score = getattr(arguments, "data", None), getattr(arguments, "score", None)
     if not isinstance(data, Data) or not isinstance(score, Score) or is_stdlib(data.source):
         return arguments
@@ -165,12 +165,12 @@ def with_prompt(arguments: Spec, overrides: Sequence[str]) -> Spec:
 
 
 def check_specials(arguments: Spec) -> None:
-    """Raises ConfigError for a tokenizer that is to be learned without sentinels that rows need."""
+    """Raises ConfigError for a new tokenizer without sentinels that rows need."""
     tokenizer, train = getattr(arguments, "tokenizer", None), getattr(arguments, "train", None)
     if not isinstance(tokenizer, Tokenizer) or not isinstance(train, Train):
         return
     if tokenizer.load or tokenizer.model:
-        return  # what it has is known when it is read
+        return  # its tokens are known when it is read
     names = (SENTINELS[0].format(n=n) for n in range(len(tokenizer.specials)))
     there = sum(1 for _ in takewhile(lambda name: name in tokenizer.specials, names))
     needed = [
@@ -182,7 +182,7 @@ def check_specials(arguments: Spec) -> None:
 
 
 def _sized(model: ModelSpec, arguments: Spec) -> ModelSpec:
-    """The model with the vocabulary of a tokenizer that is to be learned; else with the smallest."""
+    """The model with the vocabulary of the new tokenizer, else with the smallest."""
     if model.vocab != "auto":
         return model
     tokenizer = getattr(arguments, "tokenizer", None)
@@ -191,7 +191,7 @@ def _sized(model: ModelSpec, arguments: Spec) -> ModelSpec:
 
 
 def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
-    """Every schedule of a flow with its place, its first step and its end."""
+    """Every schedule of a flow, with its place, first step and end."""
     train: Train | None = getattr(arguments, "train", None)
     for name, role in trained(arguments).items():
         if train is not None and role.moves:
@@ -206,13 +206,13 @@ def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
 
 
 def _gives(text: str, key: str) -> bool:
-    """Whether an override gives the key, by its name or inside a section."""
+    """Whether an override sets the key, by its name or inside a section."""
     name, _, value = text.lstrip("+").partition("=")
     return name == key or (key.startswith(f"{name}.") and "warmup" in value)
 
 
 def short_of(nodes: Iterable[Node]) -> list[str]:
-    """The roles whose peak learning rate is never reached, each with why."""
+    """The roles whose peak learning rate is never reached, each with the reason."""
     found = []
     for node in nodes:
         if node.task not in TRAINED:

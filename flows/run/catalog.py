@@ -1,4 +1,6 @@
-"""What can be chosen, read from flows/ and conf/ as text: help and completion cannot wait for Hydra."""
+"""Flows, groups, options and keys, read from flows/ and conf/ as text. Help and completion cannot wait for
+Hydra.
+"""
 
 import ast
 import importlib
@@ -14,22 +16,22 @@ from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s that help does without
+    from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s
 
 CONF = PROJECT / "conf"
 DEEPEST = 4  # parts of a key below the first one
-# libyaml where PyYAML has it: reading a flow's 84 files took half of the time of --help
+# libyaml if available: a flow reads 84 files
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# keys of flows that lie in no section: what they are, with an example
+# keys of flows outside sections: meaning and example
 OWN_KEYS = {
     "source": (
-        "a folder that transformers or peft saved, or hf://owner/name",
+        "a folder saved by transformers or peft, or hf://owner/name",
         "source=checkpoints/Qwen3-0.6B",
     ),
-    "name": ("what the model is called", "name=mine"),
-    "base": ("the finished model that the adapter `source` belongs to", "base=guest"),
+    "name": ("the model's name", "name=mine"),
+    "base": ("the finished model to which the adapter `source` belongs", "base=guest"),
     "init": (
-        "the finished model to begin with: its name, name@alias or digits of its fingerprint",
+        "the finished model to start from: its name, name@alias or digits of its fingerprint",
         "init=mine",
     ),
     "model": ("the network: its kind and sizes", "model=gpt_nano"),
@@ -40,7 +42,7 @@ ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(
 
 
 def flow_names() -> list[str]:
-    """Flows there are: flows/<name>.py with conf/<name>.yaml beside it."""
+    """The existing flows: flows/<name>.py with conf/<name>.yaml."""
     return sorted(
         path.stem for path in (PROJECT / "flows").glob("*.py") if (CONF / f"{path.stem}.yaml").is_file()
     )
@@ -63,7 +65,7 @@ def options(group: str) -> list[str]:
 
 
 def flow_text(name: str) -> tuple[str, str]:
-    """(what it does, an example command) of a flow, from the docstring of its file."""
+    """(description, example command) of a flow, from the docstring of its file."""
     text = (PROJECT / "flows" / f"{name}.py").read_text().split('"""', 2)[1].strip()
     about = " ".join(text.split("\n\n")[0].split())
     example = next(
@@ -73,7 +75,7 @@ def flow_text(name: str) -> tuple[str, str]:
 
 
 def option_text(group: str, option: str) -> tuple[str, str]:
-    """(what it is, an example command) of a group's option, from the first comment of its yaml."""
+    """(description, example command) of a group's option, from the first comment of its yaml."""
     for line in (CONF / group / f"{option}.yaml").read_text().splitlines():
         if line.startswith("# ") and not line.startswith("# @package"):
             example, _, about = line[2:].partition("  ")
@@ -83,7 +85,7 @@ def option_text(group: str, option: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """Option `option` of `group`, placed at `package`: the place of its keys in the flow's configuration."""
+    """Option `option` of `group`; its keys are placed at `package` in the flow's configuration."""
 
     group: str
     package: str
@@ -91,13 +93,13 @@ class GroupChoice:
 
     @property
     def key(self) -> str:
-        """How the command line writes the choice."""
+        """The choice's key on the command line."""
         return self.group if self.package in (self.group, "") else f"{self.group}@{self.package}"
 
 
 @dataclass
 class FlowShape:
-    """A flow's configuration as defaults lists and yaml files give it, with the groups chosen in `words`."""
+    """A flow's configuration from defaults lists and yaml files, with the groups chosen in `words`."""
 
     flow: str
     words: tuple[str, ...] = ()
@@ -109,7 +111,7 @@ class FlowShape:
     def __post_init__(self) -> None:
         added = [c for c in map(_group_choice_of, self.words) if c is not None]
         self._given = {c.key: c.option for c in added}
-        for _ in range(2):  # an override comes after what it changes: the first pass collects them
+        for _ in range(2):  # overrides come after the entries that they change: the first pass collects them
             self.choices, self.document = {}, {}
             self._file(self.flow, "")
             for choice in added:
@@ -118,7 +120,7 @@ class FlowShape:
 
     @property
     def unmatched(self) -> set[str]:
-        """Choices that are overridden though nothing makes them: Hydra would refuse the words."""
+        """Overrides of choices that no defaults list has; Hydra would refuse them."""
         return set(self._overridden) - set(self.choices)
 
     def _file(self, path: str, package: str) -> None:
@@ -133,8 +135,8 @@ class FlowShape:
         self._defaults(defaults[before + 1 :], package, folder)
 
     def _defaults(self, entries: list[str | dict[str, str | None]], package: str, folder: str) -> None:
-        """`folder` is the file's own, where the files lie that it names without a group. What a file
-        overrides is known before what it includes: the outermost override counts.
+        """Read a file's defaults list. `folder`: the file's own, for names without a group. A file's
+        overrides are collected before its includes: the outermost override wins.
         """
         groups: list[GroupChoice | str] = []
         for entry in entries:
@@ -188,7 +190,7 @@ def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]")
 @cache
 def parameters(flow: str) -> "type[Spec]":
     """The parameters of the flow's body as one spec, which refuses unknown keys and wrong types. They are
-    read from its text, and only the specs that it names are imported.
+    read from its source text, and only the named specs are imported.
     """
     from pydantic import create_model
 
@@ -202,7 +204,7 @@ def parameters(flow: str) -> "type[Spec]":
             known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
 
     def value(node: ast.expr) -> Any:
-        return eval(ast.unparse(node), known)  # of a file of ours, as its import would
+        return eval(ast.unparse(node), known)  # of our own file, as an import would do
 
     (body,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]
     required = [...] * (len(body.args.args) - len(body.args.defaults))
@@ -215,10 +217,10 @@ def parameters(flow: str) -> "type[Spec]":
 
 
 def places(shape: FlowShape) -> "dict[str, FieldPlace]":
-    """The flow's parameters and the pool, each with its value. A mapping that is empty by default is filled
-    by sweeps, not by people.
+    """The flow's parameters and the pool, each with its value. Sweeps, not people, fill mappings that are
+    empty by default.
     """
-    from atelier.engine.config.base import FieldPlace  # pydantic: 0.1 s that other helps do without
+    from atelier.engine.config.base import FieldPlace  # late: pydantic, 0.1 s
     from atelier.engine.config.pool import Pool
 
     found = {
@@ -239,7 +241,7 @@ def keys_called(flow: str, name: str) -> list[str]:
 
 
 def used_choices(shape: FlowShape) -> Iterator[GroupChoice]:
-    """The choices that matter to the flow: those where it has parameters, the settings, the experiment."""
+    """The choices that affect the flow: those of its parameters, the settings, the experiment."""
     wanted = {*places(shape), "tracker"}
     for choice in shape.choices.values():
         if choice.package.split(".")[0] in wanted or not choice.package:

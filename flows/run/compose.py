@@ -1,5 +1,5 @@
-"""From a command line to one plain, validated, frozen configuration: Hydra composes, the flow's spec
-validates.
+"""Compose the configuration of a run from a command line: Hydra composes, the flow's spec validates, the
+result is frozen plain JSON.
 """
 
 import re
@@ -50,15 +50,15 @@ _lock = threading.Lock()  # Hydra's global state allows one composition at a tim
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
 CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
 SETTINGS = ("pool", "tracker", "resume", "sites")
-WHERE = ("pool", "site", "sites", "tracker")  # choices that say nothing of what is computed
+WHERE = ("pool", "site", "sites", "tracker")  # choices that do not affect results
 LENGTHS = ("train.steps", "train.tokens")
-FEW = 3  # keys that are named in place of one that there is not
+FEW = 3  # suggestions for an unknown key
 BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A flow's configuration, final: `document` is plain JSON, `arguments` the same validated."""
+    """A flow's final configuration: `document` is plain JSON, `arguments` the validated specs."""
 
     flow: str
     overrides: tuple[str, ...]
@@ -69,8 +69,8 @@ class RunConfig:
     resume: Resume = field(default_factory=Resume)
     companions: dict[str, Role] = field(default_factory=dict)
     sites: Sites = field(default_factory=Sites)
-    here: SiteHere | None = None  # this one of them
-    ordered: frozenset[str] | None = None  # by another site: the tasks that are asked for
+    here: SiteHere | None = None  # this site
+    ordered: frozenset[str] | None = None  # tasks that another site ordered
 
     def call(self) -> dict[str, Given]:
         """Keyword arguments of the flow's body."""
@@ -80,8 +80,8 @@ class RunConfig:
         return {**arguments, **({"companions": self.companions} if self.companions else {})}
 
     def title(self, run_id: str) -> str:
-        """What people see in a list of runs: the flow, its experiment, what else was given; the run's id last
-        (`run_of` finds it there).
+        """The title in lists of runs: the flow, its experiment, other overrides, and the run's id last, where
+        `run_of` finds it.
         """
         pairs = [text.lstrip("+").partition("=") for text in self.overrides]
         given = {key: value for key, _, value in pairs}
@@ -95,24 +95,22 @@ class RunConfig:
 
     @property
     def roles(self) -> dict[str, Role]:
-        """The roles of a flow that has any."""
+        """The roles of the flow, if it has any."""
         return getattr(self.arguments, "roles", None) or {}
 
     def layout_at(self, site: str) -> Parallel | None:
-        """The layout of the tasks at another site; None: chosen there. On loopback it is this machine too."""
+        """The layout at another site; None = that site chooses. On loopback it is this machine."""
         given = self.sites.parallel.get(site)
         return given or (getattr(self.arguments, "parallel", None) if self.sites.loopback else None)
 
 
 def run_of(title: str) -> str:
-    """The id of the run that `RunConfig.title` names."""
+    """The run's id in a `RunConfig.title`."""
     return title.rpartition(BEFORE_ID)[2]
 
 
 def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunConfig:
-    """Compose and validate. Raises ConfigError with place, value and the nearest known name for every
-    mistake.
-    """
+    """Compose and validate. Raises ConfigError with place, value and nearest known name for every mistake."""
     check_overrides(overrides, from_form=from_form)
     _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]
@@ -132,13 +130,13 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
         check_form_uri(tracker.uri, default_root(), [tracker_of(name).uri for name in options("tracker")])
     resume = parse(Resume, given.pop("resume", {}), "resume")
     if from_form and not any(text.lstrip("+~").startswith("sites") for text in overrides):
-        given.pop("sites", None)  # a form's run is at one site
+        given.pop("sites", None)  # a form runs at one site
     sites = parse(Sites, given.pop("sites", {}), "sites")
     if sites.names and from_form:
         way_out = "leave sites out; `atelier <flow> sites=[a,b]` runs over several"
         raise ConfigError("sites", "a form's run is at one site", way_out)
     if not sites.names and sites != Sites():
-        raise ConfigError("sites.names", "is empty, and other keys of sites are given", "sites=[a,b]")
+        raise ConfigError("sites.names", "is empty, but other keys of sites are given", "sites=[a,b]")
     here = site_here(sites, default_root()) if sites.names else None
     arguments = parse(parameters(flow), with_sites(given, sites, here) if here else given, "")
     if here is None:
@@ -164,8 +162,8 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
 
 
 def _spelled_out(overrides: list[str]) -> list[str]:
-    """Overrides with what they imply: of steps and tokens, one that is given alone outranks the other, which
-    files of conf/ may have.
+    """Overrides with their implications: of steps and tokens, the one that is given replaces the other, which
+    files of conf/ may set.
     """
     given = {match["key"]: match["rest"] for text in overrides if (match := KEY.match(text))}
     implied = [
@@ -177,7 +175,7 @@ def _spelled_out(overrides: list[str]) -> list[str]:
 
 
 def _check_idle(flow: str, overrides: list[str]) -> None:
-    """Refuse what is given and would do nothing; files that several flows share may hold it."""
+    """Refuse overrides that would do nothing. (Files shared by several flows may have such keys.)"""
     for text in overrides:
         match = KEY.match(text)
         if match and match["mark"] != "~" and is_idle(flow, match["key"]):
@@ -185,7 +183,7 @@ def _check_idle(flow: str, overrides: list[str]) -> None:
 
 
 def _hydra(flow: str, overrides: list[str]) -> dict[str, Json]:
-    from hydra import compose as hydra_compose  # 0.15 s: help and completion do without
+    from hydra import compose as hydra_compose  # late: 0.15 s
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -193,7 +191,7 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Json]:
     from omegaconf.errors import OmegaConfBaseException
 
     with _lock:
-        callers = GlobalHydra.instance().hydra  # of a program that composes with Hydra itself
+        callers = GlobalHydra.instance().hydra  # a calling program may use Hydra itself
         GlobalHydra.instance().clear()
         try:
             with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
@@ -207,9 +205,8 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Json]:
 
 
 def prepared(text: str, flow: str, known: list[str], *, is_sweep: bool = False) -> str:
-    """One override for Hydra. A value whose key the yaml lacks is added, because the spec, which knows every
-    key, validates it. In a sweep a group may have several options. Raises ConfigError for an unknown key,
-    group or option.
+    """One override for Hydra. A key that the yaml lacks is added; the spec, which knows every key, validates
+    it. In a sweep a group may have several options. Raises ConfigError for an unknown key, group or option.
     """
     match = KEY.match(text)
     if not match or (match["rest"] is None and match["mark"] != "~"):
@@ -238,7 +235,7 @@ def _check_option(match: re.Match[str], text: str, *, is_sweep: bool) -> None:
     group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
     found = options(group)
     if is_sweep and CALL.search(value):
-        return  # glob(gpt*), choice(a,b): Hydra expands it
+        return  # glob(gpt*), choice(a,b): Hydra expands these
     if is_sweep and "," in value and not value.startswith("["):
         for one in value.split(","):
             _check_option(KEY.match(f"{group}={one.strip()}") or match, text, is_sweep=False)
@@ -285,7 +282,7 @@ def explained(error: Exception) -> ConfigError:
         return _no_option(f"{absent[1]}={absent[2]}", absent[1], absent[2], found)
     strange = getattr(cause, "full_key", None) if "is not in struct" in text else None
     if strange:
-        return ConfigError(str(strange), "no such key", "`atelier --hydra-help` says where Hydra has its own")
+        return ConfigError(str(strange), "no such key", "`atelier --hydra-help` lists Hydra's own keys")
     unreadable = getattr(error, "override", None)
     if unreadable and "Ambiguous value" not in text:
         reason = text.split(" See https")[0]
@@ -304,7 +301,7 @@ def explained(error: Exception) -> ConfigError:
 
 
 def _check_addresses(value: Json, place: str) -> None:
-    """Raise ConfigError for an address in a configuration that a form may not name."""
+    """Raises ConfigError for an address that a form may not use."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_addresses(inner, f"{place}.{key}".lstrip("."))
@@ -325,13 +322,13 @@ def _check_roles(document: dict[str, Json]) -> None:
                 f"roles.{name}",
                 "there is no such role",
                 (f"did you mean {near}? " if near else f"there are: {', '.join(others)}; ")
-                + f"a new one is added by +role@roles.{name}=student",
+                + f"add a new one with +role@roles.{name}=student",
             )
 
 
 def resolved(arguments: Spec, pool: Pool) -> Spec:
-    """Fill in fractions and the `auto` values of layout and checkpoints, so that nothing is left to decide.
-    Raises ConfigError for fp8 on CPUs.
+    """Fill in fractions and the `auto` values of layout and checkpoints, so that nothing stays open. Raises
+    ConfigError for fp8 on CPUs.
     """
     updates: dict[str, Spec | dict[str, Role]] = {}
     parallel = getattr(arguments, "parallel", None)

@@ -1,5 +1,5 @@
-"""What a plan says of data: the share that finished corpora hold out; the tokens after the last window, which
-no training reads; FLOPs, memory and time of text that a model writes.
+"""Notes of a plan about data: the held-out share of finished corpora; tokens after the last window, which no
+training reads; FLOPs, memory and time of text that a model writes.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from atelier.engine.plan.writing import cost_of_writing
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 
-TOKEN_BYTES = 6  # of text, with what JSON adds, at most on average
-LINE_BYTES = 200  # of a document's line besides its text
+TOKEN_BYTES = 6  # bytes of text and JSON a token; an upper bound of the average
+LINE_BYTES = 200  # bytes of a document's line besides its text
 
 
 class WrittenRow(TypedDict):
-    """The fields of a plan's row that are known of it."""
+    """The known fields of a plan's row for written text."""
 
     params: int
     flops: float
@@ -31,8 +31,8 @@ class WrittenRow(TypedDict):
 
 
 def written_row(node: Node, pool: Pool, store: Store) -> WrittenRow:
-    """Of all documents that are asked for, or that the corpus has; where it is not made yet and all are asked
-    for, of one.
+    """Cost of writing the requested documents, or those of the corpus; of one document if their number is not
+    known yet.
     """
     asked, documents = parse(WriteConfig, node.config, node.name), num_documents(node, store) or 1
     layout = Parallel.model_validate(node.layout)
@@ -47,7 +47,7 @@ def written_row(node: Node, pool: Pool, store: Store) -> WrittenRow:
 
 
 def num_documents(node: Node, store: Store) -> int:
-    """How many documents are written at most; 0 = not known."""
+    """Upper bound of the number of documents; 0 = not known."""
     asked = parse(WriteConfig, node.config, node.name).written.documents
     corpus = store.find("corpus", node.products["corpus"].parents["corpus"])
     there = corpus.summary["documents"] if corpus else 0
@@ -55,8 +55,8 @@ def num_documents(node: Node, store: Store) -> int:
 
 
 def written_bytes(node: Node, store: Store) -> int:
-    """Bytes on the disk while the task runs, about: its texts beside the output, in scratch and in the
-    output, with the held-out documents, which are the whole corpus at most.
+    """Approximate bytes on disk while the task runs: texts in scratch and in the output, and the held-out
+    documents (at most the whole corpus).
     """
     asked = parse(WriteConfig, node.config, node.name).written
     texts = num_documents(node, store) * (LINE_BYTES + TOKEN_BYTES * (asked.prefix + asked.tokens))

@@ -1,4 +1,4 @@
-"""Whether what a flow brings in from elsewhere, or has written, fits the disk of the store."""
+"""Check that the store's disk has room for the files that a flow imports or writes."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,18 +7,18 @@ from atelier.flows.run.data_notes import written_bytes
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 
-SPARE = 1.05  # of the bytes: records, indices and what else a run writes
-BYTES = "bytes"  # in a node's config: what it copies
+SPARE = 1.05  # factor for records, indices and other files
+BYTES = "bytes"  # key in a node's config: bytes it copies
 
 
 def bytes_of(node: Node) -> int:
-    """Bytes that the node brings into the store; 0 where that is not known."""
+    """Bytes that the node adds to the store; 0 = not known."""
     found = node.config.get(BYTES, 0)
     return found if isinstance(found, int) else 0
 
 
 def too_little_disk(nodes: Iterable[Node], store: Store) -> list[str]:
-    """Why the disk has no room for what these nodes bring in; empty when it has, or cannot be asked."""
+    """Errors if the disk has too little room for these nodes; empty if it fits or is unknown."""
     sizes = {n.name: written_bytes(n, store) if n.task == "write" else bytes_of(n) for n in nodes}
     needed = {name: size for name, size in sizes.items() if size}
     if not needed or not is_local(store.root):

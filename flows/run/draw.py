@@ -1,4 +1,4 @@
-"""The nodes of a flow without running it: its own body runs with a scheduler that only collects them."""
+"""Collect the nodes of a flow without running them: its body runs with a collecting scheduler."""
 
 import contextvars
 
@@ -21,12 +21,12 @@ class NodeCollector:
 
 
 def collect_nodes(frozen: RunConfig, store: Store) -> list[Node]:
-    """The flow's nodes that run here, each with the fingerprints of what it would publish."""
+    """The flow's nodes that run here, each with the fingerprints of its products."""
     return placed_nodes(frozen, store).here
 
 
 def placed_nodes(frozen: RunConfig, store: Store) -> Placement:
-    """The flow's nodes by site. Raises ConfigError as `place`."""
+    """The flow's nodes by site. Raises ConfigError as `place` does."""
     drawing = NodeCollector()
 
     def inside() -> None:

@@ -1,4 +1,4 @@
-"""Run an engine command in a process of its own and follow its messages, as `generate` and `export` do."""
+"""Run an engine command in a child process and follow its messages, for `generate` and `export`."""
 
 import json
 import signal
@@ -18,10 +18,10 @@ GRACE_S = 5.0
 def follow(
     verb: str, place: Path, env: dict[str, str], grace_s: float | None = GRACE_S
 ) -> Generator[Message, None, None]:
-    """The messages of `python -m atelier.engine.<verb>` on the run file at `place`. The process leads its own
-    session: Ctrl-C reaches only this one. Closing the iterator interrupts it, so that it removes what it has
-    written, and kills it after `grace_s`; None = it waits. Raises AtelierError when it reports an error or
-    dies.
+    """Yield the messages of `python -m atelier.engine.<verb>` on the run file at `place`. The process leads
+    its own session: Ctrl-C reaches only the parent. Closing the iterator interrupts it, so that it removes
+    partial output, and kills it after `grace_s` (None = never). Raises AtelierError when it reports an error
+    or dies.
     """
     errors = place.with_name("err")
     with open(errors, "wb") as err:

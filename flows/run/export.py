@@ -1,4 +1,4 @@
-"""Write a model as transformers reads it, by an export process, or copy an adapter as peft reads it."""
+"""Write a model for transformers in an export process, or copy an adapter for peft."""
 
 import re
 import tempfile
@@ -26,16 +26,16 @@ from atelier.infra.store.store import Store
 FORMATS = ("hf",)
 DTYPES = ("float32", "float16", "bfloat16")
 CARD = "README.md"
-PATH = re.compile(r"=[^\s=]*/\S*")  # in a command: folders of the machine that it ran on
+PATH = re.compile(r"=[^\s=]*/\S*")  # in a command: paths of the machine that ran it
 
 OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written to `url`. `apart`: how far the logits of what was read back are from the model's, as
-    a share of their scale; `ids`: whether its tokenizer cuts text as the model's. Of an adapter, which is
-    copied: its `rank`, or its `vectors`, and the name of its `base`.
+    """The result in `url`. `apart`: the difference of logits after reading back, as a share of their scale;
+    `ids`: whether the tokenizer gives the same ids. For an adapter, which is copied: its `rank`, or its
+    `vectors`, and the name of its `base`.
     """
 
     url: str
@@ -59,9 +59,9 @@ def export(
     dtype: str = "",
     on_share: OnShare | None = None,
 ) -> Exported:
-    """Write the model or adapter called `word` into a new folder; `on_share` receives how much of it is
+    """Write the model or adapter called `word` into a new folder; `on_share` receives the share that is
     written. Raises ConfigError for an unknown model or format, and for a model that no family of the format
-    can say.
+    can represent.
     """
     if format not in FORMATS:
         raise ConfigError("format", f"{format!r} is not known", f"there is {', '.join(FORMATS)}")
@@ -74,7 +74,7 @@ def export(
     if record.kind == "adapter":
         for option, value in (("family", family), ("dtype", dtype)):
             if value:
-                raise ConfigError(f"--{option}", "does nothing: an adapter leaves as it is", "leave it out")
+                raise ConfigError(f"--{option}", "does nothing: adapters are only copied", "leave it out")
         return _copy_adapter(record, store, target)
     spec_of(record, store, "export", word)
     with tempfile.TemporaryDirectory(prefix="atelier-export-") as scratch:
@@ -111,17 +111,17 @@ def _found(store: Store, word: str) -> Record:
 
 
 def _copy_adapter(record: Record, store: Store, url: str) -> Exported:
-    """Write an adapter as peft reads it."""
+    """Write an adapter for peft."""
     if not record.summary.get("family"):
         raise ConfigError(
             "export",
-            f"{record.name} is of a base that no family can say with these matrices apart",
-            "export the tuned model, or tune others of its matrices",
+            f"no family can represent the base of {record.name} with these matrices apart",
+            "export the tuned model, or tune other matrices",
         )
     if (place := record.summary.get("place", "front")) != "front":
         raise ConfigError(
             "export",
-            f"the vectors of {record.name} stand at the {place} of a prompt, and peft puts them in front",
+            f"the vectors of {record.name} stand at the {place} of a prompt, but peft puts them in front",
             "trainable.place=front",
         )
     if there := names(url):
@@ -129,14 +129,14 @@ def _copy_adapter(record: Record, store: Store, url: str) -> Exported:
     source, done = open_input(store.address("adapter", record.fingerprint)), list[str]()
     text = card(record, store, "peft").encode()
     with tempfile.TemporaryDirectory(prefix="atelier-export-") as scratch:
-        if "rank" in record.summary:  # no soft prompt
+        if "rank" in record.summary:  # not a soft prompt
             weights = header(str(source.file(adapters.WEIGHTS, Path(scratch))))
             family = str(record.summary["family"])
             adapters.check_peft(family, (each.name for each in weights), "export")
         try:
             done.append(CARD)
             put_parts(join(url, CARD), [text])
-            for name in (adapters.WEIGHTS, adapters.CONFIG):  # last: without it the folder is no adapter
+            for name in (adapters.WEIGHTS, adapters.CONFIG):  # last: it makes the folder an adapter
                 done.append(name)
                 put_file(source.file(name, Path(scratch)), join(url, name))
         except BaseException:
@@ -158,7 +158,7 @@ def _copy_adapter(record: Record, store: Store, url: str) -> Exported:
 
 
 def card(record: Record, store: Store, library: str = "transformers") -> str:
-    """The model card: what the record says, and where the model comes from. `library` reads it."""
+    """The model card: the record's facts and the model's origin. `library` is the one that reads it."""
     summary, provenance, index = record.summary, record.provenance, Index(store)
     origins = [dict(one.summary) for one in [record, *_before(record, index)] if "source" in one.summary]
     licences = sorted({str(one.get("licence")) for one in origins})
@@ -167,7 +167,7 @@ def card(record: Record, store: Store, library: str = "transformers") -> str:
     lines += [f"license: {licences[0]}"] if is_alone else []
     lines += ["---", f"# {record.name}", ""]
     for one in origins:
-        lines.append(f"- begun as: {one.get('family')} from {one['source']}, licence {one.get('licence')}")
+        lines.append(f"- imported as: {one.get('family')} from {one['source']}, licence {one.get('licence')}")
     lines += [f"- {line}" for line in _others(record, index)]
     said = {
         "fingerprint": record.fingerprint,
@@ -188,7 +188,7 @@ def card(record: Record, store: Store, library: str = "transformers") -> str:
 
 
 def _before(record: Record, index: Index) -> list[Record]:
-    """The models that a model, or an adapter, was made of, the nearest first."""
+    """The models from which a model or adapter was made, the nearest first."""
     found: list[Record] = []
     waiting = [record]
     while waiting:
@@ -201,7 +201,7 @@ def _before(record: Record, index: Index) -> list[Record]:
 
 
 def _others(record: Record, index: Index) -> list[str]:
-    """Who else had a part in a model: its teachers, writers of its text, adapters that were merged."""
+    """Other origins of a model: teachers, writers of its text, merged adapters."""
     found: list[str] = []
     for one in [record, *_before(record, index)]:
         found += [f"taught by: {_origin(teacher)}" for teacher in index.teachers(one)]
@@ -216,14 +216,14 @@ def _others(record: Record, index: Index) -> list[str]:
 
 
 def _origin(record: Record) -> str:
-    """The name of a model or adapter, and where it is from."""
+    """The name and origin of a model or adapter."""
     about = dict(record.summary)
     where = f" from {about['source']}, licence {about.get('licence', 'unknown')}" if "source" in about else ""
     return f"{record.name}{where}"
 
 
 def _follow(place: Path, env: dict[str, str], on_share: OnShare | None) -> dict[str, float | str]:
-    """Run the export process; what it says it has done."""
+    """Run the export process. Returns its results."""
     done: dict[str, float | str] = {}
     with closing(follow("export", place, env, grace_s=None)) as messages:
         for message in messages:

@@ -1,5 +1,5 @@
-"""What a configuration takes from finished models: `model=auto` is the model of `init`, `tokenizer.model` has
-a known vocabulary; and a check that a model that goes on computes as it did.
+"""Fill in values from finished models: `model=auto` is the model of `init`, `tokenizer.model` fixes the
+vocabulary. Check that a continued model computes as it did.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -15,11 +15,11 @@ from atelier.infra.store.existing_model import ANY_VOCAB, existing_in
 from atelier.infra.store.store import Store, default_root
 
 AUTO = "auto"
-LEAST_VOCAB = 300  # of a tokenizer that is learned; the plan counts with it
+LEAST_VOCAB = 300  # of a learned tokenizer; the plan uses it
 
 
 def filled(document: dict[str, Json]) -> set[str]:
-    """Fill in, in place, what finished models say, and their fingerprints for their names: a name may mean
+    """Fill in values of finished models, in place, and replace their names by fingerprints: a name may mean
     another model when the flow runs. Returns the places of models that were filled in. Raises ConfigError for
     `auto` without an `init`, and for an unknown model.
     """
@@ -33,7 +33,7 @@ def filled(document: dict[str, Json]) -> set[str]:
         if not word:
             raise ConfigError(
                 f"{place}model",
-                "auto is the model of `init`, and there is none",
+                "auto is the model of `init`, but init is empty",
                 f"{place}init=<model>, or a model",
             )
         known = existing_in(Store(default_root()), word, f"{place}init").spec
@@ -67,7 +67,7 @@ def _tokenizer(store: Store, word: str) -> tuple[str, str]:
 
 
 def _sections(document: MutableMapping[str, Json]) -> Iterator[tuple[str, dict[str, Json]]]:
-    """What may have a model and an init: the whole, and each role, with the beginning of its keys' names."""
+    """The sections that may have a model and an init: the whole, and each role, with key prefixes."""
     yield "", cast(dict[str, Json], document)
     for name, role in section_of(document.get("roles")).items():
         if isinstance(role, dict):
@@ -75,7 +75,7 @@ def _sections(document: MutableMapping[str, Json]) -> Iterator[tuple[str, dict[s
 
 
 def _beginning(arguments: Spec) -> dict[str, Role]:
-    """The roles of a flow, by name; '' for its only one."""
+    """The roles of a flow, by name; '' for a single one."""
     roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
     fields = ("model", "objective", "optim", "init")
     if not roles and all(hasattr(arguments, name) for name in fields):
@@ -84,8 +84,8 @@ def _beginning(arguments: Spec) -> dict[str, Role]:
 
 
 def check_beginnings(arguments: Spec, taken: set[str], overrides: list[str]) -> None:
-    """Raises ConfigError for a role whose model has the weights of its `init` but computes otherwise, and
-    was not taken from there; and for an optimiser of one that is finished, in one of the overrides.
+    """Raises ConfigError for a role that has the weights of its `init` but a model that computes otherwise
+    (if the model was not taken from there), and for an override of a finished role's optimiser.
     """
     keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
     tokenizer = getattr(arguments, "tokenizer", None)
@@ -109,6 +109,6 @@ def check_beginnings(arguments: Spec, taken: set[str], overrides: list[str]) -> 
         if said := difference(before, here):
             raise ConfigError(
                 f"{place}model",
-                f"computes otherwise than {there.reference.name}, which has {said}",
-                f"{group}=auto takes its model; what trains may be changed beside that",
+                f"differs from {there.reference.name}, which has {said}",
+                f"{group}=auto takes its model; training settings may still be changed",
             )

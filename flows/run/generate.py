@@ -1,4 +1,4 @@
-"""Continue texts with a finished model: a generator process samples, its messages come as it draws."""
+"""Continue texts with a finished model: a child process samples and streams the tokens."""
 
 import re
 import tempfile
@@ -25,7 +25,7 @@ WISHES = ("genre", "topic", "keywords", "sentiment", "length")
 
 
 def generation_of(prompts: list[str], given: Mapping[str, Json]) -> Generation:
-    """Settings under the command's names; None and '' are not given. Raises ConfigError at one's name."""
+    """Settings by the command's names; None and '' mean not given. Raises ConfigError at a name."""
     there = {key: value for key, value in given.items() if value is not None}
     config: dict[str, Json] = {key: there[key] for key in SAMPLING if key in there}
     config["prompts"] = prompts
@@ -47,15 +47,15 @@ def generation_of(prompts: list[str], given: Mapping[str, Json]) -> Generation:
 
 
 def gigabytes(word: str, place: str) -> float:
-    """A size as people write it: 2GB, 500MB, or a number of GB. Raises ConfigError at `place` for others."""
+    """Parse a size: 2GB, 500MB, or a number of GB. Raises ConfigError at `place` for others."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(k|M|G|T)B?)?", word.strip(), re.IGNORECASE)
     if match is None or not float(match[1]):
-        raise ConfigError(place, f"{word!r} is no size", "give one like 2GB or 500MB")
+        raise ConfigError(place, f"{word!r} is not a size", "give one like 2GB or 500MB")
     return float(match[1]) * SIZES[(match[2] or "G").upper()]
 
 
 def model_called(word: str, store: Store) -> Record:
-    """The model that `generate` is given. Raises ConfigError when there is none, or when this code computes
+    """The model that `generate` was given. Raises ConfigError if there is none, or if this code computes
     another version of its kind.
     """
     try:
@@ -69,8 +69,8 @@ def model_called(word: str, store: Store) -> Record:
 def continuations(
     record: Record, generation: Generation, store: Store
 ) -> Generator[Continuation, None, None]:
-    """Pieces of the prompts' continuations as they are drawn, in the end `done`. Closing the iterator ends
-    the process. Raises ConfigError or AtelierError when the process reports an error or dies.
+    """Pieces of the prompts' continuations as they are sampled; the last message is `done`. Closing the
+    iterator ends the process. Raises ConfigError or AtelierError when the process reports an error or dies.
     """
     with tempfile.TemporaryDirectory(prefix="atelier-generate-") as scratch:
         run = RunFile(

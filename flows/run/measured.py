@@ -1,5 +1,5 @@
-"""Planned and measured steps of finished trainings: shown by `atelier plan`, and kept to calibrate later
-plans.
+"""Compare planned and measured steps of finished trainings, for `atelier plan`, and store them to calibrate
+later plans.
 """
 
 import time
@@ -20,7 +20,7 @@ from atelier.tasks.train import unpack
 
 
 class MeasuredRow(StepsRow):
-    """Planned beside measured cost of a finished training."""
+    """Planned and measured cost of a finished training."""
 
     task: str
     planned_step_s: float
@@ -28,7 +28,9 @@ class MeasuredRow(StepsRow):
 
 
 def measured(plan: Plan, store: Store) -> list[MeasuredRow]:
-    """Planned and measured step time and memory of every finished training. A gang's roles share its step."""
+    """Planned and measured step time and memory of every finished training. Roles that train together share a
+    step.
+    """
     found = []
     for node in plan.nodes:
         seen = _seen(node, store)
@@ -45,8 +47,8 @@ def measured(plan: Plan, store: Store) -> list[MeasuredRow]:
 
 
 def record_measurements(plan: Plan, made: list[str], store: Store, pool: Pool) -> None:
-    """Store planned and measured step time of the trainings among the nodes that were `made`. What another
-    device than the pool's has computed says nothing of the pool, and is left out.
+    """Store planned and measured step time of the trainings in `made`. Trainings on another device than the
+    pool's are left out.
     """
     for node in plan.nodes:
         planned_s = sum(row["step_s"] for row in rows_of(plan, node)) / plan.pace
@@ -58,13 +60,13 @@ def record_measurements(plan: Plan, made: list[str], store: Store, pool: Pool) -
 
 
 def rows_of(plan: Plan, node: Node) -> list[PlanRow]:
-    """The plan's rows of a node's products."""
+    """The plan's rows for a node's products."""
     mine = {product.fingerprint for product in node.products.values()}
     return [row for row in plan.rows if row["task"] == node.task and row["fingerprint"] in mine]
 
 
 def _seen(node: Node, store: Store) -> MeasuredSteps | None:
-    """The gang's measured steps, from its first role's metrics."""
+    """The training's measured steps, from its first role's metrics."""
     if node.task != "train":
         return None
     _, _, parts = unpack(node)

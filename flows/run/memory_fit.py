@@ -1,4 +1,4 @@
-"""Whether a training fits the memory of the pool's devices, and which layouts it could have."""
+"""Check that a training fits the memory of the pool's devices, and list its possible layouts."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,19 @@ from atelier.infra.dag import Node
 from atelier.infra.launch.slots import num_slots
 
 TRAINED = ("train", "finetune")
-MOST_DEVICES = 8192  # up to which a layout that would fit is looked for
+MOST_DEVICES = 8192  # upper bound of the search for a layout that fits
 
 
 def too_much(node: Node, each: Sequence[float], pool: Pool, vocab: int) -> str | None:
-    """Why a node does not fit, with the numbers and the nearest layout that does; None when it fits. `each`:
-    GB of each artifact that it has to make. The roles of a gang share its devices.
+    """The reason why a node does not fit, with numbers and the nearest layout that does; None if it fits.
+    `each`: GB of each artifact to make. Roles that train together share the devices.
     """
     if node.task == "write":
         return _too_much_to_write(node, max(each, default=0.0), pool)
     if node.task not in TRAINED or not vocab:
         return None
     layout = Parallel.model_validate(node.layout)
-    needed = sum(each) if node.task == "train" else max(each, default=0.0)  # draws come one after another
+    needed = sum(each) if node.task == "train" else max(each, default=0.0)  # draws run one after another
     needed += sum(_resident_gb(node, name, layout, vocab) for name in node.training.frozen)
     limit = limit_gb(pool, layout.ranks)
     if needed <= limit:
@@ -58,7 +58,7 @@ def _resident_gb(node: Node, name: str, layout: Parallel, vocab: int) -> float:
 
 
 def limit_gb(pool: Pool, ranks: int) -> float:
-    """Memory of one rank, GB: its device's, or its share of this host's."""
+    """Memory of one rank in GB: its device's, or its share of the host's."""
     if not pool.is_cpu:
         return pool.device.memory_gb
     host = pool.memory_gb if pool.memory_gb != "auto" else memory_gb()
@@ -66,7 +66,7 @@ def limit_gb(pool: Pool, ranks: int) -> float:
 
 
 def _nearest(node: Node, pool: Pool, layout: Parallel, vocab: int) -> str:
-    """The fastest layout with the fewest devices that fits, in words for the command line."""
+    """The fastest layout with the fewest devices that fits, as overrides."""
     if pool.is_cpu:
         return ""
     devices = pool.gpus or layout.ranks
@@ -82,8 +82,8 @@ def _nearest(node: Node, pool: Pool, layout: Parallel, vocab: int) -> str:
 
 
 def layouts(node: Node, pool: Pool, vocab: int) -> tuple[list[LayoutOption], list[RejectedLayout]]:
-    """The possible layouts of a node's largest role on the pool's devices, the fastest first; and the others
-    with why they are out.
+    """The possible layouts of a node's largest role on the pool's devices, the fastest first; and the
+    rejected layouts with reasons.
     """
     layout = Parallel.model_validate(node.layout)
     return _searched(node, pool, pool.gpus or num_slots(pool), layout, vocab)

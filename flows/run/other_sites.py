@@ -1,4 +1,4 @@
-"""The part of a run that other sites do. The code is flows/sites/elsewhere.py."""
+"""Interface to the part of a run at other sites; implemented by flows/sites/elsewhere.py."""
 
 import importlib
 from contextlib import AbstractContextManager, nullcontext
@@ -13,14 +13,14 @@ from atelier.infra.store.store import Store
 
 
 class OtherSites(Protocol):
-    """Runs the tasks of a run that are at other sites."""
+    """Runs the tasks at other sites."""
 
     def planned(self, plan: Plan) -> Plan:
         """Ask the other sites for their part of the plan, and add their rows and refusals."""
         ...
 
     def begin(self) -> None:
-        """Ask for the tasks of the other sites."""
+        """Order the tasks of the other sites."""
 
     def make(
         self, node: Node, context: RunContext, states: dict[str, str], errors: dict[str, Exception]
@@ -28,10 +28,10 @@ class OtherSites(Protocol):
         """Follow a task to its end at its site. Raises AtelierError, StoppedError."""
 
     def fail(self, context: RunContext) -> None:
-        """End all tasks, as one has failed."""
+        """Stop all tasks, because one has failed."""
 
     def close(self) -> None:
-        """End what the other sites still do."""
+        """Stop the tasks that still run at other sites."""
 
     def showing(
         self, plan: Plan, context: RunContext, states: dict[str, str]
@@ -41,7 +41,7 @@ class OtherSites(Protocol):
 
 
 def agents_of(sites: Sites, root: str) -> AbstractContextManager[None]:
-    """Agents of all sites on this machine while the block runs, where `sites.loopback` asks for them."""
+    """Agents of all sites on this machine while the block runs, if `sites.loopback` is set."""
     if not sites.loopback:
         return nullcontext()
     module = importlib.import_module("atelier.flows.sites.loopback")
@@ -49,6 +49,6 @@ def agents_of(sites: Sites, root: str) -> AbstractContextManager[None]:
 
 
 def other_sites(frozen: RunConfig, plan: Plan, store: Store, nonce: str) -> OtherSites:
-    """The other sites of a run. `nonce`: what distinguishes this run from another one like it."""
+    """The other sites of a run. `nonce` distinguishes this run from equal ones."""
     module = importlib.import_module("atelier.flows.sites.elsewhere")
     return cast(OtherSites, module.Elsewhere(frozen, plan, store, nonce))

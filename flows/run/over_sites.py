@@ -1,4 +1,4 @@
-"""A run over several sites: what `sites` fills in of a configuration, and which tasks run where."""
+"""A run over several sites: fill in the configuration from `sites`, and assign tasks to sites."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +26,8 @@ KINDS = ("rows", "roles")  # of a link, by site
 
 @dataclass(frozen=True)
 class SiteHere:
-    """This site: its name, the folder of the messages that its agent carries, and how many GB its policies
-    let cross to and from others in an hour, where they say so.
+    """This site: its name, the mailbox folder of its agent, and the GB an hour that its policies allow to and
+    from others, where they limit it.
     """
 
     name: str
@@ -37,14 +37,14 @@ class SiteHere:
 
 @dataclass(frozen=True)
 class Placement:
-    """The tasks of a run that are this site's, and those of the others."""
+    """The tasks of a run at this site, and at the others."""
 
     here: list[Node]
     there: dict[str, list[Node]] = field(default_factory=dict)
 
 
 def spelled_out(overrides: Iterable[str]) -> list[str]:
-    """Overrides with `sites=[a,b]` as keys: a list is all of `sites`, whatever a flow's own have."""
+    """Overrides with `sites=[a,b]` written as keys. A list replaces the whole section `sites`."""
     texts, found = [*overrides], list[str]()
     for text in texts:
         if (match := LIST.match(text)) is None:
@@ -57,12 +57,12 @@ def spelled_out(overrides: Iterable[str]) -> list[str]:
 
 
 def site_here(sites: Sites, root: str) -> SiteHere:
-    """Raises ConfigError when this site is none of them, or has no key."""
+    """This site. Raises ConfigError if it is not one of `sites`, or has no key."""
     if sites.loopback:
         home = sites.names[0]
         _check_others(sites, home)
         return SiteHere(home, join(root, LOOPBACK, home, "keys", "mailbox"))
-    from atelier.infra.sites.keys import Keys, keys_folder  # cryptography: only where there are sites
+    from atelier.infra.sites.keys import Keys, keys_folder  # late: cryptography, only for sites
 
     keys = Keys(keys_folder())
     try:
@@ -72,12 +72,12 @@ def site_here(sites: Sites, root: str) -> SiteHere:
         raise ConfigError("sites", error.problem, way_out) from None
     _check_others(sites, home)
     if home not in sites.names:
-        raise ConfigError("sites", f"this site is {home}, and sites={sites.listed}", "name it among them")
+        raise ConfigError("sites", f"this site is {home}, but sites={sites.listed}", "name it among them")
     if unknown := [name for name in sites.names if name not in (home, *keys.peers)]:
         raise ConfigError(
             "sites",
             f"{unknown[0]} is not trusted here",
-            "atelier site accept <its card>, and there this one's",
+            "atelier site accept <its card>, and accept this site's card there",
         )
     policies = Policies(keys.folder)
     hourly = {name: policies.of(name).hourly for name in sites.names if name != home}
@@ -85,7 +85,7 @@ def site_here(sites: Sites, root: str) -> SiteHere:
 
 
 def _check_others(sites: Sites, home: str) -> None:
-    """Raises ConfigError where this site is given what others alone have."""
+    """Raises ConfigError for settings of other sites that name this one."""
     if home in sites.parallel:
         raise ConfigError(f"sites.parallel.{home}", "is this site", "parallel has the layout here")
     if home in sites.mbps:
@@ -93,9 +93,9 @@ def _check_others(sites: Sites, home: str) -> None:
 
 
 def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[str, Json]:
-    """The configuration as it is at this site: its links say which it is. Where neither rows, nor roles by
-    site, nor `sites.at` are given, `train.link` has equal shares of the rows. Raises ConfigError for rows or
-    roles of other sites.
+    """The configuration at this site; its links name the site. If neither rows, nor roles by site, nor
+    `sites.at` are given, `train.link` gets equal shares of the rows. Raises ConfigError for rows or roles of
+    other sites.
     """
     result = {**document}
     train = section_of(document.get("train"))
@@ -113,26 +113,26 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
         if section_of(link.get("membership")).get("coordinator") == ANY:
             raise ConfigError(
                 f"{section}.link.membership.coordinator",
-                f"{ANY} is for one mailbox that all sites reach, and agents carry messages between theirs",
-                f"leave it out ({here.name}, home, decides), or name one of {sites.listed}",
+                f"{ANY} needs one mailbox that all sites reach, but agents carry messages between several",
+                f"leave it out (then {here.name} is the coordinator), or name one of {sites.listed}",
             )
         for key in KINDS:
             if strange := sorted({*section_of(link.get(key))} - {*sites.names}):
                 place = f"{section}.link.{key}"
-                raise ConfigError(place, f"{strange[0]} is none of sites={sites.listed}")
+                raise ConfigError(place, f"{strange[0]} is not one of sites={sites.listed}")
         if link.get("mailbox") not in (None, "", here.mailbox):
             raise ConfigError(
                 f"{section}.link.mailbox",
-                f"{link['mailbox']}, and the agent's is {here.mailbox}",
+                f"{link['mailbox']}, but the agent's is {here.mailbox}",
                 "leave it out",
             )
     return linked_at(decided_at(result, here.name), here.name, here.mailbox)
 
 
 def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:
-    """Steps between two outer steps where none are given: at most a fourth of the training's, which they
-    divide; a multiple of `fragments`, and above `delay`. Raises ConfigError where there are none, or so few
-    that most of the time would be spent on exchanges.
+    """The default of link.every, in steps: a divisor of the training's steps, at most a fourth of them, a
+    multiple of `fragments` and above `delay`. Raises ConfigError if there is none, or only small ones with
+    which most of the time would go to exchanges.
     """
     steps = parse(Train, {**train, "link": {}}, "train").num_steps
     usual = section_class("train", "link").model_fields["every"].default
@@ -144,34 +144,34 @@ def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:
     if not fits or 4 * fits[-1] < most:
         raise ConfigError(
             "train.link.every",
-            f"is not given, and no number up to {most} that divides the {steps} steps fits the link",
+            f"is not given, and no divisor of the {steps} steps up to {most} fits the link",
             "give it, or another number of steps, such as a multiple of 100",
         )
     return fits[-1]
 
 
 def check_site_given(arguments: Spec) -> None:
-    """Raises ConfigError for roles of several sites in a run at one of them that does not say which."""
+    """Raises ConfigError for roles of several sites in a run that does not name its site."""
     for section, spec in linked(arguments).items():
         for key, value in sections_of(spec).items():
             if value.is_whole:
                 place, sites = f"{section}.{key}", value.places
                 raise ConfigError(
                     f"{place}.site",
-                    f"is not given, and {place}.roles are those of {', '.join(sites)}",
+                    f"is not given, but {place}.roles has roles of {', '.join(sites)}",
                     f"{place}.site={sites[0]}, or sites=[{','.join(sites)}] for a run over all",
                 )
 
 
 def linked(arguments: Spec) -> dict[str, Spec]:
-    """The sections of a flow's arguments that may train at several sites, by name."""
+    """The sections of a flow's arguments that can train at several sites, by name."""
     found = {name: getattr(arguments, name, None) for name in LINKED}
     return {name: section for name, section in found.items() if isinstance(section, Train | Tune)}
 
 
 def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str, Json]:
-    """The configuration with this site and mailbox in its links, where they have rows or roles of sites; one
-    that has no part in them stands for another: those trainings run elsewhere.
+    """The configuration with this site and mailbox in its links that have rows or roles of sites. A site
+    without a part in a link gets another's name: those trainings run elsewhere.
     """
     result = {**document}
     for name in LINKED:
@@ -184,8 +184,8 @@ def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str
 
 
 def decided_at(document: Mapping[str, Json], home: str) -> dict[str, Json]:
-    """The configuration with home, or the first of the sites where home is none of them, as the coordinator
-    of elastic memberships, where none is given.
+    """The configuration with a coordinator for elastic memberships, if none is given: home, or the first site
+    of the link.
     """
     train = section_of(document.get("train"))
     link = section_of(train.get("link"))
@@ -201,8 +201,8 @@ def decided_at(document: Mapping[str, Json], home: str) -> dict[str, Json]:
 
 
 def with_all_roles(arguments: Spec) -> Spec:
-    """The arguments of a flow, its layout chosen for this site, as they are drawn for all sites: at each, the
-    roles of all.
+    """The arguments for drawing the DAG of all sites: each link has the roles of all sites. The layout stays
+    the one chosen for this site.
     """
     found = {
         name: section.model_copy(
@@ -214,20 +214,20 @@ def with_all_roles(arguments: Spec) -> Spec:
 
 
 def shares(total: int, names: Sequence[str]) -> dict[str, int]:
-    """`total` rows in parts as equal as can be. Raises ConfigError for fewer rows than sites."""
+    """Split `total` rows as evenly as possible. Raises ConfigError for fewer rows than sites."""
     if total < len(names):
-        raise ConfigError("train.global_batch", f"is {total}, for {len(names)} sites", "a sequence for each")
+        raise ConfigError("train.global_batch", f"is {total}, for {len(names)} sites", "give each a sequence")
     each, more = divmod(total, len(names))
     return {name: each + (place < more) for place, name in enumerate(sorted(names))}
 
 
 def place(nodes: Sequence[Node], sites: Sites, here: SiteHere | None) -> Placement:
-    """Which tasks run where: one that `sites.at` names, there; a training whose link has rows of
-    several sites, at all of them, and one of a site's roles at that site; any other where a task that needs
-    it runs, and here where none does.
+    """Assign tasks to sites: a task named in `sites.at` runs there; a training whose link has rows of several
+    sites runs at all of them, one with roles by site at the sites of its roles; any other task runs where a
+    task needs it, else here.
 
-    Raises ConfigError for an unknown task in `sites.at`, a task of another site than home that needs what it
-    does not make, and sites that have nothing to do.
+    Raises ConfigError for an unknown task in `sites.at`, for a task of another site that needs an artifact
+    which is not made there, and for sites without tasks.
     """
     if here is None:
         return Placement([*nodes])
@@ -235,15 +235,15 @@ def place(nodes: Sequence[Node], sites: Sites, here: SiteHere | None) -> Placeme
     if unknown := next((name for name in sites.at if name not in names), ""):
         near = nearest(unknown, sorted(names))
         way_out = f"did you mean {near}?" if near else f"there are: {', '.join(sorted(names))}"
-        raise ConfigError(f"sites.at.{unknown}", "no task is called so", way_out)
+        raise ConfigError(f"sites.at.{unknown}", "there is no such task", way_out)
     where = _where(nodes, sites, here.name)
     for node in nodes:
         for other in node.waits:
-            if lacking := where[node.name] - where[other] - {here.name}:  # home gets the files
+            if lacking := where[node.name] - where[other] - {here.name}:  # home receives the files
                 raise ConfigError(
                     "sites.at",
-                    f"{node.name} needs {other} at {min(lacking)}, which is made at"
-                    f" {', '.join(sorted(where[other]))} alone",
+                    f"{node.name} needs {other} at {min(lacking)}, but it is made only at"
+                    f" {', '.join(sorted(where[other]))}",
                     f"sites.at={{{node.name}: {min(where[other])}}}",
                 )
     idle = [name for name in sites.names if not any(name in each for each in where.values())]
@@ -262,12 +262,12 @@ def place(nodes: Sequence[Node], sites: Sites, here: SiteHere | None) -> Placeme
 
 def _where(nodes: Sequence[Node], sites: Sites, home: str) -> dict[str, set[str]]:
     where: dict[str, set[str]] = {node.name: set() for node in nodes}
-    for node in reversed(nodes):  # what needs it comes first
+    for node in reversed(nodes):  # dependents come first
         linked = linked_sites(node)
         if node.name in sites.at and linked:
             raise ConfigError(
                 f"sites.at.{node.name}",
-                f"is at {sites.at[node.name]} alone, and {node.training.section}.link has it at"
+                f"is at {sites.at[node.name]} alone, but {node.training.section}.link has it at"
                 f" {', '.join(linked)}",
                 "leave one out",
             )
@@ -284,11 +284,11 @@ def _where(nodes: Sequence[Node], sites: Sites, home: str) -> dict[str, set[str]
 
 
 def linked_sites(node: Node) -> list[str]:
-    """The sites at which its link has a task run; none = it has no link."""
+    """The sites at which a task's link runs it; empty = it has no link."""
     return places_here(node.training.train) if node.task == "train" else []
 
 
 def _at(node: Node, site: str) -> Node:
-    """The task as another site's."""
+    """The task, assigned to another site."""
     waits = tuple(f"{name}@{site}" for name in node.waits)
     return node.model_copy(update={"name": f"{node.name}@{site}", "site": site, "waits": waits})

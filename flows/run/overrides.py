@@ -1,4 +1,4 @@
-"""Checks that no override runs a resolver's code, names a class, reaches into Hydra or leaves conf/."""
+"""Check that no override calls a resolver, names a class, sets Hydra's keys or leaves conf/."""
 
 import re
 from collections.abc import Iterable
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 SPECIAL = re.compile(r"(?<![\w-])_(?!here_|global_|group_|self_)[a-z]+_(?![\w-])")
 HYDRA = re.compile(r"^[\s+~/]*hydra(?=[\s./@=:]|$)|^[^=@]*@[^=]*(?<![\w-])hydra(?![\w-])")
 REFERENCE = re.compile(r"\$\{ *[\w.\[\]-]+ *\}")
-NUMBER = re.compile(r"[0-9_]{1000}")  # Python refuses to read many more digits
+NUMBER = re.compile(r"[0-9_]{1000}")  # Python refuses to parse many more digits
 LIST_MARKS = re.compile(r"[\[\],\s\"']+")
 GROUP = re.compile(r"^[+~]{0,2}/?(?P<group>[\w-]+(/[\w-]+)*)/?(@[^=]*)?=(?P<value>.*)$", re.DOTALL)
 FORM_KEY = re.compile(r"^(\+{1,2}|~)?(?P<key>[A-Za-z_][A-Za-z0-9_./-]{0,200}(@[A-Za-z0-9_.]{1,200})?)(?==|$)")
 MOST_NESTED = 20
-MOST_WORDS = 200  # of a form; a person at a command line may write as much as the shell takes
+MOST_WORDS = 200  # of a form; on a command line only the shell sets a limit
 MOST_LETTERS = 10_000  # of one override
 MOST_IN_ALL = 100_000
 SHOWN = 80
 
 
 def check_overrides(overrides: Iterable[str], *, is_sweep: bool = False, from_form: bool = False) -> None:
-    """Refuse resolvers (`${oc.env:HOME}`; a reference like `${train.seed}` is fine), `_target_` and its kin,
-    options that are no file of their group, what is nested or long beyond reading.
+    """Refuse resolvers (`${oc.env:HOME}`; references such as `${train.seed}` are allowed), `_target_` and
+    similar keys, options that are not files of their group, and deep or long values.
 
-    Hydra's own settings are for a sweep that a person types, not for a form. What comes from a form is read
-    more strictly, and its errors show at most 80 harmless characters of it. Raises ConfigError.
+    Hydra's own settings are allowed in sweeps on a command line only. Values from a form are checked more
+    strictly; errors show at most 80 harmless characters of them. Raises ConfigError.
     """
     texts = list(overrides)
     if from_form:
@@ -48,7 +48,7 @@ def check_overrides(overrides: Iterable[str], *, is_sweep: bool = False, from_fo
 
 
 def calls_resolver(text: str) -> bool:
-    """True when `${...}` holds anything but a reference to a key, also behind Hydra's escapes."""
+    """True if `${...}` contains anything but a reference to a key, even behind Hydra's escapes."""
     for left in (text, text.replace("\\", "")):
         inner = ""
         while inner != left:
@@ -59,7 +59,7 @@ def calls_resolver(text: str) -> bool:
 
 
 def shown(value: "Json") -> str:
-    """`value` as an error may show it: at most 80 characters, none that a terminal or a page acts upon."""
+    """`value` for an error: at most 80 characters, none with an effect on a terminal or a page."""
     short = Repr()
     short.maxstring = short.maxother = short.maxlong = SHOWN
     short.maxlevel = 3
@@ -85,7 +85,7 @@ def _check_size(texts: list[str]) -> None:
 
 
 def _check_letters(text: str) -> str:
-    """The key of an override; it may have visible characters only, and the key must be well-formed."""
+    """The key of an override. Only visible characters and a well-formed key are allowed."""
     if UNSEEN.search(text):
         raise ConfigError(
             "overrides", f"control characters are not allowed (given: {shown(text)})", "write it on one line"
@@ -110,7 +110,7 @@ def _check_meaning(text: str, place: str) -> None:
     if special:
         raise ConfigError(place, f"{special[0][:SHOWN]} is not allowed", "kind=<name> chooses what is built")
     if NUMBER.search(text):
-        raise ConfigError(place, "a number has 1000 digits or more", "give one that a machine can hold")
+        raise ConfigError(place, "a number has 1000 digits or more", "give a shorter one")
 
 
 def _depth(text: str) -> int:
@@ -122,8 +122,8 @@ def _depth(text: str) -> int:
 
 
 def _check_option(text: str, place: str, *, from_form: bool) -> None:
-    """Every option, also of a list, is the name of a file in the group's folder. A single one on a command
-    line is left to `compose`, which distinguishes it from a sweep.
+    """Check that every option, also in a list, is a file in the group's folder. `compose` checks a single
+    option on a command line, because it distinguishes it from a sweep.
     """
     match = GROUP.match(text)
     if match is None or not (CONF / match["group"]).is_dir():
@@ -142,7 +142,7 @@ def _check_option(text: str, place: str, *, from_form: bool) -> None:
 
 
 def _check_readable(text: str, place: str) -> None:
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # 0.15 s: only what a form needs
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # late: 0.15 s, only for forms
     from hydra.errors import HydraException
 
     try:
@@ -162,8 +162,8 @@ ACCEPT, FRESH = "--accept-code", "--fresh"
 
 
 def resuming(words: list[str]) -> list[str]:
-    """The words with `--accept-code` and `--fresh <task>` as the overrides that they are short for. Raises
-    ConfigError for --fresh without a task.
+    """The words, with `--accept-code` and `--fresh <task>` replaced by the overrides that they stand for.
+    Raises ConfigError for --fresh without a task.
     """
     rest, tasks, is_accepted = [], [], False
     given = iter(words)
@@ -182,7 +182,7 @@ def resuming(words: list[str]) -> list[str]:
 
 
 def resume_overrides(is_accepted: bool, fresh: list[str]) -> list[str]:
-    """Overrides for trainings that other code has begun: accept the present code, or begin again."""
+    """Overrides for trainings that other code started: accept the present code, or restart."""
     accepted = ["resume.accept_code=true"] if is_accepted else []
     return accepted + ([f"resume.fresh=[{','.join(fresh)}]"] if fresh else [])
 

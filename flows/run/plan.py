@@ -1,6 +1,4 @@
-"""Plan a flow's DAG (flows/run/draw.py) without running it. For each artifact: reuse or run, why, at which
-cost, and in which arithmetic.
-"""
+"""Plan a flow's DAG without running it: for each artifact reuse or run, the reason, cost, and precision."""
 
 import re
 from collections.abc import Mapping
@@ -41,8 +39,8 @@ from atelier.tasks import train as train_task
 
 
 def computed(node: Node, product: Product, record: Record | None, pool: Pool) -> str:
-    """The precision that a finished model was trained in, or that one would be trained in on the pool; '' for
-    what is not trained, or unknown.
+    """The precision in which a finished model was trained, or one would be trained on the pool; '' for other
+    artifacts, or if unknown.
     """
     if product.kind != "model" or node.task not in TRAINED:
         return ""
@@ -56,27 +54,27 @@ def here(node: Node, pool: Pool) -> str:
 
 
 def other_than_here(node: Node, product: Product, record: Record, pool: Pool) -> str:
-    """Why a finished model is not what this pool would make, bit for bit; '' when it may be."""
+    """Why a finished model differs in bits from one of this pool; '' if it may be equal."""
     was = computed(node, product, record, pool)
     now = here(node, pool) if was else ""
     return f"computed in {was}, where this pool computes {now}" if was != now else ""
 
 
 class PlanRow(EstimateRow):
-    """One artifact of a plan, as `atelier plan --json` prints it; its costs are those of what is left."""
+    """One artifact of a plan, as `atelier plan --json` prints it, with the costs of the remaining work."""
 
     name: str
     task: str
     kind: str
     fingerprint: str
-    state: str  # reuse, run, replay (finished, and trained again for others at other sites) or refused
+    state: str  # reuse, run, refused, or replay (finished, but trained again for students at other sites)
     reasons: list[Reason]
     from_step: int
     effective_time: float
     best_checkpoint_every: int
     layout: Json
     computed: str
-    site: str  # that makes it; '' = this one
+    site: str  # the site that makes it; '' = this one
 
 
 class PlanTotals(TypedDict):
@@ -107,7 +105,7 @@ class PlanDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a flow: its nodes, a row per artifact (state, reasons, cost), refusals, warnings."""
+    """Plan of a flow: its nodes, a row for each artifact (state, reasons, cost), refusals, warnings."""
 
     flow: str
     nodes: list[Node]
@@ -116,24 +114,24 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     pace: float = 1.0  # measured / planned step time on this pool, median
     wall_s: float = 0.0  # from the start of the run to its end
-    seconds: Mapping[str, float] = field(default_factory=dict)  # of each node that has something to make
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each node with artifacts to make
     there: Mapping[str, list[Node]] = field(default_factory=dict)  # the nodes of other sites
     here: Here = field(default_factory=Here)
     links: list[LinkRow] = field(default_factory=list)
-    source: list[SurveyRow] | None = None  # of a flow that takes a model from outside
+    source: list[SurveyRow] | None = None  # for flows that import a model
 
     def check(self) -> None:
-        """Raise RefusedError where the plan is refused."""
+        """Raise RefusedError if the plan is refused."""
         if self.refusals:
             raise RefusedError(self.refusals)
 
     @property
     def sites(self) -> list[SiteRow]:
-        """A row a site, where there are others."""
+        """A row for each site, if there are several."""
         return site_rows({self.here.site: self.nodes, **self.there}, self.rows) if self.there else []
 
     def with_rows(self, rows: list[PlanRow], vocab: int) -> "Plan":
-        """The plan with these rows, of all sites, and what they mean for links."""
+        """The plan with the rows of all sites, and the resulting link costs."""
         every = [*self.nodes, *(node for nodes in self.there.values() for node in nodes)]
         step_s: dict[str, float] = {row["name"]: row["step_s"] for row in rows}
         of_node = {
@@ -169,7 +167,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What all rows of a plan need: the nearest finished run's products by name, and the pool's pace."""
+    """Inputs of all rows: products of the nearest finished run by name, and the pool's pace."""
 
     frozen: RunConfig
     known: dict[str, Row]
@@ -178,7 +176,7 @@ class PlanInputs:
 
 
 def make_plan(frozen: RunConfig, store: Store) -> Plan:
-    """Plan a flow. Raises ConfigError for a vocabulary that the layout does not divide and an unknown
+    """Plan a flow. Raises ConfigError for a vocabulary that the layout does not divide and for an unknown
     --fresh; other refusals are in the plan.
     """
     surveyed = of_source(**frozen.call()) if (of_source := survey(frozen.flow)) else None
@@ -194,7 +192,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     outdated: dict[str, list[str]] = {}
     _check_fresh(frozen, nodes)
     vocab = vocab_of(frozen.arguments)
-    pace = 1.0 if frozen.pool.paper else factor(store, frozen.pool)  # measured here, not there
+    pace = 1.0 if frozen.pool.paper else factor(store, frozen.pool)  # measurements are of other hardware
     plan_inputs = PlanInputs(frozen, known, vocab, pace)
     for node in nodes:
         _check_vocabulary(node, frozen)
@@ -243,7 +241,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
 
 
 def _left_s(rows: list[PlanRow]) -> float:
-    """Seconds of the steps that are left of a node's trainings; roles of one gang take turns."""
+    """Seconds of the remaining steps of a node's trainings; roles of one training take turns."""
     ranks = Parallel.model_validate(rows[0]["layout"]).ranks if rows[0]["layout"] else 1
     return 3600 * sum(row["device_hours"] for row in rows if row["state"] != "reuse") / max(1, ranks)
 
@@ -256,8 +254,8 @@ def _notes(frozen: RunConfig, outdated: dict[str, list[str]], short: list[str]) 
         found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
     for what, names in outdated.items():
         found.append(
-            f"{what}; finished before, and reused: {_some(names, 6)} (if that means something else, give "
-            "its kind another VERSION: it is made anew)"
+            f"{what}; finished before, and reused: {_some(names, 6)} (if results change, raise the VERSION "
+            "of its kind, and it is made again)"
         )
     if short and not is_as_shipped(frozen):
         found.append(f"the peak learning rate is never reached: {_some(short, 2)}")
@@ -265,7 +263,7 @@ def _notes(frozen: RunConfig, outdated: dict[str, list[str]], short: list[str]) 
 
 
 def is_as_shipped(frozen: RunConfig) -> bool:
-    """True where the lengths and schedules are those of an experiment: whoever wrote it knows them."""
+    """True if lengths and schedules come unchanged from an experiment, whose author chose them."""
     words = [text.lstrip("+~") for text in frozen.overrides]
     changed = any(
         re.match(r"(train|roles\.\w+)\.(steps|tokens|start)|.*\boptim|roles=", word) for word in words
@@ -280,7 +278,7 @@ def _check_fresh(frozen: RunConfig, nodes: list[Node]) -> None:
         if name not in names:
             near = nearest(name, names)
             hint = f"did you mean {near}?" if near else f"there are: {', '.join(names)}"
-            raise ConfigError("--fresh", f"no training task is called {name}", hint)
+            raise ConfigError("--fresh", f"there is no training task {name}", hint)
 
 
 def _some(names: list[str], most: int) -> str:
@@ -288,8 +286,8 @@ def _some(names: list[str], most: int) -> str:
 
 
 def _check_vocabulary(node: Node, frozen: RunConfig) -> None:
-    """Raises ConfigError when the layout splits the vocabulary unevenly. Checked here because the size is a
-    setting of the tokenizer task, which the training task does not know yet.
+    """Raises ConfigError if the layout does not divide the vocabulary. Checked here because the size is a
+    setting of the tokenizer task, which the training task does not know.
     """
     vocab, tokenizer = vocab_of(frozen.arguments), getattr(frozen.arguments, "tokenizer", None)
     if node.task != "train" or not vocab or (isinstance(tokenizer, Tokenizer) and tokenizer.load):
@@ -305,7 +303,7 @@ def _check_vocabulary(node: Node, frozen: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """From which step a node's training goes on, and what refuses it, of which products; its roles that only
+    """The step from which a node's training continues; refusals and the refused products; roles that only
     teach, each with its students.
     """
 
@@ -389,6 +387,6 @@ def _row(
 
 
 def _first_of(key: str, node: Node, standing: Standing) -> list[str]:
-    """The teachers that do not train here, and from which this role is the first to learn."""
+    """The teachers that do not train here and whose first student is this role."""
     teachers = node.training.roles[key].teachers
     return [name for name in teachers if key in standing.teaching.get(name, ())[:1]]

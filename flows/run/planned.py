@@ -1,4 +1,4 @@
-"""All that `atelier plan` says of a flow: the plan, what finished trainings took, other layouts."""
+"""Collect the output of `atelier plan`: the plan, measurements of finished trainings, other layouts."""
 
 import time
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ class LayoutRow(EstimateRow):
 
 
 class OutRow(TypedDict):
-    """A mesh that is impossible, and why."""
+    """An impossible mesh, and the reason."""
 
     mesh: str
     why: str
 
 
 class TaskLayouts(TypedDict):
-    """What `atelier plan --search` finds for one training."""
+    """Result of `atelier plan --search` for one training."""
 
     task: str
     layouts: list[LayoutRow]
@@ -42,8 +42,8 @@ class TaskLayouts(TypedDict):
 
 
 class PlannedDocument(PlanDocument):
-    """A plan and what was measured, as `atelier plan --json` prints them; `source`: of a flow that takes a
-    model from outside, what of it comes in.
+    """A plan and measurements, as `atelier plan --json` prints them; `source`: for flows that import a model,
+    the parts of it.
     """
 
     measured: list[MeasuredRow]
@@ -51,16 +51,16 @@ class PlannedDocument(PlanDocument):
 
 
 class SearchedDocument(PlannedDocument):
-    """As `atelier plan --search --json` prints it."""
+    """The output of `atelier plan --search --json`."""
 
     search: list[TaskLayouts]
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A plan: `tasks` has a row per artifact (state, reasons, params, memory, time), `totals` their sums;
-    `refused` says why the run would be refused, and is empty when it would not be. `measured` compares with
-    finished trainings; `search` has other layouts, where they were asked for.
+    """A plan: `tasks` has a row for each artifact (state, reasons, params, memory, time), `totals` their
+    sums; `refused` has the reasons of a refusal, or is empty. `measured` compares with finished trainings;
+    `search` has other layouts, if requested.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ class PlanResult:
 
     @property
     def source(self) -> list[SurveyRow] | None:
-        """Of a flow that takes a model from outside: what of it comes in."""
+        """For flows that import a model: its parts, and whether each can be imported."""
         return self.plan.source
 
     @property
@@ -78,12 +78,12 @@ class PlanResult:
 
     @property
     def tasks(self) -> list[PlanRow]:
-        """A row per artifact, as in `atelier plan --json`."""
+        """A row for each artifact, as in `atelier plan --json`."""
         return self.plan.rows
 
     @property
     def totals(self) -> PlanTotals:
-        """Sums over what would be made; `wall_s` is by the clock."""
+        """Sums over the artifacts to make; `wall_s` is wall-clock time."""
         return self.plan.document()["totals"]
 
     @property
@@ -95,7 +95,7 @@ class PlanResult:
         return self.plan.notes
 
     def document(self) -> PlannedDocument | SearchedDocument:
-        """What `atelier plan --json` prints."""
+        """The output of `atelier plan --json`."""
         found: PlannedDocument = {**self.plan.document(), "measured": self.measured}
         if self.source is not None:
             found["source"] = self.source
@@ -117,14 +117,14 @@ def planned(flow: str, overrides: Sequence[str], store: Store, *, search: bool =
 
 
 def _over_sites(frozen: RunConfig, store: Store) -> Plan:
-    """The plan of all sites: each is asked for its part."""
+    """The plan of all sites; each site plans its part."""
     with agents_of(frozen.sites, store.root):
         plan = make_plan(frozen, store)
         return plan if plan.refusals else other_sites(frozen, plan, store, str(time.time_ns())).planned(plan)
 
 
 def search_layouts(plan: Plan, frozen: RunConfig) -> list[TaskLayouts]:
-    """For each training the layouts of its largest role, the fastest first, and why the others are out."""
+    """For each training: layouts of its largest role, the fastest first, and rejected ones with reasons."""
     vocab = vocab_of(frozen.arguments)
     found: list[TaskLayouts] = []
     for node in plan.nodes:

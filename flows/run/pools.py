@@ -1,4 +1,4 @@
-"""Pools and sites as conf/ describes them."""
+"""Read pools, sites and trackers from conf/."""
 
 import yaml
 
@@ -33,7 +33,7 @@ def tracker_of(name: str) -> TrackerSpec:
 
 
 def check_policy(policy: SitePolicy) -> None:
-    """Raises ConfigError for tasks, kinds, a pool or a tracker that there are not."""
+    """Raises ConfigError for unknown tasks, kinds, pools or trackers."""
     tasks = sorted(path.stem for path in (PROJECT / "tasks").glob("*.py") if path.stem != "__init__")
     for given, known, place in (
         (policy.tasks, [*tasks, EVERYTHING], "--tasks"),
@@ -46,15 +46,15 @@ def check_policy(policy: SitePolicy) -> None:
             raise ConfigError(
                 place, f"there is no {strange!r}", f"did you mean {near}?" if near else ", ".join(known)
             )
-    pool, way_out = pool_of(policy.pool), "a pool that is used as it is: here"
+    pool, way_out = pool_of(policy.pool), "give a pool that is not served, such as here"
     if pool.is_served:
         raise ConfigError("--pool", f"{policy.pool} is served by Prefect", way_out)
     if pool.paper:
-        raise ConfigError("--pool", f"{policy.pool} is a machine to plan for: nothing can run on it", way_out)
+        raise ConfigError("--pool", f"{policy.pool} is for plans only: nothing can run on it", way_out)
 
 
 def site_of(pool: Pool) -> Site:
-    """conf/site/<pool.site>.yaml, validated. Raises ConfigError when there is no such site."""
+    """conf/site/<pool.site>.yaml, validated. Raises ConfigError if there is no such site."""
     there = options("site")
     if pool.site not in there:
         raise ConfigError("pool.site", f"no site {pool.site!r}", f"there are: {', '.join(there)}")
@@ -63,15 +63,15 @@ def site_of(pool: Pool) -> Site:
 
 
 def gangs_at_once(pool: Pool) -> int:
-    """How many runs a worker of the pool has at a time: as many as fit its machine, or LIGHT_LIMIT where a
+    """How many runs a worker of the pool has at a time: as many as fit on its machine, or LIGHT_LIMIT if a
     batch system queues them.
     """
     return num_slots(pool) if pool.launcher == "here" else LIGHT_LIMIT
 
 
 def check_launcher(pool: Pool, root: str) -> None:
-    """Raises ConfigError when this machine lacks the pool's GPUs, or, in the batch system's words, when it
-    would refuse the pool's gangs.
+    """Raises ConfigError if this machine lacks the pool's GPUs, or if the batch system would refuse the
+    pool's jobs, with its message.
     """
     if pool.launcher == "here":
         check_gpus(pool)
@@ -80,6 +80,6 @@ def check_launcher(pool: Pool, root: str) -> None:
 
 
 def served_pools() -> dict[str, Pool]:
-    """Pools of conf/ that are Prefect work pools: those with a name, which is their file's."""
+    """Pools of conf/ that are Prefect work pools: those with a name, equal to the file's."""
     found = {name: pool_of(name) for name in options("pool")}
     return {pool.name: pool for pool in found.values() if pool.name and not pool.members}

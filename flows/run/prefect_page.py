@@ -1,5 +1,5 @@
-"""What the Prefect page of a run shows: the plan as a table, texts that are updated, at last the report
-with its picture.
+"""The Prefect page of a run: the plan as a table, texts that are updated, and finally the report with its
+plot.
 """
 
 import base64
@@ -19,7 +19,7 @@ from atelier.infra.store.store import Store
 
 def show_plan(plan: Plan) -> None:
     """Show the plan as a table artifact of the running Prefect flow."""
-    from prefect.artifacts import create_table_artifact  # Prefect is imported by then; plans alone do without
+    from prefect.artifacts import create_table_artifact  # late: plans alone do not need Prefect
 
     rows = [
         {
@@ -57,7 +57,7 @@ def show_report(nodes: list[Node], context: RunContext) -> None:
     _put("report", lambda: create_markdown_artifact(markdown=text, key="report", description=about))
 
 
-def _put(name: str, create: Callable[[], object]) -> None:  # the id that it returns is of no use
+def _put(name: str, create: Callable[[], object]) -> None:  # the returned id is not needed
     """Put an artifact on the run's page. An unavailable server does not stop the run."""
     from atelier.infra.stack.prefect_api import is_away  # with Prefect, as above
 
@@ -66,7 +66,7 @@ def _put(name: str, create: Callable[[], object]) -> None:  # the id that it ret
     except Exception as error:
         if not is_away(error):
             raise
-        print(f"Prefect's page is without the {name}: its server is away", file=sys.stderr)
+        print(f"Prefect's page lacks the {name}: its server is unavailable", file=sys.stderr)
 
 
 def replace_artifact(artifact: str, data: str, about: str) -> None:
@@ -79,8 +79,8 @@ def replace_artifact(artifact: str, data: str, about: str) -> None:
 
 
 class Updated:
-    """A text on the page of the running Prefect flow, made in its thread and updated from any. An unavailable
-    server delays and stops nothing.
+    """A text on the page of the running Prefect flow, created in the flow's thread and updated from any. An
+    unavailable server delays and stops nothing.
     """
 
     def __init__(self, key: str, text: str, about: str) -> None:
@@ -100,13 +100,13 @@ class Updated:
         from prefect.context import hydrated_context  # as above
 
         for artifact in self._ids if text != self._shown else ():
-            with suppress(Exception), hydrated_context(self._context):  # it is only for display
+            with suppress(Exception), hydrated_context(self._context):  # the page is only for display
                 replace_artifact(artifact, text, self._about)
                 self._shown = text
 
 
 def report_files(nodes: list[Node], store: Store) -> tuple[Record, str, dict[str, str]] | None:
-    """The run's report: its record, its address and its files by name; None when the flow makes none."""
+    """The run's report: record, address and files by name; None if the flow has no report."""
     node = next((node for node in nodes if node.task == "report"), None)
     if node is None:
         return None

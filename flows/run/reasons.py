@@ -1,4 +1,4 @@
-"""Why an artifact of a plan is made: what differs from the nearest finished run."""
+"""Explain why an artifact is made: the differences from the nearest finished run."""
 
 import re
 from typing import TypedDict
@@ -11,8 +11,8 @@ DIGEST = re.compile("[0-9a-f]{32,}")
 
 
 class Reason(TypedDict, total=False):
-    """Why an artifact is made: a key or parent that differs from the nearest finished run, `new` = true when
-    that had no such task, or lost files. Of one that is reused, what has changed in the code that made it.
+    """Why an artifact is made: a key or parent that differs from the nearest finished run; `new` = true if
+    that run had no such task, or lost its files. For a reused artifact: the changed code.
     """
 
     key: str
@@ -20,13 +20,11 @@ class Reason(TypedDict, total=False):
     new: Json
     parent: str
     lost: bool
-    code: str  # of what is reused: it was made by other code
+    code: str  # for reused artifacts: other code made them
 
 
 def reasons_of(name: str, product: Product, known: dict[str, Row]) -> list[Reason]:
-    """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such
-    task.
-    """
+    """The keys and parents that differ from the nearest finished run; {"new": true} if it lacks the task."""
     before = known.get(name)
     if before is None:
         return [{"new": True}]
@@ -42,7 +40,7 @@ def reasons_of(name: str, product: Product, known: dict[str, Row]) -> list[Reaso
 
 
 def _reason(key: str, old: Json, new: Json) -> Reason:
-    """Of several values of one key the first that differs, a digest of content before others."""
+    """Of several values of a key the first that differs, digests of content before others."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         differing = [pair for pair in zip(old, new, strict=True) if canonical(pair[0]) != canonical(pair[1])]
         old, new = next((pair for pair in differing if _is_content(*pair)), differing[0])
@@ -54,11 +52,11 @@ def _is_content(*values: Json) -> bool:
 
 
 def text_of(reason: Reason) -> str:
-    """A reason as text."""
+    """The reason as text."""
     if "key" in reason:
         old, new = reason.get("old"), reason.get("new")
         if _is_content(old, new):
-            return f"{reason['key']}: other content"
+            return f"{reason['key']}: the content differs"
         return f"{reason['key']}: {old} -> {new}"
     if "parent" in reason:
         return f"its {reason['parent']} changes"

@@ -13,7 +13,7 @@ from atelier.engine.config.sections import extensions_of
 from atelier.engine.io.survey import Survey
 from atelier.infra.dag import Node
 
-# keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
+# keys of shared sections without effect in a flow, by flow; `*` is any name
 _OF_LABELS = ("score.max_examples", "score.shots")
 _SHARES = ("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*")
 _OF_TITAN = ("score.controls", "score.rows")
@@ -38,7 +38,7 @@ IDLE: dict[str, tuple[str, ...]] = {
 }
 
 
-# parts of an extension's section (Section.NEEDS) that do nothing in a flow: section, part, flows
+# parts of an extension's section (Section.NEEDS) without effect in a flow: section, part, flows
 IDLE_PARTS = (
     ("train", "roles", ("pretrain", "titan", "instruct", "semoe", "nebula", "cpm2")),
     ("tune", "rows", ("nebula",)),
@@ -46,7 +46,7 @@ IDLE_PARTS = (
 
 
 def is_idle(flow: str, key: str) -> bool:
-    """Whether a key of the flow's configuration does nothing there."""
+    """Whether a key of the flow's configuration has no effect."""
     return any(fnmatchcase(key, pattern) for pattern in IDLE.get(flow, ())) or _is_idle_part(flow, key)
 
 
@@ -67,12 +67,12 @@ def body(name: str) -> Callable[..., None]:
 
 @cache
 def survey(name: str) -> Callable[..., Survey] | None:
-    """The function `survey` of a flow's file, if it has one: what of a source from outside comes in."""
+    """The function `survey` of a flow's file, if it has one. It lists the importable parts of a source."""
     return getattr(importlib.import_module(f"atelier.flows.{name}"), "survey", None)
 
 
 def parts_of_extensions(nodes: Iterable[Node], name: str) -> list[ModuleType]:
-    """The files flows/<extension>/<name>.py of extensions that trainings among the nodes use."""
+    """The modules flows/<extension>/<name>.py of extensions that the nodes' trainings use."""
     used = sorted(extensions_of(*(node.training.train for node in nodes if node.task == "train")))
     found = [each for each in used if (PROJECT / "flows" / each / f"{name}.py").exists()]
     return [importlib.import_module(f"atelier.flows.{each}.{name}") for each in found]

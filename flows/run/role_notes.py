@@ -1,5 +1,5 @@
-"""Notes of a plan about single roles: the bytes that a pass reads of a model scored in less memory than it
-takes, what a base width scales, and what keys of extensions ask for.
+"""Notes of a plan about single roles: bytes read for a model that is scored in less memory than its size,
+quantities scaled by a base width, and reports of extensions.
 """
 
 from collections.abc import Callable
@@ -38,14 +38,14 @@ def _width_notes(nodes: list[Node]) -> list[str]:
                 rates = "lr is the same" if by_muon else f"lr times {1 / ratio:.3g}"
                 notes.append(
                     f"{node.name}: {name} is {ratio:.3g} times as wide as model.base_width "
-                    f"{model.base_width}: of matrices in blocks {rates}, init_std times {ratio**-0.5:.3g}; "
+                    f"{model.base_width}: for matrices in blocks {rates}, init_std times {ratio**-0.5:.3g}; "
                     f"logits times {model.logit_scale:.3g}"
                 )
     return notes
 
 
 def _key_notes(nodes: list[Node]) -> list[str]:
-    """A line for every training that uses a key of an extension which has something to say of it."""
+    """The reports of extensions for trainings that use their keys."""
     notes = []
     for node in nodes:
         train = node.training.train if node.task in TRAINED else None
@@ -58,7 +58,7 @@ def _key_notes(nodes: list[Node]) -> list[str]:
 
 
 def _layout_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
-    """The lines that extensions of a layout have of roles that these nodes train."""
+    """The reports of layout extensions for the roles that these nodes train."""
     notes: list[str] = []
     for node in nodes if vocab else ():
         extensions = extensions_of(Parallel.model_validate(node.layout)) if node.task == "train" else ()
@@ -80,7 +80,7 @@ def _lines_of_roles(node: Node, pool: Pool, vocab: int, of_role: Callable[..., s
 
 
 def score_notes(arguments: Spec, pool: Pool, vocab: int) -> list[str]:
-    """A line for every model of the run that is scored within `score.memory_gb` and takes more."""
+    """A line for every scored model of the run that is larger than `score.memory_gb`."""
     score, train = getattr(arguments, "score", None), getattr(arguments, "train", None)
     if not isinstance(score, Score) or not isinstance(train, Train) or not score.memory_gb or not vocab:
         return []
@@ -102,7 +102,7 @@ def _read_again(name: str, passed: StreamedPass, gb: float) -> str:
             f", {passed.in_memory} of {passed.num_experts} experts of {_gb(passed.expert)} in the {gb:g} GB"
         )
     said += f"; {passed.read_s:.2g} s at {passed.gbps:g} GB/s, while {passed.tokens} tokens compute "
-    return said + f"{passed.compute_s:.2g} s; convert=cast halves what is read"
+    return said + f"{passed.compute_s:.2g} s; convert=cast halves the bytes"
 
 
 def _gb(size: float) -> str:

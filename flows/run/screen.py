@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from atelier.engine.config.error import printable
 from atelier.engine.config.message import Message
 
-EVERY_S = 10.0  # between lines about progress where there is no terminal
+EVERY_S = 10.0  # between progress lines without a terminal
 
 
 class Screen:
@@ -22,7 +22,7 @@ class Screen:
         self.console = console or Console(file=sys.stdout, highlight=False)
         self._lock = threading.Lock()
         self._bars: dict[str, TaskID] = {}
-        self._at: dict[str, str] = {}  # the progress of each running node, in words
+        self._at: dict[str, str] = {}  # the progress of each running node, as text
         self._spoke = -EVERY_S
         self._began: dict[str, float] = {}
         self._progress = Progress(
@@ -48,7 +48,7 @@ class Screen:
             self._progress.stop()
 
     def line(self, text: str) -> None:
-        """Print a line; brackets in it are no markup."""
+        """Print a line without interpreting markup."""
         self._marked(escape(printable(text, 0)))
 
     def _marked(self, text: str) -> None:
@@ -56,7 +56,7 @@ class Screen:
             self.console.print(text, soft_wrap=True)
 
     def on_message(self, node: str, message: Message) -> None:
-        """A message of the node's gang, or of the context about the node."""
+        """Handle a message of the node's training or of the context."""
         if "state" in message:
             self._state(node, message)
         elif "waiting" in message:
@@ -65,9 +65,9 @@ class Screen:
             self._marked(f"  [yellow]{_said(node, message['warning'])}[/]")
         elif "resumed" in message:
             if message["resumed"]:
-                self.line(f"  {node}: goes on from step {message['resumed']}")
+                self.line(f"  {node}: continues from step {message['resumed']}")
             for damage in message.get("damages", []):
-                self._marked(f"  [yellow]{_said(node, f'damaged and passed over: {damage}')}[/]")
+                self._marked(f"  [yellow]{_said(node, f'skipped as damaged: {damage}')}[/]")
         elif "log" in message:
             self.line(f"  {node}: {message['log']}")
         elif "progress" in message:

@@ -1,4 +1,4 @@
-"""Rows of a plan about sites: what each of them makes, and what crosses between them."""
+"""Rows of a plan about sites: the tasks of each, and the traffic between them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ HOUR_S = 3600
 
 @dataclass(frozen=True)
 class Here:
-    """This site, and what its links to others carry, Mbit/s, where that was given."""
+    """This site, and the given bandwidths of its links to others in Mbit/s."""
 
     site: str = ""
     mbps: Mapping[str, float] = field(default_factory=dict)
 
 
 def here_of(frozen: RunConfig, nodes: Sequence[Node]) -> Here:
-    """This site; of a run that is typed at each site the one that its links name."""
+    """This site. If the run is started at each site separately, it is named by the links."""
     if frozen.here is not None:
         return Here(frozen.here.name, frozen.sites.mbps)
     named = (site_here(node.training.train) for node in nodes if node.task == "train")
@@ -30,7 +30,7 @@ def here_of(frozen: RunConfig, nodes: Sequence[Node]) -> Here:
 
 
 class SiteRow(TypedDict):
-    """What one site makes: tasks and their artifacts."""
+    """Tasks and artifacts of one site."""
 
     site: str
     tasks: int
@@ -41,26 +41,26 @@ class SiteRow(TypedDict):
 
 
 class LinkRow(TypedDict):
-    """What crosses between sites for one role of a training: contributions of each site to all others, or a
-    teacher's lessons, from the first site to the second.
+    """Traffic between sites for one role of a training: contributions of each site to all others, or a
+    teacher's lessons from the first site to the second.
     """
 
     task: str
     role: str
     kind: str  # contributions, or the name of a lesson
     sites: list[str]
-    messages: int  # of a site: rounds, or steps that are answered
+    messages: int  # of a site: rounds, or steps with teacher outputs
     every: int  # steps from one message to the next
-    staleness: int  # steps from a contribution to its outer step; else, how far they may be ahead
+    staleness: int  # steps from a contribution to its outer step; for lessons, how far a site may be ahead
     step_s: float | None  # of the slowest site; None = not known
-    mbps: dict[str, float]  # what the link carries, by the site that is reached; {} = not known
-    costs: list[LinkCost]  # of each codec that may be taken
-    chosen: str  # by these rates; '' = there is one, or too little is known
-    token_bytes: int  # of a scored, or a hidden token; 0 = these are contributions
+    mbps: dict[str, float]  # bandwidth of the link, by destination; {} = not known
+    costs: list[LinkCost]  # of each possible codec
+    chosen: str  # codec chosen by these rates; '' = only one is possible, or too little is known
+    token_bytes: int  # of a scored or a hidden token; 0 for contributions
 
 
 def site_rows(nodes: Mapping[str, Sequence[Node]], rows: Iterable[Mapping[str, object]]) -> list[SiteRow]:
-    """A row a site. `nodes`: of each, home's first; `rows`: of the plan; those without a site are home's."""
+    """A row for each site. `nodes` by site, home's first; `rows` of the plan without a site are home's."""
     found: list[SiteRow] = []
     by_site: dict[str, list[Mapping[str, object]]] = {name: [] for name in nodes}
     for row in rows:
@@ -82,8 +82,8 @@ def site_rows(nodes: Mapping[str, Sequence[Node]], rows: Iterable[Mapping[str, o
 
 
 def over_budget(links: Iterable[LinkRow], own: str, hourly: Mapping[str, float]) -> Iterator[str]:
-    """What would cross between site `own` and others in more than the GB that its policies let in an hour:
-    what its smallest codec has to send at once, or all that its steps send; the way out.
+    """Errors if the traffic between site `own` and others exceeds the GB an hour of its policies: one message
+    with the smallest codec, or all messages of an hour. Each has a way out.
     """
     for row in links:
         peers = [site for site in row["sites"] if own in row["sites"] and site != own]
@@ -97,12 +97,12 @@ def over_budget(links: Iterable[LinkRow], own: str, hourly: Mapping[str, float])
             place, allow = f"{row['task']}.{row['role']}", f"atelier site allow {peer} --hourly"
             if whole > most * GIGA:
                 yield (
-                    f"{place}: a message of {whole / GIGA:.3g} GB, and {own} lets {most:g} GB an hour cross"
+                    f"{place}: a message of {whole / GIGA:.3g} GB, but {own} allows {most:g} GB an hour"
                     f" to and from {peer}; another codec, or {allow} at {own}"
                 )
             else:
                 yield (
                     f"{place}: {ways * each * steps / GIGA:.3g} GB an hour at {row['step_s']:.3g} s a step,"
-                    f" and {own} lets {most:g} cross to and from {peer}; a larger link.every, another codec,"
+                    f" but {own} allows {most:g} to and from {peer}; a larger link.every, another codec,"
                     f" or {allow} at {own}"
                 )

@@ -1,4 +1,4 @@
-"""Checks that the store's root can be used, before anything is planned."""
+"""Check that the store's root can be used, before planning."""
 
 import os
 from contextlib import suppress
@@ -14,8 +14,8 @@ WAY_OUT = "set ATELIER_ROOT to a folder that you may write to"
 
 
 def check_root(*, will_write: bool = False) -> None:
-    """Raises ConfigError for a root that is no folder and, when something will be written, for one that
-    cannot be written to or has no exclusive create. In one that was moved MLflow's addresses are corrected.
+    """Raises ConfigError for a root that is not a folder and, if something will be written, for one that is
+    not writable or lacks exclusive create. If the store was moved, MLflow's addresses are corrected.
     """
     root = default_root()
     check_utf8(root, "ATELIER_ROOT", "the path")
@@ -27,7 +27,7 @@ def check_root(*, will_write: bool = False) -> None:
     try:
         path = local_path(root)
         ancestor = next(folder for folder in (path, *path.parents) if folder.exists())
-    except OSError as error:  # a name that is too long, a loop of links, a working directory that is gone
+    except OSError as error:  # a long name, a loop of links, a deleted working directory
         raise ConfigError(
             "ATELIER_ROOT", f"{root}: {(error.strerror or str(error)).lower()}", WAY_OUT
         ) from None
@@ -35,7 +35,7 @@ def check_root(*, will_write: bool = False) -> None:
         raise ConfigError("ATELIER_ROOT", f"{ancestor} is a file, not a folder", WAY_OUT)
     if will_write:
         _try_to_write(path)
-        with suppress(ConfigError):  # of a database that only a tracker needs, which says so
+        with suppress(ConfigError):  # the tracker reports an unreadable database
             follow(Store(root))
 
 
@@ -51,6 +51,6 @@ def _try_to_write(path: Path) -> None:
 
 
 def open_store() -> Store:
-    """The store of a command. Raises ConfigError when its root is no folder."""
+    """The store of a command. Raises ConfigError if its root is not a folder."""
     check_root()
     return Store(default_root())

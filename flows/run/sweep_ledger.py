@@ -1,5 +1,5 @@
-"""The ledger of a sweep in the store: `{root}/sweeps/<id>/`, one file for the sweep and one per point with
-its number, its state and the runs that were started for it. The same command, run again, resumes from it.
+"""The ledger of a sweep in the store: `{root}/sweeps/<id>/` has a file for the sweep and one for each point,
+with number, state and runs. The same command resumes the sweep from it.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from atelier.infra.store.store import Store
 
 FOLDER = "sweeps"
 ID = re.compile(r"[0-9a-f]{12}")
-OF_EARLIER_VERSIONS = {"looks"}  # fields of a point's file that are read no more
+OF_EARLIER_VERSIONS = {"looks"}  # fields of a point's file that are no longer read
 OPEN, DONE, FAILED, STOPPED, PRUNED = "open", "done", "failed", "stopped", "pruned"
 
 
@@ -39,24 +39,22 @@ class PointEntry:
     companions: dict[str, Json] = field(default_factory=dict)  # roles as they are configured
     made: list[dict[str, str]] = field(default_factory=list)  # as in a run's manifest, once it is done
     facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared
-    metric: str = ""  # what `value` is
-    direction: str = (
-        ""  # whether points with a higher or a lower value are better; '' = by an earlier version
-    )
+    metric: str = ""  # the metric of `value`
+    direction: str = ""  # whether higher or lower values are better; '' = written by an earlier version
     started: float = 0.0
     ended: float = 0.0
-    run: str = ""  # id of the point's run in an array of jobs, and the job of the batch system that holds it
+    run: str = ""  # id of the point's run in a job array, and its job in the batch system
     job: str = ""
 
     @property
     def rows(self) -> list[Row]:
-        """What the point made."""
+        """The artifacts of the point."""
         return [Row.model_validate(one) for one in self.made]
 
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """Identity of a sweep: the flow, the words that all points share, the keys it varies and the sweeper.
+    """Identity of a sweep: the flow, the overrides that all points share, the varied keys and the sweeper.
     Other values of the same keys are more points of the same sweep.
     """
 
@@ -85,7 +83,7 @@ class PointEnd(TypedDict, total=False):
 
     state: str
     error: str
-    has_moved: bool  # it made progress
+    has_moved: bool  # its training made progress
 
 
 class Ledger:
@@ -94,7 +92,7 @@ class Ledger:
     def __init__(self, store: Store, sweep: str, *, is_dry: bool = False) -> None:
         self.store, self.id, self.is_dry = store, sweep, is_dry
         self._entered: dict[int, PointEntry] = {}  # when `is_dry`
-        self._numbers: dict[str, int] = {}  # of points by fingerprint, once they were read
+        self._numbers: dict[str, int] = {}  # of points by fingerprint; filled when they are read
         self.folder = join(store.root, FOLDER, sweep)
 
     @staticmethod
@@ -106,8 +104,8 @@ class Ledger:
         return ledger
 
     def about(self) -> SweepInfo:
-        """The identity of the sweep. Raises ConfigError when there is no such sweep, DamageError when its
-        file is not one of this sweep.
+        """The identity of the sweep. Raises ConfigError if there is no such sweep, DamageError if its file
+        belongs to another sweep.
         """
         try:
             place = join(self.folder, "sweep.json")
@@ -124,24 +122,24 @@ class Ledger:
         except (KeyError, TypeError):
             found = None
         if found is None or found.id != self.id:
-            way_out = "move it away and run the sweep again: what it made is found again"
+            way_out = "move it away and run the sweep again: its results are found again"
             raise DamageError(f"{place}: not this sweep", way_out)
         return found
 
     @contextmanager
     def held(self, command: str) -> Iterator[None]:
-        """Hold the sweep's lease. Raises ConfigError when another process runs this sweep."""
+        """Hold the sweep's lease. Raises ConfigError if another process runs this sweep."""
 
         def refuse(message: str) -> None:
             holder = message.partition(" is being written by ")[2].partition(";")[0]
             raise ConfigError(
                 "sweep",
                 f"{self.id} is being run by {holder}",
-                "wait for it, or end it: this one then goes on",
+                "wait for it, or stop it; this command can then continue",
             )
 
         lease = take(join(self.folder, "lease"), Holder.me(command), on_wait=refuse)
-        assert lease is not None  # nothing is ever published there
+        assert lease is not None  # nothing is published under this lease
         renewal = Renewal([lease])
         try:
             yield
@@ -160,7 +158,7 @@ class Ledger:
         try:
             document = cast(dict[str, Any], read_object(place, "a point of a sweep"))
             document = {key: value for key, value in document.items() if key not in OF_EARLIER_VERSIONS}
-            entry = PointEntry(**document)  # their types are checked below
+            entry = PointEntry(**document)  # types are checked below
             for one in dataclasses.fields(PointEntry):
                 default = getattr(PointEntry(0, "", []), one.name)
                 types = (float, int, type(None)) if one.name == "value" else _types_of(default)
@@ -171,11 +169,11 @@ class Ledger:
             text = (
                 str(error) if isinstance(error, DamageError) else f"{place}: not a point of a sweep ({error})"
             )
-            way_out = "move it away and run the sweep again: what it made is found again"
+            way_out = "move it away and run the sweep again: its results are found again"
             raise DamageError(text, way_out) from None
 
     def entry(self, number: int) -> PointEntry:
-        """The entry of this point. Raises ConfigError when there is none of this number."""
+        """The entry of this point. Raises ConfigError for an unknown number."""
         if number in self._entered:
             return self._entered[number]
         try:
@@ -201,13 +199,13 @@ class Ledger:
             return
         write_bytes(join(self.folder, "points", f"{entry.number:06d}.json"), _text(asdict(entry)))
 
-    # endings, as runs on other machines report them
+    # endings that runs on other machines report
 
     def tell_end(self, run: str, how: PointEnd) -> None:
         write_bytes(join(self.folder, "ends", f"{run}.json"), _text(cast(Json, how)))
 
     def end_of(self, run: str) -> PointEnd | None:
-        """How the run ended; None while it has not, or when it could not write its ending."""
+        """How the run ended; None if it has not, or could not write its ending."""
         try:
             return cast(PointEnd, read_object(join(self.folder, "ends", f"{run}.json"), "the end of a run"))
         except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""The points of a sweep, each with the configuration of a run of its own. Points that differ only in their
-students train these in one gang with one teacher.
+"""The points of a sweep, each with the configuration of its own run. Points that differ only in their
+students train these together with one teacher.
 """
 
 import re
@@ -18,7 +18,7 @@ from atelier.infra.store.run_manifest import Row, described, measured
 from atelier.infra.store.store import Store
 
 SEPARATOR = "~"
-FORCED = re.compile(r"^\+\+")  # what `prepared` puts before a key for Hydra
+FORCED = re.compile(r"^\+\+")  # prefix that `prepared` adds for Hydra
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class SweepPoint:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What the point makes, as rows of a run's manifest."""
+        """The point's artifacts, as rows of a run's manifest."""
         return [row for node in self.nodes for row in described(node)]
 
     def value(self, metric: str) -> float | None:
-        """`<name>.<word>` of what the point made (infra.store.run_manifest.measured); None while there is
-        none.
+        """`<name>.<key>` of the point's summaries (infra.store.run_manifest.measured); None if there is none
+        yet.
         """
         found = measured(self.store, self.rows, metric)
         return found[0] if found else None
 
     @cached_property
     def looked_at(self) -> str:
-        """The held-out windows that its trainings are measured on, as text; '' when it trains nothing."""
+        """The held-out windows that measure its trainings, as text; '' without trainings."""
         for node in self.nodes:
             if node.task == "train":
                 train = node.training.train
@@ -62,7 +62,7 @@ class SweepPoint:
 
 
 def point_fingerprint(nodes: Sequence[Node]) -> str:
-    """Fingerprint of everything that a DAG makes, whatever its layout: points that make the same are one
+    """Fingerprint of all artifacts that a DAG makes, without layout: points with the same artifacts are one
     point.
     """
     made = sorted(product.fingerprint for node in nodes for product in node.products.values())
@@ -70,13 +70,13 @@ def point_fingerprint(nodes: Sequence[Node]) -> str:
 
 
 def words_of(job: Sequence[str]) -> tuple[str, ...]:
-    """The overrides of a job as a person writes them."""
+    """The overrides of a job as a user writes them."""
     return tuple(FORCED.sub("", word) for word in job)
 
 
 def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[RunConfig]:
-    """The configurations of all jobs, each validated before the first one runs. Raises ConfigError with the
-    number and words of the point.
+    """The configurations of all jobs, all validated before the first one runs. Raises ConfigError with number
+    and words of the point.
     """
     found = []
     for number, words in enumerate(jobs):
@@ -88,8 +88,8 @@ def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[RunConfig]:
 
 
 def companions_of(frozen: RunConfig, others: Sequence[RunConfig]) -> dict[str, Role]:
-    """The students of `others` that can learn in the gang of `frozen`: those of configurations that differ
-    from it only below their students.
+    """The students of `others` that can train with the teacher of `frozen`: those of configurations that
+    differ from it only in their students.
     """
     roles = frozen.roles
     if not roles:
@@ -119,7 +119,7 @@ def _named(name: str, role: Role) -> dict[str, Json]:
 
 
 def _frame(point: RunConfig) -> bytes:
-    """Everything of a configuration but its students."""
+    """The configuration without its students."""
     sections = section_of(point.document.get("roles"))
     roles = {name: role for name, role in sections.items() if not section_of(role)["teacher"]}
     return canonical({**point.document, "roles": roles, "companions": {}})

@@ -1,4 +1,4 @@
-"""Tables for a person: fitted to a terminal, one whole line a row elsewhere."""
+"""Print tables: fitted to a terminal, else one line for each row."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from atelier.engine.config.error import printable
 
-LEAST_FOLDED = 20  # columns of a cell that folds
+LEAST_FOLDED = 20  # least width of a folded cell
 
 
 def plain_console() -> Console:
-    """A console that takes brackets as they are and, where there is no terminal, cuts no line."""
+    """A console that ignores markup and, without a terminal, does not cut lines."""
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(highlight=False, markup=False, width=10_000)
 
@@ -21,8 +21,8 @@ def plain_console() -> Console:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), flexible: str = ""
 ) -> None:
-    """`right` columns hold numbers; the `flexible` one folds when the terminal is narrow. Where that is not
-    enough lines are longer than the terminal, which shows them whole.
+    """`right` columns hold numbers; the `flexible` one folds when the terminal is narrow. If that is not
+    enough, lines are longer than the terminal.
     """
     console = plain_console()
     table = Table(
@@ -44,8 +44,8 @@ def print_table(
             min_width=least,
         )
     for row in cells:
-        table.add_row(*map(Text, row))  # Text: a cell's brackets are no markup
-    console.size = ConsoleDimensions(max(console.width, width), console.height)  # both, or a dumb one is cut
+        table.add_row(*map(Text, row))  # Text: no markup
+    console.size = ConsoleDimensions(max(console.width, width), console.height)  # for dumb terminals
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

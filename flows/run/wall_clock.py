@@ -1,6 +1,6 @@
-"""How long a run takes by the clock: its nodes on the slots of the pool in the order of the DAG, starts of
-processes included. A training takes its planned steps; any other task what it took in the nearest finished
-run, or else what it took on two laptop cores at the default sizes.
+"""Estimate the wall-clock time of a run: its nodes on the pool's slots in DAG order, with process starts. A
+training takes its planned steps; another task the time of the nearest finished run, else the time on two
+laptop cores at default sizes.
 """
 
 import heapq
@@ -15,10 +15,10 @@ from atelier.infra.store.run_manifest import Row
 from atelier.infra.store.store import Store
 
 RUN_S = 6.0  # Prefect's server and flow
-GANG_S = 3.0  # a gang's processes: imports, rendezvous, last checkpoint
-ROLE_S = 5.0  # a network in a gang: kernels compiled, evaluations, publication
-COPIED = 150e6  # bytes a second that are read, hashed and written
-TASK_S = {  # without a training
+GANG_S = 3.0  # processes of a training: imports, rendezvous, last checkpoint
+ROLE_S = 5.0  # each network: compiled kernels, evaluations, publication
+COPIED = 150e6  # bytes a second to read, hash and write
+TASK_S = {  # tasks without training
     "curate": 2.0,
     "learn_tokenizer": 3.0,
     "encode": 3.0,
@@ -27,7 +27,7 @@ TASK_S = {  # without a training
     "label": 1.0,
     "render": 3.0,
     "imitate": 10.0,
-    "write": 20.0,  # of a corpus whose documents are not counted yet
+    "write": 20.0,  # for a corpus without a known number of documents
     "convert": 6.0,
     "adopt": 3.0,
     "adopt_adapter": 10.0,
@@ -37,13 +37,13 @@ TASK_S = {  # without a training
 
 
 def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store) -> float:
-    """Of one node that has something to make. `trained_s`: of its steps, or its writing; `before`: what the
-    nearest finished run has of its products.
+    """Seconds of one node with artifacts to make. `trained_s`: time of its steps or its writing; `before`:
+    rows of its products in the nearest finished run.
     """
     if node.task in TRAINED:
-        num_networks = len(node.products) if node.task == "train" else 1  # draws share one and its kernels
+        num_networks = len(node.products) if node.task == "train" else 1  # draws share one
         return GANG_S + ROLE_S * num_networks + trained_s
-    if node.task == "write" and trained_s:  # what an earlier run took was for other amounts
+    if node.task == "write" and trained_s:  # an earlier run wrote other amounts
         return GANG_S + ROLE_S + trained_s
     for row in before:
         record = store.find(row.kind, row.fingerprint)
@@ -53,9 +53,8 @@ def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store
 
 
 def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> float:
-    """Seconds until the last of the nodes has ended, each begun as soon as what it waits for has ended and
-    the pool has slots for it, earlier ones first, as infra/launch/slots.py queues them; nodes without
-    `seconds` are there already.
+    """Seconds until the last node ends. Each node starts when its inputs are ready and the pool has slots,
+    earlier nodes first, as infra/launch/slots.py queues them. Nodes without `seconds` are reused.
     """
     total = num_slots(pool)
     if pool.gpus and pool.gpus_per_node:
@@ -69,7 +68,7 @@ def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> floa
             needs = min(total, node.ranks * (node.threads if pool.is_cpu else 1))
             if to_come.isdisjoint(node.waits):
                 if needs > free:
-                    break  # nothing overtakes a gang that waits for slots
+                    break  # nothing overtakes a node that waits for slots
                 waiting.remove(node)
                 free -= needs
                 heapq.heappush(running, (now + seconds[node.name], place, node.name, needs))

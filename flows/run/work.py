@@ -1,5 +1,5 @@
-"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, by default a gang
-of its MODULE, and record how it ended.
+"""Run one node: reuse finished products, else call the task's `run` (by default, start ranks of its MODULE),
+and record how it ended.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from atelier.tasks.train import is_asked
 def work(
     node: Node, context: RunContext, states: dict[str, str], errors: dict[str, Exception]
 ) -> dict[str, str]:
-    """Make the node's missing products; its state and error are recorded under its name.
+    """Make the node's missing products, and record state and error under its name.
 
     Returns the fingerprints (plain JSON: nothing else passes through Prefect). Raises AtelierError when the
     node fails, StoppedError when it was stopped.
@@ -28,7 +28,7 @@ def work(
         task = importlib.import_module(f"atelier.tasks.{node.task}")
         if is_reused:
             mend([node], context)
-        if is_reused and hasattr(task, "reuse"):  # the task's effects besides its artifact
+        if is_reused and hasattr(task, "reuse"):  # side effects besides the artifact
             task.reuse(node, context)
         if not is_reused:
             if hasattr(task, "run"):
@@ -55,7 +55,7 @@ def work(
 
 
 def mend(nodes: list[Node], context: RunContext) -> None:
-    """Repair what is damaged beside the finished products of these nodes."""
+    """Repair damage beside the finished products of these nodes."""
     for node in nodes:
         task = importlib.import_module(f"atelier.tasks.{node.task}")
         if hasattr(task, "mend"):
@@ -63,13 +63,13 @@ def mend(nodes: list[Node], context: RunContext) -> None:
 
 
 def _told(error: Exception, node: Node, context: RunContext) -> AtelierError:
-    """The error that a user is shown: one line; the traceback of a bug is kept beside the run."""
+    """The error to show: one line; a bug's traceback is written beside the run."""
     if isinstance(error, AtelierError):
         return error
     if isinstance(error, OSError):
         return of_system(error)
     trace = context.scratch / f"{node.name.replace('/', '-')}.trace"
-    with suppress(OSError):  # the line alone must do
+    with suppress(OSError):  # without a file, the line must do
         trace.write_text("".join(traceback.format_exception(error)))
     return AtelierError(f"{type(error).__name__}: {error} (trace: {trace})")
 

@@ -1,6 +1,4 @@
-"""The tasks of a run that other sites do: they are asked for as orders (infra/sites/desk.py), which agents
-carry; their replies are followed here.
-"""
+"""Run tasks at other sites: write orders (infra/sites/desk.py), which agents send, and follow the replies."""
 
 import sys
 import threading
@@ -45,12 +43,12 @@ PATIENCE_S = 60.0  # for the first reply to an order
 SAID_S, KEPT_S = (
     2.0,
     8.0,
-)  # of silence until it is said; where something keeps the agent, which may just begin
-PLANNING_S = 600.0  # for the next one, of a plan
-AGAIN_S = 600.0  # until it is said again that files are waited for
-STOPPING_S = 120.0  # for the last reply to one that is cancelled
+)  # of silence until a notice; the longer one if this site's agent has a problem: it may have just started
+PLANNING_S = 600.0  # for the next reply to a plan
+AGAIN_S = 600.0  # between two notices of a wait for files
+STOPPING_S = 120.0  # for the last reply to a cancelled order
 DONE = ("done", "reused")
-OWNER = "home.lock"  # of an order: held by the run that asks for it
+OWNER = "home.lock"  # of an order: held by the run that wrote it
 
 
 class Elsewhere:
@@ -71,8 +69,8 @@ class Elsewhere:
     # the plan
 
     def planned(self, plan: Plan) -> Plan:
-        """The plan with what the other sites say to it; one that does not reply refuses it. Raises
-        ConfigError for --fresh, which orders do not carry.
+        """The plan with the replies of the other sites; a missing reply is a refusal. Raises ConfigError for
+        --fresh, which orders do not have.
         """
         if self._frozen.resume.fresh:
             raise ConfigError("--fresh", "is for runs at one site", "begin it again at each site by itself")
@@ -84,7 +82,7 @@ class Elsewhere:
                 orders[site] = order
             return self._replied(plan, orders)
         finally:
-            self._end(orders.values())  # nobody waits for what has not ended
+            self._end(orders.values())
 
     def _replied(self, plan: Plan, orders: Mapping[str, SiteOrder]) -> Plan:
         rows, refusals, notes = [*plan.rows], [*plan.refusals], [*plan.notes]
@@ -117,7 +115,7 @@ class Elsewhere:
         return replace(plan, refusals=refusals, notes=notes)
 
     def _say_waiting(self, site: str, heard: "_Heard") -> None:
-        """On a terminal or in a log, once each: that a site is waited for, and what keeps it."""
+        """Print, once for each reason, that the plan waits for a site, and why."""
         problem = self._problems.of(site)
         if heard.number or heard.silence < (SAID_S if problem == "" else KEPT_S):
             return
@@ -127,7 +125,7 @@ class Elsewhere:
             print(printable(text, 0), file=sys.stderr, flush=True)
 
     def _what_keeps(self, site: str) -> str:
-        """Why a site does not answer, as far as this site's agent knows."""
+        """Why a site does not answer, as far as this site's agent knows: text for a notice or error."""
         problem = self._problems.of(site)
         if problem is None:
             return "no agent runs here; atelier site serve"
@@ -166,16 +164,14 @@ class Elsewhere:
         )  # fmt: skip
 
     def _lacks(self, product: Product) -> bool:
-        """Whether a task here needs it, and it is not here."""
+        """Whether a task here needs a product that this store lacks."""
         is_needed = (product.kind, product.fingerprint) in self._needed
         return is_needed and self._store.find(product.kind, product.fingerprint) is None
 
     # the run
 
     def begin(self) -> None:
-        """Ask all sites for their tasks; an equal order that has not ended, of a run that is no more, is gone
-        on with.
-        """
+        """Order the tasks of all sites. An equal order of a run that has died is taken over."""
         for site in self._there:
             order = self._order(site, "run", self._nonce)
             for one in self._desk.orders():
@@ -187,7 +183,7 @@ class Elsewhere:
             self._own(order)
 
     def _own(self, order: SiteOrder) -> bool:
-        """Have an order as long as this process lives; False where another run has it."""
+        """Lock an order for the life of this process; False if another run has it."""
         file = file_lock(local_path(self._desk.folder(order.id)) / OWNER)
         if file is not None:
             self._owned.append(file)
@@ -200,8 +196,8 @@ class Elsewhere:
     def make(
         self, node: Node, context: RunContext, states: dict[str, str], errors: dict[str, Exception]
     ) -> None:
-        """Follow the node to its end at its site; its state and error are recorded under its name, and an
-        error stops this site's tasks, which may wait for that one. Raises AtelierError, StoppedError.
+        """Follow the node to its end at its site, and record its state and error under its name. An error
+        stops this site's tasks, which may wait for it. Raises AtelierError, StoppedError.
         """
         states[node.name] = "running"
         handle = context.tracker.start_task(node, False)
@@ -228,14 +224,14 @@ class Elsewhere:
         return showing_sites(plan, context, states)
 
     def fail(self, context: RunContext) -> None:
-        """A task has failed: end all others, which may wait for it, at a checkpoint."""
+        """After a task has failed, end all others, which may wait for it, at a checkpoint."""
         context.stop.set()
         self.close()
 
     def _follow(self, node: Node, context: RunContext) -> str:
-        """How it ended: done or reused."""
+        """Wait for the end of a node: done or reused."""
         order, heard, said, stopped = self._orders[node.site], _Heard(), set[str](), 0.0
-        silent = -1  # the last reply after whose silence that was said
+        silent = -1  # the reply after which silence was last reported
         while True:
             reply = self._desk.reply(order.id)
             if reply is not None and heard.is_new(reply):
@@ -252,7 +248,7 @@ class Elsewhere:
                 stopped = time.monotonic()
                 self._cancel(order)
             if stopped and time.monotonic() - stopped > STOPPING_S:
-                raise StoppedError(f"{node.site} has not said that it stopped; its agent will stop it")
+                raise StoppedError(f"{node.site} has not confirmed the stop; its agent will stop it")
             if reply is None and not stopped and heard.silence > PATIENCE_S:
                 why = self._what_keeps(node.site)
                 raise AtelierError(f"{node.site} has not answered for {PATIENCE_S:.0f} s: {why}")
@@ -263,7 +259,7 @@ class Elsewhere:
             time.sleep(LOOK_EVERY)
 
     def _take_files(self, node: Node, context: RunContext) -> None:
-        """Publish what tasks here need of the node's products, when its files have come."""
+        """Wait for the files of the node's products that tasks here need, and publish them."""
         order, told_at = self._orders[node.site], -AGAIN_S
         for key, ordered in order.tasks[node.given_name].products.items():
             while ordered.is_sent and self._store.find(ordered.kind, ordered.fingerprint) is None:
@@ -273,7 +269,9 @@ class Elsewhere:
                     break
                 is_sent = any(artifact == ordered for artifact, _ in sent(self._desk, order))
                 if not is_sent and self._desk.is_over(order.id):
-                    raise AtelierError(f"{node.site} keeps its {ordered.kind} {node.products[key].name}")
+                    raise AtelierError(
+                        f"{node.site} has not sent its {ordered.kind} {node.products[key].name}"
+                    )
                 if time.monotonic() - told_at >= AGAIN_S:
                     told_at = time.monotonic()
                     context.say(node, waiting=f"waits for its files from {node.site}")
@@ -285,7 +283,7 @@ class Elsewhere:
                 self._desk.put(Cancellation(order=order.id, home=order.home, site=order.site))
 
     def close(self) -> None:
-        """Cancel what has not ended."""
+        """Cancel all orders that have not ended."""
         self._end(self._orders.values())
 
     def _end(self, orders: Iterable[SiteOrder]) -> None:
@@ -296,14 +294,14 @@ class Elsewhere:
 
 
 class _Heard:
-    """The replies to an order, as they come: the number of the last one, and the seconds since."""
+    """The number of the last reply to an order, and the seconds since."""
 
     def __init__(self) -> None:
         self.number, self._at = 0, time.monotonic()
         self.said: set[str] = set()
 
     def is_new(self, reply: Reply | None) -> bool:
-        """Whether a reply is another one than was heard before."""
+        """Whether a reply is newer than the last one; if so, remember it."""
         if reply is None or reply.number <= self.number:
             return False
         self.number, self._at = reply.number, time.monotonic()
@@ -315,7 +313,7 @@ class _Heard:
 
 
 def _show(node: Node, told: TaskState, context: RunContext, said: set[str]) -> None:
-    """Show what another site says of a task; what was `said` before is not said again."""
+    """Show another site's report on a task; each text in `said` only once."""
     if told.state == "running" and told.state not in said:
         said.add(told.state)
         context.say(node, state=told.state)
@@ -331,7 +329,7 @@ def _show(node: Node, told: TaskState, context: RunContext, said: set[str]) -> N
 
 
 def told(problem: Exception) -> AtelierError:
-    """What a user is shown of an error that is not ours."""
+    """An AtelierError for an error of another library or the system."""
     return (
         of_system(problem)
         if isinstance(problem, OSError)
@@ -345,7 +343,7 @@ def code_of(node: Node) -> str:
 
 
 def blank_row(node: Node, key: str, kind: str, digest: str) -> PlanRow:
-    """The row of a plan for a product of another site, of which nothing is known."""
+    """An empty row of a plan, for a product of another site."""
     return {
         "name": row_name(node, key), "task": node.task, "kind": kind, "fingerprint": digest, "state": "run",
         "reasons": [], "from_step": 0, "params": 0, "flops": 0.0, "memory_gb": 0.0, "step_s": 0.0,

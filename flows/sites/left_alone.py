@@ -1,4 +1,4 @@
-"""What a run over several sites would wait for in vain: messages that others have sent, and that are gone."""
+"""Detect messages that will never arrive in a run over several sites: sent by others, and gone."""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,10 +16,9 @@ Place = tuple[Node, PlanRow]  # a role at a site
 
 
 def left_alone(nodes: Iterable[Node], rows: Iterable[PlanRow], here: SiteHere) -> Iterator[str]:
-    """What would wait for ever: a student that begins where its teacher at another site has come further, and
-    a site that goes on in a round that another one has finished; unless what they need lies in the mailbox
-    of `here`, the run's home. Of links in which home has no part nothing is known. `nodes` and `rows` are
-    those of all sites.
+    """Problems of roles that would wait for ever: a student that begins where its teacher at another site is
+    past, or a site that continues in a round that another has finished, if the messages are not in the
+    mailbox of `here`, the run's home. Links without home are not checked. `nodes` and `rows`: of all sites.
     """
     trained = [
         node for node in nodes if node.task == "train" and here.name in link_of(node.training.train).sites
@@ -36,7 +35,7 @@ def left_alone(nodes: Iterable[Node], rows: Iterable[PlanRow], here: SiteHere) -
             if mine["state"] != "run" or not (link.rows or link.is_apart(role, spec.teacher)):
                 continue
             come = max(mine["from_step"], int(spec.start)) - spec.delay
-            if come < spec.taught(node.training.train.num_steps).stop:  # else it has to be published alone
+            if come < spec.taught(node.training.train.num_steps).stop:  # else it needs no more messages
                 others = places if link.rows else of_role.get((name, spec.teacher), [])
                 yield from _lacking(
                     (node, mine), role, come, [each for each in others if each[0] is not node], here
@@ -44,7 +43,7 @@ def left_alone(nodes: Iterable[Node], rows: Iterable[PlanRow], here: SiteHere) -
 
 
 def _lacking(place: Place, role: str, come: int, others: list[Place], here: SiteHere) -> Iterator[str]:
-    """Of the first message that a role needs from each of the others after step `come`."""
+    """Problems with the first message that a role needs from each of the others after step `come`."""
     node, mine = place
     link, spec, steps = link_of(node.training.train), node.training.roles[role], node.training.train.num_steps
     needed = sent = come + 1  # the message, and after which step of the other site it is sent
@@ -57,7 +56,7 @@ def _lacking(place: Place, role: str, come: int, others: list[Place], here: Site
         boxes, site = _boxes(node, other, role, here), other.site or here.name
         is_over = theirs["state"] == "reuse"
         is_sent = is_over or theirs["from_step"] >= sent
-        if link.is_elastic:  # who is in a round was decided; before that, nobody has to be
+        if link.is_elastic:  # a site must be in a round only if the decision names it
             decided = [each for box in boxes if (each := Meeting(box).decision(needed)) is not None]
             is_sent = site in decided[0].line.sha256 if decided else is_over
         if any(box.has(needed, site) for box in boxes):
@@ -68,14 +67,14 @@ def _lacking(place: Place, role: str, come: int, others: list[Place], here: Site
             for box in boxes:
                 if any(box.has(number, site) for number in box.rounds() if number > needed):
                     yield (
-                        f"{mine['name']}: goes on after step {come}, and messages of {site} lie here, of an"
-                        f" earlier run that had come further: remove {box.place}, and that folder in the"
-                        f" mailbox of {site}"
+                        f"{mine['name']}: continues after step {come}, and the mailbox has later messages of"
+                        f" {site} from an earlier run: remove {box.place}, and that folder in the mailbox of"
+                        f" {site}"
                     )
 
 
 def _boxes(node: Node, other: Node, role: str, here: SiteHere) -> list[Mailbox]:
-    """Where messages for a role of `node` from another site may lie in home's mailbox."""
+    """The mailboxes at home that may have messages for a role of `node` from another site."""
     link = link_of(node.training.train)
     if link.rows:
         return [Mailbox(here.mailbox, each) for each in node.products[role].trajectories]
@@ -94,21 +93,21 @@ def _told(
     boxes: list[Mailbox],
     site: str,
 ) -> str:
-    """`boxes`: where the messages of `site` would lie."""
+    """The text of a problem. `boxes`: the mailboxes of the messages of `site`."""
     where = "is finished" if theirs["state"] == "reuse" else f"is at step {theirs['from_step']}"
     if link_of(other.training.train).rows:
         places = " and ".join(box.place for box in boxes)
         return (
-            f"{mine['name']}: goes on after step {step}, {site} {where}, and its messages are gone:"
-            f" remove that training at {site} too, and {places}, there too; or take another train.seed"
+            f"{mine['name']}: continues after step {step}, {site} {where}, and its messages are gone: remove"
+            f" that training at {site} too, and {places} at both sites; or use another train.seed"
         )
     role = node.training.roles[key]
     if role.attach == "replay":
         return (
-            f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and what its own"
-            f" store had of it is gone: remove that training's folder in the mailboxes of both sites"
+            f"{mine['name']}: continues after step {step}, its teacher at {site} {where}, and its own later"
+            " checkpoints are gone: remove that training's folder in the mailboxes of both sites"
         )
     return (
-        f"{mine['name']}: goes on after step {step}, its teacher at {site} {where}, and its answers are"
-        f" gone: attach=replay of {key} has {role.teacher} train again, for it"
+        f"{mine['name']}: continues after step {step}, its teacher at {site} {where}, and its answers are"
+        f" gone: attach=replay of {key} trains {role.teacher} again for it"
     )

@@ -1,4 +1,4 @@
-"""Rows of a plan about the links between sites: bytes, seconds, rates. Also reasons to refuse a link."""
+"""Rows of a plan about links between sites (bytes, seconds, rates), and reasons to refuse a link."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,8 +24,8 @@ from atelier.infra.store.store import Store
 
 
 def link_rows(nodes: Sequence[Node], step_s: Mapping[str, float], vocab: int, here: Here) -> list[LinkRow]:
-    """A row for every role that crosses between sites. `nodes`: of all sites; `step_s`: by node, all its
-    roles together, 0 = not known.
+    """A row for every role whose messages cross between sites. `nodes`: of all sites; `step_s`: by node, for
+    all its roles together, 0 = not known.
     """
     found: dict[tuple[str, ...], LinkRow] = {}
     of_training: dict[str, list[Node]] = {}
@@ -44,14 +44,14 @@ def link_rows(nodes: Sequence[Node], step_s: Mapping[str, float], vocab: int, he
 
 
 def _training_name(node: Node) -> str:
-    """Of roles apart each site has a task of its own."""
+    """The name of a training. With `roles` each site has a task of its own."""
     link = link_of(node.training.train)
     return node.given_name.removesuffix(f".{link.site}") if link.roles else node.given_name
 
 
 def _rates(link: Link, here: Here, own: str, others: Iterable[str]) -> dict[str, float]:
-    """Bytes a second from a site to each of the others; {} where one is not known, as all are in which this
-    site has no part. A link carries as much each way.
+    """Bytes a second from site `own` to each of the others; {} if one is not known. Links without this site
+    are never known. Both directions have one rate.
     """
     found: dict[str, float] = {}
     for site in others:
@@ -70,7 +70,7 @@ def _mbps(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def _model(role: Role, vocab: int) -> ModelSpec | None:
-    """With its vocabulary; None while that is not known."""
+    """The model with its vocabulary; None if that is not known."""
     if role.model.vocab != "auto":
         return role.model
     return role.model.resolved(vocab) if vocab else None
@@ -110,7 +110,7 @@ def _contributions(name: str, node: Node, step_s: float, vocab: int, here: Here)
 
 
 def _answers(name: str, node: Node, step_s: float, vocab: int, here: Here) -> Iterable[LinkRow]:
-    """Of the teachers here, to each site of their students."""
+    """Rows of the teachers here, one for each site of their students."""
     training = node.training
     train, link = training.train, link_of(training.train)
     for teacher in node.products:
@@ -146,8 +146,8 @@ def _answers(name: str, node: Node, step_s: float, vocab: int, here: Here) -> It
 
 
 def refusals(node: Node, store: Store) -> list[str]:
-    """Why the round log that a training follows at this site is not that of one like it, or of its finished
-    model.
+    """Why the round log that a training follows at this site does not fit the training or its
+    finished model.
     """
     if node.task != "train" or not link_of(node.training.train).rounds:
         return []
@@ -163,8 +163,8 @@ def refusals(node: Node, store: Store) -> list[str]:
             if record is not None and (made := str(record.summary.get("rounds", ""))) != followed:
                 raise ConfigError(
                     f"{section}.link.rounds",
-                    f"{link_of(train).rounds} ends with {followed[:12]}, and the finished {product.name} is"
-                    f" of a log that ends with {made[:12] or 'nothing'}",
+                    f"{link_of(train).rounds} ends with {followed[:12]}, and the log of the finished"
+                    f" {product.name} with {made[:12] or 'nothing'}",
                     "another store for the model of this log, or leave it out",
                 )
     except ConfigError as error:

@@ -1,5 +1,5 @@
-"""Sites on this machine for the time of a run: each with a store, keys, a mailbox and an agent of its own, on
-loopback, to try a run over several sites with one command.
+"""Make sites on this machine for the time of a run, to try a run over several sites with one command. Each
+has its own store, keys, mailbox and agent, on loopback.
 """
 
 import subprocess
@@ -26,11 +26,12 @@ LOOK_EVERY = 0.2  # seconds
 
 @contextmanager
 def loopback(sites: Sites, root: str) -> Iterator[None]:
-    """Agents of all sites while the block runs; the first is this site, whose store is `root`. Raises
-    ConfigError for a store that is no folder, AtelierError for an agent that does not start.
+    """Run agents of all sites while the block runs; the first is this site, with the store `root`. Raises
+    ConfigError if another run has these sites, AtelierError for a remote store or an agent that does not
+    start.
     """
     if not is_local(root):
-        raise AtelierError(f"sites.loopback: the store {root} is no folder of this machine")
+        raise AtelierError(f"sites.loopback: the store {root} is not a folder of this machine")
     folders = {name: local_path(root) / LOOPBACK / name for name in sites.names}
     home = sites.names[0]
     with ExitStack() as stack:
@@ -53,11 +54,11 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
 
 
 def _alone(folder: Path) -> IO[str]:
-    """A file that is locked until it is closed. Raises ConfigError while another run has these sites."""
+    """Lock these sites until the returned file is closed. Raises ConfigError while another run has them."""
     folder.mkdir(parents=True, exist_ok=True)
     file = file_lock(folder / LOCK)
     if file is None:
-        raise ConfigError("sites.loopback", f"another run has those in {folder}", "wait for its end")
+        raise ConfigError("sites.loopback", f"another run uses the sites in {folder}", "wait for its end")
     return file
 
 
@@ -66,7 +67,7 @@ def _keys(folder: Path, name: str) -> Keys:
 
 
 class _Agent:
-    """A site's agent: started again when it dies, ended with this process."""
+    """A site's agent, which is restarted when it dies and ends with this process."""
 
     def __init__(self, keys: Keys, store: str, log: Path) -> None:
         self._keys, self._store, self._log = keys, store, log
@@ -78,7 +79,7 @@ class _Agent:
         self._keeper.start()
 
     def _start(self) -> None:
-        """Raises AtelierError when it does not listen."""
+        """Raises AtelierError if it does not listen."""
         command = [sys.executable, "-m", "atelier", "site", "serve", "--with-parent"]
         command += ["--keys", str(self._keys.folder), "--listen", self.address]
         env = others_environment() | {"ATELIER_ROOT": self._store, "PYTHONPATH": str(IMPORT_ROOT)}
@@ -99,7 +100,7 @@ class _Agent:
             self._process.wait()
             if not self._ended.is_set():
                 self._close()
-                with suppress(AtelierError):  # its port is taken: tried again
+                with suppress(AtelierError):  # its port is taken: it is retried
                     self._start()
             self._ended.wait(LOOK_EVERY)
 

@@ -1,5 +1,5 @@
-"""What the Prefect page of a run over several sites shows while it runs, and at its end: a row a site, and a
-row for each role whose messages cross, as the curves here have them.
+"""Tables on the Prefect page of a run over several sites: a row for each site, and a row for each role whose
+messages cross, from the curves at this site.
 """
 
 import threading
@@ -21,21 +21,21 @@ from atelier.infra.tracking.curve import SegmentReader
 from atelier.tasks.train import unpack
 
 EVERY_S = 5.0
-LAST_S = 10.0  # that the end of a run waits for the last update
+LAST_S = 10.0  # seconds that the end of a run waits for the last update
 ENDED = ("done", "reused")
 SITE_HEAD = ("site", "tasks that have ended", "running", "last step")
 LINK_HEAD = ("training", "between", *HEAD)
 
 
 class SitesPage:
-    """The text of the page; `states`: of all nodes, as the run has them."""
+    """The text of the page. `states`: of all nodes, kept up to date by the run."""
 
     def __init__(self, plan: Plan, store: Store, states: Mapping[str, str]) -> None:
         self._plan, self._store, self._states = plan, store, states
-        self._progress: dict[str, tuple[int, int]] = {}  # steps, of all: of the tasks that train, by node
+        self._progress: dict[str, tuple[int, int]] = {}  # steps done and in all, by node that trains
 
     def heard(self, node: str, message: Message) -> None:
-        """A message about a node, of any site."""
+        """Receive a message about a node of any site."""
         if message.get("unit") == "steps":
             self._progress[node] = message.get("progress", 0), message.get("total", 0)
 
@@ -57,12 +57,12 @@ class SitesPage:
         return [name, f"{ended} of {len(nodes)}", running, steps]
 
     def _steps(self, node: str, state: str) -> str:
-        """How far a training is; its last word may come after its end, or not at all."""
+        """The progress of a training; its last message may arrive after its end, or never."""
         step, last = self._progress[node]
         return f"{node} {last if state in ENDED else step}/{last}"
 
     def _links(self, node: Node) -> Iterator[list[str]]:
-        """Of a training here that has a part in a link."""
+        """Rows of a training here that uses a link."""
         values = sections_of(node.training.train).values() if node.task == "train" else ()
         link = next((form_of_link(value) for value in values if value.places), None)
         if link is None:
@@ -82,11 +82,11 @@ class SitesPage:
 
 @contextmanager
 def showing_sites(plan: Plan, context: RunContext, states: Mapping[str, str]) -> Iterator[None]:
-    """Show the sites of a run on the page of the running Prefect flow while the block runs, and at its end;
-    does nothing for a run at one site. It is only for display: no failure of it is the run's.
+    """Show the sites of a run on the page of the running Prefect flow, during the block and at its end. Does
+    nothing for a run at one site. Its failures do not fail the run.
     """
     page = SitesPage(plan, context.store, states)
-    about = f"tasks of {', '.join((plan.here.site, *plan.there))}, and what crosses between them"
+    about = f"tasks of {', '.join((plan.here.site, *plan.there))}, and the traffic between them"
     artifact: Updated | None = None
     with suppress(Exception):
         artifact = Updated("sites", page.text, about) if plan.there else None

@@ -1,8 +1,8 @@
-"""A point of a sweep as a task of a job array:
+"""Run a point of a sweep as a task of a job array:
 `python -m atelier.flows.sweep.array_task <root> <sweep> <code>`.
 
-It runs the point on this node and writes how it ended to the sweep's ledger. SIGTERM stops it at a
-checkpoint; a preempted task is requeued.
+It runs the point on this node and writes its ending to the sweep's ledger. SIGTERM stops it at a checkpoint;
+a preempted task is requeued.
 """
 
 import os
@@ -48,7 +48,7 @@ def run(ledger: Ledger, entry: PointEntry, on_message: Listener, stop: threading
 
 
 def main() -> int:
-    """Run the point and write its ending to the ledger; the exit code, nonzero unless the point is done."""
+    """Run the point and write its ending to the ledger. Returns 0 only if the point is done."""
     root, sweep, code = sys.argv[1:]
     try:
         go_on_frozen(root, code, "atelier.flows.sweep.array_task", root, sweep, code)

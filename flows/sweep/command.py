@@ -1,4 +1,4 @@
-"""`atelier <flow> -m ...`: Hydra's multirun over Atelier's points."""
+"""`atelier <flow> -m ...`: run a sweep with Hydra's multirun."""
 
 import re
 import shlex
@@ -24,16 +24,16 @@ from atelier.flows.sweep.session import Session
 from atelier.infra.store.store import Store, default_root
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override  # 0.15 s: other commands do without
+    from hydra.core.override_parser.types import Override  # late: 0.15 s
 
 
 HYDRA = "hydra"
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
-OUTSIDE = ("pool", "tracker", "parallel")  # where and how points run: not part of a sweep's identity
+OUTSIDE = ("pool", "tracker", "parallel")  # where and how points run; not in a sweep's identity
 
 
 def run_sweep(flow: str, overrides: list[str], command: str) -> int:
-    """Run every point, also when others fail; the exit code."""
+    """Run every point, even if others fail. Returns the exit code."""
     words = [word for word in overrides if word != DRY]
     check_overrides([word for word in words if not _is_hydra(word)], is_sweep=True)
     parsed = parse(words, flow)
@@ -67,8 +67,8 @@ def run_sweep(flow: str, overrides: list[str], command: str) -> int:
 
 
 def parse(words: list[str], flow: str) -> list[tuple[str, bool, str]]:
-    """(key, whether it has several values, the word) of each override. Raises ConfigError for what cannot be
-    read and for a range that is empty.
+    """(key, whether it has several values, the word) of each override. Raises ConfigError for unreadable
+    overrides and empty ranges.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -89,7 +89,7 @@ def parse(words: list[str], flow: str) -> list[tuple[str, bool, str]]:
                 "write e.g. train.seed=1,2,3 or optim.lr=choice(1e-3,2e-3)",
             ) from None
         if is_empty:
-            raise ConfigError(word, "there is no point in it", "give at least one value to every key")
+            raise ConfigError(word, "has no value", "give at least one value to every key")
         if not _is_hydra(word):
             prepared(word, flow, _known(flow), is_sweep=is_swept)
         found.append((key, is_swept, word))
@@ -104,8 +104,8 @@ def _is_empty(override: "Override") -> bool:
 
 
 def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> SweepInfo:
-    """The identity of the sweep that the overrides describe. A sweeper that searches a space has the space in
-    it; a grid has only the keys, so that more values are more points of the same sweep.
+    """The identity of the sweep that the overrides describe. With a searching sweeper it has the search
+    space. A grid has only the keys, so more values are more points of the same sweep.
     """
     own = [one for one in parsed if not _is_hydra(one[2])]
     fixed = sorted(word for key, is_swept, word in own if not is_swept and _is_inside(key))
@@ -115,7 +115,7 @@ def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> Sw
 
 
 def _is_inside(key: str) -> bool:
-    """Whether a key says something of what is computed."""
+    """Whether a key affects results."""
     return key.split("@")[0] not in OUTSIDE and not key.startswith("tracker.")
 
 
@@ -163,7 +163,7 @@ def _here(point: SweepPoint, store: Store, sweep: str, stop: threading.Event, ru
 
 
 def _finish(session: Session) -> int:
-    """Print the table of all points, the best one and its command; the exit code."""
+    """Print the table of all points, the best one and its command. Returns the exit code."""
     session.revalue()
     entries = session.ledger.entries()
     ours = [entry for entry in entries if entry.number in session.points]
@@ -204,8 +204,8 @@ def _print(entries: list[PointEntry], session: Session) -> None:
 
 
 def _say_plan(session: Session) -> int:
-    """Print what would run, per point and in all; an artifact of several points is counted once. The exit
-    code is 2 when the plan of a point is refused.
+    """Print what would run, for each point and in all; an artifact of several points counts once. Returns the
+    exit code, 2 if a point's plan is refused.
     """
     from atelier.flows.run.plan import make_plan
 

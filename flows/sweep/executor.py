@@ -1,8 +1,8 @@
-"""Runs the points of a sweep: one after another in this process, or several at once: as flow runs on a pool,
-or as tasks of a job array (flows/sweep/job_array.py).
+"""Run the points of a sweep: one after another in this process, or several at once as flow runs on a pool or
+as tasks of a job array (flows/sweep/job_array.py).
 
-The sweeper passes three functions. `ask` returns the next point to start, or None while there is none; `tell`
-receives how a point ended; `look` receives the metric's values while it trains and returns False to stop it.
+The sweeper passes three functions. `ask` returns the next point, or None if there is none now; `tell`
+receives a point's ending; `look` receives the metric's values during training and returns False to stop it.
 """
 
 import shlex
@@ -20,7 +20,7 @@ from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.pruning import CurveWatch, CurveWatchThread, Look
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State  # 1.5 s: no sweep here waits for Prefect
+    from prefect.client.schemas.objects import State  # late: 1.5 s
 
 
 RESTARTS = 3
@@ -44,8 +44,8 @@ RunHere = Callable[[SweepPoint, str, threading.Event], RunOutcome]
 @dataclass
 class Executor:
     """Settings of a sweep's run, and the loop that runs points in this process. `look` receives the values of
-    `metric`; `code` is the frozen code's digest, '' = as it is; `run_here` runs a point in this process and
-    returns its RunOutcome.
+    `metric`; `code` is the frozen code's digest, '' = the present code; `run_here` runs a point in this
+    process and returns its RunOutcome.
     """
 
     ledger: Ledger
@@ -56,7 +56,7 @@ class Executor:
     code: str = ""
 
     def drive(self, ask: Ask, tell: Tell, look: Look | None) -> None:
-        """Run all points of `ask` in this process, one after another. Raises StoppedError when the user stops
+        """Run all points of `ask` in this process, one after another. Raises StoppedError if the user stops
         it.
         """
         while (point := ask()) is not None:
@@ -79,7 +79,7 @@ class Executor:
             tell(point, Ending(PRUNED))
         elif outcome.is_stopped:
             tell(point, Ending(STOPPED))
-            raise StoppedError("stopped; the same command goes on")
+            raise StoppedError("stopped; the same command continues")
         else:
             tell(point, Ending(FAILED, f"{outcome.failed}: {outcome.failure}".removeprefix(": ")))
 
@@ -97,7 +97,7 @@ class Running:
 
 
 class RemoteExecutor(ABC):
-    """Runs points outside this process. They outlive it: the same command, run again, adopts them."""
+    """Runs points outside this process. They survive it; the same command, run again, adopts them."""
 
     def __init__(self, executor: Executor, ask: Ask, tell: Tell, look: Look | None) -> None:
         self.executor, self.ask, self.tell = executor, ask, tell
@@ -127,10 +127,10 @@ class RemoteExecutor(ABC):
                 self.cancel(one)
             while self.running:
                 self._watch()
-            raise StoppedError("stopped; the same command goes on") from None
+            raise StoppedError("stopped; the same command continues") from None
 
     def _start(self) -> bool:
-        """Start points until `width` of them run; whether any was started."""
+        """Start points until `width` of them run. Returns whether any was started."""
         new: list[Running] = []
         while len(self.running) + len(new) < self.executor.width and (point := self.ask()) is not None:
             looking = CurveWatch(point, self.executor.metric, self.look)
@@ -156,14 +156,14 @@ class PoolExecutor(RemoteExecutor):
             self._submit(one, adopt=True)
 
     def _submit(self, one: Running, *, adopt: bool) -> None:
-        from atelier.infra.stack import prefect_api  # Prefect: 1.5 s that no sweep here waits for
+        from atelier.infra.stack import prefect_api  # late: Prefect, 1.5 s
         from atelier.infra.stack.deployments import DEPLOYMENT  # as above
 
         entry = one.entry = self.executor.ledger.entry(one.point.number)
         if adopt and entry.runs:
             run = prefect_api.read_run(entry.runs[-1])
             if run is not None and run.state is not None and not run.state.is_final():
-                self.executor.say(f"#{entry.number}: goes on as {prefect_api.page(entry.runs[-1])}")
+                self.executor.say(f"#{entry.number}: continues as {prefect_api.page(entry.runs[-1])}")
                 return
         sweep = f"{self.executor.ledger.id}/{entry.number}"
         run_id = patiently(
@@ -196,9 +196,7 @@ class PoolExecutor(RemoteExecutor):
                 continue
             if state.is_crashed() and one.attempts <= RESTARTS and not one.is_cancelled:
                 one.attempts += 1
-                self.executor.say(
-                    f"#{one.entry.number}: its run crashed ({state.message}); starting it again"
-                )
+                self.executor.say(f"#{one.entry.number}: its run crashed ({state.message}); restarting it")
                 self._submit(one, adopt=False)
                 continue
             self.running.remove(one)
@@ -206,7 +204,7 @@ class PoolExecutor(RemoteExecutor):
 
 
 def patiently(submit: Callable[[], str]) -> str:
-    """Call `submit`, again while the Prefect server is unavailable, for AWAY_S seconds. Raises ConfigError
+    """Call `submit` until the Prefect server is available, for at most AWAY_S seconds. Raises ConfigError
     after that.
     """
     deadline = time.monotonic() + AWAY_S

@@ -1,9 +1,9 @@
 """`hydra/sweeper=halving`: successive halving (Jamieson and Talwalkar, 1502.07943). All points are trained to
-the first rung; the better ones go on from their checkpoints to the next; the best are trained to the end.
+the first rung; the best continue from their checkpoints to the next rung, and so on to the end.
 
-Settings (`hydra.sweeper.<...>`): `rungs` in all, the last is the end; `keep`, the share of points that goes
-on (a rung has `keep` times the steps of the next). Rungs are moved up to steps whose held-out loss is
-measured (train.eval_every). Points are compared by the value of the sweep's metric at the rung.
+Settings (`hydra.sweeper.<...>`): `rungs`, their number including the end; `keep`, the share of points that
+continues (a rung has `keep` times the steps of the next). Rungs are moved up to steps with a held-out loss
+(train.eval_every). Points are compared by the sweep's metric at the rung.
 """
 
 import math
@@ -35,8 +35,8 @@ class HalvingSettings(TypedDict):
 
 
 def sweep(session: Session, words: list[Override], settings: JsonObject, width: int) -> list[float | None]:
-    """Run all rungs; the values of the points that were trained to the end. Raises ConfigError for invalid
-    settings, for a metric that is not recorded during training, and for held-out losses of different sets.
+    """Run all rungs. Returns the values of the points that were trained to the end. Raises ConfigError for
+    invalid settings, a metric that training does not record, and losses of different held-out sets.
     """
     given = cast(HalvingSettings, settings)
     keep, number = float(given["keep"]), int(given["rungs"])
@@ -63,7 +63,7 @@ def sweep(session: Session, words: list[Override], settings: JsonObject, width: 
         many = max(1, math.ceil(keep * len(alive)))
         ranked = sorted((sign * values[p.number], p.number, p) for p in alive if p.number in values)
         alive = [point for _, _, point in ranked[:many]]
-        session.say(f"rung {step}: {', '.join(f'#{p.number}' for p in alive) or 'none'} go on")
+        session.say(f"rung {step}: {', '.join(f'#{p.number}' for p in alive) or 'none'} continue")
     left = session.left(alive)
     queue = deque(left)
     session.drive(lambda: queue.popleft() if queue else None, session.tell, None, width)

@@ -1,7 +1,7 @@
-"""`hydra/launcher=slurm`: the points of a sweep as one job array of Slurm, one array task per point.
+"""`hydra/launcher=slurm`: run the points of a sweep as a Slurm job array, one array task for each.
 
-An array task (flows/sweep/array_task.py) runs its point on the node that Slurm gave it. The run's tracker
-page is written by this process once the point is finished: compute nodes need no access to the tracker.
+An array task (flows/sweep/array_task.py) runs its point on its own node. This process writes the run's
+tracker page when the point is finished, so compute nodes need no access to the tracker.
 """
 
 import shlex
@@ -23,7 +23,7 @@ FORGOTTEN = JobStatus("over", "Slurm no longer knows it")
 
 
 def check_fits(frozen: RunConfig, store: Store) -> None:
-    """Raises ConfigError when the pool is not Slurm's or a gang of the point needs more than one node."""
+    """Raises ConfigError if the pool is not Slurm's, or a task of the point needs several nodes."""
     pool = frozen.pool
     if pool.launcher != "slurm":
         raise ConfigError(
@@ -35,15 +35,13 @@ def check_fits(frozen: RunConfig, store: Store) -> None:
         if room > slots:
             raise ConfigError(
                 "hydra/launcher",
-                f"is slurm, where a point has one node, but {node.name} takes {room} of its {slots} slots",
-                "leave it out (gangs are jobs over several nodes then), or give pool.slots",
+                f"is slurm, which gives a point one node, but {node.name} needs {room} of its {slots} slots",
+                "leave it out (each task is then a job over several nodes), or set pool.slots",
             )
 
 
 class ArrayExecutor(RemoteExecutor):
-    """Runs points in Slurm job arrays; `at_once` tasks of one array at a time, 0 = as many as there is room
-    for.
-    """
+    """Runs points in Slurm job arrays; `at_once` tasks of an array at a time, 0 = no limit."""
 
     def __init__(
         self, executor: Executor, ask: Ask, tell: Tell, status: Look | None, batch: SlurmBatch, at_once: int
@@ -55,7 +53,7 @@ class ArrayExecutor(RemoteExecutor):
     def submit(self, new: list[Running]) -> None:
         try:
             self._submit(new)
-        except OSError as error:  # Slurm, or the store
+        except OSError as error:  # from Slurm or the store
             raise of_system(error) from None
 
     def _submit(self, new: list[Running]) -> None:
@@ -100,7 +98,7 @@ class ArrayExecutor(RemoteExecutor):
             try:
                 if job not in standings:
                     standings[job] = self.batch.look_at_elements(job)
-            except OSError:  # Slurm is asked again at the next poll
+            except OSError:  # the next poll asks Slurm again
                 return
             standing = standings[job].get(one.point.number, FORGOTTEN)
             if standing.phase != "over":
@@ -117,7 +115,7 @@ class ArrayExecutor(RemoteExecutor):
         if self.batch.look_at_elements(job).get(entry.number, FORGOTTEN).phase == "over":
             return False
         one.entry = entry
-        self.executor.say(f"#{entry.number}: goes on as Slurm job {entry.job}")
+        self.executor.say(f"#{entry.number}: continues as Slurm job {entry.job}")
         return True
 
     def _say(self, one: Running, standing: JobStatus) -> None:
@@ -127,7 +125,7 @@ class ArrayExecutor(RemoteExecutor):
 
     def _ended(self, one: Running, standing: JobStatus) -> None:
         if one.point.is_finished():
-            self.executor.one_here(one.point, self.tell, self.look)  # all is published: this writes its page
+            self.executor.one_here(one.point, self.tell, self.look)  # all is published; writes the page
             return
         how = self.executor.ledger.end_of(one.entry.run) or {}
         if how.get("state") == FAILED:
@@ -138,7 +136,7 @@ class ArrayExecutor(RemoteExecutor):
             self.tell(one.point, Ending(STOPPED, "" if one.is_cancelled else standing.text))
         elif how.get("has_moved") or (not how and one.attempts <= RESTARTS):
             one.attempts += not how
-            self.executor.say(f"#{one.point.number}: {standing.text}; another job goes on")
+            self.executor.say(f"#{one.point.number}: {standing.text}; another job continues")
             self.running.append(one)
             self.submit([one])
         else:

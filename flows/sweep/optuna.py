@@ -1,17 +1,16 @@
-"""`hydra/sweeper=optuna`: points that Optuna proposes, several at once, unpromising ones pruned.
+"""`hydra/sweeper=optuna`: Optuna proposes points; several run at once, and unpromising ones are pruned.
 
 Values are written in Hydra's syntax: `optim.lr=tag(log, interval(1e-4, 1e-1))`, `train.seed=range(1, 9)`,
-`model=choice(gpt_nano, gpt_mini)`; a plain `key=value` is the same in all points. Settings
-(`hydra.sweeper.<...>`):
-  trials      points in all, those of earlier calls counted
-  metric      `<model>.<word of its summary>`, or a list of them (several objectives)
-  direction   minimize or maximize, or a list; '' = as the metric declares
+`model=choice(gpt_nano, gpt_mini)`; a plain `key=value` is fixed. Settings (`hydra.sweeper.<...>`):
+  trials      number of points, those of earlier calls included
+  metric      `<model>.<key of its summary>`, or a list of them (several objectives)
+  direction   minimize or maximize, or a list; '' = the metric's declared direction
   sampler     tpe or random;  seed, of the sampler
-  prune       whether a point is ended whose metric is worse than the median of the others at the same step;
-              auto = where training records the metric
-  startup     points that are proposed at random and never pruned, at first
-  only_if     {key: {other: value}}: a key that is varied only where another has this value
-The study's journal lies in the sweep's folder, so that the same command resumes it.
+  prune       whether to stop a point whose metric is worse than the median of the others at the same step;
+              auto = if training records the metric
+  startup     number of first points that are random and never pruned
+  only_if     {key: {other: value}}: vary the key only where another has this value
+The study's journal is in the sweep's folder, so the same command resumes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ from atelier.flows.sweep.session import Session, direction_of, listed
 from atelier.infra.report.held_out import WAY_OUT, differing
 from atelier.infra.store.run_manifest import measured
 
-NUMBER = "atelier.number"  # a trial's point
+NUMBER = "atelier.number"  # a trial's point number
 WORDS = "atelier.words"
 JOURNAL = "optuna.journal"
 SAMPLERS = ("tpe", "random")
@@ -59,10 +58,10 @@ AUTO = "auto"
 
 
 def sweep(session: Session, words: list[Override], settings: JsonObject, width: int) -> Sequence[FrozenTrial]:
-    """Run the study until it has `trials` points; the best trials."""
+    """Run the study until it has `trials` points. Returns the best trials."""
     search = Search(session, words, settings)
     if session.is_dry:
-        while search.ask() is not None:  # its proposals without any results
+        while search.ask() is not None:  # proposals without results
             pass
         return []
     session.drive(search.ask, search.tell, search.look, width)
@@ -72,7 +71,7 @@ def sweep(session: Session, words: list[Override], settings: JsonObject, width: 
 
 
 class OptunaSettings(TypedDict):
-    """`hydra.sweeper` of this sweeper; metric and direction are one word or several."""
+    """`hydra.sweeper` of this sweeper; metric and direction are single or lists."""
 
     metric: str | list[str]
     direction: str | list[str]
@@ -85,8 +84,8 @@ class OptunaSettings(TypedDict):
 
 
 class Search:
-    """An Optuna study whose trials are points of a sweep. Raises ConfigError for invalid settings and for a
-    journal that cannot be read.
+    """An Optuna study whose trials are points of a sweep. Raises ConfigError for invalid settings and an
+    unreadable journal.
     """
 
     def __init__(self, session: Session, words: list[Override], settings: JsonObject) -> None:
@@ -97,7 +96,7 @@ class Search:
         self.metrics = listed(settings["metric"])
         self.directions = self._directions()
         self.study = self._study()
-        self.sets: dict[str, tuple[str, str | None]] = {}  # by metric, the first point's held-out set
+        self.sets: dict[str, tuple[str, str | None]] = {}  # held-out set of the first point, by metric
         self.looked_at = ""
         self._restore()
         for known in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
@@ -108,7 +107,7 @@ class Search:
         self._again = [t for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
 
     def ask(self) -> SweepPoint | None:
-        """The next point: an unfinished one of an earlier call, else a new proposal; None when there are
+        """The next point: an unfinished one of an earlier call, else a new proposal; None if there are
         enough.
         """
         while True:
@@ -124,7 +123,7 @@ class Search:
             left = self.session.left([point])
             if left:
                 return left[0]
-            self.tell(point, Ending(DONE))  # it was made for another trial, or before
+            self.tell(point, Ending(DONE))  # finished for another trial, or earlier
 
     def tell(self, point: SweepPoint, ending: Ending) -> None:
         """Report a point's ending to the study. A point that the user stopped stays open."""
@@ -144,7 +143,7 @@ class Search:
             self.study.tell(trial, state=TrialState.PRUNED if ending.state == PRUNED else TrialState.FAIL)
 
     def trade_offs(self) -> list[str]:
-        """The Pareto front, a line per point: no other point is better in every metric."""
+        """The Pareto front, a line for each point: no other is better in every metric."""
         sign = sign_of(self.directions[0])
         front = sorted(self.study.best_trials, key=lambda trial: sign * trial.values[0])
         return [
@@ -154,8 +153,8 @@ class Search:
         ]
 
     def _problem(self, entry: PointEntry) -> str:
-        """Why a finished point's value is left out of the study: it was measured on another held-out set than
-        the first point's; '' when it is not left out.
+        """The reason to leave a finished point's value out of the study, or '': it was measured on another
+        held-out set than the first point's.
         """
         for metric in self._metrics_as(entry.metric):
             own = f"#{entry.number}", self.session.set_of(entry, metric)
@@ -176,7 +175,7 @@ class Search:
         return not trial.should_prune()
 
     def _prunes(self, point: SweepPoint) -> bool:
-        """Whether points are ended early. Raises ConfigError for prune=true where no values are recorded."""
+        """Whether points are pruned. Raises ConfigError for prune=true if no values are recorded."""
         place, given = "hydra.sweeper.prune", self.settings["prune"]
         if given not in (True, False, AUTO):
             raise ConfigError(place, f"is {given!r}", "give true, false or auto")
@@ -187,7 +186,7 @@ class Search:
         if problem and given is True:
             raise ConfigError(place, f"is true, but {problem}", "give auto or false, or one recorded metric")
         if problem:
-            self.session.say(f"no point is ended early: {problem}")
+            self.session.say(f"no point is pruned: {problem}")
         return not problem
 
     def _next(self) -> tuple[Trial | None, list[str]]:
@@ -203,7 +202,7 @@ class Search:
         return trial, self._words(trial)
 
     def _words(self, trial: Trial) -> list[str]:
-        """The overrides that the trial proposes. A key with a condition comes after the one it depends on."""
+        """The overrides that the trial proposes. Conditional keys come after the keys that they depend on."""
         chosen: dict[str, CategoricalChoiceType] = {}
         for key in sorted(self.space, key=lambda key: _plain(key) in self.conditions):
             wanted = self.conditions.get(_plain(key), {})
@@ -214,8 +213,8 @@ class Search:
         return [*self.fixed, *(f"{marks[key]}={value}" for key, value in chosen.items())]
 
     def _conditions(self) -> dict[str, dict[str, Json]]:
-        """By key, the values that other keys must have for it to be varied. Raises ConfigError for a key that
-        is not varied itself.
+        """For each key, values of other keys with which it is varied. Raises ConfigError for a key that is
+        not varied itself.
         """
         found: dict[str, dict[str, Json]] = {}
         varied = {_plain(key) for key in self.space}
@@ -224,7 +223,7 @@ class Search:
                 raise ConfigError(
                     "hydra.sweeper.only_if",
                     f"{key}: {wanted!r}",
-                    "give {optim.beta2: {optim: adamw}}, say",
+                    "give e.g. {optim.beta2: {optim: adamw}}",
                 )
             for one in (key, *wanted):
                 if one not in varied:
@@ -254,7 +253,7 @@ class Search:
         return [direction_of(metric, one) for metric, one in zip(self.metrics, given, strict=True)]
 
     def _study_name(self) -> str:
-        """Values of another metric or direction are another study."""
+        """The study's name: another metric or direction is another study."""
         if self.metrics == [""] and self.directions == [OF_CURVES[HELD_OUT_LOSS]]:
             return self.session.ledger.id
         return " ".join((self.session.ledger.id, *self.metrics, *self.directions))
@@ -288,9 +287,9 @@ class Search:
         )
 
     def _restore(self) -> None:
-        """Rebuild a study that is new or whose journal is missing from the points that are finished."""
+        """Rebuild a study that is new, or lost its journal, from the finished points."""
         done = [entry for entry in self.session.ledger.entries() if entry.state == DONE]
-        if self.metrics == [""]:  # points that were compared by another metric are proposed again
+        if self.metrics == [""]:  # points compared by another metric are proposed again
             done = [entry for entry in done if is_held_out_loss(entry.metric)]
         if not done or self.study.get_trials(deepcopy=False):
             return
@@ -306,15 +305,15 @@ class Search:
                 user_attrs={NUMBER: entry.number, WORDS: entry.words},
             )
             self.study.add_trial(trial)
-        if self.session.is_dry:  # it has no journal of its own
+        if self.session.is_dry:  # a dry run has no journal
             return
         number = len(self.study.get_trials(deepcopy=False))
         self.session.say(
-            f"{JOURNAL} had no such study: the study knows {number} points from the sweep's own files"
+            f"{JOURNAL} lacks this study; {number} points were restored from the sweep's own files"
         )
 
     def _params(self, words: Sequence[str]) -> dict[str, int | float | str] | None:
-        """The search-space values in a point's overrides; None when one lies outside the space."""
+        """The search-space values in a point's overrides; None if one is outside the space."""
         texts = {key: text for key, _, text in (word.partition("=") for word in words)}
         found: dict[str, int | float | str] = {}
         for key, space in self.space.items():
@@ -336,7 +335,7 @@ class Search:
         if not is_local(folder):
             raise ConfigError(
                 "ATELIER_ROOT",
-                f"{folder} is no folder of this machine",
+                f"{folder} is not a local folder",
                 "hydra/sweeper=grid works with any store",
             )
         path = str(local_path(join(folder, JOURNAL)))
@@ -346,7 +345,7 @@ class Search:
             raise ConfigError(
                 JOURNAL,
                 f"{path} cannot be read ({error})",
-                "move it away: the study begins again with the points that are finished",
+                "move it away; the study restarts with the finished points",
             ) from None
 
 
@@ -366,7 +365,7 @@ def distribution(override: Override) -> BaseDistribution:
         return FloatDistribution(float(value.start), float(value.end), log=is_log)
     if isinstance(value, RangeSweep | ChoiceSweep):
         return CategoricalDistribution(list(override.sweep_string_iterator()))
-    return CategoricalDistribution(list(override.sweep_string_iterator()))  # a glob over a group
+    return CategoricalDistribution(list(override.sweep_string_iterator()))  # for a glob over a group
 
 
 def _plain(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Picks the best of some runs, or of a sweep's points, by a metric."""
+"""Pick the best of some runs, or of a sweep's points, by a metric."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ FEWEST_DIGITS = 4
 
 @dataclass(frozen=True)
 class Candidate:
-    """A finished run or point: what it is called, its command line, what it made and its value."""
+    """A finished run or point: label, command line, artifacts and value."""
 
     label: str
     command: str
@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Picked:
-    """The candidates by value, the best first, and what they were compared by."""
+    """The candidates, the best first, and their metric."""
 
     metric: str
     direction: str
@@ -51,7 +51,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a sweep was compared by. `direction`: '' in the ledger of an earlier version."""
+    """The metric of a sweep. `direction`: '' in the ledger of an earlier version."""
 
     word: str
     metric: str
@@ -59,11 +59,11 @@ class Compared:
 
 
 def choose(store: Store, words: Sequence[str], metric: str, *, direction: str = "") -> Picked:
-    """Compare the finished runs and points that `words` name. Without `metric` they are compared as their
-    sweeps were; without `direction` in that of the sweeps, else as the metric declares.
+    """Compare the finished runs and points that `words` name. Defaults: the `metric` of their sweeps; the
+    `direction` of the sweeps, else the metric's.
 
-    Raises ConfigError for a word that names nothing and a metric that none of them has, that was measured on
-    different held-out sets, or of which no direction is known.
+    Raises ConfigError for a word that names nothing, and for a metric that none of them has, that was
+    measured on different held-out sets, or that has no known direction.
     """
     found: dict[str, Candidate] = {}
     sweeps: list[Compared] = []
@@ -91,20 +91,20 @@ def choose(store: Store, words: Sequence[str], metric: str, *, direction: str = 
 
 
 def _metric_of(sweeps: Sequence[Compared]) -> str:
-    """The metric by which all sweeps were compared. Raises ConfigError when there is none, or several."""
+    """The common metric of all sweeps. Raises ConfigError if there is none, or several."""
     first = next(iter(sweeps), None)
     if first is None:
-        raise ConfigError("--by", "what are they compared by?", "give --by student_a.eval_loss, say")
+        raise ConfigError("--by", "is required", "give e.g. --by student_a.eval_loss")
     for one in sweeps:
         if one.metric != first.metric:
             problem = f"{first.word} was compared by {first.metric}, {one.word} by {one.metric}"
-            raise ConfigError("pick", problem, f"give --by {first.metric}, say")
+            raise ConfigError("pick", problem, f"give e.g. --by {first.metric}")
     return first.metric
 
 
 def _direction_of(metric: str, sweeps: Sequence[Compared]) -> str:
-    """The direction in which the sweeps were compared by `metric`, else the declared one. Raises ConfigError
-    when there is none, or several.
+    """The direction in which the sweeps were compared by `metric`, else its declared one. Raises ConfigError
+    if there is none, or several.
     """
     found = {one.direction: one.word for one in sweeps if one.metric == metric and one.direction}
     if len(found) > 1:
@@ -118,15 +118,15 @@ def _end(direction: str) -> str:
 
 
 def _named(store: Store, word: str) -> tuple[list[Candidate], Compared | None]:
-    """The finished candidates that a sweep's id, a run's id or the beginning of one names, and what a sweep
-    was compared by.
+    """The finished candidates of a sweep or run, named by its id or the beginning of one, and the sweep's
+    metric.
     """
     sweeps = _meant(names(join(store.root, FOLDER)), word)
     there = {manifest.id: manifest for manifest in manifests(store)}
     runs = _meant(there, word)
     if len(sweeps) + len(runs) > 1:
         raise ConfigError(
-            "pick", f"{word!r} is the beginning of {len(sweeps) + len(runs)}", "give more of it"
+            "pick", f"{len(sweeps) + len(runs)} sweeps and runs begin with {word!r}", "give more digits"
         )
     if sweeps:
         ledger = Ledger(store, sweeps[0])
@@ -161,7 +161,7 @@ def _point(flow: str, entry: PointEntry) -> Candidate:
 
 
 def _way_out(store: Store, candidates: Sequence[Candidate]) -> str:
-    """The metrics that there are, as the hint of an error."""
+    """The existing metrics, as an error's way out."""
     there: dict[str, None] = {}
     for row in candidates[0].rows if candidates else ():
         record = store.find(row.kind, row.fingerprint)

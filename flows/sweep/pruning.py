@@ -1,5 +1,5 @@
-"""Values of the sweep's metric while a point is trained, polled from the store: points are pruned by them.
-Any process with access to the store can read them, wherever the gang runs.
+"""Poll the sweep's metric from the store while a point trains, to prune points. Any process with access to
+the store can do this, wherever the training runs.
 """
 
 import threading
@@ -18,7 +18,7 @@ Look = Callable[[SweepPoint, int, float], bool]  # a step and the metric's value
 
 
 def curve_of(point: SweepPoint, name: str) -> tuple[SegmentAddress, ...]:
-    """The segments of the trajectory of the role or model `name` ('' = the last one trained); () for none."""
+    """The trajectory segments of the role or model `name` ('' = the last one trained), or ()."""
     found: tuple[SegmentAddress, ...] = ()
     for node in point.nodes:
         if node.task != "train":
@@ -33,7 +33,7 @@ def curve_of(point: SweepPoint, name: str) -> tuple[SegmentAddress, ...]:
 
 
 def unrecorded(point: SweepPoint, metric: str) -> str:
-    """Why the metric `<model>.<word>` has no values while the point trains; '' when it has."""
+    """Why the metric `<model>.<key>` has no values during training; '' if it has."""
     name, _, word = metric.rpartition(".")
     if word not in RECORDED:
         return f"training does not record {metric}"
@@ -41,7 +41,7 @@ def unrecorded(point: SweepPoint, metric: str) -> str:
 
 
 def recorded(point: SweepPoint, metric: str) -> dict[int, float]:
-    """The values of the metric `<model>.<word>` in a point's curve so far, by step."""
+    """The values of the metric `<model>.<key>` in a point's curve so far, by step."""
     found: dict[int, float] = {}
 
     def note(_: SweepPoint, step: int, value: float) -> bool:
@@ -53,8 +53,8 @@ def recorded(point: SweepPoint, metric: str) -> dict[int, float]:
 
 
 class CurveWatch:
-    """Calls `look` for every value of the metric `<model>.<word>` in a point's curve once, in order;
-    `is_hopeless` when it returned False before the training's last step: a finished training is not stopped.
+    """Calls `look` once for every value of the metric `<model>.<key>` in a point's curve, in order.
+    `is_hopeless`: it returned False before the last step: a finished training is not stopped.
     """
 
     def __init__(self, point: SweepPoint, metric: str, look: Look) -> None:
@@ -68,7 +68,7 @@ class CurveWatch:
         self.is_hopeless = False
 
     def go_on(self) -> bool:
-        """Pass new values to `look`; False once the point is to be pruned."""
+        """Pass new values to `look`. Returns False if the point is to be pruned."""
         self._reader.read()
         lines, self._reader.pending = self._reader.pending, []
         for line in sorted(lines, key=lambda line: line["step"]):
@@ -80,7 +80,7 @@ class CurveWatch:
 
 
 class CurveWatchThread:
-    """Polls beside a run of this process and sets `stop` when the point is to be pruned."""
+    """Polls beside a run of this process and sets `stop` if the point is to be pruned."""
 
     def __init__(self, looking: CurveWatch, stop: threading.Event) -> None:
         self._looking, self._stop = looking, stop
@@ -107,4 +107,4 @@ class CurveWatchThread:
                     return
         except Exception as error:
             self._error = error
-            self._stop.set()  # the point could no longer be pruned
+            self._stop.set()  # the point can no longer be pruned

@@ -1,6 +1,4 @@
-"""The report of a sweep: gathered from its ledger, kept in its folder, shown in MLflow and on the Prefect
-page.
-"""
+"""The report of a sweep: collected from its ledger, stored in its folder, shown in MLflow and Prefect."""
 
 import base64
 import shlex
@@ -17,7 +15,7 @@ from atelier.infra.report.sweep_report import said_of_laws, to_markdown, write_s
 from atelier.infra.store.run_manifest import measured
 
 FOLDER = "report"
-BUDGETS = (1, 10, 100)  # times the FLOPs of the largest training, for which the report names the best model
+BUDGETS = (1, 10, 100)  # multiples of the largest training's FLOPs; the report names the best model for each
 
 
 def content_of(session: Session) -> SweepContent:
@@ -57,7 +55,7 @@ def content_of(session: Session) -> SweepContent:
 
 
 def trainings(rows: list[SweepRow]) -> list[Trained]:
-    """The points for scaling laws; of older ones the batch is not known."""
+    """The points for scaling laws; older ones lack the batch."""
     found = []
     for row in rows:
         params, tokens = (int(row.facts.get(name, 0)) for name in ("params", "tokens"))
@@ -68,8 +66,8 @@ def trainings(rows: list[SweepRow]) -> list[Trained]:
 
 
 def show(session: Session, *, is_failed: bool) -> list[str]:
-    """Write the report, show it in MLflow and on the Prefect page, and return lines that say its laws and
-    its addresses. An unavailable server costs only its page.
+    """Write the report, show it in MLflow and Prefect, and return lines with its laws and addresses. An
+    unavailable server costs only its page.
     """
     content, best = content_of(session), session.best()
     folder = _folder(session)
@@ -82,9 +80,9 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
     tracker, pool = some.frozen.tracker, some.frozen.pool
     text = to_markdown(content)
     if tracker.kind == "mlflow":
-        from atelier.infra.tracking.direct import PlottedPoint, show_sweep  # MLflow: two seconds
+        from atelier.infra.tracking.direct import PlottedPoint, show_sweep  # late: MLflow, two seconds
 
-        with suppress(Exception):  # a page is only for display
+        with suppress(Exception):  # the page is only for display
             pages = show_sweep(
                 tracker.uri,
                 session.store,
@@ -107,7 +105,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
             )
             places += [f"{name:<8} {url}" for name, url in pages.items()]
     if pool.is_served:
-        from atelier.infra.stack.prefect_api import put_markdown  # Prefect
+        from atelier.infra.stack.prefect_api import put_markdown  # late: Prefect
 
         for picture in paths:
             if picture.suffix == ".png":
@@ -120,7 +118,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
 
 
 def _trajectories(session: Session) -> list[str]:
-    """Fingerprints of the trainings that the points are compared by."""
+    """Fingerprints of the trainings with the compared metric."""
     found: dict[str, None] = {}
     for entry in session.ledger.entries():
         there = measured(session.store, entry.rows, entry.metric)

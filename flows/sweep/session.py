@@ -1,6 +1,4 @@
-"""One call of `atelier <flow> -m ...`: the object that Hydra's sweepers and launchers call, and the results
-that it reports.
-"""
+"""One call of `atelier <flow> -m ...`: the object that Hydra's sweepers call, and its results."""
 
 import importlib
 import shlex
@@ -45,14 +43,14 @@ if TYPE_CHECKING:
 
 
 FACTS = ("params", "tokens", "step", "started_at")
-ARRAY = "slurm"  # the launcher whose points are elements of a job array
-MADE = ("key", "name", "model", "kind", "fingerprint")  # of a row of a manifest
+ARRAY = "slurm"  # the launcher that runs points in a job array
+MADE = ("key", "name", "model", "kind", "fingerprint")  # keys of a manifest's row
 POOL_WHEN_BLANK = {"prefect": "pool=local", "slurm": "pool=slurm"}
 
 
 def direction_of(metric: str, given: str) -> str:
-    """The direction that was given, else the one that the metric declares ('' = the held-out loss). Raises
-    ConfigError for another word, and where none is given or declared.
+    """The given direction, else the metric's declared one ('' = the held-out loss). Raises ConfigError for
+    another word, and if none is given or declared.
     """
     place = "hydra.sweeper.direction"
     if given and given not in DIRECTIONS:
@@ -80,7 +78,7 @@ class Session:
     command: str
     run_here: RunHere
     say: Callable[[str], None] = print
-    launcher: str = ""  # Hydra's, as it was given
+    launcher: str = ""  # Hydra's launcher, if given
     is_dry: bool = False
     metric: str = ""
     direction: str = "minimize"
@@ -89,7 +87,7 @@ class Session:
     _sets: dict[tuple[int, str], str | None] = field(default_factory=dict)
 
     def __call__(self, config: "DictConfig") -> float | None:
-        """Run a job of a launcher that is not Atelier's in this process; the point's value."""
+        """Run a job of a foreign launcher in this process. Returns the point's value."""
         from hydra.core.hydra_config import HydraConfig
 
         [point] = self.enter([list(HydraConfig.get().overrides.task)])
@@ -101,8 +99,8 @@ class Session:
         return self.value(point)
 
     def compare(self, metric: str, direction: str) -> None:
-        """Set the metric that points are compared by; direction '' = as the metric declares. Raises
-        ConfigError for an unknown direction, and where none is given or declared.
+        """Set the metric that compares points; direction '' = the metric's declared one. Raises ConfigError
+        for an unknown direction, and if none is given or declared.
         """
         self.metric, self.direction = metric, direction_of(metric, direction)
 
@@ -120,16 +118,14 @@ class Session:
     def choose(
         self, kind: str, words: list[Override], settings: JsonObject, width: int
     ) -> "Sequence[FrozenTrial] | Sequence[float | None]":
-        """Run a sweep whose points `atelier.flows.sweep.<kind>` chooses; the best trials, or the values."""
+        """Run a sweep with points chosen by `atelier.flows.sweep.<kind>`. Returns best trials, or values."""
         self.compare(*(listed(settings[name])[0] for name in ("metric", "direction")))
         return importlib.import_module(f"atelier.flows.sweep.{kind}").sweep(self, words, settings, width)
 
     # points
 
     def enter(self, jobs: Sequence[Sequence[str]]) -> list[SweepPoint]:
-        """Enter the points of these jobs into the ledger; every one is validated before the first gets a
-        number.
-        """
+        """Enter the points of these jobs into the ledger, after validating all of them."""
         wanted = [words_of(job) for job in jobs]
         frozen = composed(self.flow, wanted)
         blank = POOL_WHEN_BLANK.get(self.launcher, "")
@@ -142,7 +138,7 @@ class Session:
             wanted = [(*words, blank) for words in wanted]
             frozen = composed(self.flow, wanted)
         if self.launcher == ARRAY:
-            from atelier.flows.sweep.job_array import check_fits  # here: no other sweep has a batch system
+            from atelier.flows.sweep.job_array import check_fits  # late: only for batch systems
 
             for one in frozen:
                 check_fits(one, self.store)
@@ -157,7 +153,7 @@ class Session:
         return found
 
     def _check_metric(self, nodes: Sequence[Node]) -> None:
-        """Raise ConfigError when no point makes what the metric is of."""
+        """Raises ConfigError if no point makes the metric's model."""
         name = self.metric.rpartition(".")[0]
         products = [(node, key, product) for node in nodes for key, product in node.products.items()]
         if not name or not products:
@@ -169,7 +165,7 @@ class Session:
             raise ConfigError("hydra.sweeper.metric", f"no {name} in this sweep", f"there is {there}")
 
     def left(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
-        """The unfinished points, each once, with the companion students that are trained in their gangs."""
+        """The unfinished points, each once, with the companion students that train with them."""
         left: dict[int, SweepPoint] = {}
         for point in points:
             if point.is_finished():
@@ -200,7 +196,7 @@ class Session:
         return point.value(self.metric_of(point))
 
     def _describe(self, entry: PointEntry, point: SweepPoint) -> None:
-        """Write to the entry what the point made and the facts of the model that is compared."""
+        """Write the point's artifacts and the compared model's facts to the entry."""
         entry.metric, entry.value = self.metric_of(point), self.value(point)
         entry.direction = self.direction
         entry.made = [row.model_dump(include={*MADE}) for row in point.rows]
@@ -208,11 +204,11 @@ class Session:
         entry.facts = {word: value for word, value in found.items() if value is not None}
 
     def metric_of(self, point: SweepPoint) -> str:
-        """The metric that was given, else the held-out loss of the model that the sweep varies."""
+        """The given metric, else the held-out loss of the varied model."""
         return self.metric or f"{self.model_of(point)}.{EVAL_LOSS}".lstrip(".")
 
     def model_of(self, point: SweepPoint) -> str:
-        """The role that the metric names, or the swept keys; else the last one that is trained."""
+        """The role named by the metric or the swept keys; else the last one trained."""
         if "." in self.metric:
             return self.metric.rpartition(".")[0]
         trained = [role for node in point.nodes if node.task == "train" for role in node.products]
@@ -224,7 +220,7 @@ class Session:
 
     def drive(self, ask: Ask, tell: Tell, look: Look | None, width: int, most: int = 0) -> None:
         """Run all points of `ask`: in this process, on the configuration's pool or in job arrays, `width` at
-        once, 0 = as many as there is room for. `most` is an upper bound of their number; 0 = unknown.
+        once, 0 = no limit. `most`: upper bound of their number, 0 = unknown.
         """
         first = ask()
         if first is None:
@@ -238,7 +234,7 @@ class Session:
 
         executor = Executor(self.ledger, self.say, self.run_here, metric=self.metric_of(first))
         if self.launcher == ARRAY:
-            from atelier.flows.sweep.job_array import ArrayExecutor  # here: no other sweep has a batch system
+            from atelier.flows.sweep.job_array import ArrayExecutor  # late: only for batch systems
 
             check_launcher(pool, self.store.root)
             executor.width = most or width or gangs_at_once(pool)
@@ -246,7 +242,7 @@ class Session:
             ArrayExecutor(executor, give, tell, look, batch, width if most else 0).run()
         elif pool.is_served:
             join_stack(self.store.root)
-            from atelier.flows.deployments.submit import ready  # Prefect: 1.5 s that no sweep here waits for
+            from atelier.flows.deployments.submit import ready  # late: Prefect, 1.5 s
 
             executor.code = ready(first.frozen, self.store)
             executor.width = width or gangs_at_once(pool)
@@ -255,7 +251,7 @@ class Session:
             executor.drive(give, tell, look)
 
     def tell(self, point: SweepPoint, ending: Ending) -> None:
-        """Write how a point ended to the ledger, and print it."""
+        """Write a point's ending to the ledger, and print it."""
         entry = self.ledger.entry(point.number)
         entry.state, entry.error, entry.ended = ending.state, ending.error, time.time()
         self._describe(entry, point)
@@ -268,8 +264,8 @@ class Session:
     # results
 
     def revalue(self) -> None:
-        """Give the points of earlier calls, which may have been compared by another metric, the value and the
-        direction of this call's.
+        """Give the points of earlier calls, which may have used another metric, this call's value and
+        direction.
         """
         for entry in self.ledger.entries():
             metric = self._metric_now(entry)
@@ -281,13 +277,13 @@ class Session:
             self.ledger.write(entry)
 
     def _metric_now(self, entry: PointEntry) -> str:
-        """The metric by which this call compares a point, also one of an earlier call alone."""
+        """The metric by which this call compares a point, also one of an earlier call."""
         if self.metric or is_held_out_loss(entry.metric) or not self.points:
             return self.metric or entry.metric
         return self.metric_of(self.points.get(entry.number) or next(iter(self.points.values())))
 
     def unranked(self) -> str:
-        """Why the finished points cannot be ranked, and what to do; '' when they can."""
+        """Why the finished points cannot be ranked, with a way out; '' if they can."""
         valued, done = self._valued(), [one for one in self.ledger.entries() if one.state == DONE]
         if done and not valued:
             return f"no point has a {done[0].metric}; give another hydra.sweeper.metric"
@@ -295,7 +291,7 @@ class Session:
         return f"{problem}; {WAY_OUT}" if problem else ""
 
     def set_of(self, entry: PointEntry, metric: str) -> str | None:
-        """The held-out set that a finished point's metric was measured on; None when it has none."""
+        """The held-out set of a finished point's metric, or None."""
         key = entry.number, metric
         if key not in self._sets:
             there = measured(self.store, entry.rows, metric)
@@ -308,7 +304,7 @@ class Session:
         return [e for e in self.ledger.entries() if e.state == DONE and e.value is not None]
 
     def best(self) -> PointEntry | None:
-        """The finished point with the best value; None where their values cannot be ranked."""
+        """The finished point with the best value; None if the values cannot be ranked."""
         done = [] if self.unranked() else self._valued()
         sign = sign_of(self.direction)
         return min(done, key=lambda entry: sign * (entry.value or 0.0), default=None)

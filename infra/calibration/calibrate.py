@@ -116,7 +116,7 @@ def _training(one: Probe, url: Path) -> Training:
 
 
 def random_tokens(folder: Path) -> str:
-    """Write an artifact of random tokens; returns its address."""
+    """Write an artifact of random tokens. Returns its address."""
     generator, files = np.random.default_rng(1), {}
     for split, size in (("train", NUM_TOKENS), ("held_out", NUM_TOKENS // 20)):
         files[f"{split}.bin"] = generator.integers(0, VOCAB, size=size).astype("<u2").tobytes()

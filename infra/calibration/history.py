@@ -69,7 +69,7 @@ def _measured(chain: Sequence[list[tuple[str, str]]]) -> MeasuredSteps | None:
     lines = [line for files in chain for line in merge(files)]
     device = lines[-1].get("device", CPU) if lines else CPU
     timings = [line.get("timing", {}) for line in lines if line.get("device", CPU) == device]
-    timings = [timing for timing in timings if "tokens_per_s" in timing]  # not of a step that was left out
+    timings = [timing for timing in timings if "tokens_per_s" in timing]  # without skipped steps
     share = effective(time_spent(files) for files in chain)
     if not timings or share is None:
         return None
@@ -90,7 +90,7 @@ def _files(url: str) -> list[tuple[str, str]]:
 
 
 POOLS = "pools"
-MOST = 20  # measurements of a pool that count: the newest
+MOST = 20  # number of measurements of a pool that count, the newest
 HERE = "here"
 TIMES = ("planned_s", "measured_s", "ended")  # numbers of a measurement
 
@@ -117,9 +117,7 @@ def record_measurement(store: Store, pool: str, fingerprint: str, measurement: M
 
 
 def facts(root: str, pool: Pool) -> Pool:
-    """The pool with calibrated facts filled in where its file says auto: those of CPUs, which alone are
-    calibrated.
-    """
+    """The pool with calibrated facts in place of auto. Only CPU pools are calibrated."""
     pool = with_half(pool)
     if not pool.is_cpu:
         return pool
@@ -136,7 +134,7 @@ def facts(root: str, pool: Pool) -> Pool:
 
 
 def with_half(pool: Pool) -> Pool:
-    """The pool with `half` filled in; its CPUs are assumed to be like this machine's."""
+    """The pool with `half` filled in; its CPUs are assumed to equal this machine's."""
     if pool.half != "auto":
         return pool
     return pool.model_copy(update={"half": has_half() if pool.is_cpu else True})

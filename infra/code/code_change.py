@@ -1,8 +1,8 @@
-"""What differs between two code maps. Code that was only moved and renamed counts as unchanged.
+"""Compare two code maps. Code that was only moved and renamed counts as unchanged.
 
-moved_code.yaml holds, for one such move, the digest of every file before it, the files that its content went
-to, and the digest of every file after it. A code map from before the move is translated: a file with the
-digest in the table counts as the files that it became.
+moved_code.yaml describes one such move: the digest of every file before it, the files that got its content,
+and the digest of every file after it. A code map from before the move is translated: a file with a digest in
+the table counts as the files that it became.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 TABLE = Path(__file__).with_name("moved_code.yaml")
 Map = dict[str, dict[str, str]]  # file -> function, Class, Class.method or '' (the rest) -> digest
 Entry = Mapping[str, str] | str  # of a code map: digests of a file's parts, or of the file as in records
-OTHER = ""  # an entry that equals no file's
+OTHER = ""  # an entry that differs from every file's
 
 
 def digest_of(code: Map) -> str:
@@ -59,15 +59,15 @@ def read_moved(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> Mapping[st
     it.
     """
     if not old:
-        return old  # a map that is lost or damaged is no code
+        return old  # the map is lost or damaged
     before, after = _table()
     is_same = {file: _file_digest(file, entry) == before.get(file, [""])[0] for file, entry in old.items()}
     if not all(is_same.values()) and not any(file in before and file not in after for file in old):
-        return old  # from after the move
+        return old  # the map is from after the move
     went_to = {file: before.get(file, [""])[1:] for file in old}
     result: dict[str, Entry] = {}
     for file, entry in new.items():
-        # none: reached since a file was merged into it; who imports it for another reason has changed itself
+        # none: reached because a file was merged into it; otherwise its importer has changed
         came_from = [name for name in old if file in went_to[name]]
         if came_from or file in after:
             as_was = _file_digest(file, entry) == after.get(file) and all(is_same[name] for name in came_from)
@@ -81,7 +81,7 @@ def read_moved(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> Mapping[st
 @cache
 def _table() -> tuple[dict[str, list[str]], dict[str, str]]:
     """Before: file -> its digest and the files that it became. After: file -> its digest."""
-    import yaml  # here: few processes meet a map made before the move
+    import yaml  # late: few processes read a map from before the move
 
     found = yaml.load(TABLE.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {file: line.split() for file, line in found["before"].items()}, found["after"]

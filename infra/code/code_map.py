@@ -1,9 +1,9 @@
-"""Code maps, the code that a result depends on: file -> digests of its functions and of the rest.
+"""Code maps: the code that a result depends on, as file -> digests of its functions and of the rest.
 
-A map covers the engine's files reached by static imports from what a task runs, including the kinds of its
-roles; without code that does not change results or only their floating-point bits (parallel/, checkpoints,
-storage), configuration plumbing and errors. It is the same for every layout. Digests are of syntax trees
-without docstrings, comments and the order of imports.
+A map covers the engine's files that are reached by static imports from a task's modules and the kinds of its
+roles. It leaves out code that does not change results, or only their floating-point bits (parallel/,
+checkpoints, storage), configuration plumbing and error checks. It is the same for every layout. Digests are
+of syntax trees without docstrings, comments and the order of imports.
 """
 
 import ast
@@ -87,7 +87,7 @@ LEFT_OUT = (
     *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
 )
 TRAINED = ("train", "finetune")
-RIVALS = ("engine/inference/rivals.py",)  # of scored heads
+RIVALS = ("engine/inference/rivals.py",)  # for scored heads
 FAMILIES = tuple(
     f"engine/config/family/{path.name}" for path in sorted((PROJECT / "engine/config/family").glob("*.py"))
 )
@@ -128,7 +128,7 @@ def training_map(
     extensions: Iterable[str] = (),
 ) -> Map:
     """Code map of training the role `name`: loop, data, and the kinds of the role and its teachers.
-    `extensions`: whose keys are part of its identity.
+    `extensions`: those whose keys are in its identity.
     """
     kinds: set[str] = set()
     hooks = {f"{EXTENSIONS}{extension}/hook.py" for extension in extensions}
@@ -140,14 +140,14 @@ def training_map(
         kinds.update(*(_objective_kinds(objective) for objective in role.objective.values()))
         waiting += role.teachers
     behind = (role for role in roles.values() if role.teacher == name and role.delay)
-    # its checkpoints keep what these learn from
+    # its checkpoints keep the outputs that these learn from
     hooks |= {f"{EXTENSIONS}{extension}/hook.py" for role in behind for extension in role.extensions}
     hooks = {file for file in hooks if (project / file).exists()}
     return code_map((*ROOTS[task], *sorted(hooks)), kinds, project)
 
 
 def hooks_map(extensions: Iterable[str], project: Path = PROJECT) -> Map:
-    """Code map of what extensions do in a layout: it is part of no result, as other code of layouts."""
+    """Code map of layout extensions. Like other layout code it is in no result's map."""
     files = [f"{EXTENSIONS}{name}/{file}.py" for name in sorted(extensions) for file in ("hook", "weights")]
     return code_map([file for file in files if (project / file).exists()], project=project)
 
@@ -159,7 +159,7 @@ def model_kinds(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _objective_kinds(objective: ObjectiveSpec) -> set[str]:
-    """An objective's own, that of its rows, and whose term it is."""
+    """The objective's kind, the kind of its rows, and the kind of which it is a term."""
     found = {f"objective/{objective.kind}", f"data/datasets/{type(objective).reads}"}
     return found | ({f"objective/{type(objective).term}"} if type(objective).term else set())
 
@@ -210,7 +210,7 @@ def maps_of(node: Node) -> dict[str, Map]:
 
 
 def _kinds_read(node: Node) -> set[str]:
-    """Kinds that a node which trains nothing makes or reads: of models, conversions, objectives and rows."""
+    """Kinds (models, conversions, objectives, rows) used by a node without training."""
     found = set(node.kinds)
     if rule := section_of(node.config.get("rule", {})).get("kind"):
         found.add(f"conversion/{rule}")
@@ -222,7 +222,7 @@ def _kinds_read(node: Node) -> set[str]:
 
 
 def sources_of(maps: Mapping[str, Map], project: Path = PROJECT) -> dict[str, str]:
-    """Content digests of the maps' files as they were read: engine/io/source_check.py compares them."""
+    """Content digests of the maps' files when they were read, for engine/io/source_check.py."""
     return {file: _read[project / file].content for code in maps.values() for file in code}
 
 
@@ -244,13 +244,13 @@ def _kinds(group: str) -> frozenset[str]:
 
 @cache
 def _file(module: str, project: Path) -> str:
-    """The file of an engine module; '' when there is none (an imported name that is no module)."""
+    """The file of an engine module; '' if there is none (an imported name that is not a module)."""
     place = module.replace(".", "/")
     return next((each for each in (f"{place}.py", f"{place}/__init__.py") if (project / each).exists()), "")
 
 
 def _absolute(module: str, file: str) -> str:
-    """The module that `module`, as it is imported in `file`, means: `..blocks` in engine/model/gpt.py is
+    """The absolute name of `module` as imported in `file`: `..blocks` in engine/model/gpt.py is
     engine.blocks.
     """
     dots = len(module) - len(module.lstrip("."))
@@ -258,7 +258,7 @@ def _absolute(module: str, file: str) -> str:
     return ".".join([*above, *filter(None, [module[dots:]])])
 
 
-_read: dict[Path, SourceFile] = {}  # this process runs the code as it was first read
+_read: dict[Path, SourceFile] = {}  # this process runs the code that it first read
 
 
 def _source(path: Path, known: Cache) -> SourceFile:
@@ -267,13 +267,13 @@ def _source(path: Path, known: Cache) -> SourceFile:
         try:
             _read[path] = _by_content(path.read_bytes(), known)
         except SyntaxError as error:
-            raise ConfigError(f"{path}:{error.lineno}", error.msg, "mend it") from None
+            raise ConfigError(f"{path}:{error.lineno}", error.msg, "correct it") from None
     return _read[path]
 
 
 def check_unread_changes() -> None:
-    """Raise ConfigError when a file was changed since this process, of a notebook, say, read it: it would
-    answer for the code as it was.
+    """Raises ConfigError if a file changed since this process (such as a notebook) read it: answers would be
+    about the old code.
     """
     for path, source in _read.items():
         if not path.exists() or source_digest(path.read_bytes()) != source.content:

@@ -50,7 +50,7 @@ def thaw(root: str, digest: str, base: Path) -> Path:
     Raises ConfigError when the store has no such code, DamageError when its content is wrong.
     """
     if not DIGEST.fullmatch(digest):
-        raise ConfigError("code", f"{digest[:40]!r} is no digest", "leave it blank for the code as it is now")
+        raise ConfigError("code", f"{digest[:40]!r} is not a digest", "leave it blank for the present code")
     folder = base / digest
     if (folder / PACKAGE / NOTE).exists():
         return folder
@@ -58,10 +58,10 @@ def thaw(root: str, digest: str, base: Path) -> Path:
         packed = read_bytes(_place(root, digest))
     except FileNotFoundError:
         raise ConfigError(
-            "code", f"{root} has no code {digest}", "leave it blank for the code as it is now"
+            "code", f"{root} has no code {digest}", "leave it blank for the present code"
         ) from None
     if _digest(packed) != digest:
-        raise DamageError(f"{_place(root, digest)}: its content does not have its digest")
+        raise DamageError(f"{_place(root, digest)}: its content does not match its digest")
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = base / f".{digest}.{uuid.uuid4().hex[:8]}"
     fresh.mkdir(mode=0o700)
@@ -69,7 +69,7 @@ def thaw(root: str, digest: str, base: Path) -> Path:
         _unpack(packed, fresh)
         os.rename(fresh, folder)
     except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
-        raise DamageError(f"{_place(root, digest)}: is no code of Atelier ({error})") from None
+        raise DamageError(f"{_place(root, digest)}: is not code of Atelier ({error})") from None
     except OSError:
         if not (folder / PACKAGE / NOTE).exists():  # else another process was first
             raise
@@ -108,14 +108,14 @@ def _unpack(packed: bytes, folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
         for member in archive:
             if not member.isreg():
-                raise ValueError(f"{member.name!r} is no plain file")
+                raise ValueError(f"{member.name!r} is not a regular file")
             archive.extract(member, folder, filter="data")
     if (folder / NOTE).is_file():
         raise ConfigError(
-            "code", "was frozen by an Atelier whose modules had other names", "submit it again: it goes on"
+            "code", "was frozen by a version with other module names", "submit it again to continue"
         )
     if not (folder / PACKAGE / NOTE).is_file():
-        raise ValueError(f"it has no {NOTE}")
+        raise ValueError(f"it lacks {NOTE}")
 
 
 def _digest(packed: bytes) -> str:

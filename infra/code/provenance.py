@@ -29,7 +29,7 @@ def _git(*arguments: str) -> str:
 
 
 def version() -> str:
-    """Atelier's."""
+    """Atelier's version."""
     try:
         return f"atelier {metadata.version('atelier-lm')}"
     except metadata.PackageNotFoundError:  # run from a checkout

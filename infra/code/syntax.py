@@ -1,5 +1,5 @@
-"""What a source file imports, and digests of its functions and classes by their syntax: without docstrings,
-comments, the order of imports, the words of errors and of fields' descriptions.
+"""Imports of a source file, and digests of its functions and classes by syntax: without docstrings, comments,
+the order of imports, error messages and descriptions of fields.
 """
 
 import ast
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import TypeAlias
 
-# a node of a syntax tree, or what a field of one holds
+# a node of a syntax tree, or the value of its field
 TreePart: TypeAlias = (
     "ast.AST | Sequence[TreePart] | str | bytes | int | float | complex | bool | EllipsisType | None"
 )
@@ -85,7 +85,7 @@ def _text(node: TreePart) -> str:
 
 
 def _name(call: ast.Call) -> str:
-    """Of what is called, without what it is an attribute of."""
+    """Name of the called function, without its prefix."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The database of a cluster. At the first start it makes roles and databases, at every one it sets their passwords.
-# The superuser has no password and no way in but the socket; each server reaches its own databases alone.
+# The database of a cluster. The first start creates roles and databases; every start sets their passwords.
+# The superuser has no password and can connect only through the socket; each server reaches only its own databases.
 set -eu
 umask 077
 bin=/usr/lib/postgresql/15/bin
@@ -20,7 +20,7 @@ CREATE DATABASE mlflow OWNER mlflow;
 
 CREATE DATABASE mlflow_users OWNER mlflow;
 SQL
-  mv /data/new "$PGDATA"  # whole or not at all
+  mv /data/new "$PGDATA"  # atomic
 fi
 printf '%s\n' 'local all atelier peer' 'host prefect prefect samenet scram-sha-256' \
   'host mlflow,mlflow_users mlflow samenet scram-sha-256' >"$PGDATA/pg_hba.conf"

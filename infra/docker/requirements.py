@@ -1,4 +1,4 @@
-"""What an image installs, of pyproject.toml: `control` all but torch, which the images of workers add."""
+"""Print an image's requirements from pyproject.toml: `control` has all but torch, which worker images add."""
 
 import sys
 import tomllib

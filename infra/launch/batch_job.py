@@ -121,7 +121,7 @@ def start_gang(
         except PausedError as error:
             if not followed.has_moved:
                 raise
-            on_message({"warning": f"{error}; another job goes on from there"})
+            on_message({"warning": f"{error}; another job continues from there"})
 
 
 class _Followed:
@@ -222,8 +222,8 @@ class _Followed:
         if self.problems:
             return from_line(self.problems[-1])
         if standing.is_cancelled:
-            return StoppedError(f"{standing.text}; it has stopped at a checkpoint")
+            return StoppedError(f"{standing.text}; it stopped at a checkpoint")
         if end is not None:
-            return PausedError(f"{standing.text}; it has stopped at a checkpoint")
+            return PausedError(f"{standing.text}; it stopped at a checkpoint")
         words = self.batch.last_words(job)
         return AtelierError("\n".join([f"{self.gang.name}: {standing.text}", *([words] if words else [])]))

@@ -206,7 +206,7 @@ def fork_server(root: str) -> ForkServer | None:
 
 @atexit.register
 def close() -> None:
-    """End the fork servers; the processes they forked go on."""
+    """Stop the fork servers; processes that they forked continue."""
     with _lock:
         for server in _servers.values():
             server.close()

@@ -1,4 +1,4 @@
-"""GPUs of this machine: what their driver says there is, and those that a command may use, by names that mean
+"""GPUs of this machine: those that the driver reports, and those that a command may use, with names that mean
 the same in every process.
 """
 
@@ -17,7 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASK = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 ASK_NAMES = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 ASK_AMD = ("rocm-smi", "--showproductname", "--json")
-MODULE = Path("/proc/driver/nvidia/gpus")  # where a container has the devices but not nvidia-smi
+MODULE = Path("/proc/driver/nvidia/gpus")  # for containers with the devices but without nvidia-smi
 ANSWER_S = 60.0  # without persistence mode the driver takes seconds to load
 UUID = re.compile(r"GPU-[0-9a-fA-F-]+")
 GIVEN = re.compile(r"(GPU|MIG)-[0-9a-zA-Z/-]+|[0-9]+")
@@ -44,7 +44,7 @@ def visible(count: int) -> list[str]:
 
 
 def _named(word: str, known: list[str] | None) -> str:
-    """The GPU that an entry of CUDA_VISIBLE_DEVICES means; '' for none."""
+    """The GPU of an entry of CUDA_VISIBLE_DEVICES, or ''."""
     if not GIVEN.fullmatch(word) or known is None or word.startswith("MIG-"):
         return word if GIVEN.fullmatch(word) else ""
     if word.isdecimal():
@@ -62,15 +62,15 @@ def _uuids() -> list[str] | None:
 
 
 def check_gpus(pool: Pool) -> None:
-    """Ask the driver. Raises ConfigError when this machine has no GPU, or none of the pool's type."""
+    """Ask the driver. Raises ConfigError if this machine has no GPU of the pool's type."""
     if pool.is_cpu:
         return
-    _ = pool.device  # raises ConfigError for a type of which nothing is known
+    _ = pool.device  # raises ConfigError for an unknown type
     found = gpu_names()
     if not found:
         raise ConfigError(
             "pool.gpu",
-            f"is {pool.gpu}, but this machine has no GPU that nvidia-smi or rocm-smi finds",
+            f"is {pool.gpu}, but this machine has no GPU that nvidia-smi or rocm-smi reports",
             "pool=here computes on CPUs; `atelier plan` takes any pool",
         )
     if not any(is_device(pool.gpu, name) for name in found):
@@ -81,7 +81,7 @@ def check_gpus(pool: Pool) -> None:
 
 
 def gpu_names() -> list[str]:
-    """The machine's GPUs as their driver names them; empty without one."""
+    """The driver's names of the machine's GPUs; empty without a driver."""
     if (said := _said(ASK_NAMES)) is not None:
         return [line.strip() for line in said.splitlines() if line.strip()]
     models = [_model(place) for place in sorted(MODULE.glob("*/information"))]
@@ -89,7 +89,7 @@ def gpu_names() -> list[str]:
 
 
 def _model(place: Path) -> str:
-    """The model that the driver's file about a GPU names; '' when it cannot be read."""
+    """The model in the driver's file about a GPU; '' if it is unreadable."""
     try:
         fields = (line.partition(":") for line in place.read_text().splitlines())
         return next((value.strip() for key, _, value in fields if key == "Model"), "")
@@ -98,7 +98,7 @@ def _model(place: Path) -> str:
 
 
 def _amd_names(said: str) -> list[str]:
-    """Of rocm-smi's {"card0": {"Card series": ..., "Card model": ...}}: the words of each card."""
+    """Card names from rocm-smi's {"card0": {"Card series": ..., "Card model": ...}}."""
     try:
         cards = json.loads(said)
     except ValueError:
@@ -111,7 +111,7 @@ def _amd_names(said: str) -> list[str]:
 
 
 def _said(command: tuple[str, ...]) -> str | None:
-    """What a driver's program prints; None where there is none, or it fails or hangs."""
+    """Output of a driver's program; None if it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -9,7 +9,7 @@ from pathlib import Path
 from atelier.engine.io.heartbeat import SIZE, RankProgress, heartbeat_file, unpack
 
 LOOK_EVERY_S = 0.25
-STATES = {"T": "stopped", "t": "stopped", "D": "waits for the system", "R": "computes", "Z": "dead"}
+STATES = {"T": "stopped", "t": "stopped", "D": "waits for I/O", "R": "computes", "Z": "dead"}
 
 
 class HangDetector:

@@ -40,10 +40,10 @@ class KubernetesBatch:
         try:
             answer = self._ask("create", "--dry-run=server", "-f", "-", given=self._text(gang))
         except FileNotFoundError:
-            way_out = "the worker's image has it; on a laptop install it"
+            way_out = "use the worker's image, or install kubectl"
             raise ConfigError("pool.launcher", "kubernetes, but there is no kubectl here", way_out) from None
         if answer.returncode:
-            raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
+            raise ConfigError("site.kubernetes", answer.stderr.strip(), "`kubectl describe` shows why")
 
     def show(self, gang: BatchJob) -> str:
         return yaml.safe_dump_all(self.manifests(gang), sort_keys=False)
@@ -54,7 +54,7 @@ class KubernetesBatch:
         """
         answer = self._ask("create", "-f", "-", given=self._text(gang))
         if answer.returncode:
-            raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
+            raise ConfigError("site.kubernetes", answer.stderr.strip(), "`kubectl describe` shows why")
         return gang.id
 
     def status(self, job: str) -> JobStatus:

@@ -31,7 +31,7 @@ def try_lock(place: Path, mode: int) -> int | None:
             return None
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _refusal(place, "is no plain file")
+                raise _refusal(place, "is not a regular file")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, place):
                 return descriptor
@@ -41,7 +41,7 @@ def try_lock(place: Path, mode: int) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the file was removed meanwhile: its lock excludes nobody
+        os.close(descriptor)  # the file was removed meanwhile: its lock excludes no other process
 
 
 def holder(place: Path) -> int | None:
@@ -62,22 +62,22 @@ def shared_folder() -> Path:
     ConfigError when there is none.
     """
     given = os.environ.get(FOLDER, "")
-    way_out = f"give {FOLDER} one folder for all users of this machine, made by root with mode 1777"
+    way_out = f"give {FOLDER} a folder for all users of this machine, created by root with mode 1777"
     if given:
         if not _is_safe(Path(given), {0, os.getuid()}):
-            raise ConfigError(FOLDER, f"{given} is no folder that others cannot change", way_out)
+            raise ConfigError(FOLDER, f"{given} can be changed by other users", way_out)
         return Path(given)
     for place in PLACES:
         if _is_safe(Path(place), {0}) and os.stat(place).st_mode & stat.S_IWOTH:
             return Path(place)
-    raise ConfigError(FOLDER, f"neither of {', '.join(PLACES)} is a folder of root's for everybody", way_out)
+    raise ConfigError(FOLDER, f"none of {', '.join(PLACES)} is root's and writable for all", way_out)
 
 
 def _is_safe(folder: Path, owners: set[int]) -> bool:
     """Whether users other than the owners can only add files to it and remove their own."""
     try:
         about = os.stat(folder)
-        unseen = int(Path("/proc/sys/fs/overflowuid").read_text())  # root's uid as a user namespace shows it
+        unseen = int(Path("/proc/sys/fs/overflowuid").read_text())  # root's uid in a user namespace
     except (OSError, ValueError):
         return False
     is_open = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -103,15 +103,15 @@ def _opened(place: Path, mode: int) -> int | None:
                 return None
             raise _refusal(place, "may not be opened") from None
         except OSError as error:
-            what = "is a symbolic link" if error.errno == errno.ELOOP else "is no plain file"
+            what = "is a symbolic link" if error.errno == errno.ELOOP else "is not a regular file"
             raise _refusal(place, what) from None
         try:
             descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPENED, 0o600)
         except FileExistsError:
             continue
         except OSError as error:
-            way_out = "make its folder one that you may write to"
-            raise ConfigError(str(place), f"cannot be made ({error.strerror})", way_out) from None
+            way_out = "make its folder writable for you"
+            raise ConfigError(str(place), f"cannot be created ({error.strerror})", way_out) from None
         os.fchmod(descriptor, mode)
         return descriptor
 
@@ -144,8 +144,8 @@ def _age(place: Path) -> float:
 def _refusal(place: Path, what: str) -> ConfigError:
     whose = ""
     with suppress(OSError):
-        whose = f", made by {user(os.lstat(place).st_uid)}"
-    return ConfigError(printable(str(place)), f"{what}{whose}: it cannot be locked", "have it removed")
+        whose = f", created by {user(os.lstat(place).st_uid)}"
+    return ConfigError(printable(str(place)), f"{what}{whose}: it cannot be locked", "ask root to remove it")
 
 
 def user(uid: int) -> str:

@@ -1,5 +1,5 @@
-"""What a gang is ordered to do: files for its supervisor (guard.json, with run.json beside it), and a letter
-for the nodes of a batch job.
+"""Orders of a gang: files for its supervisor (guard.json, with run.json beside it), and a letter for the
+nodes of a batch job.
 """
 
 import json
@@ -16,24 +16,24 @@ from atelier.engine.config.run_file import RunFile
 class GangOutput(Spec):
     """An output that a supervisor publishes."""
 
-    payload: str = Field(description="URL of the folder that the ranks write its files to")
+    payload: str = Field(description="URL of the folder for its files, written by the ranks")
     draft: Record = Field(description="its record, to which the supervisor adds files, summary and times")
 
 
 class Guard(Spec):
-    """guard.json: all that a supervisor needs beside the run file of its ranks."""
+    """guard.json: orders of a supervisor, beside the run file of its ranks."""
 
     name: str
-    module: str = Field(description="that each rank runs")
-    root: str = Field(description="of the store")
-    ranks: int = Field(default=1, description="on this machine")
+    module: str = Field(description="Python module that each rank runs")
+    root: str = Field(description="root of the store")
+    ranks: int = Field(default=1, description="number of ranks on this machine")
     threads: int = 1
     leases: dict[str, int] = Field(default={}, description="address -> fence of the lease to take over")
     outputs: dict[str, GangOutput] = {}
     env: dict[str, str] = {}
     grace_s: float = 10.0
     first_rank: int = 0
-    world: int = Field(default=0, description="ranks of the whole gang when it spans several nodes, else 0")
+    world: int = Field(default=0, description="ranks of the whole gang if it has several nodes, else 0")
     reads: tuple[str, ...] = Field(
         default=(), description="kinds of store that its ranks read, beside its own: hf, s3"
     )
@@ -57,19 +57,19 @@ class Orders(Guard):
 
 
 class GangLetter(Spec):
-    """A gang as the nodes of a batch job read it from the store: nothing in it is of one machine."""
+    """A gang's orders for the nodes of a batch job, in the store, without values of one machine."""
 
     name: str
     module: str
-    run: RunFile = Field(description="without a scratch folder, which each node has of its own")
+    run: RunFile = Field(description="run file without a scratch folder; each node has its own")
     root: str
-    ranks: int = Field(description="of the whole gang")
+    ranks: int = Field(description="ranks of the whole gang")
     threads: int
     leases: dict[str, int]
     outputs: dict[str, GangOutput]
     grace_s: float
     nodes: int
-    code: str = Field(description="of the frozen code that the nodes run")
+    code: str = Field(description="digest of the frozen code that the nodes run")
 
     @staticmethod
     def of(orders: Orders, nodes: int, code: str) -> "GangLetter":

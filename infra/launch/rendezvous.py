@@ -55,14 +55,14 @@ class NodeHere(Spec):
 
 
 class NodeWaiting(Spec):
-    """waiting-<index>.json: this node waits for slots; `beat` rises while it is alive."""
+    """waiting-<index>.json: this node waits for slots; `beat` increases while it is alive."""
 
     for_: str = Field(alias="for")
     beat: int
 
 
 class GangStart(Spec):
-    """go.json: all nodes are there; where their ranks meet, and what they run."""
+    """go.json: all nodes have arrived; the address where their ranks meet, and their run file."""
 
     rendezvous: str
     is_one_machine: bool
@@ -70,13 +70,13 @@ class GangStart(Spec):
 
     @property
     def env(self) -> dict[str, str]:
-        """Of the ranks."""
+        """Environment of the ranks."""
         own = {"GLOO_SOCKET_IFNAME": "lo"} if self.is_one_machine else {}
         return {"ATELIER_RENDEZVOUS": self.rendezvous, **own}
 
 
 class GangStop(Spec):
-    """end.json: why the gang has ended, and which node ended first."""
+    """end.json: why the gang ended, and which node ended first."""
 
     why: str
     by: int
@@ -168,8 +168,8 @@ class Rendezvous:
             self._put("end", GangStop(why=why, by=self.place.index))
 
     def watch(self, stop: threading.Event, ended: threading.Event) -> None:
-        """Thread: set `stop` when another node has ended the gang, and announce what this one waits for,
-        until `ended` is set.
+        """Thread: set `stop` when another node has ended the gang, and announce the reason why this one
+        waits, until `ended` is set.
         """
         while not ended.wait(POLL_S):
             if waits_for := self._waits_for:

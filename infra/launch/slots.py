@@ -1,5 +1,5 @@
-"""Slots of this machine: a gang waits until as many are free as it needs; first come, first served. Cores are
-shared by the runs of a store, GPUs by all commands of all users. Also describes the processes that hold them.
+"""Slots of this machine. A gang waits until enough slots are free, first come, first served. Cores are shared
+by the runs of a store, GPUs by all commands of all users. Also describes the processes that hold slots.
 """
 
 import os
@@ -73,14 +73,13 @@ class Slots:
 
     @property
     def num_there(self) -> int:
-        """Number of slots, of which `total` may be used at a time."""
+        """Number of slots that exist; `total` may be used at a time."""
         return len(self._names)
 
     @contextmanager
     def claim(self, count: int, stop: threading.Event, on_wait: OnWait | None = None) -> Iterator[Claim]:
-        """Hold `count` slots (at most all there are) while the block runs. `on_wait` is called once, with
-        what is waited for and the processes that hold it. Raises StoppedError when `stop` is set while
-        waiting.
+        """Hold `count` slots (at most all) during the block. `on_wait` is called once, with the awaited slots
+        and the processes that hold them. Raises StoppedError if `stop` is set while waiting.
         """
         count = min(count, self.num_there)
         wait = _Wait(stop, lambda: self._tell(count, on_wait))
@@ -174,7 +173,7 @@ class GpuSlots(Slots):
     """The GPUs that this process may use: one lock a GPU, for all commands and users of the machine."""
 
     def __init__(self, pool: Pool) -> None:
-        """Raises ConfigError when this machine has not the pool's GPUs."""
+        """Raises ConfigError if this machine lacks the pool's GPUs."""
         check_gpus(pool)
         self._visible = visible(num_slots(pool))
         names = [f"atelier-gpu-{_plain(name)}.lock" for name in self._visible]
@@ -189,7 +188,7 @@ class GpuSlots(Slots):
             by = "" if limit is None else f" ({VISIBLE}={limit})"
             raise ConfigError(
                 place,
-                f"takes {count} GPUs of this machine, and there are {len(self._visible)} that it may use{by}",
+                f"needs {count} GPUs of this machine, but may use {len(self._visible)}{by}",
                 f"pool.gpus={len(self._visible)} would fit"
                 if self._visible
                 else "pool=here computes on CPUs",
@@ -228,9 +227,9 @@ LONGEST = 80  # characters of a command line
 
 
 def who(pids: Sequence[int], store: Store) -> str:
-    """Text naming the processes that hold what is waited for, with their runs where the store has them."""
+    """Names of the processes that hold the slots, with their runs if the store knows them."""
     if not pids:
-        return "the processes that have them are not visible from here"
+        return "their processes are not visible from here"
     runs = {m.holder["pid"]: m.id for m in manifests(store) if m.holder and is_alive(m)}
     return f"{', '.join(_one(pid, runs.get(pid, '')) for pid in pids)} " + (
         "has them" if len(pids) == 1 else "have them"

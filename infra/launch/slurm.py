@@ -51,7 +51,7 @@ class SlurmBatch:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         answer = self._ask("sbatch", *self.options(gang), given=self.script(gang), root=gang.root)
         if answer.returncode:
-            raise ConfigError("site.slurm", _refusal(answer.stderr), "sinfo and sacctmgr show what there is")
+            raise ConfigError("site.slurm", _refusal(answer.stderr), "sinfo and sacctmgr show the cluster")
         return answer.stdout.strip().split(";")[0]
 
     def check(self, root: str) -> None:
@@ -63,10 +63,10 @@ class SlurmBatch:
             )
         except FileNotFoundError:
             raise ConfigError(
-                "pool.launcher", "slurm, but there is no sbatch here", "a login node has it"
+                "pool.launcher", "slurm, but there is no sbatch here", "use a login node"
             ) from None
         if answer.returncode:
-            raise ConfigError("site.slurm", _refusal(answer.stderr), "sinfo and sacctmgr show what there is")
+            raise ConfigError("site.slurm", _refusal(answer.stderr), "sinfo and sacctmgr show the cluster")
 
     def options(self, gang: BatchJob) -> list[str]:
         """sbatch's options for a gang."""

@@ -37,7 +37,7 @@ from atelier.infra.store.lease import Holder, Lease, LeaseLost, Renewal, take
 from atelier.infra.store.store import Store, has_body, read_body
 from atelier.infra.store.trajectory import checkpoint_steps
 
-GUARD = "ATELIER_GUARD_FD"  # pipe by whose end a rank notices that its supervisor is gone
+GUARD = "ATELIER_GUARD_FD"  # pipe whose end tells a rank that its supervisor is gone
 RESTARTS = 3  # each only after a new checkpoint: a second failure at the same step is reported instead
 STOPPED = 75
 # spins of an OpenMP thread that waits for the others: with the default of 300 000, when another process has
@@ -109,8 +109,8 @@ class Supervisor:
         self.stop_asked = threading.Event()
         self.ranks: list[Process] = []
         self.leases: list[Lease] = []
-        self.death = ""  # how a rank ended without being asked to
-        self.hang = ""  # which ranks were stuck when the gang was killed for it
+        self.death = ""  # how a rank ended unexpectedly
+        self.hang = ""  # stuck ranks, if the gang was killed for a hang
 
     def run(self) -> int:
         """Run the gang and publish; returns its exit code. Raises LeaseLost when another process has
@@ -166,7 +166,7 @@ class Supervisor:
         if self.hang and self.orders.world:
             say({"warning": self.hang})  # its other nodes end with it; a retry may succeed
         elif self.hang:
-            say(to_line(AtelierError(f"{self.orders.name}: {self.hang}; run again to go on")))
+            say(to_line(AtelierError(f"{self.orders.name}: {self.hang}; run again to continue")))
 
     def _checkpoints(self) -> set[tuple[str, int]]:
         addresses = [lease.log.address for lease in self.leases]
@@ -269,7 +269,7 @@ class Supervisor:
             time.sleep(0.02)
 
     def _kill(self) -> None:
-        """End what is left of the gang; each rank leads a session of its own, so its children go with it."""
+        """Kill the rest of the gang. Each rank leads its own session, so its children end as well."""
         for process in self.ranks:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -289,7 +289,7 @@ class Supervisor:
         return ""
 
     def _publish(self, *, is_whole: bool = True) -> None:
-        """Publish the outputs; unless the gang `is_whole`, those that it has written."""
+        """Publish the outputs; unless the gang `is_whole`, only those that exist."""
         for lease in self.leases:
             if not lease.is_mine():
                 raise LeaseLost(f"{lease.log.address}: taken over by another process; nothing was published")
@@ -299,7 +299,7 @@ class Supervisor:
             if not is_there and not is_whole:
                 continue
             if not is_there:
-                raise AtelierError(f"{self.orders.name}: the gang ended well but left no output {key}")
+                raise AtelierError(f"{self.orders.name}: the gang succeeded but wrote no output {key}")
             files, summary = read_body(output.payload)
             draft, ended = output.draft, time.time()
             device_s = round(
@@ -316,7 +316,9 @@ class Supervisor:
 
 
 def say(message: Message) -> None:
-    """One JSON line to the parent, whose death must not keep the supervisor from ending its gang in order."""
+    """One JSON line to the parent, whose death must not prevent the supervisor from stopping its gang
+    properly.
+    """
     with suppress(BrokenPipeError, OSError):
         print(json.dumps(message), flush=True)
 

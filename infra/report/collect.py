@@ -89,7 +89,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     answered = [
         _answer_row(key, found, config, _tokens_read(store, found[key])) for key in found if key not in scores
     ]
-    told = [(row["kind"], row.get("tokens") or 0) for row in rows]  # of adopted models nobody knows
+    told = [(row["kind"], row.get("tokens") or 0) for row in rows]  # unknown for adopted models
     told = [pair for pair in told if pair[0] in ("teacher", "model") and pair[1]] or told
     read = next((tokens for _, tokens in told if tokens), None)
     rows += _baseline_rows(scores.get("baselines", NONE), read)
@@ -123,7 +123,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
 
 
 class Scores(TypedDict):
-    """scores.json: of a model what it was scored on, of the baselines bits per byte by their names."""
+    """scores.json: the scores of a model, or bits per byte of the baselines by name."""
 
     bits_per_byte: float
     loss: float
@@ -159,7 +159,7 @@ def _text_row(
     scores: dict[str, Scores],
     read: int,
 ) -> ReportRow:
-    """`read`: the tokens that the model has seen."""
+    """`read`: number of tokens that the model has seen."""
     controls = config.controls
     row = _model_row(key, record, config, read)
     row["bits_per_byte"], row["loss"] = score["bits_per_byte"], score["loss"]
@@ -171,7 +171,7 @@ def _text_row(
 
 
 def _model_row(key: str, record: Record, config: "ReportConfig", read: int) -> ReportRow:
-    """What a row of a model begins with. `read`: the tokens that it has seen."""
+    """The first cells of a model's row. `read`: number of tokens that it has seen."""
     return {
         "name": key,
         "kind": _kind(key, config),
@@ -182,7 +182,7 @@ def _model_row(key: str, record: Record, config: "ReportConfig", read: int) -> R
 
 
 def _kind(key: str, config: "ReportConfig") -> str:
-    """What a model is beside the others."""
+    """The kind of a model: teacher, student, control ..."""
     if key in config.controls.values():
         return "control"
     if key in config.teachers:
@@ -191,7 +191,7 @@ def _kind(key: str, config: "ReportConfig") -> str:
 
 
 def _answer_row(key: str, found: dict[str, Record], config: "ReportConfig", read: int) -> ReportRow | None:
-    """Of a model that has learned answers, its loss on those that were held out."""
+    """The loss on held-out answers, for a model that was trained on answers."""
     record, control = found[key], found.get(config.controls.get(key, ""))
     loss = record.summary.get("eval_loss")
     if not isinstance(loss, float) or not any(parent.startswith("chats.") for parent in record.parents):
@@ -209,7 +209,7 @@ def _answer_row(key: str, found: dict[str, Record], config: "ReportConfig", read
 
 
 def _head_rows(key: str, scores: dict[str, Scores]) -> list[ReportRow]:
-    """Of each head of a model what it gets right, beside what is got right without a network."""
+    """Accuracy of each head of a model, beside that of a rule without a network."""
     beside = scores.get("baselines", NONE).get("heads", {})
     rows: list[ReportRow] = []
     for kind, head in scores.get(key, NONE).get("heads", {}).items():
@@ -224,7 +224,7 @@ def _head_rows(key: str, scores: dict[str, Scores]) -> list[ReportRow]:
 
 
 def _tokens_read(store: Store, record: Record) -> int:
-    """The tokens that a model was trained on, with those of the models that it began from or is made of."""
+    """Number of training tokens of a model, with those of the models that it was made from."""
     found, fingerprint = whole_of(record.summary.get("tokens")), record.parents.get("trajectory", "")
     source = store.find("model", record.parents["model"]) if "model" in record.parents else None
     if source is not None:  # a converted model
@@ -240,7 +240,7 @@ def _tokens_read(store: Store, record: Record) -> int:
 
 
 def _baseline_rows(baselines: Scores, read: int | None) -> list[ReportRow]:
-    """`read`: the tokens that the teacher has seen."""
+    """`read`: number of tokens that the teacher has seen."""
     found = {
         "gzip -9": baselines.get("gzip"),
         "xz -9e": baselines.get("xz"),
@@ -257,8 +257,8 @@ def _baseline_rows(baselines: Scores, read: int | None) -> list[ReportRow]:
 
 
 def _trigram_of(baselines: Scores, read: int) -> float | None:
-    """Bits per byte of the trigram that has learned from `read` tokens, fewer than there are: between the
-    measured sizes along a line over the logarithm of their number; None below the smallest.
+    """Bits per byte of a trigram that learned from `read` tokens, interpolated between the measured sizes
+    over the logarithm of their number; None below the smallest.
     """
     known = {int(size): bits for size, bits in baselines.get("trigram_by_tokens", {}).items()}
     known = sorted((known | {baselines["trigram_tokens"]: baselines["trigram"]}).items())
@@ -286,7 +286,7 @@ def _tuned_rows(scores: dict[str, Scores]) -> list[ReportRow]:
     same network from scratch.
     """
     by_model: dict[str, dict[str, dict[int, float]]] = {}
-    majorities: dict[str, float] = {}  # by what the rows are called
+    majorities: dict[str, float] = {}  # by name of the rows
     for key, score in scores.items():
         base, _, last = key.rpartition("/")
         kind, _, draw = last.partition("-")
@@ -329,7 +329,7 @@ def _tuned_rows(scores: dict[str, Scores]) -> list[ReportRow]:
 def _of_extensions(
     store: Store, name: str, record: Record, lines: list[CurveLine]
 ) -> Iterator[tuple[list[ReportRow], list[str]]]:
-    """Rows and notes by the extensions that the objectives of a model are of."""
+    """Rows and notes of the extensions of a model's objectives."""
     trained = find_trajectory(store, record.parents.get("trajectory", ""))
     objectives = section_of(trained.identity.get("objective", {})) if trained is not None else {}
     kinds = {str(section_of(each).get("kind", "")) for each in objectives.values()}

@@ -6,10 +6,10 @@ from atelier.engine.config.document import whole_of
 from atelier.engine.config.evaluation import scored_name
 from atelier.engine.config.record import Record
 
-UNKNOWN = "a held-out set that was not noted (made by an earlier version)"
+UNKNOWN = "a held-out set that was not recorded (made by an earlier version)"
 WAY_OUT = (
     "rank those of one set, or score all of them on one (`atelier score`); train.eval_sequences,"
-    " train.sequence, tokenizer and data say which set a training is measured on"
+    " train.sequence, tokenizer and data define the set of a training"
 )
 OF_SCORES = ("loss", "bits_per_byte")
 
@@ -33,8 +33,8 @@ def held_out_of(record: Record, metric: str) -> str | None:
 
 
 def differing(found: Iterable[tuple[str, str | None]]) -> str:
-    """Why pairs (label, name of its held-out set) may not be ranked: the first two that differ; '' when all
-    are of one set. Unknown sets count as one, for records of earlier versions.
+    """Why pairs (label, name of its held-out set) may not be ranked: the first two that differ; '' if all
+    have one set. Unknown sets count as one, for records of earlier versions.
     """
     first: tuple[str, str] | None = None
     for label, name in found:
@@ -44,7 +44,7 @@ def differing(found: Iterable[tuple[str, str | None]]) -> str:
             first = label, name
         elif name != first[1]:
             return (
-                f"{first[0]} is of {first[1] or UNKNOWN}, {label} of {name or UNKNOWN}: losses of different"
-                " held-out sets are not ranked"
+                f"{first[0]} is on {first[1] or UNKNOWN}, {label} on {name or UNKNOWN}: losses on different"
+                " held-out sets cannot be ranked"
             )
     return ""

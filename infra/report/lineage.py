@@ -98,14 +98,14 @@ class Index:
 
 
 def taught_by(model: Record) -> list[str]:
-    """Fingerprints of what a model learned from: a trajectory or a model, and of single objectives models."""
+    """Fingerprints of a model's teachers: a trajectory or a model, and models of single objectives."""
     first = [model.parents["teacher"]] if "teacher" in model.parents else []
     others = [fp for key, fp in sorted(model.parents.items()) if key.startswith("teacher.")]
     return list(dict.fromkeys([*first, *others]))
 
 
 def find_trajectory(store: Store, fingerprint: str) -> Record | None:
-    """The record of a trajectory, written when it began; None when there is none or it is damaged."""
+    """The record of a trajectory, written at its start; None if it is missing or damaged."""
     try:
         return trajectories.read_trajectory(store, fingerprint)
     except (FileNotFoundError, NotADirectoryError, DamageError):
@@ -140,7 +140,7 @@ def teacher_label(record: Record) -> str:
 
 def lineage(store: Store, word: str) -> Graph:
     """Ancestors and descendants of `word`: a name, an alias, a run's id or 4 or more digits of a fingerprint.
-    Raises AtelierError when nothing is called so.
+    Raises AtelierError if nothing matches.
     """
     return graph_of(Index(store), word)
 
@@ -186,7 +186,7 @@ class _Drawing:
 
     def _through(self, trajectory: str, until: int, record: Record) -> Iterable[tuple[str, str]]:
         """(parent, label) of a model from a trajectory that it followed to step `until`: the trajectory's
-        data, and models that ended on the way.
+        data, and models that ended on it before.
         """
         trajectory_record = self.index.trajectory_records.get(trajectory)
         yield from (
@@ -208,7 +208,7 @@ class _Drawing:
         return model.fingerprint if model is not None else trajectory
 
     def find(self, word: str) -> str:
-        """The node that `word` means. A run is added as a node, the parent of its products."""
+        """The node for `word`. A run becomes a node, the parent of its products."""
         manifest = manifest_of(self.index.store, word)
         if manifest is not None:
             self._add_run(manifest)
@@ -236,12 +236,12 @@ class _Drawing:
             raise self._unknown(word, error) from None
 
     def _unknown(self, word: str, error: AtelierError) -> AtelierError:
-        if "begin so" in str(error):
+        if "begin with it" in str(error):
             return error
         runs = [name.removesuffix(".json") for name in names(join(self.index.store.root, "runs"))]
         near = nearest(word, {node.name for node in self.nodes.values()} | set(runs))
         way_out = (
-            f"; did you mean {near}?" if near else "; `atelier models` and `atelier runs` list what there is"
+            f"; did you mean {near}?" if near else "; `atelier models` and `atelier runs` list the names"
         )
         root = self.index.store.root
         hidden = self.index.store.unread()
@@ -262,7 +262,7 @@ class _Drawing:
 
 
 def manifest_of(store: Store, run_id: str) -> RunManifest | None:
-    """The manifest of a run, by its id (8 or more of its characters); None when no run is called so."""
+    """The manifest of a run, by its id (8 or more of its characters); None if there is no such run."""
     found = [name.removesuffix(ENDING) for name in names(join(store.root, FOLDER)) if name.endswith(ENDING)]
     match = (
         [run_id]
@@ -288,7 +288,7 @@ def node_of(record: Record) -> LineageNode:
 
 
 def origin_of(record: Record) -> str:
-    """Where an adopted model or adapter is from, and its licence; '' for what was made here."""
+    """Origin and licence of an adopted model or adapter; '' for others."""
     summary: Mapping[str, object] = record.summary
     source = summary.get("source")
     if record.kind not in ("model", "adapter") or not isinstance(source, str):
@@ -298,6 +298,6 @@ def origin_of(record: Record) -> str:
 
 
 def step_of(record: Record) -> int | None:
-    """The step that a model ended at, of its summary or else of its identity."""
+    """A model's last step, from its summary or else its identity."""
     step = record.summary.get("step", record.identity.get("step"))
     return step if isinstance(step, int) else None

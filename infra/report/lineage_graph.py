@@ -1,4 +1,4 @@
-"""A lineage graph and what of it is displayed; infra/report/lineage.py reads it from a store."""
+"""A lineage graph and its reduction for display; infra/report/lineage.py reads it from a store."""
 
 import graphlib
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class LineageNode:
     name: str
     step: int | None = None
     numbers: dict[str, float] = field(default_factory=dict)
-    origin: str = ""  # of what was not made here
+    origin: str = ""  # of adopted models and adapters
 
     @property
     def short(self) -> str:
@@ -57,8 +57,8 @@ class Graph:
         return Graph(focus=self.focus, nodes=kept, edges=edges).brief()
 
     def brief(self) -> "Graph":
-        """A graph for display: without scores, reports and registrations, text in one box; of many siblings
-        without children only the first few and the number of the others.
+        """A graph for display: without scores, reports and registrations, with text artifacts in one box; of
+        many childless siblings only the first few, and the number of the others.
         """
         graph = self.only({node.kind for node in self.nodes.values()} - set(ENDS)).folded()
         groups: dict[tuple[str, ...], list[str]] = {}
@@ -79,8 +79,8 @@ class Graph:
         return Graph(focus=graph.focus, nodes=nodes, edges=edges)
 
     def folded(self) -> "Graph":
-        """A graph for display: artifacts of text that come from each other (corpora, their tokenizer, tokens,
-        triples ...) as one node of kind "text". Unchanged where the focus is one of them.
+        """A graph for display with text artifacts that derive from each other (corpora, tokenizer, tokens,
+        triples ...) as one node of kind "text". Unchanged if the focus is one of them.
         """
         if self.nodes[self.focus].kind in TEXT:
             return self
@@ -110,9 +110,9 @@ class Graph:
         return [edge for edge in self.edges if edge.parent == fingerprint]
 
     def without_shortcuts(self) -> "Graph":
-        """A graph for display without redundant edges: from a tokenizer that is also reached through tokens,
-        from text, chats and imitations to a model whose teacher or beginning had them, and to scores, reports
-        and registrations that are also reached through a model.
+        """A graph for display without redundant edges: from a tokenizer that is also reached through tokens;
+        from text, chats and imitations to a model whose teacher or initial model had them; and to scores,
+        reports and registrations that are also reached through a model.
         """
         nexts = _nexts(self.edges, up=False)
 
@@ -137,7 +137,7 @@ class Graph:
 
 
 def _text_of(nodes: list[LineageNode]) -> LineageNode:
-    """One node for corpora and what was made of them: their names, documents, tokens and vocabulary."""
+    """One node for corpora and derived data: names, documents, tokens and vocabulary."""
     corpora = [node for node in nodes if node.kind == "corpus"] or nodes
     found = {
         key: sum(node.numbers.get(key, 0) for node in nodes if node.kind == kind)

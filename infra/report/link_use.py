@@ -1,5 +1,5 @@
-"""What the messages between sites took of a training, from the metric lines of one of them
-(engine/extensions/sites/link_meter.py), as rows of a table.
+"""Traffic between sites during a training, as a table, from one site's metric lines
+(engine/extensions/sites/link_meter.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ HEAD = ("messages", "sent to each site", "received", "seconds", "stall", "codecs
 
 @dataclass(frozen=True)
 class LinkForm:
-    """Of a training between sites: its sites, whether they have roles of their own, and its codecs."""
+    """A training between sites: its sites, whether they have their own roles, and its codecs."""
 
     sites: Sequence[str] = ()
     has_roles: bool = False
@@ -30,8 +30,8 @@ class LinkForm:
 
 
 def form_of_link(given: Json | Section) -> LinkForm:
-    """Of `train.link`, or of what an identity has of it. Raises ConfigError for what is not one."""
-    from atelier.engine.extensions.sites.config.train.link import Link  # an extension's: where it was used
+    """Parse `train.link`, or an identity's part of it. Raises ConfigError if it is invalid."""
+    from atelier.engine.extensions.sites.config.train.link import Link  # late: an extension's
 
     link = given if isinstance(given, Link) else parse(Link, given, "link")
     return LinkForm(link.sites, bool(link.roles), [codec.text for codec in link.codecs])
@@ -39,10 +39,10 @@ def form_of_link(given: Json | Section) -> LinkForm:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """Bytes are of the bodies of messages; what is sent is counted once, however many sites it goes to.
-    `seconds`: of sending, waiting and adding; `stall`: their share of the training's time. Of roles apart
-    they are of all roles here, and so of the first one alone. `staleness`: mean steps from a contribution to
-    its outer step, or that answers were ahead.
+    """Bytes count message bodies; a sent body counts once, however many sites get it. `seconds`: for sending,
+    waiting and adding; `stall`: their share of the training's time. With roles by site they cover all roles
+    here, and are in the first one's lines alone. `staleness`: mean steps from a contribution to its outer
+    step, or by which answers were ahead.
     """
 
     messages: int
@@ -55,7 +55,7 @@ class LinkUse:
 
     @property
     def cells(self) -> list[str]:
-        """As `HEAD` has them."""
+        """The cells for `HEAD`."""
         counts = ", ".join(f"{text} x {count}" for text, count in self.codecs.items())
         return [
             str(self.messages),
@@ -69,8 +69,8 @@ class LinkUse:
 
 
 def link_use(lines: Sequence[CurveLine], link: LinkForm, beside: Iterable[CurveLine] = ()) -> LinkUse | None:
-    """Of the lines of a role; None where nothing crossed. `beside`: lines of other roles, its own may be
-    among them: those of the same gang's step count in what the step took.
+    """Traffic in a role's metric lines; None if there was none. `beside`: lines of other roles (they may
+    include its own), whose seconds of the same step count as well.
     """
     timings = [line.get("timing", {}) for line in lines]
     crossed = [each for each in timings if "link_bytes" in each or "link_received_bytes" in each]
@@ -107,12 +107,12 @@ def link_use(lines: Sequence[CurveLine], link: LinkForm, beside: Iterable[CurveL
 
 
 def _step_of(line: CurveLine) -> tuple[int, float]:
-    """The same of all roles of one gang: they have the same seconds, measured once."""
+    """Key of a step, equal for all roles of one gang, which share its seconds."""
     return line["step"], line.get("timing", {}).get("step_s", 0.0)
 
 
 def _seconds_of_steps(lines: Iterable[CurveLine]) -> dict[tuple[int, float], dict[str, float]]:
-    """`link_s` of each step by role; a trunk's lines may come twice."""
+    """`link_s` of each step, by role; a trunk's lines may occur twice."""
     found: dict[tuple[int, float], dict[str, float]] = {}
     for line in lines:
         own = line.get("timing", {}).get("link_s", 0.0)
@@ -123,8 +123,8 @@ def _seconds_of_steps(lines: Iterable[CurveLine]) -> dict[tuple[int, float], dic
 def link_tables(
     found: Mapping[str, Record], store: Store, curve: Callable[[Store, Record], list[CurveLine]]
 ) -> list[Table]:
-    """A table of the models that were trained at several sites; none where none was. What crossed at other
-    sites is in their curves.
+    """A table of the models that were trained at several sites, if any. Traffic at other sites is in their
+    own curves.
     """
     rows: list[list[str]] = []
     curves = {name: curve(store, each) for name, each in found.items() if "step" in each.identity}
@@ -140,9 +140,9 @@ def link_tables(
 
 
 def _link_of(record: Record, store: Store) -> LinkForm:
-    """The link of a model's training, as its identity has it."""
+    """The link in the identity of a model's training."""
     trajectory = find_trajectory(store, record.parents.get("trajectory", ""))
     given: Json = trajectory.identity.get("link") if trajectory is not None else None
-    with suppress(ConfigError, ImportError):  # of a version that had another, or without the extension
+    with suppress(ConfigError, ImportError):  # made by another version, or without the extension
         return form_of_link(given) if given else LinkForm()
     return LinkForm()

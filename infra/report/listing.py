@@ -1,4 +1,4 @@
-"""What a store has, a row each: its models and its runs."""
+"""List a store's models and runs, a row for each."""
 
 import shlex
 from typing import TypedDict
@@ -34,7 +34,7 @@ class ModelRow(TypedDict):
     made: float | None
     run: str | None
     command: str | None
-    differs: list[str]  # what its command changed in its training, as key=value
+    differs: list[str]  # training settings that its command changed, as key=value
     aliases: list[str]
 
 
@@ -95,7 +95,7 @@ def model_row(record: Record) -> ModelRow:
 
 
 def run_row(manifest: RunManifest) -> RunRow:
-    """A run whose process is gone without an end has crashed."""
+    """The row of a run. A run without an end whose process is gone has crashed."""
     states, status = manifest.states, manifest.status
     if status == "running" and is_alive(manifest) is False:
         status = "crashed"
@@ -117,7 +117,7 @@ def run_row(manifest: RunManifest) -> RunRow:
 
 
 def differences(command: str, role: str) -> list[str]:
-    """What `command` changes in the training of `role`, for the name of its run: `lr=0.02`."""
+    """Training settings of `role` that `command` changes, for the name of its run: `lr=0.02`."""
     found = []
     for word in shlex.split(command):
         key, is_set, value = word.lstrip("+").partition("=")

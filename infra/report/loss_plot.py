@@ -22,8 +22,8 @@ def loss_png(
     controls: Mapping[str, str] | None = None,
     starts: Mapping[str, int] | None = None,
 ) -> bytes:
-    """PNG of what students gained on their controls, if any; below it training loss (smoothed line),
-    held-out loss (dots) and the steps at which students began.
+    """PNG with the gains of students over their controls, if any; below it training loss (smoothed line),
+    held-out loss (dots) and the steps at which students started.
     """
     controls, starts = dict(controls or {}), dict(starts or {})
     shown = {name: list(lines) for name, lines in curves.items() if lines}
@@ -67,8 +67,8 @@ def loss_png(
 
 
 def colours_of(names: Sequence[str], controls: Mapping[str, str]) -> dict[str, str]:
-    """Black for the first that is neither student nor control, a colour for each other; a control has its
-    student's.
+    """Black for the first name that is neither student nor control, other colours for the others; a control
+    has its student's.
     """
     students = set(controls.values())
     own = [name for name in names if name not in controls]
@@ -169,7 +169,7 @@ def _gap(student: Lines, control: Lines) -> list[tuple[int, float]]:
 def _draw_gains(
     axes: Axes, gaps: Mapping[str, str], shown: Mapping[str, Lines], colours: Mapping[str, str]
 ) -> None:
-    """How far each student is below its control on held-out text, and at the end in numbers."""
+    """Gain of each student over its control on held-out text, with the final numbers."""
     axes.axhline(0, color=GREY, linewidth=1.0)
     for control, student in gaps.items():
         steps, gaps_N = zip(*_gap(shown[student], shown[control]), strict=True)

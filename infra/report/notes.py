@@ -1,4 +1,4 @@
-"""What stands below the table of a report: what its numbers are of, and what is not as it should be."""
+"""Notes below the table of a report: meaning of its numbers, and warnings."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,8 @@ from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.record import Record
 from atelier.infra.report.render import ReportRow
 
-MAJORITY = "majority class"  # the row of always giving the most common answer
-ON = " on "  # between a model and the other examples that it is scored on
+MAJORITY = "majority class"  # the row for always answering the most common class
+ON = " on "  # between a model and other examples on which it is scored
 
 
 def notes_of(rows: list[ReportRow], found: Mapping[str, Record]) -> list[str]:
@@ -17,7 +17,7 @@ def notes_of(rows: list[ReportRow], found: Mapping[str, Record]) -> list[str]:
 
 
 def _majority(rows: list[ReportRow]) -> str:
-    """What always giving the most common answer would be right in, of each of the examples."""
+    """Accuracy of always answering the most common class, for each set of examples."""
     most = {
         row["name"].removeprefix(MAJORITY): row.get("accuracy")
         for row in rows
@@ -31,15 +31,15 @@ def _of_rows(rows: list[ReportRow]) -> list[str]:
     notes = []
     if any(row.get("bits_per_byte") is not None for row in rows):
         notes.append(
-            "loss (documents): of whole held-out documents; eval loss (windows), in picture and lineage: of "
-            "the windows that trainings look at"
+            "loss (documents): over whole held-out documents; eval loss (windows), in plot and lineage: over "
+            "the fixed windows measured during training"
         )
     if any(row.get("accuracy") is not None for row in rows):
-        notes.append(f"accuracy: held-out labels answered right; ± is 95 %{_majority(rows)}")
+        notes.append(f"accuracy: share of held-out labels answered correctly; ± is 95 %{_majority(rows)}")
     weak = [row for row in rows if row.get("head") and row.get("right", 0) < row.get("right_without", 0)]
     if weak:
         names = ", ".join(dict.fromkeys(row.get("head", "") for row in weak))
-        notes.append(f"heads that know less than what needs no network: {names}; they need more rows")
+        notes.append(f"heads below a rule without a network: {names}; they need more rows")
     for row in rows:
         if "delta" in row:
             better = "below" if row["delta"] < 0 else "ABOVE"
@@ -56,7 +56,7 @@ def _of_rows(rows: list[ReportRow]) -> list[str]:
 
 
 def _of_keys(found: Mapping[str, Record]) -> list[str]:
-    """What extensions have added to the models' records, a line for the models of which the same is true."""
+    """Notes that extensions added to the models' records, one line for models with equal notes."""
     told: dict[tuple[str, str], list[str]] = {}
     for name, record in found.items():
         for key, extension in kinds_of("config/train").items():

@@ -16,7 +16,7 @@ from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.report.table import Table
 
 if TYPE_CHECKING:
-    from rich.console import Group  # 50 ms that a report on disk does not need
+    from rich.console import Group  # late: 50 ms
 
 
 FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
@@ -46,7 +46,7 @@ class ReportRow(TypedDict):
     head: NotRequired[str]  # kind of the objective
     right: NotRequired[float]  # share of rows
     half: NotRequired[float]
-    right_without: NotRequired[float]  # by a rule that has no network
+    right_without: NotRequired[float]  # by a rule without a network
     by: NotRequired[str]
     guess: NotRequired[float]
 
@@ -63,7 +63,7 @@ class ReportContent:
     samples: dict[str, str] = field(default_factory=dict)
     graph: Graph | None = None
     notes: list[str] = field(default_factory=list)
-    more: list[Table] = field(default_factory=list)  # other tables, behind those of the rows
+    more: list[Table] = field(default_factory=list)  # further tables, after those of the rows
     controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
 
@@ -114,7 +114,7 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
 # tables
 
 
-ABOUT = ("name", "kind", "parameters", "tokens")  # what every table of models begins with
+ABOUT = ("name", "kind", "parameters", "tokens")  # first columns of every table of models
 Field = Literal["bits_per_byte", "answer_loss", "head", "accuracy"]
 
 
@@ -166,8 +166,8 @@ TABLES: dict[Field, tuple[str, tuple[str, ...], Callable[[ReportRow], list[str]]
 
 
 def tables_of(content: ReportContent) -> list[Table]:
-    """Tables of language modelling, of answers, of heads and of accuracy, where there are such rows: no row
-    has two of them.
+    """Tables of language modelling, answers, heads and accuracy, if there are such rows. No row is in two
+    tables.
     """
     found = []
     for field_name, (title, head, cells_of) in TABLES.items():
@@ -205,7 +205,7 @@ def interval(value: float | None, half: float | None, *, plus: bool = False) -> 
 
 def terminal_table(content: ReportContent) -> "Group":
     """The tables as a rich renderable."""
-    from rich.console import Group  # imported here: 50 ms that a report on disk does not need
+    from rich.console import Group  # late: 50 ms
 
     return Group(*(table.to_rich() for table in tables_of(content)))
 

@@ -1,4 +1,4 @@
-"""What a past run made: its models with their scores, its report, its pages."""
+"""Details of a past run: its models with scores, its report, its pages."""
 
 from typing import TypedDict
 
@@ -8,7 +8,7 @@ from atelier.infra.store.store import Store
 
 
 class ScoredModel(TypedDict):
-    """A model of a run; scores are those of the run's report, None where it has none."""
+    """A model of a run; scores are from the run's report, None if it has none."""
 
     name: str
     fingerprint: str
@@ -20,7 +20,7 @@ class ScoredModel(TypedDict):
 
 
 class RunDetail(TypedDict):
-    """What `atelier runs <id> --json` prints beside the run's row."""
+    """Output of `atelier runs <id> --json` beside the run's row."""
 
     models: list[ScoredModel]
     tasks: dict[str, str]
@@ -29,7 +29,7 @@ class RunDetail(TypedDict):
 
 
 def run_detail(store: Store, manifest: RunManifest) -> RunDetail:
-    """Collect it from the manifest and the records that it names; what was removed is left out."""
+    """Collect details from the manifest and its records; removed artifacts are left out."""
     report, table = "", {}
     for row in manifest.tasks:
         record = store.find("report", row.fingerprint) if row.kind == "report" else None

@@ -1,4 +1,4 @@
-"""A table of a report or page: as rich draws it, as markdown, and as HTML."""
+"""A table of a report or page, rendered with rich, as markdown or as HTML."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Texts, whose first columns are words and the others numbers. `kinds`: of each row, for its look."""
+    """Cells as text; the first columns are words, the others numbers. `kinds`: style of each row."""
 
     title: str
     head: Sequence[str]
@@ -27,13 +27,13 @@ class Table:
     kinds: Sequence[str]
 
     def filled(self) -> "Table":
-        """Without the columns that are empty in all rows."""
+        """The table without columns that are empty in all rows."""
         kept = [i for i in range(len(self.head)) if i == 0 or any(row[i] for row in self.rows)]
         rows = [[row[i] for i in kept] for row in self.rows]
         return Table(self.title, [self.head[i] for i in kept], rows, self.kinds)
 
     def to_rich(self) -> "RichTable":
-        from rich.table import Table as RichTable  # 50 ms that a report on disk does not need
+        from rich.table import Table as RichTable  # late: 50 ms
 
         grid = RichTable(
             title=self.title,
@@ -63,14 +63,14 @@ class Table:
 
 
 def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> str:
-    """A table in markdown, of cells in markdown; columns after the first `words` are aligned as numbers."""
+    """A markdown table from markdown cells; columns after the first `words` are right-aligned."""
     num_words = len(head) if words is None else words
     aligned = "|".join("---" if number < num_words else "---:" for number in range(len(head)))
     return "\n".join([f"| {' | '.join(head)} |", f"|{aligned}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def html_rows(head: Iterable[str], rows: Iterable[str], between: str = "") -> str:
-    """A table in HTML, of rows in HTML."""
+    """An HTML table from HTML rows."""
     first = f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>"
     return f"<table>{between.join(['', first, *rows])}</table>"
 

@@ -1,5 +1,5 @@
-"""Whom a model's weights come from: the share of its parameters that began in each of its ancestors, and how
-they came to be. Of a weight that is made of rows of several origins each has its share.
+"""Origin of a model's weights: the share of its parameters that comes from each ancestor, and how. A weight
+made of rows of several origins is split among them.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ SEED, ADOPTED, TUNED = "from its seed", "adopted", "new in its training"
 
 
 class Origin(NamedTuple):
-    """The model in which numbers began, and how: from its seed, adopted, or by what a conversion did."""
+    """The model in which parameters originate, and how: from its seed, adopted, or by a conversion."""
 
     fingerprint: str
     name: str
@@ -39,7 +39,7 @@ class WeightShare(NamedTuple):
 
 
 class WeightPieces(Spec):
-    """Of one weight: source, share, how, and the parent's role where it is not the first."""
+    """A part of one weight: source, share, how, and the parent's role if it is not the first."""
 
     pieces: tuple[tuple[str, float, str] | tuple[str, float, str, str], ...]
 
@@ -48,7 +48,7 @@ Shares = Mapping[Origin, float]  # of one weight; they sum to 1
 
 
 def weight_shares(store: Store, word: str) -> list[WeightShare]:
-    """Of the model `word`, the largest share first; they sum to 1. Raises AtelierError when there is none."""
+    """Shares of the model `word`, largest first; sum 1. Raises AtelierError if there is no such model."""
     record = store.resolve(word, "model")
     with TemporaryDirectory() as scratch:
         found = _Ancestry(store, Path(scratch))
@@ -67,7 +67,7 @@ class _Ancestry:
         self.store, self.scratch = store, scratch
 
     def of(self, record: Record) -> dict[str, Shares]:
-        """By weight."""
+        """Shares by weight."""
         parents = record.parents
         if "model" in parents:
             roles = [role for role in parents if role == FIRST or role.startswith(f"{FIRST}.")]
@@ -80,7 +80,7 @@ class _Ancestry:
 
     def _converted(self, record: Record, parents: Mapping[str, Record]) -> dict[str, Shares]:
         source, known = self._open(record), {role: self.of(parent) for role, parent in parents.items()}
-        if ANCESTRY not in source.names():  # an adapter that was merged: every matrix stays its base's
+        if ANCESTRY not in source.names():  # after merging an adapter every matrix counts as its base's
             return {name: known[FIRST].get(name, _all(record, TUNED)) for name in self.sizes(record)}
         found: dict[str, Shares] = {}
         for name, pieces in source.json(ANCESTRY, self.scratch).items():
@@ -97,7 +97,7 @@ class _Ancestry:
         return found
 
     def sizes(self, record: Record) -> dict[str, int]:
-        """Numbers of each weight."""
+        """Number of parameters of each weight."""
         source = self._open(record)
         document = source.json(CONFIG, self.scratch)
         spec = model_of(section_of(document.get("model", document)), f"{source.url}/{CONFIG}")

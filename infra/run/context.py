@@ -1,5 +1,5 @@
-"""Run context of a task: store, slots, tracker and progress listener, and the two ways to make artifacts: by
-a gang, or in this process.
+"""Run context of a task: store, slots, tracker and listener; it makes artifacts with a gang or in this
+process.
 """
 
 import itertools
@@ -69,7 +69,7 @@ class RunContext:
     resume: Resume = field(default_factory=Resume)
     forks: bool = False  # ranks on this machine are forked by a fork server
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _gpus: list[GpuSlots] = field(default_factory=list)  # empty until a gang needs GPUs, then one
+    _gpus: list[GpuSlots] = field(default_factory=list)  # empty until a gang needs GPUs, then one entry
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def missing(self, node: Node) -> dict[str, Product]:
@@ -114,7 +114,7 @@ class RunContext:
             **self.links,
             "layouts": [node.layout] if node.layout else [],
         }
-        return cast(Provenance, about)  # with links, versions and layouts, which nobody reads by name
+        return cast(Provenance, about)  # with links, versions and layouts as extra keys
 
     def draft(self, node: Node, product: Product, code: Map | None = None) -> Record:
         return Record(
@@ -223,10 +223,10 @@ class RunContext:
         threads: int,
         told: Callable[[str], None] = lambda what: None,
     ) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-        """Hold slots for `ranks` ranks while the block runs: a GPU each, or a core for each thread.
+        """Hold slots for `ranks` ranks during the block: a GPU for each, or a core for each thread.
 
-        Yields the environment that hides all other GPUs and the descriptors that hold the slots. `told` is
-        called with what is waited for.
+        Yields the environment that hides all other GPUs, and the descriptors that hold the slots. `told` is
+        called with the reason for waiting.
         """
 
         def on_wait(what: str, pids: list[int]) -> None:
@@ -280,7 +280,7 @@ class RunContext:
 
     @contextmanager
     def _together(self, rendezvous: Rendezvous) -> Iterator[Rendezvous]:
-        """While the block runs, end the gang's other nodes with this one, and this one with them."""
+        """During the block: if this node ends, stop the gang's other nodes, and vice versa."""
         ended = threading.Event()
         watcher = threading.Thread(target=rendezvous.watch, args=(self.stop, ended), daemon=True)
         watcher.start()
@@ -296,7 +296,7 @@ class RunContext:
     def _orders(
         self, asked: GangRequest, outputs: dict[str, Product], held: list[Lease], ranks: int
     ) -> Orders:
-        """Of the `ranks` ranks here and the outputs that are missing."""
+        """Orders for the `ranks` ranks here and the missing outputs."""
         node = asked.node
         scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
         maps = maps_of(node)
@@ -361,8 +361,8 @@ class RunContext:
 
 
 def computes_on(pool: Pool, module: str, layout: Mapping[str, Json]) -> tuple[str, str]:
-    """What a gang computes on, cpu or cuda: by its layout, where that says auto what the pool has. Beside it
-    the type of GPU that its ranks must find; empty for any, or none.
+    """The device of a gang, cpu or cuda: the layout's, or the pool's if that says auto. Also the type of GPU
+    that its ranks must find; empty for any, or none.
     """
     asked = CPU if module in NO_GPU else str(layout.get("device", "auto"))
     device = asked if asked != "auto" else CPU if pool.is_cpu else "cuda"
@@ -370,7 +370,7 @@ def computes_on(pool: Pool, module: str, layout: Mapping[str, Json]) -> tuple[st
 
 
 def _kinds_of(files: Json) -> tuple[str, ...]:
-    """The kinds of store of the files (URL, content id) that a gang reads, beside folders: hf, s3."""
+    """Kinds of remote store among the files (URL, content id) that a gang reads: hf, s3."""
     urls = (
         [str(each[0]) for each in files if isinstance(each, list | tuple)] if isinstance(files, list) else []
     )

@@ -1,4 +1,4 @@
-"""What a task asks of its run context: a gang of processes that makes its products."""
+"""A task's request to its run context for a gang of processes that makes its products."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class GangRequest:
 
     `config` is called with the fences of the leased addresses, `inputs` after it; by default these are the
     node's own, like `threads` (0). `addresses` defaults to those of the outputs.
-    `is_asked`: whether others at other sites need it, whatever it makes here.
+    `is_asked`: other sites need the gang, even if all outputs here exist.
     """
 
     node: Node

@@ -1,6 +1,5 @@
-"""Decide which roles to train, replay or load frozen, and from which step; refuse students whose start step
-has passed, and trainings that were begun by other code (a training by two versions of the code would be the
-result of neither).
+"""Decide which roles to train, replay or load frozen, and from which step. Refuse students whose start step
+has passed, and trainings that other code started, because a mixture of two versions is the result of neither.
 """
 
 from collections.abc import Container, Mapping
@@ -31,8 +30,8 @@ MOST = 6  # changed files that a message names
 
 
 class Resume(Spec):
-    """What to do with trainings that were begun by other code: continue them with the current code
-    (`accept_code`), or restart them (`fresh`: names of their tasks).
+    """Handling of trainings that other code started: continue them with the current code (`accept_code`), or
+    restart them (`fresh`: names of their tasks).
     """
 
     accept_code: bool = False
@@ -41,7 +40,7 @@ class Resume(Spec):
 
 @dataclass(frozen=True)
 class OtherCode:
-    """Refusal of a training that was begun by code other than the current one."""
+    """Refusal of a training that was started by other code."""
 
     node: str
     role: str
@@ -52,17 +51,17 @@ class OtherCode:
         more = f" and {len(self.changes) - MOST} more" if len(self.changes) > MOST else ""
         what = f"changed since: {', '.join(self.changes[:MOST])}{more}"
         if not self.changes:
-            what = "it does not say by which"
+            what = "its code was not recorded"
         return (
             f"{self.node}: the training of {self.role} stands at step {self.step} of other code ({what});"
-            f" --accept-code goes on with the code as it is now, --fresh {self.node} begins it again"
+            f" --accept-code continues with the present code, --fresh {self.node} restarts it"
         )
 
 
 def other_code(
     node: str, role: str, segments: list[Segment], code: Map, store: Store, finished: Record | None
 ) -> OtherCode | None:
-    """Why the training of `role` may not continue, or be replayed once it is `finished`; None when it may.
+    """The refusal to continue the training of `role`, or to replay a `finished` one; None = allowed.
 
     The newest readable checkpoint decides, because a training would continue from it.
     """
@@ -87,7 +86,7 @@ def _code_of(segments: list[Segment], code: Map, store: Store) -> tuple[int, str
         if digest is not None:
             if digest in ("", own):
                 return step, digest, ()
-            # a branch may have gone on under the digest of its trunk, which has the map
+            # a branch may have continued under the digest of its trunk, which has the map
             places = [address, *(store.address("trajectory", one.fingerprint) for one in reversed(segments))]
             found = next(filter(None, (read_code(place, digest) for place in places)), {})
             return step, digest, tuple(changed(found, code))
@@ -95,7 +94,7 @@ def _code_of(segments: list[Segment], code: Map, store: Store) -> tuple[int, str
 
 
 def made_by_other(record: Record, code: Map | None) -> str:
-    """What has changed in the code that `record` depends on since it was made, as text; '' when nothing."""
+    """Changes in the code that `record` depends on since it was made, as text; '' = none."""
     made = record.provenance.get("code")
     if code is None:
         return ""
@@ -118,7 +117,7 @@ class Situation:
     standing: TrajectoryState
     is_finished: bool
     mode: Mode = "train"
-    has_steps: bool = False  # it takes some in the gang
+    has_steps: bool = False  # it trains in the gang
 
     @property
     def is_begun(self) -> bool:
@@ -132,8 +131,8 @@ class Situation:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Refusal of a student whose start step has passed, with the cost of the ways out in teacher steps.
-    `delay`: the steps that it is behind its teacher; then it cannot learn from a finished one.
+    """Refusal of a student whose start step has passed, with the costs of the ways out in teacher steps.
+    `delay`: steps by which it is behind its teacher; with a delay it cannot learn from a finished teacher.
     """
 
     student: str
@@ -145,7 +144,7 @@ class Refusal:
     delay: int = 0
 
     def __str__(self) -> str:
-        behind = f"from which its first step, {self.start}, learns" if self.delay else "its start"
+        behind = f"whose lessons its first step, {self.start}, needs" if self.delay else "its start"
         replay = f"roles.{self.student}.attach=replay"
         text = (
             f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past step"
@@ -162,7 +161,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """The gang to start: its roles in teaching order (empty when nothing is left to do), and refusals."""
+    """The gang to start: its roles, teachers first (empty = nothing to do), and refusals."""
 
     situations: dict[str, Situation]
     from_step: int
@@ -187,10 +186,10 @@ def resume_plan(
     finished: Container[str] = (),
     asked: Mapping[str, int] | None = None,
 ) -> ResumePlan:
-    """Plan what a gang of `roles` has to do, from their trajectories and models (kind, fingerprint) in the
-    store and the current code (`maps`). `resume`: what to do with trainings that other code has begun;
-    `finished`: roles whose models are there when the gang starts; `asked`: roles that others at other sites
-    still need, with the step from which they do.
+    """Plan the gang of `roles` from trajectories and models (kind, fingerprint) in the store and the current
+    code (`maps`). `resume`: handling of trainings that other code started; `finished`: roles whose models
+    exist when the gang starts; `asked`: roles that other sites still need, with the step from which they need
+    them.
     """
     asked = asked or {}
     records = {name: store.find(*models[name]) for name in roles}
@@ -224,9 +223,9 @@ def resume_plan(
 def _chosen(
     roles: Mapping[str, Role], found: Mapping[str, Situation], asked: Mapping[str, int]
 ) -> dict[str, Situation]:
-    """The roles of the gang, in teaching order: unfinished ones, those asked for by other sites and the
-    teachers of all that take steps. The teacher of one that takes steps does, too, but a finished one whose
-    students learn from it as it is; a role whose last checkpoint exists does not for itself.
+    """The roles of the gang, teachers first: unfinished ones, those that other sites need, and the teachers
+    of all roles that take steps. Such a teacher trains too, unless it is finished and its students learn from
+    the frozen model. A role whose last checkpoint exists takes no steps for itself.
     """
     needed = {name for name in roles if not found[name].is_finished or name in asked}
     trained = {name for name in needed if found[name].has_trained}
@@ -283,8 +282,8 @@ def _refusal(
 
 
 def _has_lessons(step: int, role: Role, student: Situation, teacher: Situation, store: Store) -> bool:
-    """Whether a student can go on from its teacher's checkpoint of `step`, or with its first one: whether
-    that has the lessons of the steps before, where the student is `delay` steps behind.
+    """Whether a student can continue from the teacher's checkpoint of `step`, or start with it. A student
+    that is `delay` steps behind needs the lessons of the steps before in that checkpoint.
     """
     missing = {*range(max(step, student.standing.start) - role.delay, step)}
     return not missing or missing <= steps_kept(store, teacher.segments, step, state_of(role.lesson))
@@ -293,9 +292,9 @@ def _has_lessons(step: int, role: Role, student: Situation, teacher: Situation, 
 def _resume_step(
     roles: Mapping[str, Role], chosen: Mapping[str, Situation], store: Store, asked: Mapping[str, int]
 ) -> int:
-    """The newest step at which every moving role has a checkpoint or has not started, from which its students
-    can go on, and from which others elsewhere still need it. A fully trained role without students does not
-    constrain it.
+    """The newest step at which every training role has a checkpoint or has not started, from which its
+    students can continue, and which other sites still accept. A fully trained role without students does not
+    count.
     """
     moving = {name: one for name, one in chosen.items() if one.has_steps}
     most = min((asked[name] for name in moving if name in asked), default=None)
@@ -338,7 +337,7 @@ def members(
             digest = weights_digest(finished.files, store.address(finished.kind, finished.fingerprint))
         segments = situation.segments
         is_init = bool(segments) and "init" in segments[0].parents
-        # without changes of meaning, the recorded digest is kept
+        # if the meaning is unchanged, the recorded digest is kept
         _, code, changes = _code_of(segments, maps[name], store) if segments else (0, "", ())
         role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})
         result[name] = Member(
@@ -357,10 +356,10 @@ def members(
 def check(
     node: str, found: ResumePlan, leased: Container[str] | None = None, store: Store | None = None
 ) -> ResumePlan:
-    """Return `found` when it can be carried out.
+    """Return `found` if it can be carried out.
 
-    Raises ConfigError with all refusals; and, given the held leases (`leased`), AtelierError when it needs
-    others, because the store changed while this run waited for them.
+    Raises ConfigError with all refusals. With the held leases (`leased`): AtelierError if other leases are
+    needed, because the store changed while this run waited.
     """
     if found.refusals:
         raise ConfigError(node, "; ".join(map(str, found.refusals)))

@@ -1,4 +1,4 @@
-"""What a run tells its tracker: tasks, curves and models, to be shown elsewhere besides the store."""
+"""Interface between a run and its trackers, which show tasks, curves and models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ class TaskHandle:
 
 
 class RunTracker:
-    """Where a run's tasks, curves and models are shown besides the store (infra/tracking); this one shows
-    them nowhere.
+    """Interface of the trackers (infra/tracking) for tasks, curves and models of a run; this base class
+    ignores everything.
     """
 
     @property
@@ -27,7 +27,7 @@ class RunTracker:
 
     @property
     def places(self) -> Sequence[str]:
-        """How to look at the curves elsewhere, a line each."""
+        """Commands or addresses that show the curves, one for each tracker."""
         return ()
 
     def link(self, **links: str) -> None:
@@ -40,7 +40,7 @@ class RunTracker:
 
     @contextmanager
     def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> Iterator[None]:
-        """Send the metrics of the roles' trajectories while the block runs; their curves end with it."""
+        """Send the metrics of the roles' trajectories during the block; the curves end with it."""
         yield
 
     def begin_again(self, trajectories: list[str]) -> None:
@@ -60,5 +60,5 @@ class RunTracker:
         """Show the report of a run on its page."""
 
     def close(self, status: str) -> list[str]:
-        """End the flow's run with finished, failed or stopped; returns what could not be written."""
+        """End the flow's run with finished, failed or stopped; returns unwritten data as text."""
         return []

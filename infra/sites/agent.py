@@ -1,5 +1,5 @@
-"""The agent of a site: it alone has the keys, and the port or the bucket where others reach it. It carries
-messages between this site's mailbox and those of its peers; a peer's certificate is looked up at every call.
+"""The agent of a site. Only it has the keys, and the port or bucket where peers reach it. It copies items
+between this site's mailbox and those of its peers, and looks up a peer's certificate at every call.
 """
 
 import threading
@@ -33,8 +33,8 @@ from atelier.infra.sites.progress import ProgressItems
 from atelier.infra.sites.refusals import Refusals
 from atelier.infra.sites.transfer import PeerLink, code_of, reason
 
-GRACE_S = 5.0  # for what is on its way when the agent is to end
-BUSY_S = 1.0  # that something is on its way until notes are carried beside it, and between two looks for them
+GRACE_S = 5.0  # for transfers in flight when the agent is to end
+BUSY_S = 1.0  # of a transfer before notes are carried beside it, and between two looks for them
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
 ALL, ROUNDS, NOTES = (
     ("message", "progress", "note", "file"),
@@ -66,13 +66,13 @@ class Agent:
         )
         self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals)
         calls = Calls(keys)
-        # what is done with a peer breaks off none of the rest: each has connections of its own
+        # each thread of a peer has its own connection, so that one failure breaks off no other call
         self._channels, self._for_rounds, self._for_notes = (
             Channels(keys, OPTIONS, calls, self._put_in, lane) for lane in range(3)
         )
         self._told_here, self._problems = PeerProblems(mailbox), dict[str, str]()  # by peer
-        self._busy_since: dict[str, float] = {}  # by peer: carrying what it and this site have for each other
-        self._passed: dict[str, float] = {}  # when notes were carried beside that, by peer
+        self._busy_since: dict[str, float] = {}  # by peer: since when items are exchanged
+        self._passed: dict[str, float] = {}  # by peer: when notes were carried beside that
         self._server: GrpcServer | None = None
         self._buckets: dict[str, BucketServer] = {}  # by URL
         self._is_stopped, self._lock = False, threading.Lock()  # around both
@@ -81,13 +81,13 @@ class Agent:
         return peer in self.keys.peers
 
     def _put_in(self, why: str) -> None:
-        """Note what lies in a bucket in the place of an answer."""
+        """Log a refused object in the place of an answer in a bucket."""
         self._audit.add("refused", who=NOBODY, why=f"an answer in the bucket {why}")
 
-    # what others ask
+    # calls of peers
 
     def serve(self, address: str) -> int:
-        """Listen at `address` (host:port, port 0 = any); returns the port. Raises ConfigError when it is in
+        """Listen at `address` (host:port, port 0 = any) and return the port. Raises ConfigError if it is in
         use.
         """
         self._server = GrpcServer(self.keys, self._audit, self._exchange, OPTIONS)
@@ -104,20 +104,22 @@ class Agent:
         server.stop()
 
     def _wanted_buckets(self) -> set[str]:
-        """This site's bucket, or where it has no address those of its peers."""
+        """This site's bucket; if it has no address, those of its peers."""
         own = self.keys.card
         cards = [own] if own.address else self.keys.peers.values()
         return {bucket_of(card, own) for card in cards} - {""}
 
     def bucket_jobs(self) -> list[RepeatedJob]:
-        """A job for each bucket: one that is dead, or hangs, stops the answers in no other."""
+        """A job for each bucket, so that one that is dead or hangs stops no other."""
         urls = self._wanted_buckets()
         with self._lock:
             urls |= {*self._buckets}
-        return [RepeatedJob(f"the bucket {url}", partial(self._check_bucket, url), "goes on") for url in urls]
+        return [
+            RepeatedJob(f"the bucket {url}", partial(self._check_bucket, url), "works again") for url in urls
+        ]
 
     def _check_bucket(self, url: str) -> None:
-        """Answer in a bucket as long as it is wanted. Raises BucketError for what is wrong with it."""
+        """Answer in a bucket as long as it is wanted. Raises BucketError for problems with it."""
         is_wanted = url in self._wanted_buckets()
         with self._lock:
             server = self._buckets.get(url) if is_wanted else self._buckets.pop(url, None)
@@ -129,7 +131,7 @@ class Agent:
             server.stop()
 
     def stop(self) -> None:
-        """Answer no more, and break off what is asked."""
+        """Stop answering, and break off own calls."""
         self._break_off()
         with self._lock:
             self._is_stopped = True
@@ -142,26 +144,26 @@ class Agent:
         for channels in (self._channels, self._for_rounds, self._for_notes):
             channels.close()
 
-    # what it asks
+    # own calls
 
     def run(self, stop: threading.Event, say: Callable[[str], None]) -> None:
-        """Carry messages to and from the peers that have an address, until `stop` is set. What goes wrong is
-        said once and tried again.
+        """Exchange items with the peers that have an address, until `stop` is set. `say` gets each problem
+        once; all is retried.
         """
         self._audit.on_damage = say
         loops = Loops(stop, say)
         loops.run(partial(self._works, say))
-        if not loops.join(GRACE_S):  # a transfer that stalls is broken off, and goes on later
+        if not loops.join(GRACE_S):  # a transfer that stalls is broken off, and resumes later
             self._break_off()
             loops.join(GRACE_S)
         with suppress(OSError):  # the folder is gone
             self._told_here.end()
 
     def _works(self, say: Callable[[str], None]) -> list[RepeatedJob]:
-        """What is done now: with each peer three things that do not wait for each other."""
+        """The current jobs; those of a peer (items, rounds, notes) do not wait for each other."""
         works = [RepeatedJob("rounds here", self._meetings.decide)]  # no site is called so
         works.append(RepeatedJob("cards here", self._damaged_card))
-        works.append(RepeatedJob("what runs here are told", self._tell_here))
+        works.append(RepeatedJob("status for runs here", self._tell_here))
         works += self.bucket_jobs()
         peers = self.keys.peers
         for channels in (self._channels, self._for_rounds, self._for_notes):
@@ -176,7 +178,7 @@ class Agent:
         self._told_here.write({peer: self._problems.get(peer, "") for peer in self.keys.peers})
 
     def _damaged_card(self) -> str:
-        """What is wrong with the card of a site that is trusted."""
+        """The problem with the card of a trusted site; '' = none."""
         try:
             self.keys.check_cards()
         except DamageError as error:
@@ -184,14 +186,12 @@ class Agent:
         return ""
 
     def meet(self, peer: str) -> None:
-        """Tell a peer that this site is there and what is decided, and ask it where it cannot call; nothing
-        where the peer has no address.
-        """
+        """Exchange presences and decisions with a peer, if it has an address."""
         self._cross(self._for_rounds, peer, ROUNDS)
 
     def pass_notes(self, peer: str) -> None:
-        """Carry notes of orders to and from a peer while something large is on its way to or from it: a plan,
-        a reply and a cancellation wait for no weights. Nothing where the peer has no address.
+        """Exchange notes of orders with a peer during a large transfer, so that plans, replies and
+        cancellations do not wait for weights. Only if the peer has an address.
         """
         now = time.monotonic()
         is_busy = now - self._busy_since.get(peer, now) > BUSY_S
@@ -200,12 +200,12 @@ class Agent:
             self._cross(self._for_notes, peer, NOTES)
 
     def _carry(self, peer: str, say: Callable[[str], None]) -> str:
-        """Exchange what a peer and this site have for each other; what is wrong with it."""
+        """Exchange items with a peer. Returns the problem; '' = none."""
         self._busy_since[peer] = time.monotonic()
         try:
             self.exchange(peer)
             problem = f"{peer}: {waits}" if (waits := self._hourly.waits(peer)) else ""
-        except Exception as error:  # whatever a peer causes, it is tried again
+        except Exception as error:  # whatever a peer causes, it is retried
             problem = f"{peer}: {reason(error)}"
         finally:
             del self._busy_since[peer]
@@ -215,15 +215,15 @@ class Agent:
         return problem
 
     def exchange(self, peer: str) -> None:
-        """Send a peer what it lacks, and where it cannot call this site fetch what it has for it; nothing
-        where the peer has no address. Raises RpcError, AtelierError and OSError.
+        """Send a peer the items that it lacks and, if it cannot call this site, fetch its items. Only if the
+        peer has an address. Raises RpcError, AtelierError and OSError.
         """
         self._cross(self._channels, peer, ALL, self._sign)
 
     def _cross(
         self, channels: Channels, peer: str, kinds: tuple[str, ...], *more: Callable[[PeerLink, str], None]
     ) -> None:
-        """Carry items of some kinds to and from a peer, then do `more`. Raises the first error, after all."""
+        """Exchange items of some kinds with a peer, then do `more`. Raises the first error, after all."""
         own, card = self.keys.card, self.keys.peer(peer)
         if not (card.address or bucket_of(card, own)):
             return
@@ -232,8 +232,8 @@ class Agent:
         if not own.address and not card.is_in_bucket:  # otherwise the peer sends by itself
             steps += [partial(self._exchange.fetch, kind=kind) for kind in found]
         problems: list[Exception] = []
-        for step in (*steps, *more):  # one that the peer refuses, or does not know, holds up no other
-            card = self.keys.peer(peer)  # who is revoked meanwhile gets nothing more
+        for step in (*steps, *more):  # one that the peer refuses, or does not know, blocks no other
+            card = self.keys.peer(peer)  # a peer that is revoked meanwhile gets nothing more
             try:
                 step(channels.of(card), peer)
             except (AtelierError, OSError, grpc.RpcError) as error:
@@ -247,8 +247,6 @@ class Agent:
 
 
 def _drop_hanging(channels: Channels, peer: str, error: Exception) -> None:
-    """Close a connection at whose other end nobody may be; what breaks otherwise gRPC makes anew by itself,
-    with patience.
-    """
+    """Close a connection after a timeout: the peer may be gone. gRPC repairs other failures by itself."""
     if isinstance(error, grpc.RpcError) and code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED:
         channels.drop(peer)

@@ -1,6 +1,6 @@
-"""The audit log of a site's agent: a line for every message that crossed, or was refused. Each line has the
-digest of the one before, so that none can be changed or left out without a trace; and now and then both sites
-sign how far each has come (infra/sites/countersign.py).
+"""The audit log of a site's agent: a line for every message that crossed or was refused. Each line has the
+digest of the line before, so a changed or missing line is noticed. From time to time both sites sign the
+length of their logs (infra/sites/countersign.py).
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.last_hour import HOUR_S, LastHour
 
 FIRST = "0" * 64
-BROKE_OFF = "broke off"  # what a line says of a message of which a part was fetched
-WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # by what a line says
-SIGNED = "signed"  # what a line with signatures says
-MOST_MESSAGES = 100_000  # of a kind that are remembered; what is offered again is one of the last
-REFUSED = ("refused", "not taken")  # what lines say of what is refused, here or by a peer
-MOST_REFUSED, MOST_WHY = 300, 500  # lines of what is refused of one site in a minute; letters of each
-MOST_LINES = 3000  # of a kind that a peer may cause in a minute, by what it sends and asks for
+BROKE_OFF = "broke off"  # `what` of a line about a message that was fetched in part
+WAYS = {"sent": "out", "fetched": "out", BROKE_OFF: "out", "received": "in"}  # direction by `what` of a line
+SIGNED = "signed"  # `what` of a line with signatures
+MOST_MESSAGES = 100_000  # of a kind that are remembered; only recent ones are offered again
+REFUSED = ("refused", "not taken")  # `what` of lines about refusals, here or by a peer
+MOST_REFUSED, MOST_WHY = 300, 500  # lines about refusals of one site in a minute; letters of each
+MOST_LINES = 3000  # of a kind that a peer may cause in a minute
 TAIL = 1 << 16  # bytes
-STRANGERS = ""  # all callers that are no site that is known, whatever address each has
+STRANGERS = ""  # stands for all unknown callers together
 ABOUT = ("trajectory", "round", "order", "path", "sha256")  # of a message, in its line
 Thing = TypeVar("Thing")
 Message = tuple[Json, ...]  # way, peer, and these
@@ -41,7 +41,9 @@ Crossed = dict[str, dict[str, tuple[int, int]]]  # way -> kind -> messages and b
 
 @dataclass
 class Chain:
-    """Lines that follow from each other: how many, the last one's digest, and what has crossed by peer."""
+    """A chain of lines: how many, the digest of the last, and the messages and bytes that
+    crossed, by peer.
+    """
 
     lines: int = 0
     digest: str = FIRST
@@ -49,7 +51,7 @@ class Chain:
     signed: dict[str, int] = field(default_factory=dict)  # messages that this site has signed, by peer
 
     def add(self, line: str, found: Mapping[str, Json]) -> None:
-        """Take the next line, with what it says."""
+        """Add the next line; `found` is its content."""
         self.lines += 1
         self.digest = hashlib.sha256(line.encode()).hexdigest()
         what, peer, kind = found.get("what"), str(found.get("who", "")), str(found.get("kind", "other"))
@@ -61,18 +63,18 @@ class Chain:
             kinds[kind] = (messages + 1, size + whole_of(found.get("bytes")))
 
     def unsigned(self, peer: str) -> int:
-        """Messages to and from a peer that are in no statement which both have signed."""
+        """Messages to and from a peer that are in no statement signed by both."""
         ways = self.crossed.get(peer, {}).values()
         messages = sum(count for kinds in ways for count, _ in kinds.values())
         return max(0, messages - self.signed.get(peer, 0))
 
     def with_peer(self, peer: str) -> Crossed:
-        """A copy of what has crossed to and from a peer."""
+        """A copy of the counts of messages and bytes to and from a peer."""
         return {way: dict(kinds) for way, kinds in self.crossed.get(peer, {}).items()}
 
 
 def _messages_signed(own: Json) -> int:
-    """Messages that a site's own statement in a line counts; 0 where it is none."""
+    """The number of messages in a site's own statement in a line; 0 if it is invalid."""
     statement = own.get("statement") if isinstance(own, dict) else None
     crossed = statement.get("crossed") if isinstance(statement, dict) else None
     ways = crossed.values() if isinstance(crossed, dict) else ()
@@ -82,7 +84,7 @@ def _messages_signed(own: Json) -> int:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a log had come, and what had crossed with one peer."""
+    """The length of a log, and the counts with one peer, at one moment."""
 
     lines: int
     digest: str
@@ -91,12 +93,12 @@ class Position:
 
 
 class Audit:
-    """The log at `path`; it goes on where it ended."""
+    """The log at `path`, which is continued."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
         self.on_damage: Callable[[str], None] = lambda why: None
-        self._complained: dict[str, float] = {}  # when, by what is damaged
+        self._complained: dict[str, float] = {}  # when, by text
         self._lines: dict[tuple[str, str], tuple[int, int]] = {}  # by site and kind: a minute, lines in it
         self._cut_at: int | None = None  # bytes of whole lines, while there may be more after them
         cut_last(path)
@@ -107,9 +109,9 @@ class Audit:
             self._note(found)
 
     def add(self, what: str, **about: Json) -> None:
-        """Append a line: what happened, when, with whom. Raises OSError where it cannot be written whole: the
-        log is then as it was. Of what is refused of one site, or by it, or of all callers that are none, at
-        most `MOST_REFUSED` lines a minute are kept, the last of which says so: nobody fills a disk so.
+        """Append a line: what happened, when, with which site. Raises OSError, and leaves the log unchanged,
+        if it cannot be written whole. At most `MOST_REFUSED` lines a minute are kept about refusals of, or
+        by, one site, or of all unknown callers together, so that they cannot fill a disk.
         """
         with self._lock:
             if what not in REFUSED:
@@ -120,11 +122,11 @@ class Audit:
             number = self._count(caller, what)
             if number <= MOST_REFUSED:
                 why = str(about.get("why"))[:MOST_WHY]
-                more = "; what else is refused in this minute has no line" if number == MOST_REFUSED else ""
+                more = "; further refusals in this minute are not logged" if number == MOST_REFUSED else ""
                 self._add(what, {**about, "why": why + more})
 
     def _count(self, who: str, kind: str, more: int = 1) -> int:
-        """Count a line; how many of its kind there are in this minute."""
+        """Count a line and return how many of its kind there are in this minute."""
         minute = int(time.monotonic() // 60)
         before = self._lines.get((who, kind), (minute, 0))
         number = (before[1] if before[0] == minute else 0) + more
@@ -132,8 +134,8 @@ class Audit:
         return number
 
     def check(self, who: str, kind: str) -> None:
-        """Before something that a peer causes, and that has a line of this kind. Raises NotTaken, early,
-        where there are too many.
+        """Call before an action of a peer that adds a line of this kind. Raises NotTaken (early) if there are
+        too many.
         """
         with self._lock:
             if self._count(who, kind, 0) >= MOST_LINES:
@@ -149,12 +151,12 @@ class Audit:
         self._note(found)
 
     def _append(self, data: bytes) -> None:
-        """Write all of it, or cut off what was written; where that cannot be cut off nothing more is appended
-        until it can. Raises OSError.
+        """Write all of it, or cut off the part that was written; nothing is appended before that succeeds.
+        Raises OSError.
         """
         self._cut()
         try:
-            with self.path.open("ab", buffering=0) as file:  # nothing is left to be written when it is closed
+            with self.path.open("ab", buffering=0) as file:  # closing it writes nothing more
                 self._cut_at = file.tell()
                 while data:
                     data = data[file.write(data) :]
@@ -169,15 +171,15 @@ class Audit:
             self._cut_at = None
 
     def readable(self, things: Iterable[Thing]) -> Iterator[Thing]:
-        """A group of several, as far as it can be read: what is wrong here is said, and holds up no other."""
+        """Yield the items of a group until one cannot be read: that error is reported and blocks no group."""
         try:
             yield from things
         except (AtelierError, OSError) as error:
             self.complain(str(error))
 
     def complain(self, why: str) -> None:
-        """A line, once an hour, for what is damaged here and holds up a peer, and at most `MOST_REFUSED` in a
-        minute; `on_damage` gets it as well.
+        """Log damage at this site that affects a peer, and pass it to `on_damage`: the same once an hour, at
+        most `MOST_REFUSED` lines a minute.
         """
         now, why = time.monotonic(), why[:MOST_WHY]
         with self._lock:
@@ -191,15 +193,15 @@ class Audit:
         self.on_damage(why)
 
     def add_once(self, what: str, who: str, **about: Json) -> None:
-        """A line for a message that has crossed, unless there is one: this site may have been killed, or the
-        answer lost, before it was written.
+        """Add a line for a message that has crossed, unless there is one: after a kill or a lost answer it
+        may be missing.
         """
         with self._lock:
             if (WAYS[what], who, *(about.get(word) for word in ABOUT)) not in self._known(about):
                 self._add(what, {"who": who, **about})
 
     def _known(self, about: Mapping[str, Json]) -> dict[Message, None]:
-        """Where such a message is remembered."""
+        """The remembered messages of this kind."""
         return self._messages.setdefault(str(about.get("kind")), {})
 
     def _note(self, found: Mapping[str, Json]) -> None:
@@ -219,9 +221,8 @@ class Audit:
             return self._recent.of(peer)
 
     def given(self, blocks: Iterable[bytes], left: int, who: str, **about: Json) -> Iterator[bytes]:
-        """Pass blocks on, of which there are `left` bytes; a line with the bytes that were passed on, also
-        where whoever takes them stops before the last. Where none are left there is one line at most of the
-        whole. Raises NotTaken as `check`.
+        """Pass on blocks of `left` bytes together, and log the bytes passed on, also if the reader stops
+        early. If `left` is 0, there is at most one line for the message. Raises NotTaken as `check`.
         """
         self.check(who, str(about.get("kind")))
         count = 0
@@ -236,13 +237,13 @@ class Audit:
                 self.add_once("fetched", who, **about | {"bytes": 0})
 
     def position(self, peer: str) -> Position:
-        """Where the log is now."""
+        """The current position of the log."""
         with self._lock:
             chain = self._chain
             return Position(chain.lines, chain.digest, chain.with_peer(peer), chain.unsigned(peer))
 
     def sync(self) -> None:
-        """Have all lines until now on disk: what is signed is not lost with the power."""
+        """Flush all lines to disk, so that signed lines survive a power cut."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -250,7 +251,7 @@ class Audit:
 
 
 def cut_last(path: Path) -> None:
-    """Cut off a last line that is not whole: power was lost, or the disk full, while it was written."""
+    """Cut off an incomplete last line, after a power cut or a full disk."""
     if path.exists():
         with path.open("r+b") as file:
             size = whole_lines(file)
@@ -259,7 +260,7 @@ def cut_last(path: Path) -> None:
 
 
 def whole_lines(file: IO[bytes]) -> int:
-    """Bytes of the lines of a file that are whole; its end alone is read."""
+    """Bytes of a file's complete lines; reads only its end."""
     end = file.seek(0, os.SEEK_END)
     while end:
         begin = max(0, end - TAIL)
@@ -271,8 +272,8 @@ def whole_lines(file: IO[bytes]) -> int:
 
 
 def read_lines(path: Path, chain: Chain) -> Iterator[dict[str, Json]]:
-    """What each line says, in order; `chain` has come as far. Raises DamageError naming the first line that
-    does not follow from the one before.
+    """The content of each line, in order; `chain` is kept up to date. Raises DamageError naming the first
+    line that does not follow from the one before.
     """
     if not path.exists():
         return
@@ -282,7 +283,9 @@ def read_lines(path: Path, chain: Chain) -> Iterator[dict[str, Json]]:
                 line = data.decode().removesuffix("\n")
                 found = json.loads(line)
             except ValueError:
-                raise DamageError(f"{path}:{number}: no line of an audit log; move the file away") from None
+                raise DamageError(
+                    f"{path}:{number}: not a line of an audit log; move the file away"
+                ) from None
             if not isinstance(found, dict) or found.get("previous") != chain.digest:
                 raise DamageError(
                     f"{path}:{number}: does not follow from the line before; move the file away"

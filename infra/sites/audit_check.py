@@ -1,4 +1,4 @@
-"""Verify an audit log: its chain, the signatures under it, and what the other site holds of it."""
+"""Verify an audit log: its chain, its signatures, and the statements about it in the other site's log."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,13 @@ from atelier.engine.config.error import DamageError, printable
 from atelier.infra.sites.audit import FIRST, SIGNED, Chain, read_lines
 from atelier.infra.sites.countersign import WHAT, Signed, Statement
 
-Certificates = Mapping[str, tuple[str, str]]  # whose it is, and its PEM, by digest
+Certificates = Mapping[str, tuple[str, str]]  # site and PEM by digest
 DIFFERS, NOT_YET = "differs", "not signed yet"  # marks of a row
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A log that is whole: its chain, and by peer the last statements that both have signed."""
+    """A verified log: its chain and, by peer, the last statements of both sites."""
 
     chain: Chain
     own: Mapping[str, Statement]
@@ -31,8 +31,8 @@ class Verified:
 def verify(path: Path, site: str, certificates: Certificates) -> Verified:
     """Verify the log of `site`. `certificates`: of this site and its peers, former ones too.
 
-    Raises DamageError naming the first line that does not follow from the one before, or was not signed as it
-    says.
+    Raises DamageError naming the first line that does not follow from the one before, or has a wrong
+    signature.
     """
     chain, own, theirs = Chain(), dict[str, Statement](), dict[str, Statement]()
     digests, claims = [FIRST], dict[int, list[tuple[str, Statement]]]()
@@ -59,12 +59,12 @@ def verify(path: Path, site: str, certificates: Certificates) -> Verified:
 
 
 def _later(one: Statement | None, other: Statement) -> Statement:
-    """The one of two of a site whose log had come further."""
+    """Of two statements of a site, the one about the longer log."""
     return one if one is not None and one.lines > other.lines else other
 
 
 def _signed(found: Mapping[str, Json], key: str, place: str, certificates: Certificates) -> Statement:
-    """A statement of a line, its signature verified to be by the key of the site that it is said to be of."""
+    """A statement in a line. Raises DamageError unless its site's key has signed it."""
     signed = parse_as(Signed, json.dumps(found.get(key)), place, WHAT)
     digest = signed.statement.certificate
     if digest not in certificates:
@@ -82,7 +82,7 @@ def _signed(found: Mapping[str, Json], key: str, place: str, certificates: Certi
 
 
 def _check_counts(path: Path, claims: Mapping[int, list[tuple[str, Statement]]]) -> None:
-    """Check that each statement counts what the lines before it say."""
+    """Check that the counts of each statement equal those of the lines before it."""
     chain = Chain()
     for _ in read_lines(path, chain):
         for place, statement in claims.get(chain.lines, ()):
@@ -91,18 +91,17 @@ def _check_counts(path: Path, claims: Mapping[int, list[tuple[str, Statement]]])
 
 
 def site_of(other: Path, site: str, certificates: Certificates) -> str:
-    """The site whose log `other` is, as `site` has signed for it. Raises DamageError where that has not."""
+    """The site whose log `other` is, by a signature of `site` in it. Raises DamageError if there is none."""
     for place, found in _of_site(other, site):
         return _signed(found, "theirs", place, certificates).peer
-    raise DamageError(f"{other}: holds no signature of {site}: whose log it is cannot be told")
+    raise DamageError(f"{other}: holds no signature of {site}, so its owner cannot be verified")
 
 
 def compare(path: Path, site: str, other: Path, peer: str, certificates: Certificates) -> int:
-    """Check the log of `site` against what the log of `peer`, `other`, holds of it; how many statements that
-    has.
+    """Check the log of `site` against the statements about it in `other`, the log of `peer`. Returns the
+    number of statements.
 
-    Raises DamageError where a line that was signed is gone, or is another, or what was signed is not for
-    `peer`.
+    Raises DamageError if a signed line is gone or differs, or a statement is not for `peer`.
     """
     chain, digests = Chain(), [FIRST]
     for _ in read_lines(path, chain):
@@ -119,12 +118,14 @@ def compare(path: Path, site: str, other: Path, peer: str, certificates: Certifi
                 f" {said.lines}"
             )
         if digests[said.lines] != said.digest:
-            raise DamageError(f"{path}:{said.lines}: is another line than {site} has signed for {said.peer}")
+            raise DamageError(
+                f"{path}:{said.lines}: differs from the line that {site} signed for {said.peer}"
+            )
     return count
 
 
 def _of_site(log: Path, site: str) -> Iterator[tuple[str, dict[str, Json]]]:
-    """The lines of a log with a statement that is said to be of `site`, with their places."""
+    """The lines of a log with a statement that names `site`, with their places."""
     for number, found in enumerate(read_lines(log, Chain()), start=1):
         place = f"{log}:{number}"
         if found.get("what") == SIGNED:
@@ -134,8 +135,8 @@ def _of_site(log: Path, site: str) -> Iterator[tuple[str, dict[str, Json]]]:
 
 
 def table(verified: Verified) -> list[str]:
-    """What crossed with each peer, by kind, beside what the peer has signed of it last; a row is marked where
-    the two differ, otherwise where all that differs has come since this site has signed.
+    """Rows of the counts with each peer, by kind, beside the counts that the peer signed last. A row is
+    marked `DIFFERS`, or `NOT_YET` if the difference came after this site's signature.
     """
     rows: list[tuple[str, ...]] = [
         ("peer", "way", "kind", "messages", "bytes", "signed by it: messages", "bytes", "")

@@ -1,7 +1,8 @@
-"""A folder or bucket that agents exchange objects through, at any fsspec URL, and what lies in it for one
-site: `<URL>/<digits of its certificate>/in/<call>.<block>`, `out/<call>.<block>` and `door`. Whoever can
-write there can put in anything: names are looked at by their pattern alone, links are not followed, reads are
-bounded.
+"""A folder or bucket, at any fsspec URL, through which agents exchange objects. Each site has
+`<URL>/<digits of its certificate>/in/<call>.<block>`, `out/<call>.<block>` and `door`.
+
+Others may write anything there. So only names of the right pattern are read, links are not followed, and
+reads are bounded.
 """
 
 import base64
@@ -38,18 +39,18 @@ MOST_DOOR = 4096
 PRIVATE = 0o700  # mode of a folder that is being made
 NAME = re.compile(r"([0-9a-f]{32})\.(\d{1,7})")
 DOOR, IN, OUT, SHORT = "door", "in", "out", 32
-BEAT_S, DEAD_S = 2.0, 15.0  # a door changes so often; an agent whose door did not for so long is away
+BEAT_S, DEAD_S = 2.0, 15.0  # seconds between changes of a door; without one for so long an agent is away
 LOOK_DOOR_S = 1.0
-START = hashlib.sha256(LABEL).hexdigest()[:16]  # begins the numbers of starts of this version
+START = hashlib.sha256(LABEL).hexdigest()[:16]  # prefix of the numbers of starts of this version
 
 
 class BucketError(AtelierError):
-    """The bucket does not answer, or something in it is no file."""
+    """The bucket does not answer, or an entry in it is not a file."""
 
 
 @contextmanager
 def _asking(url: str) -> Iterator[None]:
-    """Raise BucketError for whatever a store raises, without the text of an unknown error: it may have a
+    """Turn all errors of a store into BucketError. Texts of unknown errors are dropped: they may contain a
     signed URL.
     """
     try:
@@ -64,14 +65,14 @@ def _asking(url: str) -> Iterator[None]:
 
 
 class Bucket:
-    """What lies at `url` for the site of a certificate."""
+    """The folder at `url` of the site with this certificate digest."""
 
     def __init__(self, url: str, digest: str) -> None:
         self.url = url
         self.place = join(url, digest[:SHORT])
 
     def _at(self, *parts: str) -> str:
-        """The URL of something here. Raises BucketError where a folder on the way is a link."""
+        """The URL of an entry. Raises BucketError if a folder above it is a link."""
         if is_local(self.url):
             for place in (self.place, join(self.place, IN), join(self.place, OUT)):
                 if local_path(place).is_symlink():
@@ -79,8 +80,8 @@ class Bucket:
         return join(self.place, *parts) if parts else self.place
 
     def read(self, *parts: str, most: int = MOST_OBJECT) -> bytes | None:
-        """An object; None where there is none. Raises DamageError for one of more than `most` bytes, and for
-        what is no file; BucketError.
+        """An object; None = there is none. Raises DamageError if it has more than `most` bytes or is not a
+        file, and BucketError.
         """
         with _asking(self.url):
             url = self._at(*parts)
@@ -96,7 +97,7 @@ class Bucket:
         return data
 
     def write(self, data: bytes, *parts: str) -> None:
-        """Raises BucketError where the folder of a site is gone: it is its own to make."""
+        """Raises BucketError if the folder of the site is gone: only that site makes it."""
         with _asking(self.url):
             try:
                 with writing(self._at(*parts), makes_folder=False) as file:
@@ -109,7 +110,7 @@ class Bucket:
             return storage.exists(self._at(*parts))
 
     def remove(self, *parts: str) -> None:
-        """Remove an object; of a link the link alone."""
+        """Remove an object, or a link itself."""
         with _asking(self.url):
             url = self._at(*parts)
             if is_local(url) and local_path(url).is_symlink():
@@ -117,12 +118,12 @@ class Bucket:
             elif is_local(url):
                 storage.remove(url)
             else:
-                with suppress(FileNotFoundError):  # one request: by name, where storage lists before
+                with suppress(FileNotFoundError):  # one request; storage.remove would list first
                     system, path = filesystem(url)
                     ask(system, "rm_file", path)
 
     def clear(self) -> None:
-        """Remove all that lies here, but for what somebody writes meanwhile."""
+        """Remove everything here, except objects written meanwhile."""
         with _asking(self.url):
             url = self._at()
             if is_local(url):
@@ -131,7 +132,7 @@ class Bucket:
                 storage.remove(url)
 
     def blocks(self, way: str) -> list[tuple[str, int]]:
-        """Calls and numbers of the objects on a way; other names are passed over."""
+        """Calls and numbers of the objects in `in` or `out`; other names are ignored."""
         with _asking(self.url):
             found = [NAME.fullmatch(name) for name in storage.names(self._at(way))]
         return sorted(
@@ -139,8 +140,8 @@ class Bucket:
         )
 
     def make(self) -> None:
-        """Make the folders of a site, which others write to as they may to the bucket's. Raises BucketError
-        for one that is a link, or no folder.
+        """Make the folders of a site, with the mode of the bucket's. Raises BucketError if one is a link, or
+        not a folder.
         """
         if not is_local(self.url):
             return
@@ -155,9 +156,9 @@ class Bucket:
 
 
 def _make_local(url: str, parent: int, mode: int) -> int:
-    """A descriptor of the folder at `url`, in the folder of the descriptor `parent`; it is made with `mode`,
-    whatever the umask, where it is not there. Its path may be another's, or a link, at any time: only what
-    was made here has the mode of `PRIVATE`, and who may not write to a folder cannot move it here.
+    """Open the folder at `url`, in the folder of the descriptor `parent`; returns a descriptor. A missing one
+    is made with `mode`, whatever the umask. Another user may replace its path at any time, so the mode is set
+    only if it is `PRIVATE`, as of a folder made here.
     """
     name, is_made = local_path(url).name, True
     try:
@@ -179,7 +180,7 @@ def _make_local(url: str, parent: int, mode: int) -> int:
 
 
 def _read_local(path: str, most: int) -> bytes:
-    """Raises DamageError for a link: it may lead anywhere."""
+    """Raises DamageError for a link, which may point anywhere."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -217,13 +218,13 @@ def check_bucket(url: str, place: str) -> None:
 
 
 def new_start() -> str:
-    """A number of a start of an agent: of this version of the exchange, and the rest at random."""
+    """A number for a start of an agent: the prefix of this version of the exchange, then random digits."""
     return START + secrets.token_hex(8)
 
 
 class Beacon(Spec):
-    """What says that a site's agent answers in a bucket: its start (new_start), and a count that rises
-    while it runs. It has the fields that each version knows.
+    """Shows that a site's agent answers in a bucket: its start (new_start), and a count that rises while it
+    runs. All versions know these fields.
     """
 
     certificate: Digest
@@ -248,20 +249,18 @@ def publish(bucket: Bucket, door: Beacon, keys: Keys) -> None:
 
 
 class DoorWatch:
-    """Whether the agent of a peer, by its card, answers in a bucket: by changes alone, no clocks are
-    compared.
-    """
+    """Watches whether a peer's agent answers in a bucket. It looks for changes and compares no clocks."""
 
     def __init__(self, bucket: Bucket, card: Card, now: Callable[[], float] = time.monotonic) -> None:
         self._bucket, self._card, self._now = bucket, card, now
         self._door: Beacon | None = None
         self._problem: AtelierError | None = None  # of the last look
         self._changed = self._looked = -1e9
-        self._lock = threading.Lock()  # several calls look
+        self._lock = threading.Lock()  # several threads look
 
     def nonce(self) -> str:
-        """The start of the agent that runs. Raises BucketError where none does, NotOpened for a door that is
-        not its.
+        """The start of the running agent. Raises BucketError if none runs, NotOpened for a door that it has
+        not signed.
         """
         with self._lock:
             if self._now() - self._looked > LOOK_DOOR_S:
@@ -271,7 +270,9 @@ class DoorWatch:
             if self._door is None:
                 raise BucketError(f"the agent of {self._card.site} does not run")
             if self._now() - self._changed > DEAD_S:
-                raise BucketError(f"the agent of {self._card.site} was not heard of for {DEAD_S:.0f} s")
+                raise BucketError(
+                    f"the agent of {self._card.site} has not changed its door for {DEAD_S:.0f} s"
+                )
             return self._door.nonce
 
     def _look(self) -> None:
@@ -290,7 +291,7 @@ class DoorWatch:
             found = parse_as(SignedBeacon, data, "its door", "a door")
             verify(self._card, base64.b64decode(found.signature, validate=True), found.door.text)
         except ValueError:
-            raise NotOpened("the signature of its door is none") from None
+            raise NotOpened("its door has no valid signature") from None
         if found.door.certificate != self._card.digest:
             raise NotOpened("its door is of another certificate")
         if not found.door.nonce.startswith(START):

@@ -1,6 +1,5 @@
-"""Calls to a peer through the files of a bucket: a request and the blocks of a body are objects in the
-peer's folder, each signed and sealed; the peer removes each as it reads it, and acknowledges all of them with
-one object of its own.
+"""Calls to a peer through files of a bucket. A request and the blocks of a body are objects in the peer's
+folder, each signed and sealed. The peer removes each as it reads it, and acknowledges all with one object.
 """
 
 import hashlib
@@ -28,12 +27,13 @@ from atelier.infra.sites.keys import Card, Keys
 from atelier.infra.sites.sealed import Context, NotOpened, seal, unseal
 from atelier.infra.sites.transfer import CODES, TIMEOUT_S, CallError
 
-DIGESTED = 20e6  # bytes a second that a peer reads again at least
+DIGESTED = 20e6  # bytes a second at which a peer hashes a body, at least
 
 
 class BucketLink:
-    """Carries calls to the peer of `card` through the bucket at `url`, one at a time in its lane: a later one
-    ends what goes on there. `on_refused` gets what was put into its answers' place and is not taken.
+    """Carries calls to the peer of `card` through the bucket at `url`, one at a time in its lane: a later
+    call ends an earlier one. `on_refused` gets the reason when an object in the place of an answer is
+    refused.
     """
 
     block = MOST
@@ -63,12 +63,12 @@ class BucketLink:
             return one.run(call, chain((request,), blocks))
         except CallError as error:
             is_late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and timeout >= TIMEOUT_S
-            if is_late and one.written <= WINDOW:  # nothing of it was read
+            if is_late and one.written <= WINDOW:  # the peer has read nothing
                 self._calls.note_silent(about)
             raise
 
     def get(self, request: bytes, timeout: float) -> Generator[bytes, None, None]:
-        """Nothing is fetched: who is reached through a bucket sends through it as well."""
+        """Not supported: a peer that is reached through a bucket also sends through it."""
         raise CallError(grpc.StatusCode.UNIMPLEMENTED, "nothing is fetched through a bucket")
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class BucketLink:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """As errors of a call."""
+        """Turn errors of the bucket into CallError."""
         try:
             yield
         except (BucketError, FileNotFoundError) as error:
@@ -99,7 +99,7 @@ class _OneCall:
         self._name = secrets.token_hex(16)
         self._digest = ""  # of the first object
         self.written = 0  # objects
-        self._moved = time.monotonic()  # when an object was written last
+        self._moved = time.monotonic()  # when the last object was written
 
     def run(self, method: str, blocks: Iterable[bytes]) -> bytes:
         link, found = self._link, None
@@ -109,7 +109,7 @@ class _OneCall:
                     if (found := self._early()) is not None:
                         break
                     self._write(block, is_last, method)
-            # the peer reads again what it has got before it answers: a large file may take minutes
+            # the peer hashes the body before it answers: a large file may take minutes
             self._moved += self.written * MOST / DIGESTED
             with link.errors():
                 found = found or awaited(self._answer, self._go_on)
@@ -121,19 +121,19 @@ class _OneCall:
         return answer
 
     def _tidy(self, *, is_answered: bool) -> None:
-        """Remove what was not read: of a request that was answered early, and of a call that broke off."""
+        """Remove unread objects: of a request that was answered early, or of a call that broke off."""
         if self.written > 1 or not is_answered:
             written = range(max(0, self.written - WINDOW - 1), self.written)
             remove_blocks(self._link.bucket, IN, self._name, written)
         remove_blocks(self._link.bucket, OUT, self._name, (0,))
 
     def _early(self) -> bytes | None:
-        """Wait until there is room for the next object; an answer that comes before that."""
+        """Wait until there is room for the next object. Returns an answer that comes before that."""
         self._go_on()
         return awaited(lambda: self._answer() if self._is_full() else b"", self._go_on) or None
 
     def _is_full(self) -> bool:
-        """Whether as many objects as may wait are unread."""
+        """Whether `WINDOW` objects are unread."""
         oldest = f"{self._name}.{self.written - WINDOW}"
         return self.written >= WINDOW and self._link.bucket.exists(IN, oldest)
 
@@ -160,12 +160,12 @@ class _OneCall:
         link = self._link
         found = unseal(data, AnswerHead, self._context("answer", 0), link.keys)
         if found.head.sender != link.card.digest:
-            raise NotOpened(f"the answer is of {found.peer}, and {link.card.site} was asked")
+            raise NotOpened(f"the answer is of {found.peer}, and {link.card.site} was called")
         return found.head, found.body
 
     def _go_on(self) -> None:
-        """Raises CallError when the time is over, or nothing has moved for long, the link was closed, or the
-        agent that was asked does not run any more.
+        """Raises CallError after the timeout or too long without progress, or if the link was closed or the
+        peer's agent has restarted.
         """
         link = self._link
         if link.is_closed:
@@ -173,5 +173,5 @@ class _OneCall:
         if time.monotonic() > min(self._end, self._moved + SILENT_S):
             raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, link.unanswered)
         if link.watch.nonce() != self._door:
-            text = f"the agent of {link.card.site} began anew"
+            text = f"the agent of {link.card.site} was restarted"
             raise CallError(grpc.StatusCode.UNAVAILABLE, text)

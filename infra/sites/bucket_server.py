@@ -1,6 +1,5 @@
-"""An agent's calls through a bucket: it looks for requests in its folder there and acknowledges each with one
-object. Whose an object is, and that it is trusted, is judged for each object; whatever else lies there is
-refused by name, or passed over.
+"""Answer calls through a bucket: look for requests in this site's folder and acknowledge each with one
+object. The sender of each object is verified. Other objects are refused or ignored.
 """
 
 import hashlib
@@ -44,18 +43,18 @@ from atelier.infra.sites.sealed import Context, NotOpened, Opened, seal, unseal
 from atelier.infra.sites.transfer import THREADS, CallError
 
 PUSHED = ("Offer", "Put")  # the calls of a link on which both sides send
-LOCAL_S, REMOTE_S = 0.1, 1.0  # at most between two looks for requests
+LOCAL_S, REMOTE_S = 0.1, 1.0  # the longest pause between two looks for requests
 AGAIN_S = 2.0  # after an object that could not be read
 CODES = grpc.StatusCode
 
 
 class _Ended(Exception):
-    """Whoever asked does not go on with a call."""
+    """The caller has given up a call."""
 
 
 @dataclass
 class _Answering:
-    """A call that is answered."""
+    """A call that is being answered."""
 
     name: str
     request: str  # digest of its first object
@@ -73,23 +72,21 @@ class BucketServer:
         self._nonce, self._beat, self._beaten = new_start(), 0, -1e9
         self._bucket = Bucket(url, keys.card.digest)
         self._longest = LOCAL_S if is_local(url) else REMOTE_S
-        self._lock = threading.Lock()  # around what is known of calls
+        self._lock = threading.Lock()  # guards the state of calls
         self._begun: set[str] = set()  # calls that are answered, or about to be
         self._answering: dict[tuple[str, int], _Answering] = {}  # by the certificate of a peer and lane
         self._taken: dict[tuple[str, int], int] = {}  # the last number, by the same
         self._seen: dict[str, dict[tuple[str, int], float]] = {IN: {}, OUT: {}}  # since when objects wait
         self._not_before: dict[str, float] = {}  # when a call is looked at again
-        self._old_at = time.monotonic()  # when answers that nobody took were looked for
-        self._problems: deque[str] = deque(maxlen=8)  # of calls, not yet said
+        self._old_at = time.monotonic()  # the last look for answers that no peer took
+        self._problems: deque[str] = deque(maxlen=8)  # of calls, not yet reported
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="bucket")
         self._thread = threading.Thread(target=self._watch, name="bucket", daemon=True)
         self._problem = ""  # with the bucket, at the last look
 
     def start(self) -> None:
-        """Remove what an earlier start has left, say that this one answers, and look for requests. Raises
-        BucketError.
-        """
+        """Remove objects of an earlier start, publish the door, and look for requests. Raises BucketError."""
         for digest, (site, _) in self._keys.certificates.items():
             if site == self._keys.card.site:  # those before a rotation, too
                 Bucket(self._url, digest).clear()
@@ -110,7 +107,7 @@ class BucketServer:
             return  # the next start removes it
 
     def check(self) -> None:
-        """Raises BucketError for what was wrong with a call, or is with the bucket."""
+        """Raises BucketError for a problem with a call or with the bucket."""
         problem = self._problems.popleft() if self._problems else self._problem
         if problem:
             raise BucketError(problem)
@@ -123,7 +120,7 @@ class BucketServer:
             try:
                 self._say_alive()
                 is_new, self._problem = self._look(), ""
-            except Exception as error:  # whatever it is, it is looked again
+            except Exception as error:  # whatever it is, the loop continues
                 is_new, self._problem = False, str(error)
             pause = SHORTEST_S if is_new else min(self._longest, pause * 1.5)
 
@@ -131,16 +128,16 @@ class BucketServer:
         card, now = self._keys.card, time.monotonic()
         if now - self._beaten < BEAT_S:
             return
-        if Bucket(self._url, card.digest).place != self._bucket.place:  # it has another certificate now
+        if Bucket(self._url, card.digest).place != self._bucket.place:  # the certificate has changed
             self._bucket.clear()
             self._bucket = Bucket(self._url, card.digest)
-        self._bucket.make()  # somebody may have removed it
+        self._bucket.make()  # it may have been removed
         self._beat, self._beaten = self._beat + 1, now
         door = Beacon(certificate=card.digest, nonce=self._nonce, beat=self._beat)
         publish(self._bucket, door, self._keys)
 
     def _look(self) -> bool:
-        """Begin to answer what is asked; whether something is. Remove what nobody has taken for long."""
+        """Begin to answer new requests; returns whether there are any. Remove old objects."""
         now, is_new = time.monotonic(), False
         ways = (IN, OUT) if now - self._old_at > SILENT_S / 8 else (IN,)
         for way in ways:
@@ -171,7 +168,7 @@ class BucketServer:
             call = self._accepted(name)
             if call is not None:
                 self._work(call)
-        except Exception as error:  # whatever one call causes, the others are answered
+        except Exception as error:  # whatever one call causes, the others continue
             self._problems.append(f"a call in the bucket: {error}")
             with self._lock:
                 self._not_before[name] = time.monotonic() + AGAIN_S
@@ -181,7 +178,7 @@ class BucketServer:
                 self._answering = {key: one for key, one in self._answering.items() if one.name != name}
 
     def _accepted(self, name: str) -> _Answering | None:
-        """The call that an object begins; None where there is none, or it is refused."""
+        """The call that an object begins; None if the object is gone or refused."""
         place = f"{name}.0"
         try:
             data = self._bucket.read(IN, place)
@@ -201,7 +198,7 @@ class BucketServer:
         return call
 
     def _begin(self, call: _Answering) -> None:
-        """Take a call that was not taken before; the one before it in its lane ends. Raises NotOpened."""
+        """Accept a new call and end the one before it in its lane. Raises NotOpened for an old call."""
         head, peer = call.first.head, call.first.peer
         if head.door != self._nonce:
             raise NotOpened("it is for another start of this agent", peer)
@@ -222,7 +219,7 @@ class BucketServer:
             answers = self._exchange.answer(call.first.head.method, self._requests(call), peer)
             self._put(call, CODES.OK, answer=next(answers, b""))
         except _Ended as error:
-            if not call.is_over.is_set():  # otherwise nobody waits
+            if not call.is_over.is_set():  # otherwise the caller does not wait
                 self._put(call, CODES.CANCELLED, str(error))
         except BucketError as error:
             self._fail(call, str(error))
@@ -235,8 +232,8 @@ class BucketServer:
             remove_blocks(self._bucket, IN, call.name, left if not call.is_read else ())
 
     def _fail(self, call: _Answering, problem: str) -> None:
-        """Say that the bucket did not answer, as soon as it does; where it does not for long, the peer sees
-        no door.
+        """Report to the caller that the bucket failed, as soon as it works again. If that takes long, the
+        peer sees that the door does not change.
         """
         until = time.monotonic() + DEAD_S
         while not self._stop.wait(SHORTEST_S) and time.monotonic() < until:
@@ -246,7 +243,7 @@ class BucketServer:
                 self._stop.wait(AGAIN_S)
 
     def _requests(self, call: _Answering) -> Iterator[bytes]:
-        """The blocks of a request, as its objects come."""
+        """The blocks of a request, as its objects arrive."""
         opened = call.first
         yield opened.body
         while not opened.head.last:
@@ -255,14 +252,14 @@ class BucketServer:
         call.is_read = True
 
     def _next(self, call: _Answering) -> Opened[RequestHead]:
-        """The next object of a request. Raises _Ended, CallError for one that is not taken, BucketError."""
+        """The next object of a request. Raises _Ended, CallError for a refused one, BucketError."""
         block, until = call.block + 1, time.monotonic() + SILENT_S
         place = f"{call.name}.{block}"
 
         def go_on() -> None:
             self._go_on(call)
             if time.monotonic() > until:
-                raise _Ended("nothing more comes")
+                raise _Ended("the rest of the request did not arrive")
 
         try:
             data = awaited(lambda: self._bucket.read(IN, place), go_on)
@@ -281,7 +278,7 @@ class BucketServer:
         return opened
 
     def _go_on(self, call: _Answering) -> None:
-        """Raises _Ended where the peer does not go on with a call, or is not trusted any more."""
+        """Raises _Ended if the peer has given up a call, or is not trusted any more."""
         if call.is_over.is_set() or self._stop.is_set():
             raise _Ended("the call is over")
         card = self._keys.peers.get(call.first.peer)

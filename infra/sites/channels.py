@@ -1,5 +1,5 @@
-"""The connections of an agent to its peers. Over mutual TLS one each, kept open from call to call, since a
-handshake takes more bytes than most of what is said; to a peer that is reached through a bucket none is open.
+"""Connections of an agent to its peers. Over mutual TLS there is one each, kept open between calls, since a
+handshake takes more bytes than most items. A peer in a bucket needs no open connection.
 """
 
 import threading
@@ -18,12 +18,12 @@ from atelier.infra.sites.transfer import BLOCK, SERVICE, CallError, PeerLink, co
 Option = tuple[str, int | str]
 RECONNECT: list[Option] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 20_000),  # as gRPC has it: how long a handshake may take
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # gRPC's default: how long a handshake may take
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
-# who has vanished, or hangs, is noticed on both sides of a call: what it has begun goes on over another
-# connection. So long a ping may wait behind what was sent before it on a thin link.
+# Both sides of a call notice a peer that is gone or hangs; the transfer resumes over another connection. The
+# timeouts are long because on a thin link a ping waits behind data sent before it.
 ALIVE: list[Option] = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 120_000),
@@ -33,8 +33,8 @@ ALIVE: list[Option] = [
 
 
 class Channels:
-    """The channels of the site of `keys`; one is opened anew when a card, or this site's own, is another.
-    `on_refused` gets what is not taken of answers in a bucket.
+    """The channels of the site of `keys`. One is opened anew when its peer's card, or this site's, changes.
+    `on_refused` gets the reasons of refused answers in a bucket.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Channels:
         self._calls, self._on_refused, self._lane = calls, on_refused, lane
         self._open: dict[str, tuple[tuple[str, str, str], PeerLink]] = {}
         self._is_closed = False
-        self._lock = threading.Lock()  # around both; a channel is closed beside it
+        self._lock = threading.Lock()  # guards both; channels are closed outside it
 
     def of(self, card: Card) -> PeerLink:
-        """The channel to the peer of a card. Raises CallError when all were closed, and for a certificate
-        out of its time.
+        """The channel to the peer of a card. Raises CallError if all were closed, or for a certificate that
+        is not valid now.
         """
         if problem := card.out_of_time:
             self.drop(card.site)
@@ -62,7 +62,7 @@ class Channels:
         about = (card.address, card.digest, own.digest)
         with self._lock:
             if self._is_closed:
-                raise CallError(grpc.StatusCode.CANCELLED, "this agent ends")
+                raise CallError(grpc.StatusCode.CANCELLED, "this agent is stopping")
             found = self._open.get(card.site)
             if found is not None and found[0] == about:
                 return found[1]
@@ -88,20 +88,20 @@ class Channels:
             found[1].close()
 
     def keep(self, peers: Container[str]) -> None:
-        """Close the channels to all others."""
+        """Close the channels to all sites but `peers`."""
         for peer in [*self._open]:
             if peer not in peers:
                 self.drop(peer)
 
     def close(self) -> None:
-        """Close all; no other is opened."""
+        """Close all channels and open no more."""
         with self._lock:
             self._is_closed = True
         self.keep(())
 
 
 class _OverTls:
-    """gRPC's channel, of which a call fails as all others do where another thread has closed it."""
+    """A gRPC channel. If another thread closes it, its calls fail with CallError."""
 
     block = BLOCK
 
@@ -131,12 +131,12 @@ class _OverTls:
             raise
         finally:
             if begun is not None:
-                begun.cancel()  # of an answer that is not read to its end
+                begun.cancel()  # if the answer was not read to its end
 
 
 def bucket_of(card: Card, own: Card) -> str:
-    """The bucket through which this site reaches the peer of a card: that peer's own, or where it has no
-    address this site's; '' = none.
+    """The bucket through which this site reaches the peer of a card: the peer's own or, if it has no address,
+    this site's; '' = none.
     """
     address = card.address or own.address
     return address if "://" in address else ""

@@ -1,6 +1,6 @@
-"""Signatures under audit logs: a site tells a peer how far its log has come and what has crossed between the
-two, signed with its key; the peer answers with the same of its own, which names what it answers. Both keep
-both. So neither can later shorten its log, or change a line before, without what the other holds saying so.
+"""Sign audit logs at two sites. A site sends a peer a signed statement: the length of its log, and the counts
+of messages between the two. The peer answers with its own statement, which names the first one. Both sites
+keep both. So if one later shortens or changes its log, the statement at the other site proves it.
 """
 
 import base64
@@ -29,20 +29,22 @@ from atelier.infra.sites.kinds import IsDue, Item, ItemKind
 from atelier.infra.sites.transfer import TIMEOUT_S, code_of
 
 WHAT = "a statement about an audit log"
-REST_S, MOST_S = 2.0, 30.0  # a log is signed when nothing was added for so long, and at least so often
+REST_S, MOST_S = 2.0, 30.0  # a log is signed after so long without new messages, and at least so often
 MOST_STATEMENT = 1 << 13  # bytes: a few counts for each kind of message
-MOST_ANSWERED, MINUTE_S = 60, 60.0  # statements of a peer in a minute that are answered, each with a line
+MOST_ANSWERED, MINUTE_S = 60, 60.0  # statements of a peer that are answered, and logged, in a minute
 
 
 class Statement(Spec):
-    """How far the audit log of `site` has come, and what has crossed between it and `peer` by then."""
+    """The length of the audit log of `site`, and the counts of messages between it and `peer` by then."""
 
     site: SiteName
     peer: SiteName
     lines: int = Field(ge=0)
     digest: Digest = Field(description="of the last of these lines")
     crossed: Crossed = Field(description="messages and bytes by way (out, in) and kind")
-    answers: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="digest of the one it answers")
+    answers: str = Field(
+        default="", pattern=r"^([0-9a-f]{64})?$", description="digest of the statement it answers"
+    )
     certificate: Digest = Field(description="of the key that signs it")
 
     @property
@@ -82,7 +84,7 @@ def sign(statement: Statement, key: bytes) -> Signed:
 
 
 class Countersigning(ItemKind[Signed]):
-    """What an agent answers and asks about audit logs: an item whose answer is one of the peer."""
+    """Statements about audit logs; the answer to one is a statement of the peer."""
 
     name = "statement"
 
@@ -90,10 +92,10 @@ class Countersigning(ItemKind[Signed]):
         super().__init__(audit)
         self._keys = keys
         self._not_before: dict[str, float] = {}  # when a peer is asked again
-        self._lock = threading.Lock()  # around what is taken, signed and kept, in one order; in no call
-        self._last: dict[str, Statement] = {}  # by peer, of those taken: where its log had come furthest
+        self._lock = threading.Lock()  # around accepting, signing and keeping; never held during a call
+        self._last: dict[str, Statement] = {}  # by peer: the accepted statement about its longest log
         self._taken: dict[str, list[tuple[float, int]]] = {}  # by peer: when, and how many lines; in order
-        self._since: dict[str, tuple[int, float, float]] = {}  # unsigned messages; when first, when last seen
+        self._since: dict[str, tuple[int, float, float]] = {}  # unsigned messages; first seen, last changed
         self._answers: dict[str, Signed] = {}  # by peer: the last one
         self._answered: dict[str, deque[float]] = {}  # by peer: when
         for found in read_lines(audit.path, Chain()):
@@ -114,14 +116,14 @@ class Countersigning(ItemKind[Signed]):
         return _item(parse_as(Signed, data, peer, WHAT))
 
     def groups(self, peer: str, is_due: IsDue) -> Iterator[Iterator[Item[Signed]]]:
-        """None: a statement is signed when it is asked for."""
+        """None: statements are sent by `ask_if_due`."""
         return iter(())
 
     def take(self, item: Item[Signed], arrival: Arrival) -> Json:
         return self.answer(item.head, arrival.peer)
 
     def _remember(self, said: Statement, now: float) -> None:
-        """Remember how far a peer has come, and for as long as a call may last how far it had before."""
+        """Remember the length of a peer's log and, for as long as a call may last, its earlier lengths."""
         if said.site not in self._last or said.lines >= self._last[said.site].lines:
             self._last[said.site] = said
             taken = self._taken.setdefault(said.site, [])
@@ -130,8 +132,8 @@ class Countersigning(ItemKind[Signed]):
                 taken.pop(0)
 
     def _own(self, peer: str, answers: str = "") -> Signed:
-        """What this site says now, of lines that are on disk. Raises DamageError for a key that is not of
-        the card.
+        """This site's statement now, about lines that are on disk. Raises DamageError if the key does not
+        belong to the card.
         """
         position, (card, key) = self.audit.position(peer), self._keys.pair
         self.audit.sync()
@@ -152,7 +154,7 @@ class Countersigning(ItemKind[Signed]):
         return signed
 
     def _check(self, theirs: Signed, peer: str) -> None:
-        """Check that a peer has signed it, for this site. Raises NotTaken, DamageError."""
+        """Check that a peer has signed a statement, for this site. Raises NotTaken, DamageError."""
         said, card = theirs.statement, self._keys.peers.get(peer)
         if card is None:
             raise NotTaken(f"{peer} is not trusted any more")
@@ -161,9 +163,9 @@ class Countersigning(ItemKind[Signed]):
         theirs.check(card.certificate, peer)
 
     def _take(self, said: Statement, peer: str, now: float, least: int | None = None) -> None:
-        """Take what a peer has signed. Raises NotTaken. A statement of fewer lines than another that is here
-        was overtaken by that, where it has not fewer than `least`; by default than what was taken before a
-        call that is under way can have begun.
+        """Accept a peer's statement. Raises NotTaken if it contradicts an earlier one. One about fewer lines
+        was overtaken on its way if it has `least` lines or more; default: those accepted before any current
+        call can have begun.
         """
         before = self._last.get(peer)
         if before is not None and said.lines < before.lines:
@@ -182,7 +184,7 @@ class Countersigning(ItemKind[Signed]):
         self.audit.add(SIGNED, who=peer, **about)
 
     def answer(self, theirs: Signed, peer: str, now: Callable[[], float] = time.monotonic) -> dict[str, Json]:
-        """Take a peer's statement; this site's own, for the same one again the same. Raises NotTaken,
+        """Accept a peer's statement and return this site's; the same again for the same one. Raises NotTaken,
         DamageError.
         """
         with self._lock:
@@ -197,19 +199,19 @@ class Countersigning(ItemKind[Signed]):
         return own.model_dump(mode="json")
 
     def _answers_now(self, own: Statement, digest: str) -> bool:
-        """Whether it answers the statement of this digest, with the key that this site has now."""
+        """Whether `own` answers the statement of this digest, with this site's current key."""
         return own.answers == digest and own.certificate == self._keys.card.digest
 
     def _count(self, peer: str, now: float) -> None:
-        """Raises NotTaken for one statement of a peer too many in a minute: it may come later."""
+        """Raises NotTaken (early) for more than `MOST_ANSWERED` statements of a peer in a minute."""
         times = self._answered.setdefault(peer, deque(maxlen=MOST_ANSWERED))
         if len(times) == MOST_ANSWERED and now - times[0] < MINUTE_S:
             raise NotTaken(f"{peer} has signed {MOST_ANSWERED} times in a minute", "early")
         times.append(now)
 
     def ask_if_due(self, put: Put, peer: str, now: Callable[[], float] = time.monotonic) -> None:
-        """Have a peer sign, when messages that crossed are not signed and none has come for a while, or they
-        have not been for long. Raises RpcError, NotTaken, DamageError.
+        """Ask a peer to sign, if there are unsigned messages and no new one came for `REST_S`, or the oldest
+        has waited for `MOST_S`. Raises RpcError, NotTaken, DamageError.
         """
         unsigned, at = self.audit.position(peer).unsigned, now()
         if not unsigned or at < self._not_before.get(peer, at):
@@ -218,7 +220,7 @@ class Countersigning(ItemKind[Signed]):
         seen, first, last = self._since.get(peer, (0, at, at))
         self._since[peer] = (unsigned, first, at if unsigned != seen else last)
         if at - self._since[peer][2] >= REST_S or at - first >= MOST_S:
-            self._not_before[peer] = at + MOST_S  # of what is refused a line each time, not each look
+            self._not_before[peer] = at + MOST_S  # a refusal has one line, not one for each look
             try:
                 self.ask(put, peer)
             except (NotTaken, DamageError) as refused:
@@ -233,7 +235,7 @@ class Countersigning(ItemKind[Signed]):
             del self._not_before[peer]
 
     def ask(self, put: Put, peer: str) -> None:
-        """Have a peer sign. Raises RpcError, NotTaken, DamageError."""
+        """Ask a peer to sign. Raises RpcError, NotTaken, DamageError."""
         with self._lock:
             own, before = self._own(peer), self._last.get(peer)
         theirs = self.item(canonical(put(_item(own))), peer).head
@@ -247,5 +249,5 @@ class Countersigning(ItemKind[Signed]):
 
 
 def _item(signed: Signed) -> Item[Signed]:
-    """It has no line: when both have signed, one line has both."""
+    """Without a line in the audit log: one line has the statements of both, once both have signed."""
     return Item("", signed, canonical(signed.model_dump(mode="json")), {})

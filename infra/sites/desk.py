@@ -1,6 +1,6 @@
-"""What sites ask of each other, as files in a mailbox folder: an order says which tasks of a flow another
-site is to plan or to run; its replies say how far they are; a cancellation ends them. JSON alone: no code and
-no command crosses.
+"""Orders between sites, as files in a mailbox folder. An order names tasks of a flow that another site is to
+plan or run; replies report their progress; a cancellation ends them. All are JSON: no code or command
+crosses.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ MOST, MOST_TASKS = 2 << 20, 1000  # bytes of a note; tasks of an order
 
 
 class OrderedProduct(Spec):
-    """What a task is to publish."""
+    """A product that a task is to publish."""
 
     kind: str
     fingerprint: Digest
@@ -43,9 +43,7 @@ class OrderedProduct(Spec):
 
 
 class OrderedTask(Spec):
-    """A task that is asked for: which, what it has to make there, and the digest of the code that makes it at
-    home ('' = none).
-    """
+    """A task of an order: its name, its products, and the digest of its code at home ('' = none)."""
 
     task: str
     products: dict[str, OrderedProduct]
@@ -65,19 +63,19 @@ class SiteOrder(Spec):
     parallel: Parallel | None = Field(default=None, description="its layout there; None = chosen there")
     tasks: dict[str, OrderedTask] = Field(min_length=1, max_length=MOST_TASKS)
     version: str = Field(description="Atelier's")
-    accept_code: bool = Field(default=False, description="go on from checkpoints of other code")
+    accept_code: bool = Field(default=False, description="continue from checkpoints of other code")
 
     @staticmethod
     def of(*, nonce: str = "", **fields: object) -> "SiteOrder":
-        """With its id: that of what is asked, so that an equal order is the same one; a `nonce` makes it
-        another.
+        """An order with its id, a digest of its content: equal orders are one order, unless a `nonce`
+        differs.
         """
         draft = SiteOrder.model_validate({**fields, "id": "0" * 64})
         return draft.model_copy(update={"id": fingerprint([draft.model_dump(mode="json"), nonce])})
 
 
 class PlannedProduct(Spec):
-    """What a site says of a product in its plan."""
+    """A product in the plan of a site."""
 
     state: Literal["run", "reuse", "replay", "refused"]
     from_step: int = Field(default=0, ge=0)
@@ -90,11 +88,11 @@ class PlannedProduct(Spec):
 
 
 class TaskState(Spec):
-    """How far a task is, or what is planned of its products."""
+    """The progress of a task, or the plan of its products."""
 
     state: Literal["", "running", "done", "reused", "failed", "stopped", "skipped"] = ""
     planned: dict[str, PlannedProduct] = {}
-    waiting: str = Field(default="", description="for what")
+    waiting: str = Field(default="", description="the cause of a wait")
     warning: str = ""
     progress: int = Field(default=0, ge=0, description="of total, in unit; rate a second")
     total: int = Field(default=0, ge=0)
@@ -104,7 +102,7 @@ class TaskState(Spec):
 
 
 class Reply(Spec):
-    """How far an order is; the one with the highest number counts."""
+    """The progress of an order; the reply with the highest number counts."""
 
     kind: Literal["reply"] = "reply"
     order: Digest
@@ -115,7 +113,7 @@ class Reply(Spec):
     problem: str = ""
     tasks: dict[str, TaskState] = {}
     notes: tuple[str, ...] = ()
-    records: tuple[JsonObject, ...] = Field(default=(), description="of what was made, when it is finished")
+    records: tuple[JsonObject, ...] = Field(default=(), description="of finished products")
 
     @property
     def is_last(self) -> bool:
@@ -123,7 +121,7 @@ class Reply(Spec):
 
 
 class Cancellation(Spec):
-    """The order of this id is to end."""
+    """Ends the order of this id."""
 
     kind: Literal["cancellation"] = "cancellation"
     order: Digest
@@ -144,7 +142,7 @@ def text_of(note: Note) -> bytes:
 
 
 def note_of(text: bytes, kind: Json, place: str) -> Note:
-    """Raises DamageError for what is no note of that kind."""
+    """Parse a note. Raises DamageError if it is not one of that kind."""
     if not isinstance(kind, str) or kind not in KINDS:
         raise DamageError(f"{place}: {str(kind)[:40]!r} is no kind of note between sites", place=place)
     if len(text) > MOST:
@@ -178,7 +176,7 @@ class OrderDesk:
         self._cache: NoteCache[Note] = NoteCache()
 
     def put(self, note: Note) -> None:
-        """Raises DataError for a note that no site would take."""
+        """Write a note. Raises DataError if it is too large for other sites."""
         text = text_of(note)
         if len(text) > MOST:
             raise DataError(f"{note.kind}: {len(text)} bytes, and a note between sites has at most {MOST}")
@@ -189,7 +187,7 @@ class OrderDesk:
         return found if isinstance(found, SiteOrder) and found.id == number else None
 
     def reply(self, number: str) -> Reply | None:
-        """The newest reply; None while there is none, or where it is damaged."""
+        """The newest reply; None if it is missing or damaged."""
         try:
             found = self._read(number, "reply")
         except DamageError:
@@ -197,7 +195,7 @@ class OrderDesk:
         return found if isinstance(found, Reply) and found.order == number else None
 
     def about_reply(self, number: str) -> NoteSummary | None:
-        """Of the newest reply, as `reply`."""
+        """The summary of `reply`."""
         try:
             found = self._about(number, "reply")
         except DamageError:
@@ -205,7 +203,7 @@ class OrderDesk:
         return found if found is not None and found.order == number else None
 
     def is_over(self, number: str) -> bool:
-        """Whether an order has ended; its notes are held in memory no more."""
+        """Whether an order has ended. If so, its notes are dropped from memory."""
         about = self.about_reply(number)
         if about is None or not about.is_last:
             return False
@@ -216,7 +214,7 @@ class OrderDesk:
         return exists(self._path(number, "cancellation"))
 
     def listed(self) -> Iterator[NoteSummary]:
-        """Of all orders that lie here, without those that are damaged or cannot be read."""
+        """Summaries of all orders here that can be read."""
         found = names(self._place)
         self._cache.forget_all_but({self.folder(name) for name in found})
         for name in found:
@@ -228,7 +226,7 @@ class OrderDesk:
                 yield about
 
     def orders(self) -> Iterator[SiteOrder]:
-        """All that lie here, damaged ones left out."""
+        """All orders here that are not damaged."""
         for about in self.listed():
             try:
                 order = self.order(about.order)
@@ -238,8 +236,8 @@ class OrderDesk:
                 yield order
 
     def waiting_for(self, peer: str) -> Iterator[tuple[str, NoteSummary]]:
-        """Kind of the newest notes for a site, and of what: of orders that have not ended, and the replies
-        that end one.
+        """Kinds and summaries of the newest notes for a site: orders that have not ended, their
+        cancellations, and replies to its own orders.
         """
         for about in self.listed():
             if about.home == peer and (reply := self.about_reply(about.order)) is not None:
@@ -250,7 +248,7 @@ class OrderDesk:
                     yield "cancellation", about_of(cancellation_of(about))
 
     def note(self, kind: str, about: NoteSummary) -> Note | None:
-        """A note that `waiting_for` has named; None where it is gone."""
+        """A note that `waiting_for` has named; None if it is gone."""
         if kind == "cancellation":
             return cancellation_of(about)
         return self.order(about.order) if kind == "order" else self.reply(about.order)

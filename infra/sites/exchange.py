@@ -1,7 +1,8 @@
-"""The exchange between agents: four calls for items of every kind (kinds.py), over either transport.
+"""The exchange between agents: four calls for items of every kind (kinds.py), over gRPC or a bucket.
 
-Offer asks where a peer wants a body from, Put sends an item, List asks a peer that cannot call this site for
-its items, and says what became of those listed before, Get fetches a body. Only what was judged is read.
+Offer asks from which byte a peer wants a body. Put sends an item. List asks a peer that cannot call this site
+for its items, and reports the results of the last list. Get fetches a body. An item is judged by its head
+before its body is read.
 """
 
 import hashlib
@@ -49,13 +50,13 @@ from atelier.infra.sites.transfer import (
 CALLS = ("Offer", "Put", "List", "Get")
 MOST_ITEMS, ROOM = 1000, 3 << 20  # items of a list, and their bytes: a frame has at most 4 MiB
 MOST_WHY = 300
-RACE_S = 1.0  # after a body whose receiver's state changed while it crossed
+RACE_S = 1.0  # until the next try of a body that became too early while it crossed
 AnyKind: TypeAlias = ItemKind[Any]  # a kind reads its own heads
 AnyItem: TypeAlias = Item[Any]
 
 
 class Result(Spec):
-    """What became of a listed item: its key, a status code, the bytes that crossed and for how long."""
+    """The result of a listed item: its key, a status code, the bytes that crossed and the seconds."""
 
     key: str = Field(max_length=200)
     code: str = Field(default="OK", max_length=40)
@@ -86,21 +87,21 @@ class Listing(Spec):
 
 
 class SiteExchange:
-    """The exchange of a site: what its agent answers, and what it asks."""
+    """The calls that a site's agent answers and makes."""
 
     def __init__(self, kinds: Iterable[AnyKind], audit: Audit, hourly: Hourly, refusals: Refusals) -> None:
         self.kinds: Mapping[str, AnyKind] = {kind.name: kind for kind in kinds}
         self._audit, self._hourly, self._refusals = audit, hourly, refusals
-        self._settled = defaultdict[str, CompletedKeys[str]](CompletedKeys)  # by peer: not tried again
-        self.later = defaultdict[str, RetrySchedule[str]](RetrySchedule)  # by peer: tried again later
+        self._settled = defaultdict[str, CompletedKeys[str]](CompletedKeys)  # by peer: not sent again
+        self.later = defaultdict[str, RetrySchedule[str]](RetrySchedule)  # by peer: retried later
         self._listed: dict[tuple[str, str], dict[str, AnyItem]] = {}  # by peer and kind, in the last list
         self._results: dict[tuple[str, str], list[Result]] = {}  # by the same: of the peer's last list
         self._locks = defaultdict[tuple[str, str], threading.Lock](threading.Lock)  # one thread carries each
 
-    # what others ask
+    # calls of peers
 
     def answer(self, call: str, requests: Iterator[bytes], peer: str) -> Iterator[bytes]:
-        """The answer to a call of a peer: one document, or of Get the blocks of a body. Raises NotTaken,
+        """Answer a call of a peer: one document, or for Get the blocks of a body. Raises NotTaken,
         DamageError.
         """
         asked = parse_as(ItemRequest, next(requests, b""), peer, "a request")
@@ -143,7 +144,7 @@ class SiteExchange:
             yield from self._audit.given(blocks_of(path, offset), left, peer, **item.about)
 
     def _list(self, kind: AnyKind, asked: ItemRequest, peer: str) -> dict[str, Json]:
-        """The items for a peer, after what it says of those that were listed before."""
+        """The items for a peer, after its results for those that were listed before."""
         before = self._listed.get((peer, kind.name), {})
         for result in asked.results:
             if (item := before.pop(result.key, None)) is not None:  # one result for each
@@ -156,7 +157,7 @@ class SiteExchange:
                 room -= len(item.text)
                 if len(listed) == MOST_ITEMS or (listed and room < 0):
                     break
-                if item.size is None:  # without its line it is not listed
+                if item.size is None:  # no item without its line in the log
                     kind.note("fetched", peer, item, is_new=False)
                 found.append({"key": item.key, "head": json.loads(item.text)})
                 listed[item.key] = item
@@ -166,9 +167,7 @@ class SiteExchange:
         return {"groups": [group for group in groups if group]}
 
     def _groups(self, kind: AnyKind, peer: str) -> Iterator[Iterable[AnyItem]]:
-        """What is to be listed: of what a peer keeps first that which never had to wait, as a list has little
-        room.
-        """
+        """The groups to list. Kept items that never failed come first, as a list has little room."""
         later, is_due = self.later[peer], self._is_due(peer)
         if not kind.is_kept:
             yield from kind.groups(peer, is_due)
@@ -183,10 +182,10 @@ class SiteExchange:
             code = CODES.get(result.code, grpc.StatusCode.UNKNOWN)
             self._refused(kind, item, peer, CallError(code, result.why), is_moved=result.is_moved)
 
-    # what it asks
+    # own calls
 
     def send(self, link: PeerLink, peer: str, kind: AnyKind) -> None:
-        """Push what a peer lacks. Raises the first error, after all groups."""
+        """Send a peer the items that it lacks. Raises the first error, after all groups."""
         each = Apart()
         with self._locks[peer, kind.name]:
             for group in kind.groups(peer, self._is_due(peer)):
@@ -200,7 +199,7 @@ class SiteExchange:
         return lambda key: key not in self._settled[peer] and self.later[peer].is_due(key)
 
     def _due(self, group: Iterable[AnyItem], kind: AnyKind, peer: str) -> Iterator[AnyItem]:
-        """The items of a group that are tried now: those before one that waits."""
+        """The items of a group to try now: those before one that waits for a retry."""
         for item in group:
             if not self.later[peer].is_due(item.key):
                 return
@@ -208,7 +207,7 @@ class SiteExchange:
                 yield item
 
     def _send(self, link: PeerLink, peer: str, kind: AnyKind, item: AnyItem) -> bool:
-        """Send an item; False where the next ones of its group have to wait for it."""
+        """Send an item; False if the next ones of its group must wait for it."""
         is_moved = False
         try:
             offset: Json = 0
@@ -217,7 +216,7 @@ class SiteExchange:
             if isinstance(offset, int):
                 is_moved = item.size is not None
                 self._push(link, peer, kind, item, offset)
-            else:  # it is there: the answer to the push may have been lost
+            else:  # the peer has it: the answer to the push may have been lost
                 kind.note("sent", peer, item, is_new=False)
                 self._taken(kind, item, peer)
         except (OSError, grpc.RpcError) as error:
@@ -235,7 +234,7 @@ class SiteExchange:
         with budget as counted:
             blocks = counted(blocks_of(kind.path(item, peer), offset, link.block)) if item.size else ()
             answer = self._call(link, "Put", kind, item, offset, blocks)
-            if item.size is not None:  # it has crossed, whatever the peer says
+            if item.size is not None:  # it has crossed, whatever the answer is
                 kind.note("sent", peer, item, is_new=left > 0)
         took = _parsed(answer, peer).get("took")
         if item.size is None and isinstance(took, bool):
@@ -243,7 +242,7 @@ class SiteExchange:
         self._taken(kind, item, peer, left, time.monotonic() - began)
 
     def ask(self, link: PeerLink, peer: str, kind: AnyKind, item: AnyItem) -> Json:
-        """The answer of a peer's kind to an item. Raises RpcError."""
+        """Send an item and return the answer of the peer's kind. Raises RpcError."""
         return _parsed(self._call(link, "Put", kind, item), peer).get("answer")
 
     def _call(
@@ -260,7 +259,7 @@ class SiteExchange:
         return link.ask(call, canonical(about), blocks, timeout)
 
     def _taken(self, kind: AnyKind, item: AnyItem, peer: str, size: int = 0, seconds: float = 0.0) -> None:
-        """A peer has an item."""
+        """Remember that a peer has an item."""
         if kind.is_kept:
             self._settled[peer].add(item.key)
         self.later[peer].succeeded(item.key)
@@ -268,7 +267,7 @@ class SiteExchange:
         kind.settled(peer, item, size, seconds)
 
     def _refused(self, kind: AnyKind, item: AnyItem, peer: str, error: Exception, *, is_moved: bool) -> bool:
-        """Remember that a peer does not take an item; whether the next ones of its group can be tried."""
+        """Remember that a peer refused an item. Returns whether the next ones of its group can be tried."""
         code, later = status_of(error), self.later[peer]
         if code in NEVER:
             is_told = is_moved or not item.is_again
@@ -293,10 +292,10 @@ class SiteExchange:
         return not kind.holds_up(code)
 
     def fetch(self, link: PeerLink, peer: str, kind: AnyKind) -> None:
-        """Fetch what a peer has for this site. Raises the first error, after all groups."""
+        """Fetch a peer's items for this site. Raises the first error, after all groups."""
         each = Apart()
         with self._locks[peer, kind.name]:
-            said = self._results.get((peer, kind.name), [])[:MOST_ITEMS]  # until the peer has heard them
+            said = self._results.get((peer, kind.name), [])[:MOST_ITEMS]  # kept until the peer has them
             if not said and not kind.expects(peer):
                 return
             about = {"kind": kind.name, "results": [one.model_dump(mode="json") for one in said]}
@@ -310,9 +309,9 @@ class SiteExchange:
         each.end()
 
     def _fetch(self, link: PeerLink, peer: str, kind: AnyKind, listed: Listed, results: list[Result]) -> bool:
-        """Fetch an item; False where the next ones of its group have to wait for it."""
+        """Fetch an item; False if the next ones of its group must wait for it."""
         item: AnyItem | None = None
-        if not self.later[peer].is_due(_here(listed)):  # whatever the peer has heard of it
+        if not self.later[peer].is_due(_here(listed)):  # whatever result the peer has
             return False
         try:
             item = kind.item(canonical(listed.head), peer)
@@ -326,7 +325,7 @@ class SiteExchange:
         left = 0 if item.size is None or offset is None else item.size - offset
         began = time.monotonic()
         if item.size is not None and offset is not None:
-            self._hourly.check(peer, left)  # what waits for that is no fault of the item
+            self._hourly.check(peer, left)  # a wait for the budget is no failure of the item
             about = {"kind": kind.name, "head": listed.head, "offset": offset}
             try:
                 with closing(link.get(canonical(about), patience(item.size))) as blocks:
@@ -349,8 +348,8 @@ class SiteExchange:
     def _decline(
         self, kind: AnyKind, item: AnyItem | None, peer: str, error: Exception, *, is_moved: bool = False
     ) -> CallError:
-        """Note that this site does not take an item of a peer; what the peer hears of it."""
-        if isinstance(error, grpc.RpcError):  # the peer itself does not give the body
+        """Record that this site refuses an item of a peer; returns the result for the peer."""
+        if isinstance(error, grpc.RpcError):  # the peer itself did not send the body
             code = code_of(error)
             found = CallError(code if code in EARLY else grpc.StatusCode.UNKNOWN, "")
         else:
@@ -361,7 +360,7 @@ class SiteExchange:
 
 
 def _parsed(answer: bytes, peer: str) -> dict[str, Json]:
-    """A peer's answer. Raises CallError for what is none: as for what its agent cannot do."""
+    """Parse a peer's answer. Raises CallError (UNKNOWN) for an invalid one."""
     try:
         return parse_object(answer, peer, "an answer")
     except DamageError as error:
@@ -369,5 +368,5 @@ def _parsed(answer: bytes, peer: str) -> dict[str, Json]:
 
 
 def _here(listed: Listed) -> str:
-    """By which an item is remembered whose body came damaged: its sender, who waits longer, names its key."""
+    """The key of an item whose body came damaged: this site's own, as the sender chooses `Listed.key`."""
     return f"here {hashlib.sha256(canonical(listed.head)).hexdigest()}"

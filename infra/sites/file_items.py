@@ -1,5 +1,5 @@
-"""The files of artifacts (infra/sites/files.py), an item each: what comes in has to be asked for by an order,
-and be in the record of its reply.
+"""Files of artifacts (infra/sites/files.py), an item each. An inbound file must be wanted by an order and be
+in the record of its reply.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from atelier.infra.sites.files import folder_of, is_carried, is_taken, part_of, 
 from atelier.infra.sites.incoming import Arrival, NotTaken, OneTransfer, received
 from atelier.infra.sites.kinds import IsDue, Item, ItemKind
 
-MOST_REMEMBERED = 256  # replies to orders whose files are
+MOST_REMEMBERED = 256  # replies whose lists of files are cached
 Sent: TypeAlias = dict[OrderedProduct, dict[FileEntry, None]]  # the files of artifacts, in their order
 
 
@@ -31,7 +31,7 @@ class FileHead(Spec):
 
 
 class Files(ItemKind[FileHead]):
-    """The files that cross at the mailbox `url` of `site`."""
+    """Files of artifacts to and from the mailbox `url` of `site`."""
 
     name = "file"
     early_s, again_s = 1.0, 10.0
@@ -54,7 +54,7 @@ class Files(ItemKind[FileHead]):
         return Item(key, head, text, about | head.entry.model_dump(), name, key, head.entry.bytes)
 
     def groups(self, peer: str, is_due: IsDue) -> Iterator[Iterator[Item[FileHead]]]:
-        """What this site has for the orders of a peer."""
+        """The files of this site for the orders of a peer."""
         for about in self._desk.listed():
             if about.home == peer and about.site == self._site:
                 for artifact, entries in self._sent(about.order).items():
@@ -75,12 +75,12 @@ class Files(ItemKind[FileHead]):
         return self.place(head)
 
     def _sent(self, number: str) -> Sent:
-        """The files that home needs of an order, as far as its last reply has their records."""
+        """The files of an order that home needs and whose records are in the last reply."""
         reply = self._desk.about_reply(number)
         return self._of(number, reply.digest) if reply is not None else {}
 
     def _read(self, number: str, digest: str) -> Sent:
-        """`_sent`, by the digest of the reply."""
+        """`_sent`, cached by the digest of the reply."""
         order, found = self._desk.order(number), Sent()
         for artifact, record in sent(self._desk, order) if order is not None else ():
             found.setdefault(artifact, {}).update(dict.fromkeys(record.files))
@@ -90,7 +90,7 @@ class Files(ItemKind[FileHead]):
         return folder_of(self._desk, head.order, head.artifact) / head.entry.path
 
     def judge(self, head: FileHead, peer: str) -> Path:
-        """Where a file goes. Raises NotTaken for one that this site has not asked `peer` for."""
+        """The target of a file. Raises NotTaken for one that this site has not ordered from `peer`."""
         order = self._desk.order(head.order)
         if order is None or (order.home, order.site) != (self._site, peer):
             raise NotTaken(f"there is no order {head.order[:16]} to {peer} here")
@@ -99,7 +99,7 @@ class Files(ItemKind[FileHead]):
             raise NotTaken(f"the order {order.id[:16]} wants no files of {about}")
         entries = self._sent(order.id).get(head.artifact)
         if entries is None:
-            raise NotTaken("its record has not come", "early")
+            raise NotTaken("its record has not arrived", "early")
         if not is_carried(head.entry.path):
             raise NotTaken(f"{head.entry.path[:80]} is outside its payload, or too long")
         if head.entry not in entries:
@@ -107,13 +107,13 @@ class Files(ItemKind[FileHead]):
         return self.place(head)
 
     def offset(self, item: Item[FileHead], peer: str) -> int | None:
-        """Raises NotTaken also while more bytes are on their way."""
+        """As in ItemKind. Raises NotTaken also while a transfer of the file is under way."""
         path = self.judge(item.head, peer)
         self._one.check(path, path.name)
         return self._come(item.head, path)
 
     def _come(self, head: FileHead, path: Path) -> int | None:
-        """How many bytes have come; None = all."""
+        """How many bytes have arrived; None = all."""
         if is_taken(self._desk, head.order, head.artifact) or path.exists():
             return None
         part = part_of(path)

@@ -1,5 +1,5 @@
-"""The files of artifacts that a site sends home, because a task there needs them. The order says which, the
-record in the site's reply says with which bytes; nothing else is taken.
+"""Send home the files of artifacts that a task there needs. The order names the artifacts, and the record in
+the site's reply has the digests; no other files are accepted.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def wanted(order: SiteOrder) -> list[OrderedProduct]:
 
 
 def sent(desk: OrderDesk, order: SiteOrder) -> Iterator[tuple[OrderedProduct, Record]]:
-    """The artifacts that home needs and that are finished, with their records as the site has answered."""
+    """The finished artifacts that home needs, with their records from the site's reply."""
     reply, known = desk.reply(order.id), wanted(order)
     for document in reply.records if reply else ():
         try:
@@ -54,8 +54,8 @@ def sent(desk: OrderDesk, order: SiteOrder) -> Iterator[tuple[OrderedProduct, Re
 
 
 def offer(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct, address: str, record: Record) -> None:
-    """Put the files of a finished artifact at `address` where the agent finds them. Raises DamageError for
-    one that is not as its record says.
+    """Copy the files of a finished artifact at `address` to the folder of the agent. Raises DamageError for a
+    file that does not match its record.
     """
     folder = folder_of(desk, order.id, artifact)
     for entry in record.files:
@@ -65,7 +65,7 @@ def offer(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct, address: 
             fetch(f"{address}/{entry.path}", part_of(path))
             verify(str(part_of(path)), entry, f"{address}/{entry.path}")
             with part_of(path).open("rb") as file:
-                os.fsync(file.fileno())  # an empty file would be sent again and again
+                os.fsync(file.fileno())  # a file lost in a power cut would be sent again and again
             os.replace(part_of(path), path)
             sync_folder(path.parent)
 
@@ -73,22 +73,22 @@ def offer(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct, address: 
 def take_in(
     desk: OrderDesk, order: SiteOrder, ordered: OrderedProduct, product: Product, store: Store
 ) -> bool:
-    """Publish an artifact whose files have come from another site, with that site in its record; False while
-    they have not. Raises DamageError, and AtelierError for a record of something else, or files that no
-    artifact has.
+    """Publish an artifact whose files have arrived from another site, which is named in its record; False
+    while files are missing. Raises DamageError, and AtelierError for a record of another artifact, or paths
+    that no artifact has.
     """
     for artifact, record in sent(desk, order):
         folder = folder_of(desk, order.id, ordered)
         if artifact != ordered:
             continue
         if strange := [entry.path for entry in record.files if not is_carried(entry.path)]:
-            what = f"{order.site} sends {record.name}, {strange[0][:80]!r} of it"
+            what = f"{order.site} sends {record.name} with {strange[0][:80]!r}, which is"
             raise AtelierError(f"{what} outside its payload, or too long")
         if not all((folder / entry.path).exists() for entry in record.files):
             continue
         same = (record.version, record.parents) == (product.version, product.parents)
         if not same or canonical(record.identity) != canonical(product.identity):
-            raise AtelierError(f"{order.site} sends {record.kind} {record.name}, not what was asked for")
+            raise AtelierError(f"{order.site} sends {record.kind} {record.name}, not the ordered artifact")
         address = store.address(ordered.kind, ordered.fingerprint)
         for entry in record.files:
             verify(str(folder / entry.path), entry)
@@ -104,7 +104,7 @@ def take_in(
 
 
 def drop(desk: OrderDesk, order: SiteOrder, artifact: OrderedProduct) -> None:
-    """Remove the files of an artifact that was taken in: they are not fetched again."""
+    """Remove the files of a published artifact, and mark it so that they are not fetched again."""
     folder = folder_of(desk, order.id, artifact)
     write_bytes(f"{folder}{TAKEN}", b"")
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,7 +116,7 @@ def is_taken(desk: OrderDesk, number: str, artifact: OrderedProduct) -> bool:
 
 
 def is_carried(path: str) -> bool:
-    """Whether a file of this path is taken from another site."""
+    """Whether a file with this path is accepted from another site."""
     sizes = [len(part.encode()) for part in path.split("/")]
     return bool(PAYLOAD.match(path)) and max(sizes) <= MOST_NAME and len(path.encode()) <= MOST_PATH
 
@@ -126,5 +126,5 @@ def folder_of(desk: OrderDesk, number: str, artifact: OrderedProduct) -> Path:
 
 
 def part_of(path: Path) -> Path:
-    """Where a file lies while it comes, also one whose name is as long as can be."""
+    """The path of a file while it arrives; its name is short for any length of the file's name."""
     return path.with_name(f"{hashlib.sha256(path.name.encode()).hexdigest()[:32]}.part")

@@ -1,4 +1,4 @@
-"""An agent's calls over gRPC: one port, mutual TLS; the caller's certificate is looked up at every call."""
+"""Answer calls over gRPC: one port, mutual TLS. The caller's certificate is looked up at every call."""
 
 import resource
 import threading
@@ -20,7 +20,7 @@ from atelier.infra.sites.refusals import ending
 from atelier.infra.sites.sealed import other_version
 from atelier.infra.sites.transfer import AT_ONCE, FORMER, SERVICE, THREADS, CallError
 
-HANDSHAKE = ("grpc.server_handshake_timeout_ms", 20_000)  # then who connects and says nothing is hung up on
+HANDSHAKE = ("grpc.server_handshake_timeout_ms", 20_000)  # idle connections are closed after it
 
 
 class GrpcServer(grpc.GenericRpcHandler):
@@ -36,29 +36,25 @@ class GrpcServer(grpc.GenericRpcHandler):
         self._server.add_generic_rpc_handlers((self,))
 
     def serve(self, address: str) -> int:
-        """Listen at `address` (host:port, port 0 = any); returns the port. Raises ConfigError when it is in
-        use.
-        """
+        """Listen at `address` (host:port, port 0 = any) and return the port. Raises ConfigError if in use."""
         credentials = grpc.dynamic_ssl_server_credentials(
             self._certificates(), self._certificates, require_client_authentication=True
         )
         try:
             port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
-            raise ConfigError(
-                "site serve", f"{address} cannot be listened at", "another port, or 0"
-            ) from None
+            raise ConfigError("site serve", f"cannot listen at {address}", "another port, or 0") from None
         _allow_descriptors()
         self._server.start()
         return port
 
     def stop(self) -> None:
-        """End all calls; returns when nothing is done for one any more."""
+        """End all calls and wait for their threads."""
         self._server.stop(1.0).wait()
         self._threads.shutdown()
 
     def _certificates(self) -> Any:
-        """Key, certificate and the peers' certificates as they are now, for a new connection."""
+        """The current key, certificate and peers' certificates, for a new connection."""
         card, key = self._keys.pair
         trusted = "".join(peer.certificate for peer in self._keys.peers.values()) or card.certificate
         return grpc.ssl_server_certificate_configuration(
@@ -66,8 +62,8 @@ class GrpcServer(grpc.GenericRpcHandler):
         )
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """All requests are streams to gRPC, which is the same on the wire: of another it would wait for the
-        one message before its caller is judged and counted.
+        """Handle all requests as streams: gRPC reads a unary request before it calls the handler, which
+        judges and counts the caller. On the wire both are equal.
         """
         service, _, call = details.method.strip("/").partition("/")
         if service not in (SERVICE, FORMER) or (service == SERVICE and call not in CALLS):
@@ -84,14 +80,14 @@ class GrpcServer(grpc.GenericRpcHandler):
         if not peer:
             self._audit.add("refused", who=context.peer(), why="its certificate is not trusted")
             raise CallError(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not trusted here")
-        if problem := self._keys.peer(peer).out_of_time:  # TLS has looked when the connection was made
+        if problem := self._keys.peer(peer).out_of_time:  # TLS checks only when a connection is made
             self._audit.add("refused", who=peer, why=problem)
             raise CallError(grpc.StatusCode.PERMISSION_DENIED, problem)
         return peer
 
     @contextmanager
     def _counted(self, peer: str) -> Iterator[None]:
-        """Around a call of a peer. Raises CallError for one too many."""
+        """Count a call of a peer while it lasts. Raises CallError if there are too many."""
         with self._lock:
             self._going_on[peer] += 1
             is_too_many = self._going_on[peer] > AT_ONCE
@@ -107,7 +103,7 @@ class GrpcServer(grpc.GenericRpcHandler):
     def _answers(
         self, call: str, is_former: bool, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Answer a call; it ends with the code of what is raised."""
+        """Answer a call. An error ends it with its status code."""
         peer = context.peer()
         try:
             peer = self._caller(context)
@@ -116,16 +112,16 @@ class GrpcServer(grpc.GenericRpcHandler):
             with self._counted(peer):
                 yield from self._exchange.answer(call, requests, peer)
         except grpc.RpcError as error:
-            if not isinstance(error, CallError):  # whoever calls has gone
+            if not isinstance(error, CallError):  # the caller is gone
                 raise
             context.abort(error.code(), error.details())
-        except Exception as error:  # of what gRPC would tell a peer the whole text
+        except Exception as error:  # gRPC would send its whole text to the peer
             found = ending(error, peer, self._audit)
             context.abort(found.code(), found.details())
 
 
 def _allow_descriptors() -> None:
-    """As many as there may be: each connection, whoever makes it, is one for as long as `HANDSHAKE`."""
+    """Raise the limit of file descriptors: each connection, even of a stranger, has one for `HANDSHAKE`."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # no limit at all is refused by some systems
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

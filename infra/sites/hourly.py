@@ -1,6 +1,6 @@
-"""How many bytes of messages and files a site's policy lets cross to and from a peer in an hour. What has
-crossed whole stands in the audit log, so that an agent that was killed goes on counting where it was; what
-broke off, or was dropped when it had come, this agent remembers.
+"""Limit the bytes of messages and files to and from a peer in an hour, by a site's policy. Complete transfers
+are counted from the audit log, so the count survives a kill of the agent; those that broke off or were
+dropped are counted in memory.
 """
 
 import threading
@@ -14,24 +14,24 @@ from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.last_hour import LastHour
 from atelier.infra.sites.policy import GIGA, Policies
 
-Counted = Callable[[Iterable[bytes]], Iterator[bytes]]  # passes blocks on
+Counted = Callable[[Iterable[bytes]], Iterator[bytes]]  # counts blocks that pass
 
 
 class Hourly:
-    """The budgets of the site whose keys and policies are in a folder."""
+    """The hourly budgets of the site with these keys and policies."""
 
     def __init__(self, keys: Path, audit: Audit) -> None:
         self._policies, self._audit = Policies(keys), audit
-        self._waiting: dict[str, str] = {}  # by peer, why something waits
+        self._waiting: dict[str, str] = {}  # by peer, the reason of a wait
         self._under_way = Counter[str]()  # bytes by peer
         self._broken = LastHour()  # bytes that the audit log does not count
         self._lock = threading.Lock()  # around both
 
     @contextmanager
     def admitted(self, peer: str, size: int, before: int = 0) -> Iterator[Counted]:
-        """Around a transfer of so many bytes, which count until it ends; those that crossed are in the audit
-        log by then, or count because what is given has counted them. `before`: bytes that came in earlier
-        transfers, which the log counts with these. Raises NotTaken as `check`.
+        """Reserve `size` bytes during a transfer. Then the bytes that crossed are in the audit log or, if it
+        broke off, were counted by the function that this yields. `before`: bytes of earlier transfers of the
+        same body, which the log counts with these. Raises NotTaken as `check`.
         """
         moved, is_whole = 0, False
 
@@ -56,11 +56,11 @@ class Hourly:
                     self._broken.add(peer, -max(0, min(before, self._broken.of(peer))))
 
     def check(self, peer: str, size: int) -> None:
-        """Raises NotTaken, early, while so many bytes more would be too many; the policy is read anew. Never,
-        for fewer than none.
+        """Raises NotTaken (early) while `size` more bytes exceed the budget, and (never) for a negative
+        `size`. Reads the policy anew.
         """
         if size < 0:
-            raise NotTaken(f"begins {-size} bytes behind its end")
+            raise NotTaken(f"begins {-size} bytes after its end")
         most = self._policies.of(peer).hourly * GIGA
         crossed = self._audit.last_hour(peer) + self._broken.of(peer) + self._under_way[peer] if most else 0
         if not most or crossed + size <= most:
@@ -73,7 +73,7 @@ class Hourly:
         raise NotTaken(self._waiting[peer], "early")
 
     def waits(self, peer: str) -> str:
-        """Why something from or to a peer waits; '' when nothing does."""
+        """Why an item from or to a peer waits; '' = none waits."""
         return self._waiting.get(peer, "")
 
 

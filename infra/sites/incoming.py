@@ -1,5 +1,5 @@
-"""Messages that come from another site: judged by their head before a byte of them is taken, kept as far as
-they have come, and put into the mailbox when their digest agrees.
+"""Receive messages from other sites. A message is judged by its head before its body is read. An incomplete
+body is kept, and moved into the mailbox when its digest is right.
 """
 
 import os
@@ -28,8 +28,8 @@ MOST = 64 << 30  # bytes of a message
 
 
 class NotTaken(AtelierError):
-    """A message that is not taken, with the reason: it never will be, `early` it may be later on, `over` it
-    was needed once. `lacks`: what has to come before it.
+    """A refused item, with the reason. `when`: it is `never` accepted, is too `early`, or is `over` (no
+    longer needed). `lacks`: what must come before it.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class NotTaken(AtelierError):
 
 
 class Damaged(NotTaken):
-    """What has come is not what was announced: it has crossed for nothing."""
+    """A body that does not match its head."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """An item that comes from a peer: the blocks of its body, from `offset` on. `note` is called with whether
-    it is new, before its body exists under its name.
+    """An item from a peer: the blocks of its body, from `offset` on. `note` is called with whether it is new,
+    before its body is moved into place.
     """
 
     peer: str
@@ -59,7 +59,7 @@ class Arrival:
 
 
 class OneTransfer:
-    """One transfer to a place at a time: what was accepted is never replaced, nor written by two."""
+    """Allows one transfer to a place at a time, so that no file is replaced or written by two."""
 
     def __init__(self) -> None:
         self._taking: set[Path] = set()
@@ -67,7 +67,7 @@ class OneTransfer:
 
     @contextmanager
     def of(self, place: Path, what: str) -> Iterator[None]:
-        """Raises NotTaken while another is on its way there."""
+        """Raises NotTaken during another transfer to the place."""
         with self._lock:
             self._check(place, what)
             self._taking.add(place)
@@ -78,7 +78,7 @@ class OneTransfer:
                 self._taking.discard(place)
 
     def check(self, place: Path, what: str) -> None:
-        """Raises NotTaken while one is on its way there: nothing more has to be sent to learn that."""
+        """Raises NotTaken during a transfer to the place, before any bytes are sent."""
         with self._lock:
             self._check(place, what)
 
@@ -88,7 +88,7 @@ class OneTransfer:
 
 
 class Incoming:
-    """What comes into the mailbox `url` of `site`."""
+    """Messages that arrive in the mailbox `url` of `site`."""
 
     def __init__(self, url: str, site: str) -> None:
         self.url, self.site = url, site
@@ -100,8 +100,8 @@ class Incoming:
         return [about for about in self.all.listed() if peer in about.sites]
 
     def about(self, trajectory: str, of: str, peer: str) -> AboutTraining:
-        """What this site says of the training that something `of` a site is of. Raises NotTaken where `peer`
-        takes no part in it, or it is not of `peer`.
+        """This site's announcement of the training of a message `of` a site. Raises NotTaken if `peer` takes
+        no part in the training, or did not make the message.
         """
         about = Mailbox(self.url, trajectory).about(self.site)
         if about is None:
@@ -113,13 +113,13 @@ class Incoming:
         return about
 
     def judge(self, head: Message, peer: str) -> Mailbox:
-        """The mailbox of a message. Raises NotTaken for one that this site does not take from `peer`."""
+        """The mailbox of a message. Raises NotTaken for one that this site does not accept from `peer`."""
         about, box = self.about(head.trajectory, head.site, peer), Mailbox(self.url, head.trajectory)
         if len(head.text) > MOST_HEAD:
-            raise NotTaken(f"a head of {len(head.text)} bytes, at most {MOST_HEAD} are taken")
+            raise NotTaken(f"a head of {len(head.text)} bytes, at most {MOST_HEAD} are accepted")
         most = min(MOST, about.most or MOST)
         if head.body.bytes > most:
-            raise NotTaken(f"{head.body.bytes} bytes, at most {most} are taken")
+            raise NotTaken(f"{head.body.bytes} bytes, at most {most} are accepted")
         if head.kind != (about.what if about.teacher else "contribution"):
             raise NotTaken(f"{head.trajectory[:16]} has no messages of kind {head.kind}")
         there = box.read(head.round, peer)
@@ -144,7 +144,7 @@ class Incoming:
         self, head: Contribution, box: Mailbox, about: AboutTraining, *, is_here: bool
     ) -> None:
         if strange := sorted({*head.before} - {*about.sites}):
-            raise NotTaken(f"is sent after a step with {strange[0]}, who takes no part")
+            raise NotTaken(f"is sent after a step with {strange[0]}, which takes no part")
         if about.rounds is not None:
             last = self._judge_round(head, box, about.rounds)
         else:
@@ -152,7 +152,7 @@ class Incoming:
         if head.round > last + 1:
             raise NotTaken(f"round {head.round} is not the next one", "early", "round")
         if about.bytes and head.codec.text not in about.bytes:
-            raise NotTaken(f"is {head.codec.text}, and the training's are {', '.join(about.bytes)}")
+            raise NotTaken(f"has codec {head.codec.text}, and the training's are {', '.join(about.bytes)}")
         expected = about.bytes.get(head.codec.text, ())[head.fragment : head.fragment + 1]
         if about.bytes and expected != (head.body.bytes,):
             raise NotTaken(f"{head.body.bytes} bytes of fragment {head.fragment}, not {[*expected]}")
@@ -160,15 +160,15 @@ class Incoming:
             raise NotTaken(f"round {head.round} is over", "over")
 
     def _judge_round(self, head: Contribution, box: Mailbox, rounds: AboutRounds) -> int:
-        """The last round that has begun here, of an elastic membership. Raises NotTaken for a contribution
-        that was decided against, or another one than was decided on.
+        """The last round that has begun here, in an elastic membership. Raises NotTaken for a contribution
+        that is not in the decision, or differs from the one in it.
         """
         meeting = Meeting(box)
         decision, last = meeting.decision(head.round), meeting.last()
         if decision is not None and head.site not in decision.line.sha256:
             raise NotTaken(f"round {head.round} was decided without {head.site}", "over")
         if decision is not None and decision.line.sha256[head.site] != head.body.sha256:
-            raise NotTaken(f"another message of {head.site} to round {head.round} was decided on")
+            raise NotTaken(f"the decision on round {head.round} has another message of {head.site}")
         if rounds.is_followed:
             return rounds.last
         own = meeting.presence(self.site)  # it may have no part in the first round of a branch
@@ -176,8 +176,8 @@ class Incoming:
         return max(begun, box.last_sent(self.site), last.line.round if last is not None else 0)
 
     def take_progress(self, progress: ReaderProgress, peer: str) -> None:
-        """Keep how far `peer` has come in what it learns from a teacher here. Raises NotTaken for what is not
-        its to say.
+        """Keep the progress that `peer` reports in a lesson of a teacher here. Raises NotTaken if it may not
+        report it.
         """
         about = self.about(progress.trajectory, progress.site, peer)
         if about.teacher != self.site:
@@ -198,18 +198,18 @@ class Incoming:
         box.forget(min(safe))
 
     def progress(self, box: Mailbox, peer: str) -> ReaderProgress | None:
-        """How far a peer says that it has come; what is damaged here is as nothing, and said again by it."""
+        """The reported progress of a peer; None if it is missing or damaged. The peer reports it again."""
         try:
             return box.progress(peer)
         except DamageError:
             return None
 
     def forget(self, progress: ReaderProgress) -> None:
-        """Remove the answers that this site will not ask for again; nobody else reads them here."""
+        """Remove the answers that this site will not ask for again; no other site reads them here."""
         Mailbox(self.url, progress.trajectory).forget(progress.safe)
 
     def offset(self, head: Message, peer: str) -> int | None:
-        """How many bytes of a message have come; None = all of it is here. Raises NotTaken as `judge`."""
+        """How many bytes of a message have arrived; None = all. Raises NotTaken as `judge`."""
         box = self.judge(head, peer)
         if box.has(head.round, peer):
             return None
@@ -223,8 +223,9 @@ class Incoming:
         arrival: Arrival,
         is_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Take a message's bytes; durable when it returns. Raises NotTaken as `judge`, and for bytes that are
-        not those that the head announces: they are dropped. `is_trusted`: still, when all has come.
+        """Receive a message's bytes; durable when it returns. Raises NotTaken as `judge`, and for bytes that
+        do not match the head, which are dropped. `is_trusted`: whether the peer still is, after the last
+        byte.
         """
         peer, box = arrival.peer, self.judge(head, arrival.peer)
         path = self._part(box, head)
@@ -232,7 +233,7 @@ class Incoming:
             if self.judge(head, peer).has(head.round, peer):
                 return arrival.note(False)
             make_folder(path.parent)
-            for other in path.parent.glob(f"{TEMPORARY}*"):  # of a message that was announced otherwise
+            for other in path.parent.glob(f"{TEMPORARY}*"):  # of a message with another head
                 if other != path:
                     other.unlink()
             folder = box.folder(head.round, peer)
@@ -255,10 +256,10 @@ def received(
     arrival: Arrival,
     is_trusted: Callable[[], bool],
 ) -> None:
-    """Append the blocks of a file of these bytes and sha256 to `part`, and move it to `target` when it is
-    whole; durable when it returns. Raises NotTaken for bytes that are not those: they are dropped.
-    `is_trusted`: who sends them still is, when all has come. It is noted before it is moved, with whether
-    something of it has come now.
+    """Append the blocks of a file to `part`, and move it to `target` when it matches `entry` (bytes, sha256).
+    Durable when it returns. Raises NotTaken for other bytes, which are dropped. `is_trusted`: whether the
+    sender still is, after the last byte. `arrival.note` is called before the move, with whether bytes came
+    now.
     """
     size, sha256 = entry
     has_come = not size

@@ -28,7 +28,7 @@ from atelier.infra.store.file_lock import file_lock
 KEY, CARD, PEERS, AUDIT, MAILBOX = "key.pem", "site.json", "peers", "audit.jsonl", "mailbox"
 MAILBOX_AT, LOCK, FORMER = "mailbox.txt", "agent.lock", "former"
 FOLDER = "ATELIER_SITE"  # environment variable
-TLS_NAME = "atelier-site"  # of all certificates: who begins a connection says in clear whom it looks for
+TLS_NAME = "atelier-site"  # in all certificates: TLS sends the server's name unencrypted
 CERTIFICATE = b"-----BEGIN CERTIFICATE-----"  # where it begins, behind the key
 DAYS = 825  # for which a certificate is valid
 MOST_CARD = 100_000  # bytes
@@ -54,8 +54,8 @@ def _leads_nowhere_else(address: str) -> str:
 
 
 def _one_certificate(text: str) -> str:
-    """The PEM of the certificate in a text. Raises ValueError unless it has one, and nothing else: TLS would
-    trust each of several, and the digest be of the first.
+    """The PEM of the certificate in a text. Raises ValueError unless the text is exactly one: TLS would trust
+    each of several, but the digest is that of the first.
     """
     try:
         found = [_pem(each) for each in x509.load_pem_x509_certificates(text.encode())]
@@ -79,8 +79,8 @@ Certificate = Annotated[str, Field(max_length=MOST_CARD), AfterValidator(_one_ce
 
 
 class Card(Spec):
-    """What a site tells others of itself: who it is, where its agent is reached (host:port, or the URL of a
-    folder or bucket; '' = it only asks others), and its certificate, alone, in PEM as it is written here.
+    """A site's card for others: its name, the address of its agent (host:port, or the URL of a folder or
+    bucket; '' = it only calls others), and its certificate in PEM.
     """
 
     site: SiteName
@@ -94,7 +94,7 @@ class Card(Spec):
 
     @property
     def tls_name(self) -> str:
-        """What its certificate answers to. Certificates made before `TLS_NAME` have the site's name."""
+        """The TLS name of its certificate. Certificates made before `TLS_NAME` have the site's name."""
         extensions = x509.load_pem_x509_certificate(self.certificate.encode()).extensions
         try:
             names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -109,7 +109,7 @@ class Card(Spec):
 
     @property
     def out_of_time(self) -> str:
-        """Why its certificate is not valid now; '' where it is."""
+        """Why its certificate is not valid now; '' = it is."""
         found = x509.load_pem_x509_certificate(self.certificate.encode())
         begin, end = found.not_valid_before_utc, found.not_valid_after_utc
         if begin <= now() <= end:
@@ -139,8 +139,8 @@ class Keys:
 
     @staticmethod
     def create(folder: Path, site: str, address: str = "") -> "Keys":
-        """A new key and a certificate for it. Raises ConfigError for a name that is none, or a folder that
-        has a key.
+        """Make a key and its certificate. Raises ConfigError for an invalid name, or a folder
+        that has a key.
         """
         if not re.fullmatch(SITE, site) or site in (ANY, NOBODY):
             raise ConfigError(
@@ -162,17 +162,17 @@ class Keys:
 
     @property
     def mailbox(self) -> Path:
-        """The folder of its messages: that of its agent."""
+        """The mailbox folder of its agent."""
         said = self.folder / MAILBOX_AT
         return Path(said.read_text().strip()) if said.exists() else self.folder / MAILBOX
 
     def set_mailbox(self, folder: str) -> None:
-        """Say where its agent finds messages."""
+        """Store the mailbox folder of its agent."""
         write_bytes(str(self.folder / MAILBOX_AT), f"{folder}\n".encode())
 
     def alone(self, what: str) -> IO[str]:
-        """A file that is locked until it is closed: one agent has the keys. Raises ConfigError when another
-        has.
+        """Lock the keys for one agent, until the returned file is closed. Raises ConfigError if another agent
+        has them.
         """
         file = file_lock(self.folder / LOCK)
         if file is None:
@@ -180,8 +180,8 @@ class Keys:
         return file
 
     def rotate(self, address: str | None = None) -> None:
-        """A new key and certificate, and another address where one is given; peers have to accept the new
-        card. Whoever is killed meanwhile has the old ones or the new ones.
+        """Make a new key and certificate and, if given, another address. Peers must accept the new card.
+        After a kill the site has either the old ones or the new ones.
         """
         card = self.card
         self._renew(card.site, card.address if address is None else address)
@@ -221,8 +221,8 @@ class Keys:
 
     @property
     def pair(self) -> tuple[Card, bytes]:
-        """The card, and the key of its certificate, as they are together at one moment. The certificate is
-        the one beside the key; keys that were made before have it in the card alone.
+        """The card and the key of its certificate, as a consistent pair. The certificate is the one beside
+        the key; older keys have it only in the card.
         """
         place = str(self.folder / CARD)
         try:
@@ -238,20 +238,20 @@ class Keys:
         return card, key
 
     def accept(self, card: bytes, place: str, *, replace: bool = False) -> Card:
-        """Trust a site, by its card. Raises ConfigError for what is none, is this site's own, has the
-        certificate of another, or one that is not valid now; and, but to `replace` it, for another
-        certificate than the site has here: what it is allowed stays.
+        """Trust a site by its card; its policy stays. Raises ConfigError for an invalid card, this site's own
+        name, the certificate of another site, one that is not valid now, or, without `replace`, another
+        certificate than the site has here.
         """
         try:
             found = parse_as(Card, card[: MOST_CARD + 1], place, "a site's card")
         except DamageError as error:
             raise ConfigError(
-                place, str(error).removeprefix(f"{place}: "), "what `site card` printed there"
+                place, str(error).removeprefix(f"{place}: "), "the output of `site card` there"
             ) from None
         owner, _ = self.certificates.get(found.digest, (found.site, ""))
         if found.site == self.card.site:
             raise ConfigError(
-                place, f"is of {found.site}, as this site is called", "another name for one of them"
+                place, f"is of {found.site}, the name of this site", "another name for one of them"
             )
         if owner != found.site:
             raise ConfigError(place, f"has the certificate of {owner}", f"a card of {found.site} itself")
@@ -271,13 +271,13 @@ class Keys:
         return found
 
     def check_trusted(self, site: str, what: str) -> None:
-        """Raise ConfigError, for `what` is to be done, when a site is not trusted."""
+        """Raise ConfigError unless a site is trusted. `what`: the command, for the error."""
         if not re.fullmatch(SITE, site) or not self.trusts(site):
             known = ", ".join(self.peers) or "none"
             raise ConfigError(what, f"{site!r} is not trusted", f"trusted: {known}")
 
     def revoke(self, site: str) -> None:
-        """Trust a site no longer. Raises ConfigError when it is none."""
+        """Trust a site no longer. Raises ConfigError if it is not trusted."""
         self.check_trusted(site, "site revoke")
         path = self.folder / PEERS / f"{site}.json"
         with suppress(DamageError):  # one that cannot be read has signed nothing
@@ -286,13 +286,13 @@ class Keys:
         sync_folder(path.parent)
 
     def _keep_former(self, card: Card) -> None:
-        """Keep a card that is trusted no longer: what was signed with it can be verified."""
+        """Keep a card that is trusted no longer, to verify its earlier signatures."""
         write_bytes(str(self.folder / FORMER / f"{card.digest}.json"), card.text)
 
     @property
     def certificates(self) -> dict[str, tuple[str, str]]:
-        """Whose a certificate is, and its PEM, by digest: this site's, its peers', and those that were so
-        before. The first that has one keeps it. Former ones last: what is replaced meanwhile is one then.
+        """Site and PEM of certificates, by digest: this site's, its peers', and former ones. The first site
+        of one keeps it. Former ones are read last, so that a card that is replaced meanwhile is found.
         """
         found: dict[str, tuple[str, str]] = {}
         for card in (self.card, *self._cards(), *self._cards(FORMER)):
@@ -313,13 +313,13 @@ class Keys:
             raise AtelierError(f"{site} is not trusted any more") from None
 
     def _cards(self, where: str = PEERS) -> Iterator[Card]:
-        """Those that can be read: one that cannot keeps no other site out."""
+        """The readable cards of a folder; a damaged one blocks no other site."""
         for path in sorted((self.folder / where).glob("*.json")):
             with suppress(DamageError, FileNotFoundError):
                 yield _read_card(path)
 
     def trusts(self, site: str) -> bool:
-        """Whether a site is trusted, also where its card cannot be read."""
+        """Whether a site is trusted, even if its card cannot be read."""
         return (self.folder / PEERS / f"{site}.json").exists()
 
     def check_cards(self) -> None:
@@ -336,8 +336,8 @@ class Keys:
 
 
 def _read_card(path: Path) -> Card:
-    """A card of another site, or a former one, that is kept here. Raises DamageError, also for one that is no
-    file or may not be read; FileNotFoundError.
+    """Read a peer's card, or a former one. Raises FileNotFoundError, and DamageError, also if it cannot be
+    read.
     """
     try:
         return parse_as(Card, path.read_bytes(), str(path), "a site's card")
@@ -349,7 +349,7 @@ def _read_card(path: Path) -> Card:
 
 
 def check_address(address: str) -> None:
-    """Raise ConfigError for what is no address of a site; it is not repeated, it may have a password."""
+    """Raise ConfigError for an invalid address. The error omits it, since it may have a password."""
     try:
         TypeAdapter(Address).validate_python(address)
     except ValidationError:
@@ -362,7 +362,7 @@ def check_address(address: str) -> None:
 
 
 def certificate_digest(pem: str) -> str:
-    """Raises ConfigError for what is no certificate."""
+    """sha256 of a certificate. Raises ConfigError if it is invalid."""
     try:
         found = x509.load_pem_x509_certificate(pem.encode())
     except ValueError:

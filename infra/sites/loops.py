@@ -1,5 +1,5 @@
-"""What an agent does again and again, each thing in a thread of its own: a peer that hangs holds up nothing
-but what is done with it.
+"""Repeated jobs of an agent, each in a thread of its own, so that a peer that hangs delays only
+its own jobs.
 """
 
 import threading
@@ -15,37 +15,37 @@ LOOK_EVERY = 0.2  # seconds
 
 @dataclass(frozen=True)
 class RepeatedJob:
-    """`do` returns or raises what is wrong; where it raises RpcError, that is what was wrong before: that a
-    peer does not answer is said by one work of several. `well` is said when nothing is wrong any more.
+    """`do` returns or raises its problem. A RpcError does not change the problem: one job of each peer
+    reports that the peer does not answer. `well` is printed when a problem is over.
     """
 
     name: str
     do: Callable[[], str | None]
-    well: str = "go on"
+    well: str = "work again"
 
 
 class Loops:
-    """Does works until `stop` is set. What is wrong with one is said when it is another than before."""
+    """Runs jobs until `stop` is set. Reports the problem of a job only when it changes."""
 
     def __init__(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         self._stop, self._say = stop, say
         self._running: dict[str, _Loop] = {}
 
     def run(self, works: Callable[[], Iterable[RepeatedJob]]) -> None:
-        """Begin and end threads as `works` says at each look; where it raises, they stay as they are. Returns
-        when `stop` is set.
+        """Start and end threads to match `works`, which is called at each look; if it raises, they stay.
+        Returns when `stop` is set.
         """
         _Loop(RepeatedJob("peers", lambda: self._keep(works())), self._stop, self._say).run()
 
     def join(self, seconds: float) -> bool:
-        """Wait for all threads, so long at most; whether they have ended."""
+        """Wait for all threads, at most `seconds`; returns whether they have ended."""
         end = time.monotonic() + seconds
         for loop in self._running.values():
             loop.thread.join(max(0.0, end - time.monotonic()))
         return not any(loop.thread.is_alive() for loop in self._running.values())
 
     def _keep(self, works: Iterable[RepeatedJob]) -> None:
-        """Have a thread for each of `works`, and for no other."""
+        """Start a thread for each new job; tell the others to end."""
         listed = [*works]
         wanted = {work.name: work for work in listed}
         assert len(wanted) == len(listed), "two works of one name"
@@ -61,7 +61,7 @@ class Loops:
 
 
 class _Loop:
-    """A work that is done again and again while it is wanted."""
+    """One repeated job."""
 
     def __init__(self, work: RepeatedJob, stop: threading.Event, say: Callable[[str], None]) -> None:
         self._work, self._stop, self._say = work, stop, say
@@ -75,10 +75,10 @@ class _Loop:
                 problem = self._work.do() or ""
             except grpc.RpcError:
                 problem = said
-            except Exception as error:  # whatever a peer causes, it is tried again
+            except Exception as error:  # whatever a peer causes, it is retried
                 problem = f"{self._work.name}: {error}"
             if problem != said and self.is_wanted and not self._stop.is_set():
                 said = problem
-                with suppress(OSError, ValueError):  # nobody reads it any more
+                with suppress(OSError, ValueError):  # the reader is gone
                     self._say(problem or f"{self._work.name}: {self._work.well}")
             self._stop.wait(LOOK_EVERY)

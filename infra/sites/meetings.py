@@ -1,6 +1,6 @@
-"""The items of an elastic membership (membership.py of the extension): that a site is there, and who is in a
-round. They have a thread of their own, so that no transfer of weights makes a site look silent; and where
-this site is the coordinator its agent decides as well, so that the others go on while its ranks are down.
+"""Presences and decisions of an elastic membership (membership.py of the extension), an item each. They have
+a thread of their own, so that no transfer of weights makes a site look silent. At the coordinator's site the
+agent decides too, so that the others continue while its ranks are down.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ from atelier.infra.sites.kinds import IsDue, Item, ItemKind
 from atelier.infra.sites.refusals import Apart
 from atelier.infra.sites.transfer import NOT_NEXT
 
-WHAT = "what is said of a meeting"
+WHAT = "a presence or decision"
 Said: TypeAlias = Presence | Decision
 
 
 class Meetings(ItemKind[Said]):
-    """What is said and decided about the rounds of the trainings in a mailbox."""
+    """Presences and decisions of the trainings in a mailbox."""
 
     name = "meeting"
     early_s = 1.0
-    timeout_s = 5.0  # one dead peer makes no other look silent
+    timeout_s = 5.0  # short, so that a dead peer makes no other look silent
 
     def __init__(self, incoming: Incoming, audit: Audit) -> None:
         super().__init__(audit)
@@ -47,7 +47,7 @@ class Meetings(ItemKind[Said]):
 
     def _item(self, said: Said) -> Item[Said]:
         text = canonical(said.model_dump(mode="json", by_alias=True, exclude_none=True))
-        about: dict[str, Json] = {}  # that a site is there has no line
+        about: dict[str, Json] = {}  # a presence has no line
         if isinstance(said, Decision):
             about = {
                 "kind": said.kind,
@@ -59,8 +59,8 @@ class Meetings(ItemKind[Said]):
         return Item(hashlib.sha256(text).hexdigest(), said, text, about)
 
     def groups(self, peer: str, is_due: IsDue) -> Iterator[Iterator[Item[Said]]]:
-        """That this site is there where that is another than what it said last; and where it decides, what
-        the peer does not know yet.
+        """This site's presence, if it has changed; at the coordinator also the decisions that the
+        peer lacks.
         """
         for about in self._incoming.trainings(peer):
             if about.rounds is not None:
@@ -78,7 +78,7 @@ class Meetings(ItemKind[Said]):
             theirs = meeting.heard(peer)
             if theirs is not None and theirs.round < presence.round:
                 oldest = meeting.oldest(presence)
-                if theirs.round < oldest:  # it has lost what it knew
+                if theirs.round < oldest:  # it has lost its decisions
                     presence = presence.model_copy(update={"oldest": oldest})
         if presence is not None and presence != self._told.get((peer, about.trajectory)):
             yield self._item(presence)
@@ -86,7 +86,7 @@ class Meetings(ItemKind[Said]):
     def _decisions(self, trajectory: str, peer: str) -> Iterator[Item[Said]]:
         after, box = self._decided.get((peer, trajectory), 0), Mailbox(self._url, trajectory)
         for number in box.rounds():
-            if number > after:  # one that is damaged here holds up no other
+            if number > after:  # one that is damaged here blocks no other
                 yield from self.audit.readable(self._decision(Meeting(box), number))
 
     def _decision(self, meeting: Meeting, number: int) -> Iterator[Item[Said]]:
@@ -101,18 +101,18 @@ class Meetings(ItemKind[Said]):
             self._told[key] = item.head
 
     def early(self, peer: str, item: Item[Said], code: grpc.StatusCode | None) -> None:
-        if code == NOT_NEXT:  # the peer has lost what it knew
+        if code == NOT_NEXT:  # the peer has lost its decisions
             self._decided.pop((peer, item.head.trajectory), None)
 
     def holds_up(self, code: grpc.StatusCode | None) -> bool:
-        """A peer whose file of one decision is damaged may take the later ones."""
+        """A peer whose file of one decision is damaged may accept later ones."""
         return code == NOT_NEXT
 
     def note(self, what: str, peer: str, item: Item[Said], *, is_new: bool) -> None:
         super().note(what, peer, item, is_new=False)
 
     def take(self, item: Item[Said], arrival: Arrival) -> Json:
-        """Keep what a peer says. Raises NotTaken for what is not its to say."""
+        """Keep a peer's presence or decision. Raises NotTaken if it may not send it."""
         said = item.head
         about = self._incoming.about(said.trajectory, said.site, arrival.peer)
         if isinstance(said, Decision):
@@ -135,7 +135,7 @@ class Meetings(ItemKind[Said]):
             if there != decision:
                 raise NotTaken(f"another decision of round {number} is here")
             return
-        if last is None:  # none is here, or none any more
+        if last is None:  # there is none yet, or none any more
             own = meeting.presence(self._site)
             if number > max(about.rounds.first, own.safe + 1 if own is not None else 0):
                 raise NotTaken(f"round {number} is not the next one", "early", "round")
@@ -148,8 +148,8 @@ class Meetings(ItemKind[Said]):
         meeting.decide(decision)
 
     def decide(self) -> None:
-        """Decide the rounds that this site may while its own ranks are silent, who look at contributions as
-        well; not the first of a branch, whose log the trunk has. Raises the first error, after all.
+        """Decide rounds as the coordinator while its ranks, which also check contributions, are silent. Not
+        the first round of a branch: its log is that of the trunk. Raises the first error, after all.
         """
         each = Apart()
         for about in self._incoming.all.listed():
@@ -161,7 +161,7 @@ class Meetings(ItemKind[Said]):
     def _decide(self, trajectory: str, rounds: AboutRounds) -> None:
         box = Mailbox(self._url, trajectory)
         meeting, coordinator = Meeting(box), self._coordinators.get(trajectory)
-        if coordinator is None or coordinator.rounds != rounds:  # the ranks have begun anew
+        if coordinator is None or coordinator.rounds != rounds:  # the ranks have restarted
             coordinator = self._coordinators[trajectory] = Coordinator(self._site, rounds, box)
         last = meeting.last()
         number = last.line.round + 1 if last is not None else rounds.first
@@ -173,7 +173,7 @@ class Meetings(ItemKind[Said]):
             coordinator.look(number, last.line if last is not None else None)
 
     def hears(self, trajectory: str, site: str) -> bool:
-        """Whether a site was heard of within the grace of a training, as far as `decide` has looked."""
+        """Whether a site has reported within the grace of a training, as far as `decide` has looked."""
         coordinator = self._coordinators.get(trajectory)
         return coordinator is not None and coordinator.hears(site)
 

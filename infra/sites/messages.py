@@ -1,4 +1,4 @@
-"""Messages of trainings, an item each: a contribution, or a teacher's lesson, of a round."""
+"""Messages of trainings, an item each: contributions and teachers' lessons."""
 
 import hashlib
 import time
@@ -14,7 +14,7 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Arrival, Incoming, NotTaken
 from atelier.infra.sites.kinds import IsDue, Item, ItemKind
 
-OFFER_AGAIN_S, MOST_ASKED = 30.0, 3  # messages that are kept: their reader may have lost some
+OFFER_AGAIN_S, MOST_ASKED = 30.0, 3  # how often, and how many, retained messages are offered again
 AGAIN = "+"  # ends the key of such a message
 
 
@@ -62,19 +62,19 @@ class Messages(ItemKind[Message]):
             yield self._of(Mailbox(self._url, about.trajectory), peer)
 
     def _of(self, box: Mailbox, peer: str) -> Iterator[Item[Message]]:
-        """The messages of a training that a peer lacks, after a few of those that it may have lost."""
+        """The messages of a training that a peer lacks, after a few retained ones that it may have lost."""
         yield from self._again(box, peer)
         last, reader = self._sent.get((peer, box.trajectory), 0), self._incoming.progress(box, peer)
         safe = reader.safe if reader is not None else 0
         for head in box.sent(self._site, last):
             if not isinstance(head, Contribution) and last and head.round > max(last, safe) + 1:
-                break  # those between are trained again
+                break  # the messages between are made again
             last = head.round
             yield self._item(head)
 
     def _again(self, box: Mailbox, peer: str) -> Iterator[Item[Message]]:
-        """Every `OFFER_AGAIN_S` a few of the messages that a peer has taken and that are kept, the oldest and
-        others in turn: from the first that it lacks they are sent again.
+        """Every `OFFER_AGAIN_S`, re-offer a few retained messages, the oldest and others in turn. All from
+        the first one that the peer lacks are sent again.
         """
         key, now = (peer, box.trajectory), time.monotonic()
         if now - self._offered.setdefault(key, now) < OFFER_AGAIN_S:
@@ -94,13 +94,13 @@ class Messages(ItemKind[Message]):
         key, number = (peer, item.head.trajectory), item.head.round
         if not item.is_again:
             self._sent[key] = number
-        elif size:  # it had lost that one, and perhaps those after it
+        elif size:  # the peer had lost it, and perhaps later ones
             self._sent[key] = min(number, self._sent.get(key, number))
         if size and isinstance(item.head, Contribution):
             tell_rate(self._url, peer, size, seconds)
 
     def begins_anew(self, peer: str, trajectory: str) -> None:
-        """A reader may ask for messages that it has had."""
+        """Send a reader all messages again: it has begun anew."""
         self._sent.pop((peer, trajectory), None)
 
     def path(self, item: Item[Message], peer: str) -> Path:

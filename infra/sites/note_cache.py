@@ -1,5 +1,5 @@
-"""What a desk (infra/sites/desk.py) keeps in memory of the notes in its folder: little of each, and the notes
-that were read last as far as there is room; the others are read again when they are asked for.
+"""In-memory cache of the notes of a desk (infra/sites/desk.py): a summary of each, and the most recently used
+notes as far as there is room.
 """
 
 import threading
@@ -18,8 +18,8 @@ Held = TypeVar("Held")
 
 @dataclass(frozen=True)
 class NoteSummary:
-    """What is known of a note: of which order, between whom, its text's digest and bytes, and whether it ends
-    the order.
+    """Summary of a note: its order, its two sites, digest and bytes of its text, and whether it ends the
+    order.
     """
 
     order: str
@@ -35,17 +35,17 @@ class NoteCache(Generic[Held]):
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Stamp, NoteSummary]] = {}
-        self._held: dict[str, tuple[Stamp, int, Held]] = {}  # the one that was used last is the last
-        self._bytes = 0  # of those that are held
+        self._held: dict[str, tuple[Stamp, int, Held]] = {}  # the most recently used is the last
+        self._bytes = 0  # of the held notes
         self._lock = threading.Lock()
 
     def about(self, place: str, stamp: Stamp) -> NoteSummary | None:
-        """None where the note is not known, or was another one."""
+        """The summary of a note; None if it is unknown or has changed."""
         known = self._known.get(place)
         return known[1] if known is not None and known[0] == stamp else None
 
     def note(self, place: str, stamp: Stamp) -> Held | None:
-        """None where it is not held."""
+        """A held note, else None."""
         with self._lock:
             held = self._held.get(place)
             if held is None or held[0] != stamp:
@@ -54,7 +54,7 @@ class NoteCache(Generic[Held]):
             return held[2]
 
     def keep(self, place: str, stamp: Stamp, about: NoteSummary, note: Held) -> None:
-        """Keep a note that was read, in the room of those that were not used for longest."""
+        """Hold a note that was read; the least recently used ones are dropped for it."""
         with self._lock:
             self._drop(place)
             self._known[place] = (stamp, about)
@@ -64,13 +64,13 @@ class NoteCache(Generic[Held]):
                 self._drop(next(iter(self._held)))
 
     def drop(self, *places: str) -> None:
-        """Hold the notes there no more."""
+        """Drop the notes at these places; their summaries stay."""
         with self._lock:
             for place in places:
                 self._drop(place)
 
     def forget_all_but(self, places: Collection[str]) -> None:
-        """Forget all that lie nowhere in these folders."""
+        """Forget all notes outside these folders."""
         with self._lock:
             for place in [one for one in self._known if one.rpartition("/")[0] not in places]:
                 del self._known[place]

@@ -1,4 +1,4 @@
-"""The notes of orders (infra/sites/desk.py), an item each: what comes in is judged by its sender."""
+"""Notes of orders (infra/sites/desk.py), an item each. Inbound notes are judged by their sender."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ from atelier.infra.sites.incoming import Arrival, NotTaken
 from atelier.infra.sites.kinds import IsDue, Item, ItemKind
 from atelier.infra.sites.note_cache import NoteSummary
 
-MOST_OPEN, MOST_KEPT = 64, 1000  # orders of a peer that have not ended; all of them
+MOST_OPEN, MOST_KEPT = 64, 1000  # orders of a peer that have not ended; all its orders
 MOST_BYTES = 64 << 20  # of all orders of a peer that are kept
-MOST_UNKNOWN = 64 << 10  # bytes of an order of a peer for which nothing runs here: it gets its refusal
+MOST_UNKNOWN = 64 << 10  # bytes of an order of a peer for which no task may run: enough to refuse it
 
 
 class Notes(ItemKind[Note]):
-    """The notes in the mailbox `url` of `site`; `runs_any`: whether something runs here for a peer."""
+    """The notes in the mailbox `url` of `site`. `runs_any`: whether any task may run here for a peer."""
 
     name = "note"
     early_s = 1.0
@@ -60,12 +60,12 @@ class Notes(ItemKind[Note]):
             yield self._item(note)
 
     def note(self, what: str, peer: str, item: Item[Note], *, is_new: bool) -> None:
-        """Of the replies to an order one line for each state of its tasks."""
+        """As in ItemKind, with one line for each state of an order's tasks, not for each reply."""
         super().note(what, peer, item, is_new=is_new and not isinstance(item.head, Reply))
 
     def take(self, item: Item[Note], arrival: Arrival) -> Json:
-        """Keep a note of a peer, unless it, or a newer one, is here. Raises NotTaken for one that is
-        not its to send.
+        """Keep a note of a peer, unless it or a newer one is here. Raises NotTaken for one that it may not
+        send.
         """
         self.audit.check(arrival.peer, "reply")
         if len(item.text) > MOST:
@@ -77,7 +77,7 @@ class Notes(ItemKind[Note]):
         return None
 
     def _is_here(self, note: Note) -> bool:
-        """Whether just that note is here."""
+        """Whether exactly that note is here."""
         if isinstance(note, Cancellation):
             return self._desk.is_cancelled(note.order)
         here = self._desk.order(note.id) if isinstance(note, SiteOrder) else self._desk.reply(note.order)
@@ -105,13 +105,13 @@ class Notes(ItemKind[Note]):
         return note
 
     def _has_order(self, order: SiteOrder, peer: str) -> bool:
-        """Whether an order is here. Raises NotTaken for one that is not taken."""
+        """Whether an order is here. Raises NotTaken for one that is refused."""
         if order.home != peer or order.site != self._site:
             raise NotTaken(f"the order is of {order.home} to {order.site}, and {peer} sends it")
         there = self._desk.order(order.id)
         if there is not None:
             if there != order:
-                raise NotTaken(f"the order {order.id[:16]} is another one here")
+                raise NotTaken(f"the order {order.id[:16]} differs from the one here")
             return True
         size = len(text_of(order))
         if size > MOST_UNKNOWN and not self._runs_any(peer):
@@ -134,12 +134,12 @@ class Notes(ItemKind[Note]):
 
 
 def read_note(data: bytes, peer: str) -> Note:
-    """The note that `peer` sends. Raises DamageError for what is none."""
+    """Parse a note from `peer`. Raises DamageError for an invalid one."""
     return note_of(data, parse_object(data, peer, "a note between sites").get("kind"), peer)
 
 
 def told(note: Note) -> dict[str, Json]:
-    """What the audit log says of a note; of a reply the digest of what it says of states alone."""
+    """The line of a note in the audit log. The digest of a reply covers only its states."""
     if isinstance(note, Reply):
         states: Json = {name: task.state for name, task in note.tasks.items()}
         digest = fingerprint([note.state, states])

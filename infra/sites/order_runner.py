@@ -1,5 +1,5 @@
-"""What a site's agent does with orders that other sites send: each is judged by this site's policy, and one
-that is taken becomes a process of this site, started by a fixed command that gets the order's id alone.
+"""Run orders of other sites. Each is judged by this site's policy. An accepted order becomes a process of
+this site, started by a fixed command whose only argument from outside is the order's id.
 """
 
 import fcntl
@@ -21,16 +21,14 @@ from atelier.infra.sites.policy import Policies
 from atelier.infra.store.file_lock import file_lock
 
 LOCK, LOG, WORK = "lock", "log.txt", "work"
-MOST_AT_ONCE = 4  # processes for a home, of plans and of runs
+MOST_AT_ONCE = 4  # processes for a home site: of plans, and of runs
 STOP_S, LOOKING_S = 60.0, 2.0
-KEPT_S, TIDY_S = 7 * 86400.0, 3600.0  # an order that has ended is removed after; and how often that is looked
+KEPT_S, TIDY_S = 7 * 86400.0, 3600.0  # until an ended order is removed, and between two looks for them
 MOST_STARTS = 4  # of an order whose processes are killed from outside
 
 
 class OrderRunner:
-    """Runs the orders for the site of `keys` that lie in the mailbox folder `mailbox`, with the store at
-    `root`.
-    """
+    """Runs the orders for the site of `keys` in the mailbox folder `mailbox`, with the store at `root`."""
 
     def __init__(self, keys: Keys, mailbox: str, root: str, say: Callable[[str], None]) -> None:
         self._keys, self._mailbox, self._root, self._say = keys, mailbox, root, say
@@ -40,11 +38,11 @@ class OrderRunner:
         self._told_to_stop: set[str] = set()
         self._starts: dict[str, int] = {}
         self._acts: dict[str, tuple[str, str]] = {}  # home and act of orders that were started
-        self._problems: dict[str, str] = {}  # that were said, by what they are with
+        self._problems: dict[str, str] = {}  # that were reported, by subject
         self._tidied = time.monotonic()
 
     def look(self) -> None:
-        """Start what is new, end what is cancelled, say how ended processes ended."""
+        """Start new orders, end cancelled ones, and answer for processes that have ended."""
         for number, process in list(self._running.items()):
             if process.poll() is not None:
                 with self._trying(f"order {number[:8]}"):
@@ -60,23 +58,23 @@ class OrderRunner:
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """What goes wrong here is said when it is another than before, and tried again; the rest goes on."""
+        """Report an error of the block only when it changes; the rest continues."""
         try:
             yield
             self._problems.pop(what, None)
-        except Exception as error:  # whatever an order causes, it is tried again
+        except Exception as error:  # whatever an order causes, it is retried
             if self._problems.get(what) != str(error):
                 self._problems[what] = str(error)
                 self._say(f"{what}: {error}")
 
     def tidy(self) -> None:
-        """Remove what ended long ago."""
+        """Remove orders that ended long ago."""
         self._tidied = time.monotonic()
         with self._trying("old orders"):
             for about in self._desk.listed():
                 if self._desk.age(about.order) > KEPT_S and self._desk.is_over(about.order):
                     self._desk.forget(about.order)
-                    self._ended.discard(about.order)  # it may be asked for again
+                    self._ended.discard(about.order)  # it may be ordered again
 
     def _look_at(self, about: NoteSummary) -> None:
         if about.site != self._site or self._desk.is_over(about.order):
@@ -104,11 +102,11 @@ class OrderRunner:
             self._answer(order, "running", "waits for other orders here")
 
     def _is_cancelled(self, order: SiteOrder) -> bool:
-        """Whether it is to end: by a word of its home, or as that is trusted no more."""
+        """Whether it is to end: its home has cancelled it, or is not trusted any more."""
         return self._desk.is_cancelled(order.id) or not self._keys.trusts(order.home)
 
     def _has_room(self, order: SiteOrder) -> bool:
-        """Whether another process may be started; a plan waits for no run."""
+        """Whether another process may be started; plans do not wait for runs."""
         of_its_kind = [one for one in self._running if self._acts.get(one) == (order.home, order.act)]
         return len(of_its_kind) < MOST_AT_ONCE
 
@@ -137,7 +135,7 @@ class OrderRunner:
             self._say(f"order {order.id[:8]} of {order.home}: {order.flow}, {', '.join(order.tasks)}")
 
     def _close(self, number: str, code: int) -> None:
-        """A process has ended: say so for it where it could not."""
+        """Answer for a process that ended without a last reply."""
         order, reply = self._desk.order(number), self._desk.reply(number)
         if order is None or (reply is not None and reply.is_last) or holder_of(self._desk, number):
             return
@@ -147,12 +145,12 @@ class OrderRunner:
             last = "".join(path.read_text(errors="replace").strip().splitlines()[-1:])
         is_cancelled = self._is_cancelled(order)
         if code < 0 and not is_cancelled and self._starts[number] < MOST_STARTS:
-            self._say(f"order {number[:8]}: its process was killed; it goes on in another")
+            self._say(f"order {number[:8]}: its process was killed; it continues in another")
             return
         self.end(order, "stopped" if is_cancelled else "failed", last or f"ended with {code}")
 
     def end(self, order: SiteOrder, state: str, problem: str) -> None:
-        """The last reply to an order."""
+        """Write the last reply to an order."""
         self._answer(order, state, problem)
         self._ended.add(order.id)
 
@@ -164,8 +162,8 @@ class OrderRunner:
         self._desk.put(Reply.model_validate({**kept, **about, "problem": problem, "number": number}))
 
     def end_all(self) -> None:
-        """End the processes that this agent has started, at a checkpoint. Without it they go on when the
-        agent ends, and another one finds them.
+        """End the processes of orders, at a checkpoint. Otherwise they continue when the agent ends, and the
+        next agent finds them.
         """
         for process in self._running.values():
             process.terminate()
@@ -186,7 +184,7 @@ class OrderRunner:
 
 @contextmanager
 def holding(desk: OrderDesk, number: str) -> Iterator[None]:
-    """Be the one process that works on an order while the block runs. Raises AtelierError when another is."""
+    """Lock an order for this process while the block runs. Raises AtelierError if another process has it."""
     path = local_path(desk.folder(number)) / LOCK
     until = time.monotonic() + LOOKING_S  # an agent that looks holds it for a moment
     while (held := file_lock(path)) is None:
@@ -201,7 +199,7 @@ def holding(desk: OrderDesk, number: str) -> Iterator[None]:
 
 
 def holder_of(desk: OrderDesk, number: str) -> int:
-    """The process that works on an order; 0 = none does."""
+    """The process that works on an order; 0 = none."""
     path = local_path(desk.folder(number)) / LOCK
     if not path.exists():
         return 0

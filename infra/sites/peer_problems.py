@@ -1,5 +1,5 @@
-"""What keeps this site's agent from its peers, for the runs here: a file in the mailbox folder, written anew
-when something changes and every few seconds, and gone when the agent has ended.
+"""Tell runs at this site why its agent does not reach a peer: a file in the mailbox folder, rewritten at
+changes and every few seconds, and removed when the agent ends.
 """
 
 import time
@@ -24,21 +24,21 @@ class PeerProblems:
         self._said, self._at = b"", 0.0
 
     def write(self, problems: dict[str, str]) -> None:
-        """By peer; '' = it is reached, or reaches this site by itself."""
+        """By peer; '' = it is reached, or it calls this site."""
         text = canonical(Said(problems=problems).model_dump(mode="json"))
         if text != self._said or time.monotonic() - self._at > EVERY_S:
             write_bytes(self._path, text)
             self._said, self._at = text, time.monotonic()
 
     def end(self) -> None:
-        """No agent runs here any more."""
+        """Remove the file: no agent runs here any more."""
         remove(self._path)
 
     def of(self, peer: str) -> str | None:
-        """What keeps the agent from a peer, '' = nothing; None where no agent runs here."""
+        """Why the agent does not reach a peer; '' = it does, None = no agent runs here."""
         try:
             if time.time() - local_path(self._path).stat().st_mtime > STALE_S:
                 return None
-            return read_as(Said, self._path, "what an agent says of its peers").problems.get(peer, "")
+            return read_as(Said, self._path, "an agent's problems").problems.get(peer, "")
         except (OSError, DamageError):
             return None

@@ -1,5 +1,5 @@
-"""What a site does for its peers: a file a peer in the folder of its keys; without one, nothing but carrying
-contributions to trainings of its own.
+"""Policies of a site for its peers: one file a peer, in the folder of its keys. Without a file, the site only
+exchanges messages of its own trainings.
 """
 
 import re
@@ -18,25 +18,25 @@ from atelier.infra.sites.desk import SiteOrder
 
 FOLDER, EVERYTHING = "policy", "all"
 GIGA = 1e9  # bytes
-# a path, or an address of any kind (also file:~/x); stdlib:json,email is none
+# a path, or an address of any kind (also file:~/x); not stdlib:json,email
 PLACE = re.compile(
     r"^[~/.\\]|^(?!stdlib(-prose|-code)?:)[A-Za-z][\w+.-]*:\S|[:/\\]{2}|(^|[/\\:,])\.\.([/\\,]|$)|:[/\\]"
 )
 
 
 class SitePolicy(Spec):
-    """What this site does for one peer."""
+    """The policy of this site for one peer."""
 
     site: SiteName
-    tasks: tuple[str, ...] = Field(default=(), description="tasks that run here for it; all = each there is")
+    tasks: tuple[str, ...] = Field(default=(), description="tasks that run here for it; all = every task")
     reads: tuple[str, ...] = Field(
-        default=(), description="folders and URLs that its configurations may name; a name means all below it"
+        default=(), description="folders and URLs that its configurations may name, with all below them"
     )
     uses: tuple[str, ...] = Field(
-        default=(), description="artifacts of this site's own that its tasks may use, by name; all = each"
+        default=(), description="own artifacts that its tasks may use, by name; all = every artifact"
     )
     sends: tuple[str, ...] = Field(
-        default=(), description="kinds of artifacts whose files go to it; all = each"
+        default=(), description="kinds of artifacts whose files are sent to it; all = every kind"
     )
     pool: str = Field(default="here", description="of conf/pool, where its tasks run")
     tracker: str = Field(default="mlflow", description="of conf/tracker")
@@ -44,15 +44,15 @@ class SitePolicy(Spec):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="GB of messages and files that cross to and from it in an hour, together; 0 = any",
+        description="GB of messages and files to and from it in an hour, together; 0 = any",
     )
 
     def runs(self, task: str) -> bool:
         return bool({EVERYTHING, task} & {*self.tasks})
 
     def refusal(self, order: SiteOrder) -> str:
-        """Why this site does not do all that is asked, and what would let it; '' where it does. What it
-        lets be read stays its own.
+        """Why this site refuses an order, and the command that would allow it; '' = it does not. The folders
+        that may be read are not named.
         """
         wanted = [product for task in order.tasks.values() for product in task.products.values()]
         tasks = dict.fromkeys(task.task for task in order.tasks.values() if not self.runs(task.task))
@@ -80,9 +80,7 @@ class SitePolicy(Spec):
 
 
 def is_below(value: str, place: str) -> bool:
-    """Whether a text names a place or something below it; never by way of a folder above, however that is
-    spelled.
-    """
+    """Whether a text names a place or an entry below it. A text with `..` in any encoding does not."""
     plain = value
     for _ in range(4):
         plain = unquote(plain)
@@ -92,7 +90,7 @@ def is_below(value: str, place: str) -> bool:
 
 
 def texts(document: Json, key: str = "") -> Iterator[tuple[str, str]]:
-    """All texts of a configuration, each with its place; names of keys are texts too."""
+    """All texts of a configuration, each with its key; names of keys count too."""
     if isinstance(document, str):
         yield key, document
     elif isinstance(document, Mapping):
@@ -112,7 +110,7 @@ class Policies:
         self._folder = keys / FOLDER
 
     def of(self, peer: str) -> SitePolicy:
-        """Raises DamageError for a file that is none."""
+        """The policy for a peer. Raises DamageError for an invalid file."""
         path = self._folder / f"{peer}.json"
         try:
             return parse_as(SitePolicy, path.read_bytes(), str(path), "a site's policy")
@@ -120,14 +118,14 @@ class Policies:
             return SitePolicy(site=peer)
 
     def runs_any(self, peer: str) -> bool:
-        """Whether a task runs here for a peer. Raises DamageError."""
+        """Whether any task may run here for a peer. Raises DamageError."""
         return bool(self.of(peer).tasks)
 
     def has(self, peer: str) -> bool:
         return (self._folder / f"{peer}.json").exists()
 
     def forget(self, peer: str) -> None:
-        """Let a peer have nothing more, also after a power cut."""
+        """Remove the policy for a peer; durable when it returns."""
         if self.has(peer):
             (self._folder / f"{peer}.json").unlink(missing_ok=True)
             sync_folder(self._folder)

@@ -1,4 +1,4 @@
-"""How far the readers of a teacher's lessons have come, an item for each training."""
+"""Progress of the readers of teachers' lessons, an item for each training."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -11,11 +11,11 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import Arrival, Incoming
 from atelier.infra.sites.kinds import IsDue, Item, ItemKind
 
-WHAT = "what is said of a progress"
+WHAT = "a report of progress"
 
 
 class ProgressItems(ItemKind[ReaderProgress]):
-    """How far readers are, in a mailbox; `begins_anew` is called with a peer and a trajectory where the peer
+    """Reports of progress in a mailbox. `begins_anew` is called with a peer and a trajectory when the peer
     has begun again.
     """
 
@@ -39,7 +39,7 @@ class ProgressItems(ItemKind[ReaderProgress]):
             said,
             text,
             about | {"step": said.step, "safe": said.safe},
-            f"how far this site is in {training}",
+            f"progress in {training}",
             said.trajectory,
         )
 
@@ -58,7 +58,7 @@ class ProgressItems(ItemKind[ReaderProgress]):
         self._incoming.forget(item.head)
 
     def note(self, what: str, peer: str, item: Item[ReaderProgress], *, is_new: bool) -> None:
-        """A line when checkpoints are made."""
+        """As in ItemKind, but only after new checkpoints."""
         key, now = (peer, item.head.trajectory), (item.head.begun, item.head.safe)
         if self._noted.get(key) != now:
             self._noted[key] = now
@@ -69,7 +69,7 @@ class ProgressItems(ItemKind[ReaderProgress]):
         self.audit.check(peer, said.kind)
         before = self._told.get(key)
         self._incoming.take_progress(said, peer)
-        if before is None or before.begun != said.begun:  # it may ask for what it has had
+        if before is None or before.begun != said.begun:  # it may ask for messages again
             self._begins_anew(peer, said.trajectory)
         self._told[key] = said
         arrival.note(True)

@@ -1,6 +1,5 @@
-"""What agents do not take of each other's messages, as lines for whoever runs the agent: a refusal for good
-is said at once, one that may end by itself when it has lasted. And what is wrong with one thing holds up no
-other.
+"""Refusals and retries between agents. A final refusal is reported at once, an early one when it lasts. One
+failing item or group blocks no other.
 """
 
 import threading
@@ -17,20 +16,20 @@ from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.transfer import EARLY, NEVER, NOT_NEXT, NOT_TRAINED, OVER, CallError, code_of, reason
 
-OF_ONE = (*NEVER, *EARLY, grpc.StatusCode.UNKNOWN)  # a peer that answers, to what is asked
-MOST_REMEMBERED = 100_000  # of what is not done again
-MOST_EARLY = 10_000  # trainings and notes, of all peers, that are not taken yet
-MOST_LINES = 300  # of a peer, until they are said
-MOST_LATER_S = 600.0  # between two tries of the same
-LASTS_S = 30.0  # from then on a refusal that may end by itself is said
-DIFFERS = "; one that trains it has other settings, data or tokenizer: compare both configurations"
+OF_ONE = (*NEVER, *EARLY, grpc.StatusCode.UNKNOWN)  # the peer has answered; others are of the connection
+MOST_REMEMBERED = 100_000  # keys
+MOST_EARLY = 10_000  # trainings and notes, of all peers, that are refused as early
+MOST_LINES = 300  # of a peer, until they are printed
+MOST_LATER_S = 600.0  # the longest time between two tries of an item
+LASTS_S = 30.0  # an early refusal is reported after so long
+DIFFERS = "; if both sites train, their settings, data or tokenizers differ: compare both configurations"
 
 
 Key = TypeVar("Key")
 
 
 class CompletedKeys(Generic[Key]):
-    """What is settled with a peer, and not done again: the last `most` of it."""
+    """The last `most` keys of items that are completed with a peer."""
 
     def __init__(self, most: int = 0) -> None:
         self._known: dict[Key, None] = {}
@@ -48,19 +47,19 @@ class CompletedKeys(Generic[Key]):
 
 
 class RetrySchedule(Generic[Key]):
-    """What is tried again with a peer after some seconds; what comes damaged each time after twice as many as
-    before, at most `MOST_LATER_S`. The last `MOST_REMEMBERED` of it.
+    """Retries with a peer, by key. The wait after a damaged item doubles each time, up to `MOST_LATER_S`. The
+    last `MOST_REMEMBERED` keys are kept.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Key, tuple[float, float]] = {}  # when, and the seconds until then
+        self._known: dict[Key, tuple[float, float]] = {}  # time of the retry, and seconds of the wait
         self._lock = threading.Lock()
 
     def is_due(self, what: Key) -> bool:
         return time.monotonic() >= self._known.get(what, (0.0, 0.0))[0]
 
     def has_failed(self, what: Key) -> bool:
-        """Whether it had to wait, since it succeeded last."""
+        """Whether it has failed since its last success."""
         return what in self._known
 
     def failed(self, what: Key, first: float, *, is_damaged: bool) -> None:
@@ -77,12 +76,12 @@ class RetrySchedule(Generic[Key]):
 
 
 def is_of_one(error: Exception) -> bool:
-    """Whether an error is of what was carried alone: else the peer does not answer at all."""
+    """Whether an error is about one item; otherwise the peer does not answer at all."""
     return not isinstance(error, grpc.RpcError) or code_of(error) in OF_ONE
 
 
 def refused_with(error: NotTaken) -> grpc.StatusCode:
-    """The code by which a peer learns that this site does not take something."""
+    """The status code of a refusal, for the peer."""
     if error.lacks:
         return NOT_TRAINED if error.lacks == "training" else NOT_NEXT
     codes = {"early": grpc.StatusCode.ABORTED, "over": OVER, "never": grpc.StatusCode.FAILED_PRECONDITION}
@@ -90,17 +89,17 @@ def refused_with(error: NotTaken) -> grpc.StatusCode:
 
 
 def is_damage_here(error: AtelierError, peer: str) -> bool:
-    """Whether an error is of this site's own files, not of what `peer` sends."""
+    """Whether an error is about this site's own files, not about data from `peer`."""
     return isinstance(error, DamageError) and error.place != peer
 
 
 def refusal(error: AtelierError, peer: str, audit: Audit) -> CallError:
-    """How a call ends with an error; what will never be taken is in the audit log, and so is what is damaged
-    here, of which the peer learns that it may ask again.
+    """The error with which a call ends. Final refusals and damage at this site are logged; after damage here
+    the peer may retry.
     """
     if is_damage_here(error, peer):  # no fault of the request
         audit.complain(str(error))
-        text = "something is damaged here; this site's agent says what"
+        text = "a file is damaged at this site; see the log of its agent"
         return CallError(grpc.StatusCode.ABORTED, text)
     if not isinstance(error, NotTaken) or error.when == "never":
         audit.add("refused", who=peer, why=str(error))
@@ -110,8 +109,8 @@ def refusal(error: AtelierError, peer: str, audit: Audit) -> CallError:
 
 
 def ending(error: Exception, peer: str, audit: Audit) -> CallError:
-    """How a call ends with an error: as `refusal`, or for a fault of this site's own, of which its log alone
-    has the text, with the word that it is one.
+    """The error with which a call ends: as `refusal`, or for a fault of this site only the name of the error;
+    its text is in the log here.
     """
     if isinstance(error, CallError):
         return error
@@ -125,25 +124,25 @@ def ending(error: Exception, peer: str, audit: Audit) -> CallError:
         audit.complain(why)
     except OSError:
         audit.on_damage(why)
-    return CallError(grpc.StatusCode.UNKNOWN, f"{type(error).__name__} there; that site's agent says more")
+    return CallError(grpc.StatusCode.UNKNOWN, f"{type(error).__name__} there; see the log of that agent")
 
 
 def status_of(error: Exception) -> grpc.StatusCode | None:
-    """The code with which something was refused, here or by a peer."""
+    """The status code of a refusal, here or by a peer."""
     if isinstance(error, NotTaken):
         return refused_with(error)
     return code_of(error) if isinstance(error, grpc.RpcError) else None
 
 
 class Apart:
-    """Things that are carried one by one; the first error is raised at the end."""
+    """Runs blocks one by one and raises their first error at the end."""
 
     def __init__(self) -> None:
         self._problems: list[Exception] = []
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Around what is done with one. Raises RpcError where the peer does not answer at all."""
+        """Run one block. Raises RpcError if the peer does not answer at all."""
         try:
             yield
         except (AtelierError, OSError, grpc.RpcError) as error:
@@ -152,14 +151,14 @@ class Apart:
             self._problems.append(error)
 
     def end(self) -> None:
-        """Raises the first error of all that were done."""
+        """Raises the first error of all blocks."""
         if self._problems:
             raise self._problems[0]
 
 
 @dataclass
 class _Early:
-    """A refusal that may end by itself: who does not take what, and since when."""
+    """An early refusal: of which item, and since when."""
 
     what: str
     since: float
@@ -167,12 +166,12 @@ class _Early:
 
 
 class Refusals:
-    """The refusals by peer, each said once for a message."""
+    """The refusals by peer, each reported once for an item."""
 
     def __init__(self) -> None:
         self._early: dict[tuple[str, str], _Early] = {}  # by peer and training, of its next message
-        self._lines: dict[str, list[str]] = {}  # not said yet
-        self._lock = threading.Lock()  # around them: each peer, and its notes, have a thread
+        self._lines: dict[str, list[str]] = {}  # not printed yet
+        self._lock = threading.Lock()  # each peer, and its notes, have a thread
 
     def never(self, peer: str, what: str, why: Exception) -> None:
         """`what` is refused for good."""
@@ -192,14 +191,14 @@ class Refusals:
             self._say(peer, _line(peer, what, why, is_here=is_here))
 
     def settled(self, peer: str, training: str) -> None:
-        """The next message of a training is refused no more."""
+        """The next message of a training is no longer refused."""
         with self._lock:
             known = self._early.pop((peer, training), None)
         if known is not None and known.is_said:
-            self._say(peer, f"{peer}: {known.what} goes on")
+            self._say(peer, f"{peer}: {known.what} is accepted now")
 
     def lines(self, peer: str) -> list[str]:
-        """What has to be said; it counts as said."""
+        """Take the lines to print."""
         with self._lock:
             return self._lines.pop(peer, [])
 

@@ -1,9 +1,9 @@
-"""Objects that two sites exchange where others read and write too: signed with the sender's key (ECDSA over
+"""Sign and seal objects in a bucket that others can read and write: signed with the sender's key (ECDSA over
 P-256 with SHA-256), then sealed for the recipient's certificate (HPKE in base mode, RFC 9180: DHKEM(P-256),
-HKDF-SHA256, AES-256-GCM). What an object is of, `Context`, is under both.
+HKDF-SHA256, AES-256-GCM). Both cover the `Context` of an object.
 
-A site's key both signs and agrees on keys. Whoever gets it later can read what he has kept of objects for
-this site: unlike TLS there is no forward secrecy.
+A site's key both signs and agrees on keys. There is no forward secrecy, unlike in TLS: a stolen key opens
+recorded objects for this site.
 """
 
 import struct
@@ -28,7 +28,7 @@ SIZES = struct.Struct(">IH")  # bytes of the head and of the signature, which fo
 
 
 def other_version(peer: str) -> str:
-    """Why a call to, or of, the agent of a peer is refused."""
+    """The text of a refusal for another version of the exchange."""
     return (
         f"this agent speaks version {VERSION} of the exchange between sites and that of {peer} another one:"
         " install the same Atelier at both"
@@ -36,7 +36,7 @@ def other_version(peer: str) -> str:
 
 
 class NotOpened(AtelierError):
-    """An object that is not taken, with the reason; `sender`: whose it is, '' = nobody knows."""
+    """A refused object, with the reason. `sender`: its site, '' = unknown."""
 
     def __init__(self, problem: str, sender: str = "") -> None:
         super().__init__(problem)
@@ -44,7 +44,7 @@ class NotOpened(AtelierError):
 
 
 class Context(Spec):
-    """What an object is of: another call's, another block's, one for somebody else is not opened."""
+    """The place of an object. It is opened only for the same call, block and recipient."""
 
     kind: Literal["request", "answer"]
     recipient: Digest = Field(description="of the certificate that it is sealed for")
@@ -58,7 +58,7 @@ class Context(Spec):
 
 
 class ObjectHead(Spec):
-    """What an object says of its body."""
+    """The head of an object."""
 
     sender: Digest = Field(description="of the sender's certificate")
 
@@ -68,7 +68,7 @@ HeadType = TypeVar("HeadType", bound=ObjectHead)
 
 @dataclass(frozen=True)
 class Opened(Generic[HeadType]):
-    """An object of a site that is trusted."""
+    """An opened object of a trusted site."""
 
     card: Card
     head: HeadType
@@ -80,7 +80,7 @@ class Opened(Generic[HeadType]):
 
 
 def seal(head: ObjectHead, body: bytes, context: Context, keys: Keys, recipient: Card) -> bytes:
-    """Sign with this site's key and seal for a card. Raises NotOpened for a certificate out of its time."""
+    """Sign with this site's key and seal for a card. Raises NotOpened if its certificate is not valid now."""
     _check_time(recipient)
     text = head.model_dump_json().encode()
     signature = sign(keys.key, _signed(context, text, body))
@@ -93,8 +93,8 @@ def seal(head: ObjectHead, body: bytes, context: Context, keys: Keys, recipient:
 
 
 def unseal(data: bytes, kind: type[HeadType], context: Context, keys: Keys) -> Opened[HeadType]:
-    """Open an object for this site. Raises NotOpened unless a site that is trusted at this moment has signed
-    just this object for just this place.
+    """Open an object for this site. Raises NotOpened unless a currently trusted site has signed it for this
+    context.
     """
     try:
         plain = SUITE.decrypt(data, private_key(keys.key), info=context.text)
@@ -123,7 +123,7 @@ def verify(card: Card, signature: bytes, data: bytes) -> None:
 
 
 def _signed(context: Context, head: bytes, body: bytes) -> bytes:
-    """Each part with its length before it: no other parts give the same bytes."""
+    """Join parts with their lengths, so that no other parts give the same bytes."""
     parts = (context.text, head, body)
     return b"".join(piece for part in parts for piece in (struct.pack(">Q", len(part)), part))
 

@@ -16,7 +16,7 @@ def private_key(key: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def public_key(certificate: str) -> ec.EllipticCurvePublicKey:
-    """`certificate`: in PEM. Raises ValueError where its key is of another curve, or of none."""
+    """`certificate`: in PEM. Raises ValueError unless its key is of the curve P-256."""
     key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("has no key of the curve P-256")
@@ -28,7 +28,7 @@ def sign(key: bytes, data: bytes) -> bytes:
 
 
 def is_signed(certificate: str, data: bytes, signature: bytes) -> bool:
-    """Whether the key of this certificate has signed the data, whether it is valid now or not."""
+    """Whether the key of this certificate has signed the data; it may be outside its period of validity."""
     try:
         public_key(certificate).verify(signature, data, SIGNATURE)
     except (InvalidSignature, ValueError):

@@ -1,4 +1,4 @@
-"""What both transports have: the link to a peer, frames, timeouts, status codes and how errors read."""
+"""Shared by both transports: the link to a peer, frames, timeouts, status codes and texts of errors."""
 
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -9,16 +9,16 @@ import grpc
 from atelier.infra.sites.sealed import VERSION
 
 SERVICE, FORMER = f"atelier.Exchange{VERSION}", "atelier.Site"  # of this version, and of the one before
-AT_ONCE = 8  # calls of a peer that are answered at once: two or three are asked, and some may have been left
-THREADS = 64  # that answer, of all peers
+AT_ONCE = 8  # calls of a peer that are answered at once: two or three, and some that were abandoned
+THREADS = 64  # that answer calls, for all peers
 BLOCK = 1 << 20  # bytes of a frame
 SLOWEST = 10_000  # bytes a second
 TIMEOUT_S = 30.0  # of a call without a body
-OVER = grpc.StatusCode.ALREADY_EXISTS  # code of a refusal: whoever refuses has had it
-NOT_TRAINED = grpc.StatusCode.NOT_FOUND  # the same: there is no such training yet
-NOT_NEXT = grpc.StatusCode.OUT_OF_RANGE  # the same: what comes before it is not there yet
-NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, OVER)  # the same, for good
-EARLY = (grpc.StatusCode.ABORTED, NOT_TRAINED, NOT_NEXT)  # the same, for now
+OVER = grpc.StatusCode.ALREADY_EXISTS  # refused: no longer needed
+NOT_TRAINED = grpc.StatusCode.NOT_FOUND  # refused: there is no such training yet
+NOT_NEXT = grpc.StatusCode.OUT_OF_RANGE  # refused: an earlier round is missing
+NEVER = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, OVER)  # refused for good
+EARLY = (grpc.StatusCode.ABORTED, NOT_TRAINED, NOT_NEXT)  # refused for now
 CODES = {code.name: code for code in grpc.StatusCode}
 
 
@@ -59,7 +59,7 @@ def code_of(error: Exception) -> grpc.StatusCode | None:
 
 
 def patience(size: int) -> float:
-    """Seconds after which a transfer of so many bytes is broken off; it goes on where it stopped."""
+    """Seconds after which a transfer of `size` bytes is broken off; it resumes at its last byte."""
     return TIMEOUT_S + size / SLOWEST
 
 

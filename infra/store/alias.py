@@ -72,15 +72,15 @@ def places(root: str) -> list[str]:
 
 def read_alias(place: str) -> Alias | None:
     """The alias in a file, None when it is missing. Raises DamageError when it cannot be read."""
-    way_out = "`atelier pick` gives it again; `atelier gc --damaged` offers to remove it"
+    way_out = "`atelier pick` sets it again; `atelier gc --damaged` offers to remove it"
     fields = {field.name for field in dataclasses.fields(Alias)}
     try:
         found = opened(read_bytes(place, MOST_BYTES), place, "an alias", frozenset(fields))
         texts = [value for key, value in found.items() if key != "since"]
         if {*found} != fields or not all(isinstance(text, str) for text in texts):
-            raise DamageError(f"{place}: not an alias (it has other fields than one)")
+            raise DamageError(f"{place}: not an alias (its fields differ)")
         if isinstance(found["since"], bool) or not isinstance(found["since"], int | float):
-            raise DamageError(f"{place}: not an alias (since is no time)")
+            raise DamageError(f"{place}: not an alias (since is not a time)")
         name, alias, kind, fingerprint, why = (str(found[f]) for f in TEXTS)
         return Alias(name, alias, kind, fingerprint, why, found["since"])
     except FileNotFoundError:

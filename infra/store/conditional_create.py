@@ -1,8 +1,8 @@
 """Exclusive creation of files on every kind of store; the basis of leases.
 
-Local folders and memory: engine/io/storage.py. Object stores: a table in the database that ATELIER_LEASES
-names, whose primary key decides, and from which any process completes the copy in the store; without one, a
-conditional put (If-None-Match: *), where a probe shows that the store honours it.
+Local folders and memory use engine/io/storage.py. Object stores use a table in the database of
+ATELIER_LEASES: its primary key decides, and any process can complete the copy in the store. Without a
+database they use a conditional put (If-None-Match: *), if a probe shows that the store supports it.
 """
 
 import errno
@@ -91,7 +91,7 @@ def _put_new(url: str, data: bytes) -> bool:
         ask(system, "pipe_file", path, data, mode="create")
         return True
     except FileExistsError:
-        return read_bytes(url) == data  # a retried put whose answer was lost finds its own content
+        return read_bytes(url) == data  # a retried put finds its own content if the first answer was lost
 
 
 def _honours(url: str) -> bool:
@@ -177,8 +177,8 @@ class Register:
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise ConfigError(
                 LEASES,
-                f"the database of leases refuses ({reason})",
-                "check that it is up and that its user may write",
+                f"the database of leases refuses the request ({reason})",
+                "check that it runs and that its user may write",
             ) from None
 
     def _once(self, act: "Callable[[sql.Connection], Found]") -> Found:

@@ -32,7 +32,7 @@ def looking_in(store: Store) -> None:
 
 @dataclass(frozen=True)
 class Existing:
-    """A finished model; `text` are its tokens and their sequence, None of an adopted one."""
+    """A finished model; `text`: its tokens and their sequence length, None for an adopted model."""
 
     reference: Reference
     spec: ModelSpec
@@ -42,12 +42,12 @@ class Existing:
 
     @property
     def tokens(self) -> Reference:
-        """Raises ConfigError for an adopted model."""
+        """Its tokens. Raises ConfigError for an adopted model."""
         return self._known[0]
 
     @property
     def sequence(self) -> int:
-        """Raises ConfigError for an adopted model."""
+        """Its sequence length. Raises ConfigError for an adopted model."""
         return self._known[1]
 
     @property
@@ -58,12 +58,12 @@ class Existing:
 
     @property
     def bytes(self) -> int:
-        """Of its files."""
+        """Bytes of its files."""
         record = _store.get().find(self.reference.kind, self.reference.fingerprint)
         return sum(entry.bytes for entry in record.files) if record else 0
 
     def check_states(self) -> None:
-        """Raise ConfigError unless its training's last checkpoint is there, with the optimiser's states."""
+        """Raises ConfigError unless the last checkpoint of its training has optimiser states."""
         record = _store.get().find(self.reference.kind, self.reference.fingerprint)
         if record is not None:
             last_checkpoint(_store.get(), record, "convert.optimizer")
@@ -74,8 +74,8 @@ class Existing:
             name = self.reference.name
             raise ConfigError(
                 self.place,
-                f"{name} was adopted: the text that it was trained on is not known",
-                "a model made here",
+                f"{name} was adopted: its training text is not known",
+                "give a model that was trained here",
             )
         return self.text
 
@@ -88,13 +88,13 @@ def existing_model(word: str, place: str) -> Existing:
 
 
 def existing_in(store: Store, word: str, place: str) -> Existing:
-    """`existing_model`, of a given store."""
+    """`existing_model` for a given store."""
     try:
         record = store.resolve(word, "model")
     except AtelierError as error:
         raise ConfigError(place, str(error)) from None
     spec = spec_of(record, store, place, word)
-    tokens = record.parents.get("tokens.main", "")  # of a blend: the source whose held-out text is scored
+    tokens = record.parents.get("tokens.main", "")  # for a blend, the source with the scored held-out text
     earlier = record.parents.get("init") or record.parents.get("model")
     if earlier and (not tokens or "trajectory" not in record.parents):  # fine-tuned or converted
         parent = existing_in(store, earlier, place)
@@ -116,7 +116,7 @@ def existing_in(store: Store, word: str, place: str) -> Existing:
 
 
 def _tokenizer(store: Store, fingerprint: str) -> Reference:
-    """A finished tokenizer. Raises DamageError when how its texts begin cannot be read."""
+    """A finished tokenizer. Raises DamageError if its begin token is unreadable."""
     record, begin = store.find("tokenizer", fingerprint), None
     for entry in record.files if record is not None else ():
         if entry.path.rpartition("/")[2] == TEXT_ENDS:
@@ -128,8 +128,8 @@ def _tokenizer(store: Store, fingerprint: str) -> Reference:
 
 
 def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "roles") -> dict[str, Reference]:
-    """The finished models that roles are initialized from, by role. Raises ConfigError when the weights'
-    shapes are not those of the role's model, or the tokenizer is another.
+    """The initial models of roles, by role. Raises ConfigError if the weights' shapes differ from the role's
+    model, or the tokenizer differs.
     """
     found = {}
     for name, role in roles.items():
@@ -145,8 +145,8 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
                 where,
                 f"the tokenizer of {model} is {there.tokenizer.fingerprint[:8]}, that of this run "
                 f"{tokenizer.fingerprint[:8]}{_apart(there.tokenizer, tokenizer)}",
-                f"tokenizer.model={model} takes its own; data.written.by={model} has a student of any "
-                "tokenizer learn from text that it writes",
+                f"tokenizer.model={model} takes its own; data.written.by={model} trains a student with any "
+                "tokenizer on its text",
             )
         if there.spec.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
             raise ConfigError(
@@ -159,8 +159,8 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
 
 
 def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
-    """The model spec of a record. Raises DamageError when its config.json describes none; ConfigError at
-    `where`, calling the model `word`, when this code computes another version of its kind.
+    """The model spec of a record. Raises DamageError if its config.json has none; ConfigError at `where`,
+    naming the model `word`, if this code computes another version of its kind.
     """
     address = store.address("model", record.fingerprint)
     entry = next((file for file in record.files if file.path.endswith("/config.json")), None)
@@ -180,19 +180,19 @@ def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
 
 
 def check_ids(one: Existing, other: Existing, place: str) -> None:
-    """Raise ConfigError at `place` when two models' tokenizers differ, with the first id that does."""
+    """Raises ConfigError at `place` if two models' tokenizers differ, with the first differing id."""
     if not _have_the_same_ids(one.tokenizer, other.tokenizer):
         raise ConfigError(
             place,
             f"the tokenizer of {other.reference.name} is {other.tokenizer.fingerprint[:8]}, that of "
             f"{one.reference.name} {one.tokenizer.fingerprint[:8]}{_apart(other.tokenizer, one.tokenizer)}",
-            f"convert=vocabulary convert.tokenizer={one.reference.name} takes it there",
+            f"convert=vocabulary convert.tokenizer={one.reference.name} converts it",
         )
 
 
 def adapter_of(base: Existing, word: str, place: str) -> Reference:
-    """The low-rank adapter `word` of a model. Raises ConfigError at `place` when there is none, when it is a
-    soft prompt, and when it was tuned on other weights: their digests are compared.
+    """The low-rank adapter `word` of a model. Raises ConfigError at `place` if there is none, if it is a soft
+    prompt, or if it was tuned on other weights (their digests are compared).
     """
     store = _store.get()
     try:
@@ -202,8 +202,8 @@ def adapter_of(base: Existing, word: str, place: str) -> Reference:
     if "rank" not in record.summary:
         raise ConfigError(
             place,
-            f"{record.name} is a soft prompt, which is no part of a matrix",
-            "an adapter of trainable.kind=lora",
+            f"{record.name} is a soft prompt and cannot be merged into matrices",
+            "give an adapter of trainable.kind=lora",
         )
     tuned = record.parents.get("base", "")
     if tuned != base.reference.fingerprint:
@@ -212,7 +212,7 @@ def adapter_of(base: Existing, word: str, place: str) -> Reference:
             known = store.find("model", tuned)
             raise ConfigError(
                 place,
-                f"{record.name} is of {known.name if known else 'a model'} {tuned[:8]}, not of "
+                f"{record.name} belongs to {known.name if known else 'a model'} {tuned[:8]}, not to "
                 f"{base.reference.name} {base.reference.fingerprint[:8]}: other weights",
                 f"init={tuned[:8]}" if known else "its own base",
             )
@@ -226,7 +226,7 @@ def _weight_digests(store: Store, fingerprint: str) -> list[str]:
 
 
 def _have_the_same_ids(one: Reference, other: Reference) -> bool:
-    """Whether two tokenizers are one, or at least of the same files: texts begin and end alike too."""
+    """Whether two tokenizers are equal, or have equal files, so that texts begin and end alike."""
     if one.fingerprint == other.fingerprint:
         return True
     mine, theirs = ([entry.sha256 for entry in _tokenizer_files(each)] for each in (one, other))
@@ -234,14 +234,14 @@ def _have_the_same_ids(one: Reference, other: Reference) -> bool:
 
 
 def _tokenizer_files(reference: Reference) -> list[FileEntry]:
-    """The files of a tokenizer, tokenizer.json first; none of one that is not made yet."""
+    """The files of a tokenizer, tokenizer.json first; empty if it is not made yet."""
     record = _store.get().find(reference.kind, reference.fingerprint)
     files = record.files if record else ()
     return sorted(files, key=lambda file: not file.path.endswith("/tokenizer.json"))
 
 
 def _apart(one: Reference, other: Reference) -> str:
-    """Sizes of two tokenizers, and the first id that means something else; '' while one is not made yet."""
+    """Sizes of two tokenizers and the first id that differs; '' if one is not made yet."""
     files = [_tokenizer_files(each)[:1] for each in (one, other)]
     if not all(files):
         return ""
@@ -252,7 +252,7 @@ def _apart(one: Reference, other: Reference) -> str:
     first = next((i for i in range(max(mine | theirs) + 1) if mine.get(i) != theirs.get(i)), None)
     sizes = f" ({len(mine)} and {len(theirs)} tokens"
     if first is None:
-        return sizes + ", which have the same names; their texts begin or end otherwise)"
+        return sizes + ", with equal names; their texts begin or end differently)"
     return sizes + f"; id {first} is {mine.get(first)!r} and {theirs.get(first)!r})"
 
 
@@ -261,7 +261,7 @@ def _tokens_of(place: str) -> dict[int, str]:
     document = read_object(place, "a tokenizer")
     vocab = section_of(document.get("model")).get("vocab")
     found = {number: token for token, number in section_of(vocab).items() if isinstance(number, int)}
-    if isinstance(vocab, list):  # of unigrams: pairs of a token and its score
+    if isinstance(vocab, list):  # unigrams: pairs of token and score
         found = {number: str(pair[0]) for number, pair in enumerate(vocab) if isinstance(pair, list) and pair}
     added = document.get("added_tokens")
     for each in map(section_of, added if isinstance(added, list) else []):

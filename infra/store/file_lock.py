@@ -1,5 +1,5 @@
-"""A lock between processes of one user on one machine; those of a dead one, and of its forks, are open. What
-other users may touch: infra/launch/locks.py; what other machines share: infra/store/lease.py.
+"""A lock between processes of one user on one machine; a dead process and its forks release it. Between
+users: infra/launch/locks.py; between machines: infra/store/lease.py.
 """
 
 import fcntl
@@ -8,8 +8,8 @@ from typing import IO
 
 
 def file_lock(path: Path) -> IO[str] | None:
-    """The file, created when missing, open to read and to append, locked until it is closed; None while
-    it is locked, by another process or here. Raises OSError.
+    """The file, created if missing, open for reading and appending, locked until it is closed; None if it is
+    locked, by another process or here. Raises OSError.
     """
     file = path.open("a+")
     try:

@@ -1,8 +1,8 @@
 """Garbage collection of a store: find what is no longer needed, and why.
 
-Needed is what a run's manifest or an alias names, what a running flow has made, and all their ancestors.
-While a run is active, what it may read next is unknown: then only scratch and stray attempts are removed. The
-same holds when a manifest, record or alias cannot be read: damage never causes a removal.
+Needed are the artifacts named by runs' manifests and aliases, the results of running flows, and all
+ancestors. While a run is active, its next reads are unknown: then only scratch and stray attempts are
+removed. The same holds if a manifest, record or alias is unreadable: damage never causes a removal.
 """
 
 import time
@@ -24,14 +24,14 @@ from atelier.infra.store.trajectory import BIRTH, checkpoint_damage, checkpoint_
 PAYLOAD, RUNNING = "payload-", "running"
 UNKNOWN_S = (
     24 * 3600.0
-)  # a run without a manifest may still be going on: it is left alone until its files are this old
+)  # a run without a manifest may still be running: it is kept until its files are this old
 JOB_FOLDER_TTL_S = 30 * 24 * 3600.0  # a batch job may wait this long in a queue
 ATTEMPT_S = 3600.0  # an unfinished write without a lease is left alone for this long
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`waste` may be removed; `left` is text on what is kept although nothing names it."""
+    """`waste` may be removed; `left`: text about unnamed data that is kept."""
 
     waste: list[Waste]
     left: list[str]
@@ -57,8 +57,8 @@ class Collector:
         self.needed = self._needed()
 
     def find(self, *, damaged: bool = False, among: set[str] | None = None) -> Finding:
-        """Everything that may be removed; with `damaged` also what differs from its digest (reads every
-        byte). `among`: only these urls, found by an earlier call.
+        """Everything that may be removed; with `damaged` also files that differ from their digest (reads
+        every byte). `among`: only these urls, found by an earlier call.
         """
         self.among = among
         self.left += [f"artifacts and checkpoints, because {why}" for why in self.unknown]
@@ -110,8 +110,8 @@ class Collector:
         return [name for name in names(join(self.store.root, kind)) if len(name) == SHORT]
 
     def _living_runs(self) -> set[str]:
-        """Active runs: their process lives or its state is unknown, or their manifest is missing or
-        unreadable and their files are young.
+        """Active runs: their process is alive or unknown, or their manifest is missing or unreadable and
+        their files are young.
         """
         living = self.elsewhere | {run for run, manifest in self.manifests.items() if is_alive(manifest)}
         for run in names(join(self.store.root, "scratch")):
@@ -121,20 +121,20 @@ class Collector:
         return living
 
     def _unknown(self) -> Iterator[str]:
-        """Reasons why it is unknown what is needed, and what to do about them."""
+        """Reasons why the needed artifacts are unknown, with ways out."""
         here = sorted(self.living - self.elsewhere)
         if here:
-            yield f"a run goes on that may read them ({', '.join(here)})"
+            yield f"a run is active that may read them ({', '.join(here)})"
         for run in sorted(self.elsewhere):
             yield (
-                f"run {run} of another machine may go on; when it is over, `atelier gc --forget {run}` lets"
-                " go of what only it needs"
+                f"run {run} of another machine may be active; when it is over, `atelier gc --forget {run}`"
+                " removes what only it needs"
             )
         for run, damage in sorted(self.unread.items()):
             if run not in self.forget:
-                yield f"what run {run} needs cannot be read: {damage}; {damage.way_out}"
+                yield f"the needs of run {run} cannot be read: {damage}; {damage.way_out}"
         for damage in self.damaged.values():
-            yield f"what is needed for it cannot be read: {damage}; {damage.way_out}"
+            yield f"its needs cannot be read: {damage}; {damage.way_out}"
 
     # what is needed
 
@@ -168,7 +168,7 @@ class Collector:
         for one in everything:
             parents.setdefault(one.fingerprint, []).extend(one.parents.values())
         for run in kept_runs & set(self.manifests):
-            for row in self.manifests[run].tasks:  # of unfinished products nothing else has the parents
+            for row in self.manifests[run].tasks:  # only the manifest has the parents of unfinished products
                 parents.setdefault(row.fingerprint, []).extend(row.parents.values())
         needed, waiting = set(first), list(first)
         while waiting:
@@ -191,14 +191,12 @@ class Collector:
                     continue
                 if record is None:
                     if self._age(address) > ATTEMPT_S:
-                        yield self._waste(
-                            address, f"{kind} {short[:8]}", "an attempt that was cut off", address
-                        )
+                        yield self._waste(address, f"{kind} {short[:8]}", "an interrupted attempt", address)
                 elif record.fingerprint not in self.needed and not self.unknown:
                     yield self._waste(
                         address,
                         f"{kind} {record.name} {short[:8]}",
-                        "no run names it, and nothing came of it",
+                        "no run or descendant needs it",
                         address,
                         is_finished=True,
                     )
@@ -210,9 +208,7 @@ class Collector:
         for name in names(address):
             if name.startswith(PAYLOAD) and name not in listed:
                 what = f"{record.kind} {record.name} {record.fingerprint[:8]}/{name}"
-                yield self._waste(
-                    join(address, name), what, "files of an attempt that its record does not list"
-                )
+                yield self._waste(join(address, name), what, "files of an attempt, not in the record")
 
     def _trajectories(self) -> Iterator[Waste]:
         models = [record for record in self.records.values() if record.kind == "model"]
@@ -238,15 +234,15 @@ class Collector:
             if self.unknown:
                 continue
             if short not in shorts:
-                yield self._waste(address, what, "no run's training, and no model came of it", address)
+                yield self._waste(address, what, "no run or model needs this training", address)
             elif trajectory_record is not None and (
                 trajectory_record.fingerprint in ends or trajectory_record.fingerprint in trunks
             ):
                 yield from self._checkpoints(address, what)
 
     def _checkpoints(self, address: str, what: str) -> Iterator[Waste]:
-        """Older checkpoints of a finished training; the newest, those at branch points and those marked as
-        kept stay.
+        """Older checkpoints of a finished training. The newest, branch points and checkpoints marked as kept
+        stay.
         """
         steps = checkpoint_steps(address)
         kept = {
@@ -267,7 +263,7 @@ class Collector:
                 yield self._waste(
                     url,
                     f"{what}, step {step}",
-                    "its model is finished; the newest, branch points and those marked to be kept stay",
+                    "its model is finished; the newest, branch points and marked ones stay",
                     address,
                 )
 
@@ -286,7 +282,7 @@ class Collector:
                 with suppress(FileNotFoundError):  # removed meanwhile by another process
                     if self.now - path.stat().st_mtime > ATTEMPT_S:
                         what = f"{path.parent.name}/{path.name}"
-                        yield self._waste(str(path), what, "a write or a removal that was cut off")
+                        yield self._waste(str(path), what, "an interrupted write or removal")
 
     def _job_folders(self) -> Iterator[Waste]:
         """Job folders of gangs (orders and messages), left when their submitter died."""
@@ -321,23 +317,21 @@ class Collector:
             damage = checkpoint_damage(address, step) if is_asked else ""
             if damage and not self._is_held(address, what):
                 place = damage.removeprefix(address).lstrip("/")
-                why = f"DAMAGED: {place}; a training that needs it makes it again"
+                why = f"DAMAGED: {place}; a training that needs it computes it again"
                 yield self._waste(url, f"{what}, step {step}", why, address, is_damage=True)
 
     def _damage(self, address: str, damage: str) -> Iterator[Waste]:
-        """What to remove so that it can be made again: of a trajectory record or alias only that file."""
+        """What to remove so that it can be made again; for trajectory records and aliases only that file."""
         record = self.records.get(address)
         kind, short = address.rsplit("/", 2)[-2:]
         why = f"DAMAGED: {damage.removeprefix(address).lstrip('/')}; "
         if short == BIRTH:
             what = f"trajectory {kind[:8]}/{BIRTH}"
             yield self._waste(
-                address, what, f"{why}the command that trained it writes it anew", is_damage=True
+                address, what, f"{why}the command that trained it writes it again", is_damage=True
             )
         elif address in self.damaged and kind not in KINDS:
-            yield self._waste(
-                address, f"alias {short}", f"{why}`atelier pick` gives it again", is_damage=True
-            )
+            yield self._waste(address, f"alias {short}", f"{why}`atelier pick` sets it again", is_damage=True)
         else:
             what = f"{kind} {record.name} {short[:8]}" if record else f"{kind} {short[:8]}"
             if record is not None or not self._is_held(address, what):
@@ -348,7 +342,7 @@ class Collector:
         log = LeaseLog(address)
         last = log.last()
         if last is not None and last.damage:
-            why = f"DAMAGED: {last.damage}; it goes once no holder has renewed it for a minute"
+            why = f"DAMAGED: {last.damage}; it is removed when no holder has renewed it for a minute"
             place = log.place(last.number)
             yield self._waste(place, f"lease of {what}", why, address, is_damage=True, is_log=True)
 
@@ -362,7 +356,7 @@ class Collector:
         return bool(holder)
 
     def _age(self, url: str) -> float:
-        """Seconds since anything below `url` changed; 0 on a remote store."""
+        """Seconds since the last change below `url`; 0 on a remote store."""
         if not is_local(url):
             return 0.0
         times = [each.st_mtime for each in below(local_path(url))]

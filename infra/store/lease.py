@@ -1,10 +1,10 @@
 """Leases on the right to write: an append-only log per address, one exclusive create per entry. The entry's
 number is the fence.
 
-`take` and `release` pass the right to write on; `publish` ends it: the first publication wins, for good. A
-holder renews its lease by a counter file; a waiter measures its silence with its own monotonic clock, so no
-clock jump steals a lease. The counter file also names the processes that write on the holder's behalf: a dead
-holder counts as gone only when they are. The holder of an unreadable entry is unknown: only silence frees it.
+`take` and `release` pass the right to write on; `publish` ends it: the first publication is final. A holder
+renews its lease with a counter file; a waiter measures its silence by its own monotonic clock, so clock jumps
+steal no lease. The counter file also names processes that write for the holder: a dead holder counts as gone
+only when they are gone. The holder of an unreadable entry is unknown: only silence frees it.
 """
 
 import os
@@ -63,16 +63,16 @@ class Holder:
 
     @staticmethod
     def read(document: Json) -> "Holder":
-        """Parse the stored `vars` of a holder. Raises ValueError when it is none."""
+        """Parse the stored `vars` of a holder. Raises ValueError if it is invalid."""
         if not isinstance(document, dict):
-            raise ValueError("the holder is no object")
+            raise ValueError("the holder is not an object")
         known = {"what": "", **document}
         texts = {key: text for key in TEXTS if isinstance(text := known.get(key), str)}
         if len(texts) < len(TEXTS) or {*document} - {*TEXTS, "pid"}:
             raise ValueError("the holder has other fields than a holder")
         pid = document.get("pid")
         if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 1 << 31:
-            raise ValueError("the holder's pid is none")
+            raise ValueError("the holder's pid is invalid")
         return Holder(pid=pid, **texts)
 
     @staticmethod
@@ -141,7 +141,7 @@ def _started(pid: int) -> str | None:
 
 @dataclass(frozen=True)
 class LeaseEntry:
-    """`damage` is what is wrong with an unreadable entry, whose act and holder are unknown."""
+    """`damage`: the error of an unreadable entry, whose act and holder are unknown."""
 
     number: int
     act: str
@@ -185,7 +185,7 @@ class LeaseLog:
                 document.get("record"),
             )
             if act not in ACTS or not isinstance(record, dict | None) or (act == "publish") != bool(record):
-                raise ValueError(f"it says {str(act)[:20]!r}")
+                raise ValueError(f"its act is {str(act)[:20]!r}")
         except ValueError as error:
             raise DamageError(f"{place}: not an entry of a lease log ({error})") from None
         return LeaseEntry(number=number, act=act, holder=holder, record=record)
@@ -203,7 +203,7 @@ class LeaseLog:
     def append(self, number: int, act: str, holder: Holder, record: Mapping[str, Json] | None = None) -> bool:
         """Write entry `number`; False when another process was first. Raises DamageError beyond 999999."""
         if number > 999_999:
-            raise DamageError(f"{self.folder}: has an entry of the highest number there is")
+            raise DamageError(f"{self.folder}: has reached the highest entry number")
         document: dict[str, Json] = {"act": act, "holder": vars(holder), "time": time.time()}
         if record is not None:
             document["record"] = record
@@ -246,7 +246,7 @@ class Lease:
         return last is not None and last.number == self.fence
 
     def release(self) -> None:
-        """Give the lease back; no effect when it was lost already."""
+        """Release the lease; no effect if it was lost."""
         if self.is_mine():
             self.log.append(self.fence + 1, "release", self.holder)
         remove(join(self.log.folder, f"beat-{self.fence:06d}"))
@@ -289,7 +289,7 @@ def take(
 def wait_until_free(
     address: str, *, on_wait: Callable[[str], None], stopped: threading.Event, expiry_s: float = EXPIRY_S
 ) -> None:
-    """Wait until nobody holds the lease of `address`, without taking it. Raises StoppedError as `take`."""
+    """Wait until the lease of `address` is free, without taking it. Raises StoppedError like `take`."""
     log = LeaseLog(address)
     silence = Silence(log, expiry_s, on_wait)
     while (last := log.last()) is not None and last.act != "publish" and not silence.is_free(last):

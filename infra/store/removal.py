@@ -1,8 +1,8 @@
-"""Remove things from a store: each by one rename, under its lease, and while no run starts.
+"""Remove artifacts and files from a store: each by one rename, under its lease, while no run starts.
 
-A remover holds one lease of the whole store. A run that starts writes its manifest, then waits until nobody
-holds that lease, and only then looks for artifacts to reuse: so either the remover sees the manifest, or the
-run sees what is left.
+A remover holds one lease of the whole store. A starting run writes its manifest, waits until that lease is
+free, and only then looks for artifacts to reuse. So either the remover sees the manifest, or the run sees the
+result.
 """
 
 import os
@@ -35,9 +35,9 @@ FOLDER = "removal"
 
 @dataclass(frozen=True)
 class Waste:
-    """One thing that may be removed, why, and its size. `address` is the artifact to lock meanwhile;
-    `is_finished` when it has a record, so that nobody writes there. With `is_log` only the damaged last entry
-    of its lease log is removed.
+    """Something that may be removed, the reason, and its size. `address`: the artifact to lock meanwhile;
+    `is_finished`: it has a record, so nothing is written there. With `is_log` only the damaged last entry of
+    its lease log is removed.
     """
 
     url: str
@@ -52,10 +52,10 @@ class Waste:
 
 @contextmanager
 def removing(root: str, on_wait: Callable[[str], None]) -> Iterator[Lease]:
-    """Hold the store's removal lease; runs that start wait for the end of the block."""
+    """Hold the store's removal lease; starting runs wait until the block ends."""
     address = join(root, FOLDER)
     lease = take(address, Holder.me("gc"), on_wait=on_wait)
-    assert lease is not None  # nothing is ever published there
+    assert lease is not None  # nothing is published under this lease
     renewal = Renewal([lease])
     try:
         for number in lease.log.numbers():
@@ -73,7 +73,7 @@ def wait_for_removals(root: str, on_wait: Callable[[str], None], stopped: thread
 
 
 def holder_of(address: str) -> str:
-    """Text on who may be writing at an address; '' when nobody is."""
+    """The possible writer at an address, as text; '' = none."""
     last = LeaseLog(address).last()
     if last is None or last.act in ("release", "publish"):
         return ""
@@ -81,8 +81,8 @@ def holder_of(address: str) -> str:
 
 
 def discard(waste: Waste, patience_s: float = EXPIRY_S) -> bool:
-    """Remove it by one rename; False when another process has taken its lease meanwhile. Where the lease log
-    is damaged, wait for the unknown holder's silence, for twice `patience_s` at most.
+    """Remove it by one rename. Returns False if another process has taken its lease. If the lease log is
+    damaged, wait for the unknown holder's silence, for at most twice `patience_s`.
     """
     if not waste.address:
         remove(waste.url)
@@ -106,7 +106,7 @@ def discard(waste: Waste, patience_s: float = EXPIRY_S) -> bool:
 
 
 def _taken(address: str, patience_s: float) -> Lease | None:
-    """The lease, at once or after the silence of an unknown holder; None while another process holds it."""
+    """The lease, at once or after the silence of an unknown holder; None if another process holds it."""
     enough = threading.Event()
     timer = threading.Timer(2 * patience_s + POLL_S, enough.set)
     timer.daemon = True
@@ -143,7 +143,7 @@ def size_of(url: str) -> int:
 
 
 def below(path: Path) -> Iterator[os.stat_result]:
-    """stat of a file, or of a folder and all below it; what vanishes meanwhile is skipped."""
+    """stat of a file, or of a folder and all below it; files that vanish meanwhile are skipped."""
     paths = [str(path)]
     if not path.is_symlink():
         paths += [

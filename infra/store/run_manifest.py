@@ -1,5 +1,5 @@
-"""Manifests of runs: `{root}/runs/<id>.json`. Plans are compared with them, `atelier runs` lists them, and
-garbage collection keeps what they name (infra/store/gc.py): so each carries its own digest.
+"""Manifests of runs: `{root}/runs/<id>.json`. Plans compare with them, `atelier runs` lists them, and garbage
+collection keeps the artifacts that they name (infra/store/gc.py). Each carries its own digest.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ ENDING = ".json"
 
 
 class RecordStore(Protocol):
-    """What a store of artifacts (infra/store/store.py) offers here; it looks up names in manifests."""
+    """The used part of infra/store/store.py, which itself looks up names in manifests."""
 
     root: str
 
@@ -166,15 +166,15 @@ def row_name(node: Node, key: str) -> str:
 
 
 def comparable(product: Product) -> dict[str, Json]:
-    """The product's identity under configuration keys, those that a user would change; a list of what follows
-    from one key where that is several (a model's last step, where its trunk ends).
+    """The product's identity by configuration key, with keys that a user would change. If several values
+    follow from one key (a model's last step, the end of its trunk), they are a list.
     """
     found = _by_key(product)
     return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
 def given(product: Product) -> dict[str, Json]:
-    """`comparable` with what was given alone, not what else follows from it."""
+    """`comparable` with the given values only, without derived ones."""
     return {key: values[0] for key, values in _by_key(product).items()}
 
 

@@ -56,11 +56,11 @@ def _local(url: str, cache: Cache, place: str, most: int) -> str:
         if hit and hit[:4] == key:
             return str(hit[4])
         if not S_ISREG(stat.st_mode):
-            raise DataError(f"{shown}: is no regular file; give one, or a folder or glob of files")
+            raise DataError(f"{shown}: is not a regular file; give a file, or a folder or glob of files")
         if most and not stat.st_size:
             raise DataError(f"{shown}: is empty")
         if most and stat.st_size > most:
-            raise DataError(f"{shown}: has {stat.st_size} bytes, more than the {most} that are read of it")
+            raise DataError(f"{shown}: has {stat.st_size} bytes, more than the limit of {most}")
         digest = _digest(path, stat.st_size)
     except OSError as error:
         raise DataError(f"{shown}: cannot be read ({error.strerror})") from None

@@ -140,8 +140,8 @@ class Store:
                     yield record
 
     def resolve(self, word: str, kind: str | None = None) -> Record:
-        """The artifact with a fingerprint (4 or more digits), a name (the newest; else what a run has reused
-        under it) or an alias `name@alias`. Raises AtelierError when there is none, or several.
+        """The artifact with a fingerprint (4 or more digits), a name (the newest; else one that a run reused
+        under that name) or an alias `name@alias`. Raises AtelierError if there is none, or several.
         """
         name, _, alias = word.partition("@")
         if alias and alias != LATEST:
@@ -152,7 +152,7 @@ class Store:
             if len(matches) == 1:
                 return matches[0]
             if len(matches) > 1:
-                raise AtelierError(f"{word}: {len(matches)} artifacts begin so; give more digits")
+                raise AtelierError(f"{word}: {len(matches)} fingerprints begin with it; give more digits")
         named = [r for r in found if r.name == name]
         if named:
             return max(named, key=lambda r: r.provenance.get("ended", 0))
@@ -161,11 +161,11 @@ class Store:
         near = nearest(name, {r.name for r in found})
         what = kind or "artifact"
         way_out = f"did you mean {near}?" if near else "`atelier models` lists them"
-        way_out = way_out if found else f"there is no {what} at all: is ATELIER_ROOT the right store?"
+        way_out = way_out if found else f"the store has no {what}; is ATELIER_ROOT right?"
         raise AtelierError(f"no {what} called {word!r} in {self.root}; {way_out}{self.unread()}")
 
     def _called_by_a_run(self, name: str, kind: str | None) -> Record | None:
-        """What the newest run that called something so has reused under this name."""
+        """The artifact that the newest run with this name reused under it."""
         rows = [
             row for run in manifests(self) for row in run.tasks if row.model == name and row.kind in KINDS
         ]
@@ -178,7 +178,7 @@ class Store:
         if not damages:
             return ""
         more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
-        return f"; damaged, and left out: {damages[0]}{more}; {DamageError.way_out}"
+        return f"; ignored as damaged: {damages[0]}{more}; {DamageError.way_out}"
 
     def _aliased(self, name: str, alias: str, kind: str | None) -> Record:
         found = find_alias(self.root, name, alias)
@@ -203,7 +203,7 @@ class Store:
 
 
 def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], Summary]:
-    """Files (paths relative to the artifact) and summary that a gang left in `payload_url`. Raises
+    """Files (paths relative to the artifact) and summary that a gang wrote to `payload_url`. Raises
     DamageError for an invalid body.
     """
     place = join(payload_url, BODY)

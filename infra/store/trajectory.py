@@ -1,4 +1,4 @@
-"""Trajectories in the store: their records, code maps and checkpoints; and from which step a training would
+"""Trajectories in the store: records, code maps and checkpoints, and the step from which a training would
 continue.
 """
 
@@ -32,8 +32,8 @@ from atelier.infra.store.store import Store
 
 BIRTH = "trajectory.json"
 MANIFEST = "manifest.json"  # of a checkpoint
-SITE = "site"  # of a training at several sites: which of them has this store
-WAY_OUT = "the command that trained it, run again, writes it anew; `atelier gc --damaged` offers to remove it"
+SITE = "site"  # for trainings at several sites: the site of this store
+WAY_OUT = "the command that trained it writes it again; `atelier gc --damaged` offers to remove it"
 STEP = re.compile(r"step-(\d{8})")
 
 
@@ -45,7 +45,7 @@ def checkpoint_steps(address: str) -> list[int]:
 
 
 def checkpoint_damage(address: str, step: int) -> str:
-    """What is wrong with a checkpoint, naming the file; '' when it is intact. Reads every byte."""
+    """The damage of a checkpoint, with the file; '' if it is intact. Reads every byte."""
     folder = join(address, "checkpoints", f"step-{step:08d}")
     place = join(folder, MANIFEST)
     try:
@@ -66,9 +66,7 @@ def checkpoint_damage(address: str, step: int) -> str:
 
 
 def last_checkpoint(store: Store, model: Record, place: str) -> str:
-    """The URL of the checkpoint with which a model's training ended. Raises ConfigError at `place` when it
-    has none.
-    """
+    """URL of the last checkpoint of a model's training. Raises ConfigError at `place` if it has none."""
     trained, step = model.parents.get("trajectory"), model.identity.get("step")
     if trained and isinstance(step, int):
         address = store.address("trajectory", trained)
@@ -76,8 +74,8 @@ def last_checkpoint(store: Store, model: Record, place: str) -> str:
             return join(address, "checkpoints", f"step-{step:08d}")
     raise ConfigError(
         place,
-        f"grown, and {model.name} has no checkpoint of a training's end, where an optimiser's states are",
-        "optimizer=dropped; what was trained with train.keep above 0 has one, what was converted has none",
+        f"grown, but {model.name} has no final checkpoint with optimiser states",
+        "optimizer=dropped; trainings with train.keep above 0 have one, converted models do not",
     )
 
 
@@ -101,8 +99,8 @@ class TrajectoryState:
 def trajectory_state(
     store: Store, segments: list[Segment], whole: list[Segment] | None = None
 ) -> TrajectoryState:
-    """Checkpoint steps of `segments`; start and end are those of `whole`, by default the same segments; none
-    and 0 of a finished model, which has no segments.
+    """Checkpoint steps of `segments`; start and end are those of `whole`, by default the same segments. A
+    finished model without segments has no checkpoints, start 0 and end 0.
     """
     whole = whole or segments
     if not whole:
@@ -149,24 +147,24 @@ def read_trajectory(store: Store, fingerprint: str) -> Record:
 
 
 def claim_site(store: Store, fingerprint: str, site: str) -> None:
-    """Note at which of its sites a trajectory is trained into this store. Raises ConfigError when it is
-    another one: sites wait for each other, and would here for one lease.
+    """Record the site whose trajectory is in this store. Raises ConfigError if it is another site: two sites
+    in one store would wait for each other's lease.
     """
     place = join(store.address("trajectory", fingerprint), SITE)
     if not create_exclusive(place, site.encode()) and (other := read_text(place)) != site:
         raise ConfigError(
             "train.link.site",
-            f"{site}, and this store has the training of site {other}",
-            f"a store of its own for each site: ATELIER_ROOT=<folder> of {site}",
+            f"{site}, but this store has the training of site {other}",
+            f"use a store for each site: ATELIER_ROOT=<folder of {site}>",
         )
 
 
 def register_trajectory(
     store: Store, name: str, segment: Segment, provenance: Provenance, code: Map | None = None
 ) -> None:
-    """Write a trajectory's record before anything is trained under its address, and beside it the map of the
-    code that trains it now, under its digest. An existing record stays, unless it is unreadable: it depends
-    only on what any process that trains this trajectory knows.
+    """Write a trajectory's record before training starts at its address, and beside it the code map of the
+    present code, under its digest. A readable record stays: it depends only on facts that every process
+    training this trajectory knows.
     """
     address = store.address("trajectory", segment.fingerprint)
     if code is not None and not exists(code_place(address, digest_of(code))):
@@ -224,8 +222,8 @@ def code_at(address: str, step: int) -> str | None:
 
 
 def steps_kept(store: Store, segments: list[Segment], step: int, state: str) -> set[int]:
-    """The steps of which a checkpoint of `step` has a state of this name; none where its manifest cannot be
-    read.
+    """The steps for which a checkpoint of `step` has a state of this name; empty if its manifest is
+    unreadable.
     """
     segment = next((one for one in segments if one.start < step <= one.end), None)
     if segment is None:

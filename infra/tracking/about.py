@@ -20,7 +20,7 @@ STATUS = {
 
 
 class RunAbout(TypedDict):
-    """The words for a tracker of a flow run, as in RunInfo."""
+    """Description of a flow run for a tracker, as in RunInfo."""
 
     flow: str
     command: str
@@ -34,8 +34,8 @@ class RunAbout(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A flow run to track. `is_part`: another process begins and ends the flow's MLflow run. `title`: what
-    people see in a list of runs; empty = its id.
+    """A flow run to track. `is_part`: another process starts and ends the flow's MLflow run. `title`: its
+    name in lists of runs; empty = its id.
     """
 
     flow: str
@@ -77,7 +77,7 @@ class Followed:
 
 
 def ended(status: str) -> str:
-    """A run's status for a status: FINISHED, FAILED or KILLED."""
+    """MLflow's status of a run: FINISHED, FAILED or KILLED."""
     return STATUS.get(status.upper(), "FAILED")
 
 

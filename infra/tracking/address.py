@@ -31,10 +31,9 @@ def tracking_address(given: str, store: Store) -> str:
     """Tracking URI for runs of `store`: `given`, else $MLFLOW_TRACKING_URI, else its stack's server while
     that runs, else a database in its folder.
 
-    Also sets the credential of that address in the environment: the stack's for the stack's server, the
-    user's for $MLFLOW_TRACKING_URI, none for any other. Raises ConfigError for a sqlite database that cannot
-    be used, however long one waits.
-    Loopback is reached without a proxy.
+    Also sets the credential for that address in the environment: the stack's for the stack's server, the
+    user's for $MLFLOW_TRACKING_URI, none for any other; and exempts loopback from proxies. Raises ConfigError
+    for an unusable sqlite database.
     """
     exempt_loopback(os.environ)
     _restore()
@@ -56,9 +55,9 @@ def tracking_address(given: str, store: Store) -> str:
 
 
 def check_form_uri(uri: str, root: str, own: Iterable[str]) -> None:
-    """Raise ConfigError for a tracker that a form may not name: one that is not empty, `own`, that of the
-    environment or the stack's, nor at a host that the operator names. MLflow's client makes the connection,
-    and it follows names and redirects to any address.
+    """Raises ConfigError for a tracker that a form may not use. Allowed are: empty, `own`, the environment's,
+    the stack's, and hosts that the operator names. MLflow's client connects itself, and follows names and
+    redirects to any address.
     """
     known = {"", *own, os.environ.get(URI, ""), Stack(root).tracking().get(URI, "")}
     if uri in known or any(is_same_server(uri, each) for each in known):
@@ -69,12 +68,12 @@ def check_form_uri(uri: str, root: str, own: Iterable[str]) -> None:
     except ValueError:
         host, port = "", 0
     if not host or not is_named(host, port):
-        problem = f"{printable(uri, 80)} is not the stack's tracker, and a form names no other"
+        problem = f"{printable(uri, 80)} is not the stack's tracker, and a form may use no other"
         raise ConfigError("tracker.uri", problem, f"leave it out; {WAY_OUT}")
 
 
 def _restore() -> None:
-    """Restore the credentials as the user had them."""
+    """Restore the user's credentials."""
     for key, value in _lent.items():
         if os.environ.get(key) == value:
             del os.environ[key]

@@ -1,5 +1,5 @@
-"""The curve of one trajectory: points that are selected from its metric files, each step once, dense at the
-beginning and thinned later. It is read once however many trackers write it.
+"""The curve of one trajectory: points selected from its metric files, each step once, dense at first and
+thinned later. It is read once for all trackers.
 """
 
 import json
@@ -26,7 +26,7 @@ MEASURED = (
     "resident_gb",
     "gpu_percent",
     "gpu_memory_gb",
-)  # by process_stats.py
+)  # measured by process_stats.py
 SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", *MEASURED)} | {
     "link_s": "link/seconds",  # between sites: engine/extensions/sites/link_meter.py
     "link_wait_s": "link/wait_seconds",
@@ -38,9 +38,9 @@ SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", *
     "link_ahead_steps": "link/ahead_steps",
 }
 ALWAYS = "eval/"
-DRAWN = "drawn.jsonl"  # beside a trajectory's metrics: its rows as they were drawn
+DRAWN = "drawn.jsonl"  # beside a trajectory's metrics: the selected rows
 READ_S = 1.0  # between two looks for new metric files
-Mark = tuple[int, int]  # a place between two rows of a curve
+Mark = tuple[int, int]  # a position between two rows of a curve
 FIRST: Mark = (0, 0)
 
 
@@ -48,7 +48,7 @@ def is_kept(count: int) -> bool:
     """Whether the `count`-th step of a curve is drawn: each of the first 200, then 100 for every doubling
     (1,000 points by step 51,200).
 
-    It depends on the step alone, so that a resumed or extended training goes on with the same curve.
+    It depends on the step alone, so that a resumed or extended training continues the same curve.
     """
     if count <= DENSE:
         return True
@@ -124,7 +124,7 @@ def points(
 
 @dataclass(frozen=True)
 class CurveRow:
-    """Metric values of one step, drawn together; `time` in seconds since 1970."""
+    """Metric values of one step; `time` in seconds since 1970."""
 
     step: int
     time: float
@@ -132,11 +132,11 @@ class CurveRow:
 
 
 class Curve:
-    """The drawn rows of one trajectory. It covers the role's whole training up to there: a branch's curve
-    begins with its trunk's. Used by the threads of several trackers.
+    """The selected rows of one trajectory. It covers the role's whole training: a branch's curve starts with
+    its trunk's. Threads of several trackers use it.
 
-    With `is_shared`, the rows are kept in a file as well, so that every tracker gets what was measured once,
-    after a kill too; one process at a time draws.
+    With `is_shared` the rows are also kept in a file, so that every tracker gets the same values, even after
+    a kill; one process at a time writes it.
     """
 
     def __init__(
@@ -152,9 +152,7 @@ class Curve:
         self.segments = followed.segments[: index + 1]
         self.reader = SegmentReader(self.segments)
         self.rows: list[CurveRow] = []
-        self.effective: CurveRow | None = (
-            None  # share of its gangs' time spent training; known once it has ended
-        )
+        self.effective: CurveRow | None = None  # share of its gangs' time spent training; known at the end
         self._drawn: set[tuple[str, int]] = set()
         self._newest: CurveLine | None = None
         self._stats, self._lock = stats, lock or threading.RLock()
@@ -163,8 +161,8 @@ class Curve:
         url = self.segments[-1].url
         self._copy = local_path(join(url, DRAWN)) if is_shared and is_local(url) else None
         self._file: IO[str] | None = None
-        self._writers: set[int] = set()  # that have not finished
-        self._order = 0  # rises when the rows are put in another order
+        self._writers: set[int] = set()  # trackers that have not finished
+        self._order = 0  # increases when the rows are reordered
 
     @property
     def fingerprint(self) -> str:
@@ -172,12 +170,12 @@ class Curve:
 
     @property
     def is_whole(self) -> bool:
-        """False for a trunk, from which the role's training went on."""
+        """False for a trunk from which the role's training continues."""
         return len(self.segments) == len(self.followed.segments)
 
     @property
     def name(self) -> str:
-        """The whole curve, the one to compare, has the plain name."""
+        """The curve's name. The whole curve, the one to compare, has the plain name."""
         name = self.followed.name or self.followed.role
         return name if self.is_whole else f"{name} trunk to step {self.segments[-1].end}"
 
@@ -186,15 +184,15 @@ class Curve:
         return self.reader.has_own()
 
     def poll(self, *, is_wanted: bool = False) -> None:
-        """Draw the lines sealed since the last call; before the trajectory has any of its own, only if
-        `is_wanted`.
+        """Select rows from the lines sealed since the last call; before the trajectory has its own lines,
+        only if `is_wanted`.
         """
         with self._lock:
             if time.monotonic() - self._read_at >= READ_S:
                 self._read(is_wanted)
 
     def finish(self, *, is_wanted: bool = False) -> None:
-        """Draw the rest, and the last step in full."""
+        """Select the rest, and the last step in full."""
         with self._lock:
             self._read(is_wanted)
             if self._newest is not None:
@@ -207,7 +205,7 @@ class Curve:
                     self._keep([self.effective])
 
     def since(self, mark: Mark) -> tuple[list[CurveRow], Mark]:
-        """The rows after `mark`, and the mark after them; all of them where others came in between."""
+        """The rows after `mark`, and the mark after them; all rows if they were reordered."""
         with self._lock:
             order, start = mark
             return self.rows[start if order == self._order else 0 :], (self._order, len(self.rows))
@@ -225,7 +223,7 @@ class Curve:
         self._read_at = time.monotonic()
 
     def _measure(self, pending: list[CurveLine]) -> None:
-        """Add the gang's current process statistics to the newest step that is drawn."""
+        """Add the gang's current process statistics to the newest selected step."""
         drawn = [line for line in pending if is_kept(line["step"] - self.segments[0].start)]
         if drawn and self._stats is not None:
             drawn[-1].setdefault("timing", {}).update(self._stats.read())
@@ -244,20 +242,20 @@ class Curve:
             self.rows.append(row)
             self._drawn |= {(key, row.step) for key in row.values}
 
-    # what was drawn, on disk
+    # selected rows on disk
 
     def begin(self, writer: object) -> None:
         """Register a tracker that will claim the curve and release it at its end."""
         self._writers.add(id(writer))
 
     def claim(self) -> bool:
-        """Whether this process is the one that draws the curve for trackers that cannot tell a point written
-        twice; begins with the rows that were drawn before. A process that dies loses its claim.
+        """Whether this process writes the curve for trackers that cannot detect a repeated point. Reads the
+        rows selected before. A process that dies loses its claim.
         """
         with self._lock:
             if self._copy is None or self._file is not None:
                 return True
-            with suppress(OSError):  # of a copy that cannot be opened: nothing is drawn
+            with suppress(OSError):  # the copy cannot be opened: no rows
                 self._file = file_lock(self._copy)  # `release` closes it
                 if self._file is not None:
                     before, self.rows, self._drawn = self.rows, [], set()
@@ -270,7 +268,7 @@ class Curve:
             return self._file is not None
 
     def release(self, writer: object) -> None:
-        """The claim ends with its last tracker."""
+        """Release the claim when its last tracker ends."""
         with self._lock:
             self._writers.discard(id(writer))
             if self._file is not None and not self._writers:
@@ -285,7 +283,7 @@ class Curve:
 
 
 def _rows_of(path: Path) -> list[CurveRow]:
-    """The rows of a file; a torn line is left out, the metric files have its values."""
+    """The rows of a file; partial lines are skipped, the metric files have their values."""
     rows = []
     for line in path.read_text().splitlines():
         with suppress(ValueError, TypeError):
@@ -304,7 +302,7 @@ def _without(drawn: set[tuple[str, int]], rows: Iterable[CurveRow]) -> list[Curv
 
 
 def curves_of(trajectories: Sequence[Followed], *, is_shared: bool = False) -> list[list[Curve]]:
-    """The curves of a gang's trainings: for each role, those of its trunks and then the whole one."""
+    """The curves of a gang's trainings: for each role those of its trunks, then the whole one."""
     stats, lock = ProcessStats([followed.segments[-1].url for followed in trajectories]), threading.RLock()
     return [
         [

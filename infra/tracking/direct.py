@@ -16,7 +16,7 @@ from atelier.infra.tracking.views import sweep_view
 
 @dataclass(frozen=True)
 class PlottedPoint:
-    """A finished point: the words of its command, its swept keys, what it is compared by."""
+    """A finished point: its overrides, swept keys and compared value."""
 
     words: Sequence[str]
     values: Mapping[str, str]
@@ -55,8 +55,8 @@ def show_sweep(
     is_failed: bool,
 ) -> dict[str, str]:
     """Write the report to the sweep's run, the parent of its points' runs, with links that plot `metric` by
-    the swept keys and compare the runs of all `trajectories`. Returns the addresses of the report
-    and of that plot, {} without an MLflow page or such a sweep. Raises what MLflow's client raises.
+    the swept keys and compare the runs of all `trajectories`. Returns the addresses of report and plot, {}
+    without an MLflow page or such a sweep. Raises errors of MLflow's client.
     """
     backend = Backend(tracking_address(uri, store), own_files(store))
     experiment = backend.experiment(flow)

@@ -1,4 +1,4 @@
-"""Create the tracker that the configuration selects: MLflow or none, and others beside it."""
+"""Create the configured trackers: MLflow or none, and others beside it."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -35,11 +35,11 @@ class TrackerSpec(Spec):
     @field_validator("beside", mode="before")
     @classmethod
     def _one(cls, value: Given) -> Given:
-        """A single name stands for itself: tracker.beside=tensorboard."""
+        """Accept a single name: tracker.beside=tensorboard."""
         return (value,) if isinstance(value, str) else value
 
     def check(self) -> None:
-        """Raise ConfigError for a tracker that there is not, or that is not installed."""
+        """Raises ConfigError for an unknown tracker, or one that is not installed."""
         check_sinks(self.beside)
 
 
@@ -57,12 +57,12 @@ def open_tracker(spec: TrackerSpec, store: Store, **about: Unpack[RunAbout]) -> 
 
 
 def sinks() -> list[str]:
-    """The names that can be chosen."""
+    """The names of available trackers."""
     return sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Raise ConfigError for a name that there is not, or whose package is not installed."""
+    """Raises ConfigError for an unknown name, or one whose package is not installed."""
     for name in names:
         if name not in sinks():
             near = nearest(name, sinks())

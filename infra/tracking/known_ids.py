@@ -1,4 +1,4 @@
-"""A cache of what MLflow has: its ids of artifacts and trajectories. Does not import MLflow."""
+"""A cache of MLflow's ids of artifacts and trajectories. Does not import MLflow."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from atelier.infra.store.store import SHORT, Store
 
 
 class PageAddress(TypedDict):
-    """A page of a run in MLflow, and what it is called."""
+    """A page of a run in MLflow, with its title."""
 
     name: str
     experiment: str
@@ -32,7 +32,7 @@ class FlowAddress(TypedDict):
 
 
 class KnownIds(TypedDict):
-    """What MLflow has of a model; of data and trajectories it has only experiment and run."""
+    """MLflow's ids of a model; for data and trajectories only experiment and run."""
 
     experiment: str
     run: str
@@ -42,7 +42,7 @@ class KnownIds(TypedDict):
     flow: FlowAddress
     report: NotRequired[PageAddress]
     scores: NotRequired[dict[str, float]]  # of the newest report that has the model
-    control: NotRequired[str]  # fingerprint of the model that it is compared with there
+    control: NotRequired[str]  # fingerprint of its control in that report
     picture: NotRequired[str]  # digest of the lineage's picture on its page
     name: NotRequired[str]  # of the registered model, and its version there
     version: NotRequired[str]
@@ -52,7 +52,7 @@ Fact = Json | FlowAddress | PageAddress
 
 
 class IdCache:
-    """Cache of what the MLflow store `key` already has, in small files, so that reused artifacts cost no
+    """Cache of the entries in the MLflow store `key`, in small files, so that reused artifacts cost no
     request. Losing it is harmless.
     """
 

@@ -1,7 +1,7 @@
-"""Track a flow run in MLflow on a separate thread: whatever MLflow does, training continues.
+"""Track a flow run in MLflow on a separate thread, so that training continues whatever MLflow does.
 
-Only `close`, `register` and, briefly, the addresses wait for MLflow. What could not be written is still in
-the store: the next run that uses the artifact writes it.
+Only `close`, `register` and, briefly, the addresses wait for MLflow. Unwritten data stays in the store: the
+next run that uses the artifact writes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ REGISTER_S = 60.0
 class MlflowTracker(CurveTracker):
     """Writes one flow run to MLflow in the background."""
 
-    claims = False  # it is asked for the points that it has
+    claims = False  # MLflow can be asked for its points
 
     def __init__(self, uri: str, store: Store, **about: Unpack[RunAbout]) -> None:
         """Start the thread and return at once. The `run_id` is Atelier's: the same id continues the same
@@ -80,7 +80,7 @@ class MlflowTracker(CurveTracker):
 
     @property
     def trouble(self) -> str:
-        """Why writing is late just now; '' when it is not."""
+        """The reason why writing is delayed; '' = no delay."""
         return self.worker.trouble
 
     def urls(self) -> dict[str, str]:
@@ -117,7 +117,7 @@ class MlflowTracker(CurveTracker):
 
     def forget(self, trajectory: str) -> None:
         """Delete the run of a trajectory that restarts from step 0. MLflow can restore it."""
-        self.worker.put("a training begins again", lambda backend: self.writer.forget(trajectory))
+        self.worker.put("a training restarts", lambda backend: self.writer.forget(trajectory))
 
     def record(self, record: Record, task: TaskHandle | None = None) -> None:
         """Record an artifact that was published or reused."""
@@ -134,7 +134,7 @@ class MlflowTracker(CurveTracker):
         return str(self._wait(job, f"{record.name} was not registered"))
 
     def register_later(self, record: Record, *, name: str, aliases: Sequence[str] = ()) -> None:
-        """As `register`, without waiting: for a model registered before, perhaps not in this MLflow."""
+        """Like `register`, without waiting, for a model that was registered before, maybe elsewhere."""
         self.worker.put(
             f"registering {name}", lambda backend: self.models.register(record, name, list(aliases))
         )
@@ -144,7 +144,7 @@ class MlflowTracker(CurveTracker):
         if job.error or not job.done.is_set():
             why = job.error or self.trouble or f"no answer within {REGISTER_S:.0f} s"
             where = without_secret(self.uri)
-            way_out = "with that mended" if self.worker.is_lost else "when MLflow is back"
+            way_out = "after the fix" if self.worker.is_lost else "when MLflow is back"
             raise AtelierError(f"{what}: {why} ({where}); run the same command again {way_out}")
         return job.result
 

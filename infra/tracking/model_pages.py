@@ -14,7 +14,7 @@ from atelier.infra.tracking.page import data_page, linked, model_page, number, s
 from atelier.infra.tracking.run_writer import RunWriter
 
 SCORE_WORDS = {"bits_per_byte": "bits/byte", "loss": "loss (documents)", "accuracy": "accuracy"}
-WIDEST = 760  # pixels that MLflow's page layout leaves
+WIDEST = 760  # pixels available in MLflow's page layout
 
 
 class ModelPages:
@@ -48,7 +48,7 @@ class ModelPages:
             self.backend.describe_version(ids.get("name", ""), version, text)
 
     def _scores(self, ids: KnownIds, index: Index) -> list[tuple[str, str]]:
-        """Rows of a model's scores, the control beside them."""
+        """Rows of a model's scores, with its control."""
         scores = ids.get("scores", {})
         rows = [(word, number(scores[key])) for key, word in SCORE_WORDS.items() if key in scores]
         control = index.records.get(ids.get("control", ""))

@@ -27,7 +27,7 @@ from atelier.infra.tracking.run_writer import RunWriter
 
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
-COMPUTED = "atelier.computed"  # the arithmetic it was trained in: bf16, fp32 ...
+COMPUTED = "atelier.computed"  # the training precision: bf16, fp32 ...
 SCORES = {  # column of a report's table -> metric
     "loss": "loss",
     "bits_per_byte": "bits_per_byte",
@@ -59,7 +59,7 @@ class Models:
         return self._index
 
     def record(self, record: Record, task: TaskHandle | None = None) -> None:
-        """Write an artifact to MLflow, once. One that is there already costs one or two requests."""
+        """Write an artifact to MLflow, once. An existing one costs one or two requests."""
         if record.kind == "model":
             self.model(record, task)
         elif record.kind == "scores":
@@ -151,7 +151,7 @@ class Models:
         return str(record.summary.get("role", record.name))
 
     def tags(self, record: Record) -> dict[str, str]:
-        """Tags by which artifacts are searched."""
+        """Tags for searching artifacts."""
         steps = record.summary.get("teacher_steps")
         return self.writer.about.common() | {
             "atelier.kind": record.kind,
@@ -185,7 +185,7 @@ class Models:
         return points
 
     def _link_family(self, record: Record, facts: KnownIds) -> None:
-        """Log the teachers' models as input of the student's run, whichever of the two was written first."""
+        """Log the teachers' models as input of the student's run, in whichever order they were written."""
         index = self.index(record)
         for teacher in index.teachers(record):
             if ids := self.ids.get("model", teacher.fingerprint):
@@ -320,9 +320,9 @@ class Models:
         return found
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
-        """Create a version of the registered model `chosen`, loadable with `mlflow.pyfunc.load_model`;
-        returns its address. Raises AtelierError for a record that is no model, or one that the engine's code,
-        which is registered with it, does not compute.
+        """Create a version of the registered model `chosen`, loadable with `mlflow.pyfunc.load_model`.
+        Returns its address. Raises AtelierError for a record that is not a model, or that the present engine
+        code, which is registered with it, cannot compute.
         """
         if record.kind != "model":
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")

@@ -40,33 +40,33 @@ from mlflow.pyfunc import (  # the documented names
 Value = str | int | float
 
 DEFAULTS: dict[str, int | float] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, "seed": 1}
-HOSTS = "ATELIER_SERVE_HOSTS"  # hosts by which the server may be addressed, besides loopback and its address
-MOST = 2**63  # what no number of a request reaches
-MOST_DIGITS = 100  # characters of a number that is given as a text
+HOSTS = "ATELIER_SERVE_HOSTS"  # allowed host names of the server, besides loopback and its address
+MOST = 2**63  # upper bound of numbers in requests
+MOST_DIGITS = 100  # characters of a number given as text
 
 
 class Fault(MlflowException):
-    """One line, which MLflow's server sends as it is: of itself it puts the whole input before it."""
+    """An error of one line, sent as it is; MLflow would put the whole input before it."""
 
     def serialize_as_json(self) -> str:
         return json.dumps({"error_code": self.error_code, "message": str(self)})
 
 
 class BadRequest(Fault, ValueError):
-    """What was asked cannot be answered: status 400."""
+    """The request is invalid: status 400."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, INVALID_PARAMETER_VALUE)
 
 
 class GeneratorEnded(Fault, RuntimeError):
-    """The process that generates has ended: status 500."""
+    """The generating process has ended: status 500."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, INTERNAL_ERROR)
 
 
-# Any: MLflow gives whatever its caller gave
+# Any: MLflow passes any input on
 def requests_of(model_input: Any, params: Mapping[str, Value]) -> list[dict[str, Value]]:
     """One request per row. `model_input`: a text, a list of texts or dicts, a dict (of values or of lists),
     or a DataFrame with `prompt`. Raises BadRequest for unknown keys, a missing prompt, values of other types.
@@ -79,7 +79,7 @@ def requests_of(model_input: Any, params: Mapping[str, Value]) -> list[dict[str,
 
 
 def rows_of(model_input: Any) -> list[Any]:
-    """The rows as they were given: texts or dicts."""
+    """The given rows: texts or dicts."""
     if hasattr(model_input, "to_dict"):  # a DataFrame or Series; pandas itself is not needed here
         columns = model_input.to_frame("prompt") if not hasattr(model_input, "columns") else model_input
         rows = columns.to_dict("records")
@@ -93,7 +93,7 @@ def rows_of(model_input: Any) -> list[Any]:
         counts = {len(value) for value in many.values()} or {1}
         if len(counts) > 1:
             told = ", ".join(f"{key} {len(value)}" for key, value in many.items())
-            raise BadRequest(f"the lists of a request are of one length; got {shown(0, told)}")
+            raise BadRequest(f"the lists of a request must have equal lengths; got {shown(0, told)}")
         return [
             {key: many[key][i] if key in many else value for key, value in given.items()}
             for i in range(counts.pop())
@@ -102,7 +102,7 @@ def rows_of(model_input: Any) -> list[Any]:
 
 
 def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, Value]:
-    """A row with the values that it leaves out; `place` begins the message of an error."""
+    """A row with defaults for missing values; `place` is the beginning of error messages."""
     row = dict(row) if isinstance(row, dict) else {"prompt": row}
     if isinstance(row.get("prompt"), dict) and len(row) == 1:
         row = row["prompt"]  # put there by request_body.py
@@ -114,7 +114,7 @@ def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, V
         )
     row = {key: plain(value) for key, value in row.items()}
     prompt = row.pop("prompt")
-    if not isinstance(prompt, str):  # a number may have been another text: 007, 1e5
+    if not isinstance(prompt, str):  # a number may have been text: 007, 1e5
         raise BadRequest(f"{place}prompt is {shown(prompt)}; give a text")
     given = {key: value for key, value in row.items() if value is not None and value == value}
     values = {**DEFAULTS, **params, **given}
@@ -122,9 +122,9 @@ def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, V
 
 
 def number_of(key: str, value: Any, place: str) -> int | float:
-    """The value of one of DEFAULTS, in its type."""
+    """The value of a key of DEFAULTS, in its type."""
     is_whole, text = isinstance(DEFAULTS[key], int), str(value)
-    with suppress(ArithmeticError):  # no number, or one that Decimal cannot compare
+    with suppress(ArithmeticError):  # not a number, or one that Decimal cannot compare
         number = Decimal(text if len(text) <= MOST_DIGITS else "nan")
         if number.is_finite() and abs(number) < MOST and not (is_whole and number % 1):
             return int(number) if is_whole else float(number)
@@ -132,7 +132,7 @@ def number_of(key: str, value: Any, place: str) -> int | float:
 
 
 def plain(value: Any) -> Any:
-    """Arrays, which MLflow's server makes of what it reads, as lists and numbers."""
+    """Convert arrays, which MLflow's server makes of inputs, to lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -141,7 +141,7 @@ def shown(value: Any, text: str = "") -> str:
 
 
 class Client:
-    """Who waits for an answer. `leave` runs what was given to `on_leave`, once."""
+    """A client that waits for an answer. `leave` runs the callbacks of `on_leave`, once."""
 
     def __init__(self) -> None:
         self._lock, self._has_left = threading.Lock(), False
@@ -161,12 +161,12 @@ class Client:
             act()
 
 
-CLIENT: ContextVar[Client | None] = ContextVar("client", default=None)  # of the request that is answered
+CLIENT: ContextVar[Client | None] = ContextVar("client", default=None)  # of the current request
 
 
-# Any: the types of ASGI
+# Any: types of ASGI
 def noticing(app: Any) -> Any:
-    """An ASGI application whose requests have a `CLIENT`, which leaves when it hangs up."""
+    """An ASGI application whose requests have a `CLIENT`; `leave` is called when the client disconnects."""
 
     async def noticed(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -176,7 +176,7 @@ def noticing(app: Any) -> Any:
         CLIENT.set(client)
 
         def leave() -> None:
-            # no thread of asyncio's: those may all wait for answers
+            # not a thread of asyncio: those may all wait for answers
             threading.Thread(target=client.leave, daemon=True).start()
 
         async def watch() -> None:
@@ -195,14 +195,14 @@ def noticing(app: Any) -> Any:
         finally:
             for watcher in watchers:
                 watcher.cancel()
-            leave()  # also of one that MLflow has sent away, as it took too long
+            leave()  # also when MLflow timed the request out
 
     return noticed
 
 
 def guarded(app: Any, code: str) -> Any:
-    """MLflow's server behind the filters of the engine in `code`: own host names and pages, readable bodies.
-    It notices clients that hang up, of which MLflow says nothing to what answers.
+    """MLflow's server behind the request filters of the engine in `code`: own host names and origins, limited
+    bodies. It also detects clients that disconnect, which MLflow does not report to the model.
     """
     gate, bodies = (part(code, name) for name in ("request_filter", "request_body"))
     limited = gate.BodyFilter(
@@ -213,7 +213,7 @@ def guarded(app: Any, code: str) -> Any:
 
 
 def part(code: str, name: str) -> Any:
-    """A file of the engine that imports nothing of it, loaded from the version's own code."""
+    """A self-contained file of the engine, loaded from the version's own code."""
     spec = importlib.util.spec_from_file_location(name, f"{code}/atelier/engine/io/{name}.py")
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
@@ -221,18 +221,18 @@ def part(code: str, name: str) -> Any:
 
 
 def guard_server(code: str) -> None:
-    """Guard MLflow's server where this process is one that is being built."""
+    """Guard MLflow's server if this process is building one."""
     if "mlflow.pyfunc.scoring_server.app" not in sys.modules:
         return
     from fastapi import FastAPI
 
     build = FastAPI.build_middleware_stack
-    FastAPI.build_middleware_stack = lambda self: guarded(build(self), code)  # of this server alone
+    FastAPI.build_middleware_stack = lambda self: guarded(build(self), code)  # for this server alone
 
 
 class Child:
-    """A child process that generates text: JSON lines in and out, requests with a number, answers with it as
-    each is done. Ends when its standard input does.
+    """A child process that generates text: JSON lines in and out; requests have numbers, answers come when
+    each is done. It ends when its standard input ends.
     """
 
     def __init__(self, model: str, code: str) -> None:
@@ -251,7 +251,7 @@ class Child:
             stderr=self._errors,
             env={"GOMP_SPINCOUNT": "10000", **os.environ, "PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
         )
-        self._lock = threading.Lock()  # of what follows, and of the child's input
+        self._lock = threading.Lock()  # for the fields below and the child's input
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[str]] = {}
         self._end = ""
@@ -263,7 +263,7 @@ class Child:
         return bool(self._end) or self._process.poll() is not None
 
     def ask(self, request: Mapping[str, Value]) -> Future[str]:
-        """The text to come; its exception is BadRequest or GeneratorEnded, or that the client has left."""
+        """The future text; its exception is BadRequest or GeneratorEnded (also if the client left)."""
         answer: Future[str] = Future()
         assert self._process.stdin is not None
         with self._lock:
@@ -272,7 +272,7 @@ class Child:
                 return answer
             number = next(self._numbers)
             self._waiting[number] = answer
-            with suppress(BrokenPipeError):  # then `_read` meets the end too, and says why
+            with suppress(BrokenPipeError):  # then `_read` sees the end as well and reports the reason
                 self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
                 self._process.stdin.flush()
         client = CLIENT.get()
@@ -281,7 +281,7 @@ class Child:
         return answer
 
     def _leave(self, number: int) -> None:
-        """Nobody waits for this answer any more: what computes it is free for others."""
+        """Cancel a request whose client has left, which frees its memory for others."""
         assert self._process.stdin is not None
         with self._lock:
             answer = self._waiting.pop(number, None)
@@ -293,18 +293,18 @@ class Child:
         answer.set_exception(GeneratorEnded("the client has left"))
 
     def _read(self) -> None:
-        """Give every answer to who waits for it; at the end all others get the reason."""
+        """Deliver every answer to its request; at the end fail all others with the reason."""
         assert self._process.stdout is not None
         said = ""
         for line in self._process.stdout:
-            self._scratch.cleanup()  # it is read; a server that a signal ends could not do it later
+            self._scratch.cleanup()  # it was read; a server killed by a signal could not remove it later
             try:
                 answer = json.loads(line)
-            except ValueError:  # half a line of a process that was killed
+            except ValueError:  # a partial line of a killed process
                 continue
             with self._lock:
                 waiting = self._waiting.pop(answer.get("id", 0), None)
-            if waiting is None:  # the error that ends the child; or a client has left
+            if waiting is None:  # the error that ends the child, or the client has left
                 said = answer.get("error", said)
             elif "text" in answer:
                 waiting.set_result(answer["text"])
@@ -319,7 +319,7 @@ class Child:
             answer.set_exception(GeneratorEnded(self._end))
 
     def _last_words(self) -> str:
-        """The last line that the child wrote to its standard error; all of it goes to this process's."""
+        """The last line of the child's standard error, all of which goes to this process's."""
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace").strip()
         if text:
@@ -327,7 +327,7 @@ class Child:
         return text.splitlines()[-1] if text else ""
 
     def close(self) -> None:
-        """End the child: at once where somebody waits for an answer, else as its input ends."""
+        """Stop the child: kill it if a request is waiting, else close its input."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         if self._waiting:
@@ -346,16 +346,16 @@ class Child:
 
 
 class Predictor(PythonModel):
-    """Generates text for prompts, for several threads at once. The child starts with the first prompt and
-    lives as long as this object.
+    """Generates text for prompts from several threads. The child starts with the first prompt and lives as
+    long as this object.
     """
 
-    # no MLflow warning at every load that no input type hint is given: there are four input types
+    # prevents MLflow's warning about a missing input type hint: there are four input types
     _skip_type_hint_validation = True
 
     def __init__(self) -> None:
         self._child: Child | None = None
-        self._end_child = weakref.finalize(self, str)  # nothing yet
+        self._end_child = weakref.finalize(self, str)  # no child yet
         self._one_at_a_time = threading.Lock()
         self._model = self._code = ""
 
@@ -381,7 +381,7 @@ class Predictor(PythonModel):
         return texts
 
     def _started(self) -> Child:
-        """The child; another where it has ended."""
+        """The child, restarted if it has ended."""
         with self._one_at_a_time:
             if self._child is None or self._child.has_ended:
                 self._end_child()
@@ -390,7 +390,7 @@ class Predictor(PythonModel):
             return self._child
 
     def close(self) -> None:
-        """End the child; a later prompt starts another."""
+        """Stop the child; a later prompt starts another."""
         with self._one_at_a_time:
             self._end_child()
             self._child = None

@@ -15,7 +15,7 @@ from atelier.infra.store.lease import Holder, LeaseLog
 
 EVERY_S = 1.0
 PROC = Path("/proc")
-GPUS_EVERY_S = 5.0  # a call takes up to a second of a core
+GPUS_EVERY_S = 5.0  # a call takes up to one core second
 ANSWER_S = 10.0
 QUERY = ("--query-gpu=index,uuid,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 MIB = 2**20
@@ -103,7 +103,7 @@ class GpuStats:
 
     def read(self, devices: Collection[str]) -> dict[str, float]:
         """`gpu_percent`, the mean use of `devices` (numbers or UUIDs), and `gpu_memory_gb`, the sum of the
-        memory in use on them, at most five seconds ago; what nvidia-smi does not tell is left out.
+        memory in use on them, at most five seconds ago; values that nvidia-smi lacks are left out.
         """
         if not devices or self._command is None:
             return {}
@@ -122,7 +122,7 @@ def _gpu_use(command: str, devices: Collection[str]) -> dict[str, float]:
     for line in said.stdout.splitlines():
         index, uuid, percent, used = (*(word.strip() for word in line.split(",")), "", "", "", "")[:4]
         if index in devices or uuid in devices:
-            with suppress(ValueError):  # [N/A], of a GPU that is split
+            with suppress(ValueError):  # [N/A] for a partitioned GPU
                 use.append(float(percent))
             with suppress(ValueError):
                 memory.append(float(used) * MIB / 1e9)

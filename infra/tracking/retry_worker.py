@@ -1,4 +1,4 @@
-"""A thread that runs jobs in order and retries each until it succeeds: the caller neither waits nor gets its
+"""A thread that runs jobs in order and retries each until it succeeds. The caller neither waits nor gets
 errors.
 """
 
@@ -14,11 +14,11 @@ from atelier.infra.tracking.address import without_secret
 
 POLL_S = 2.0
 WAIT_S = (0.25, 8.0)
-AGAIN_S = 2.0  # until the backend is opened again
-TRIES = 4  # of a call that fails while the server answers pings
-REFUSALS = 3  # of opening, in a row: another process may be making the tables just now
+AGAIN_S = 2.0  # seconds until the backend is reopened
+TRIES = 4  # tries of a call that fails while the server answers pings
+REFUSALS = 3  # failures to open in a row: another process may be creating the tables
 PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
-LASTING = (  # MLflow gives some of these the code of errors that pass
+LASTING = (  # MLflow reports some of these as temporary errors
     "out-of-date database schema",
     "can't locate revision",
     "readonly database",
@@ -34,27 +34,27 @@ class Connected(Protocol):
     """A backend that is open."""
 
     def ping(self) -> None:
-        """Raises when the server does not answer."""
+        """Raise an error if the server does not answer."""
 
     def is_lasting(self, error: Exception) -> bool:
-        """Whether another try would fail in the same way."""
+        """Whether a retry would fail in the same way."""
         ...
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Whether waiting cannot mend an error of MLflow, or of the database below it."""
+    """Whether an error of MLflow or its database is permanent."""
     if any(words in str(error).lower() for words in LASTING) or isinstance(error, ImportError):
         return True
     code = getattr(error, "error_code", None)  # of MLflow's own errors
     return code is not None and code not in PASSING
 
 
-Action = Callable[[Connected], str | None]  # a call; the text is its answer, if anybody waits for one
+Action = Callable[[Connected], str | None]  # a call; it may return a text as answer
 
 
 @dataclass
 class Job:
-    """A call to the backend. `done` is set when it succeeded or was given up (then `error` is the reason)."""
+    """A call to the backend. `done` is set on success, or when it is given up (`error` is the reason)."""
 
     label: str
     action: Action
@@ -65,8 +65,8 @@ class Job:
 
 
 class Worker:
-    """Runs jobs in order on one thread, which also opens the backend; jobs wait while it is unreachable, and
-    are given up when no waiting opens it.
+    """Runs jobs in order on one thread, which also opens the backend. Jobs wait while the backend is
+    unreachable, and are given up if it can never be opened.
     """
 
     def __init__(self, open_backend: Callable[[], Connected], again_s: float = AGAIN_S) -> None:
@@ -148,7 +148,7 @@ class Worker:
         try:
             self._backend = self._open()
             self.trouble = ""
-        except Exception as error:  # whatever MLflow raises: it must not reach the training
+        except Exception as error:  # any error of MLflow: it must not reach the training
             self.trouble = first_line(error)
             self._refusals = self._refusals + 1 if is_lasting(error) else 0
             if self._refusals >= REFUSALS:
@@ -191,7 +191,7 @@ class Worker:
         for action in regular:
             try:
                 action(backend)
-            # the same points are sent at the next poll; `trouble` is why they are late
+            # the next poll sends the same points; `trouble` has the reason
             except Exception as error:
                 self.trouble = first_line(error)
 
@@ -205,7 +205,7 @@ class Worker:
 def _answers(backend: Connected) -> bool:
     try:
         backend.ping()
-    except Exception:  # whatever MLflow raises
+    except Exception:  # any error of MLflow
         return False
     return True
 

@@ -27,7 +27,7 @@ class RunWriter:
     def __init__(self, backend: Backend, store: Store, about: RunInfo) -> None:
         self.backend, self.store, self.about = backend, store, about
         self.ids = IdCache(store, backend.key)
-        # without the host: links work however the page was reached, e.g. through a tunnel
+        # without the host: links work from any address, e.g. through a tunnel
         self.links = Links(urlsplit(backend.page).path)
         self.experiment = self.flow_run = ""
         self._sweep_run = ""

@@ -1,6 +1,6 @@
-"""Write the curves of a flow run's trainings to a tracker, on a thread of its own: whatever the tracker does,
-training continues. MLflow is a tracker with more than curves (mlflow_tracker.py); the others are the files of
-sinks/, whose names are packages and extras of pyproject.toml.
+"""Write the curves of a flow run's trainings to a tracker, on its own thread, so that training continues
+whatever the tracker does. MLflow tracks more than curves (mlflow_tracker.py). Other trackers are the files of
+sinks/, named like packages and extras of pyproject.toml.
 """
 
 import importlib
@@ -22,7 +22,7 @@ CLOSE_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class CurveInfo:
-    """A curve to show: one trajectory's. `role` is unique in a task, `fingerprint` everywhere."""
+    """The curve of one trajectory. `role` is unique in a task, `fingerprint` everywhere."""
 
     fingerprint: str
     name: str
@@ -32,7 +32,7 @@ class CurveInfo:
 
 
 class SinkCurve(Protocol):
-    """A curve in a tracker. It is opened there when the first point is added that the tracker lacks."""
+    """A curve in a tracker. It is opened when the first missing point is added."""
 
     def add(self, rows: Sequence[CurveRow]) -> None:
         """Add the points that the tracker does not have; may be called again with the same rows."""
@@ -48,21 +48,21 @@ class Sink(Connected, Protocol):
     def label(self) -> str: ...
 
     def curve(self, about: CurveInfo) -> SinkCurve:
-        """The curve of a trajectory, the same one in every run."""
+        """The curve of a trajectory, the same in every run."""
         ...
 
     def forget(self, fingerprint: str) -> None:
         """Remove the curve of a trajectory that restarts from step 0."""
 
     def places(self) -> list[str]:
-        """How to look at what was written, a line each."""
+        """Commands or addresses that show the curves, one a line."""
         ...
 
 
 class CurveTracker(ABC):
     """One tracker of curves for one flow run."""
 
-    claims = True  # it cannot tell a point that is written twice: one process at a time draws a curve
+    claims = True  # it cannot detect repeated points: one process at a time writes a curve
 
     def __init__(self, store: Store, about: RunInfo) -> None:
         self.store, self.about = store, about
@@ -72,7 +72,7 @@ class CurveTracker(ABC):
 
     @property
     def worker(self) -> Worker:
-        """The thread; nothing is imported before it has something to do."""
+        """The thread; it imports the tracker with its first job."""
         if self._worker is None:
             self._worker = Worker(self.connect)
         return self._worker
@@ -96,12 +96,12 @@ class CurveTracker(ABC):
         return following
 
     def stop(self, status: str) -> None:
-        """Stop what is still followed."""
+        """Stop following all curves."""
         for following in self._followings:
             following.stop(status)
 
     def finish(self, timeout_s: float) -> list[str]:
-        """Write the rest, for `timeout_s` at most; what was not written, as text."""
+        """Write the rest, for at most `timeout_s`. Returns unwritten data as text."""
         problems = self._worker.close(timeout_s) if self._worker is not None else []
         for writer in self._writers:
             writer.curve.release(writer)
@@ -109,7 +109,7 @@ class CurveTracker(ABC):
 
 
 class SinkTracker(CurveTracker):
-    """A tracker of curves alone: the file `name` of sinks/."""
+    """A tracker of curves only: the file `name` of sinks/."""
 
     def __init__(self, name: str, store: Store, about: RunInfo) -> None:
         super().__init__(store, about)
@@ -147,19 +147,19 @@ class SinkTracker(CurveTracker):
         return self.sink.curve(about)
 
     def finished(self, curve: Curve) -> None:
-        """Write the curve of a training that has ended, as far as it is not there."""
+        """Write the missing part of the curve of a training that has ended."""
         writer = self.writer_of(curve)
         self.worker.put(f"the curve of {curve.followed.role}", lambda sink: writer.finish("FINISHED"))
 
     def forget(self, trajectory: str) -> None:
-        self.worker.put("a training begins again", lambda sink: self.sink.forget(trajectory))
+        self.worker.put("a training restarts", lambda sink: self.sink.forget(trajectory))
 
     def places(self) -> list[str]:
-        """How to look at what was written, a line each."""
+        """Commands or addresses that show the curves, one a line."""
         return self._sink.places() if self._sink is not None else []
 
     def close(self, status: str) -> list[str]:
-        """Write the rest; what was not written, as one line."""
+        """Write the rest. Returns unwritten data as one line."""
         self.stop(status)
         problems = list(dict.fromkeys(self.finish(CLOSE_S)))
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -200,7 +200,7 @@ class Following:
 
 
 class CurveWriter:
-    """Adds the rows of one curve to one tracker, unless another process is drawing it there."""
+    """Adds the rows of one curve to one tracker, unless another process writes it there."""
 
     def __init__(self, tracker: CurveTracker, curve: Curve, task: TaskHandle | None) -> None:
         self._tracker, self.curve, self._task = tracker, curve, task
@@ -216,7 +216,7 @@ class CurveWriter:
             self._add()
 
     def finish(self, status: str) -> None:
-        """Add the rest, the last step in full, and end the curve."""
+        """Add the rest, with the last step in full, and end the curve."""
         if self._may_draw():
             self.curve.finish()
             self._add()

@@ -1,5 +1,5 @@
-"""The trackers of a flow run with a flow's interface: nodes, roles and their segments, records. MLflow alone
-has tasks, models and lineage; the others have the curves.
+"""The trackers of a flow run, with a flow's interface: nodes, roles and their segments, records. Only MLflow
+has tasks, models and lineage; the others have curves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class Trackers(RunTracker):
 
     @contextmanager
     def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> Iterator[None]:
-        """Write the curves of the roles' trajectories while the block runs; they end with it."""
+        """Write the curves of the roles' trajectories during the block; they end with it."""
         followed = [followed_of(self.store, node, role, segments) for role, segments in roles.items()]
         curves = curves_of(followed, is_shared=bool(self.others))
         self._followed |= {curve.fingerprint for chain in curves for curve in chain}
@@ -121,7 +121,7 @@ def followed_of(store: Store, node: Node, role: str, segments: list[Segment]) ->
     product = node.products[role]
     roles = section_of(node.config.get("roles"))
     teacher = str(section_of(roles.get(role)).get("teacher", ""))
-    # without the role in their names, so that MLflow compares two roles key by key
+    # without the role in the names, so that MLflow can compare two roles key by key
     params = {
         key.removeprefix(f"roles.{role}."): value
         for key, value in flatten(given(product)).items()

@@ -1,5 +1,5 @@
 """Saved views of MLflow's list of runs: columns, order, charts. MLflow keeps a shared view as a tag of the
-experiment, and a link names it. A link that also has a filter of its own gets the filter alone.
+experiment, and links name it. A link with its own filter shows only the filter, not the view.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@ import sys
 
 
 def main() -> int:
-    """Entry point: help, completion and typo answers import nothing heavy."""
-    from atelier.flows.cli.main import run  # here, so that the script and `python -m` start alike
+    """Entry point. Help, completion and answers to typos import nothing slow."""
+    from atelier.flows.cli.main import run  # late, so that the script and `python -m` start alike
 
     return run(sys.argv[1:])
 

@@ -1,15 +1,14 @@
-"""Atelier from Python: the commands of the command line as functions that return what they find.
+"""Atelier from Python: the commands as functions that return their results.
 
-    from atelier.api import plan, run
+from atelier.api import plan, run
 
-    result = run("distill", experiment="tiny", train={"steps": 20})
-    result.models["student_a"].summary["eval_loss"]
+result = run("distill", experiment="tiny", train={"steps": 20})
+result.models["student_a"].summary["eval_loss"]
 
 Overrides are words of the command line ("train.steps=20"), mappings ({"train.steps": 20}) or keyword values,
-in this order; flows/run/python_values.py says how a value is written. The store is $ATELIER_ROOT, or .atelier
-in the working directory, as for the command line. Mistakes raise ConfigError (place, problem, way_out),
-failures another AtelierError; nothing is printed that was not asked for. `import atelier.api` imports nothing
-heavy: the functions import what they need.
+in this order; flows/run/python_values.py has the rules for values. The store is $ATELIER_ROOT, or .atelier in
+the working directory. Mistakes raise ConfigError (place, problem, way_out), failures another AtelierError.
+Nothing is printed unless requested. `import atelier.api` is fast: the functions import what they need.
 """
 
 import shlex
@@ -56,9 +55,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact that a run made or reused. `name` is what people call it, `url` the folder or fsspec URL of
-    its files, `summary` what its record says (losses are nats per token). `parents` are fingerprints by their
-    part in it; a model's `trajectory` is the tag `atelier.trajectory` of the MLflow run with its curves.
+    """An artifact that a run made or reused. `name` is its readable name, `url` the folder or fsspec URL of
+    its files, `summary` its record's numbers (losses in nats a token). `parents` maps the part of each parent
+    to its fingerprint; a model's `trajectory` is the tag `atelier.trajectory` of the MLflow run with its
+    curves.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Artifact:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that has ended well. `artifacts` are keyed as in the plan (curate, train.student_a ...); `links`
-    are pages about the run, by name, where there is a server; `untracked` is what MLflow does not have yet.
+    """A successful run. `artifacts` are keyed as in the plan (curate, train.student_a ...); `links` are pages
+    about the run, by name, if there is a server; `untracked` is the data that MLflow does not have yet.
     """
 
     id: str
@@ -92,13 +92,13 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where something comes from and what came of it; `print` shows a tree, a notebook a picture."""
+    """Ancestors and descendants of an artifact; `print` shows a tree, a notebook a picture."""
 
     graph: "Graph"
 
     @property
     def focus(self) -> "LineageNode":
-        """What was asked for."""
+        """The requested artifact or run."""
         return self.graph.nodes[self.graph.focus]
 
     @property
@@ -108,11 +108,11 @@ class Lineage:
 
     @property
     def edges(self) -> "tuple[Edge, ...]":
-        """From parent to child, by fingerprint, with the parent's part in it."""
+        """From parent to child, by fingerprint, with the parent's part."""
         return self.graph.edges
 
     def document(self) -> "Mapping[str, Json]":
-        """What `atelier lineage --json` prints."""
+        """The output of `atelier lineage --json`."""
         from atelier.infra.report.lineage_text import to_json
 
         return to_json(self.graph)
@@ -143,14 +143,14 @@ def plan(
     fresh: Sequence[str] = (),
     **values: "Value",
 ) -> "PlanResult":
-    """What a run would make, and why, with memory and time: `atelier plan`. Runs nothing, and imports neither
-    torch nor MLflow. `search` adds other layouts.
+    """The tasks that a run would run or reuse, with reasons, memory and time: `atelier plan`. Runs nothing,
+    and imports neither torch nor MLflow. `search` adds other layouts.
 
-    Raises ConfigError for an unknown flow and invalid overrides, and where code was changed since this
-    process read it; what else would refuse the run is in `refused`.
+    Raises ConfigError for an unknown flow and invalid overrides, and if code changed since this process read
+    it; other refusals are in `refused`.
 
-        >>> for row in plan("distill", experiment="tiny").tasks:
-        ...     print(row["name"], row["state"], row["memory_gb"])
+    >>> for row in plan("distill", experiment="tiny").tasks:
+    ...     print(row["name"], row["state"], row["memory_gb"])
     """
     from atelier.flows.run.planned import planned
     from atelier.flows.run.store_check import open_store
@@ -169,15 +169,15 @@ def run(
     fresh: Sequence[str] = (),
     **values: "Value",
 ) -> RunResult:
-    """Run a flow, or go on where it stopped: `atelier <flow>`. It runs in a process of its own, also inside a
-    notebook or a thread; `progress` prints what the command line would. KeyboardInterrupt stops it at a
-    checkpoint, as Ctrl-C does there, and is raised again.
+    """Run a flow, or continue it: `atelier <flow>`. It runs in a child process, also from a notebook or a
+    thread; `progress` prints the command line's progress. KeyboardInterrupt stops it at a checkpoint, like
+    Ctrl-C, and is raised again.
 
-    Raises ConfigError when it is refused, the task's own AtelierError when one fails, StoppedError when
-    somebody else stopped it. What is finished is kept; the same call goes on.
+    Raises ConfigError when it is refused, the task's AtelierError when a task fails, StoppedError when it was
+    stopped from outside. Finished tasks are kept; the same call continues.
 
-        >>> result = run("distill", experiment="tiny", tracker="none")
-        >>> result.models["student_a"].summary["eval_loss"]
+    >>> result = run("distill", experiment="tiny", tracker="none")
+    >>> result.models["student_a"].summary["eval_loss"]
     """
     from atelier.flows.deployments.run_process import run_in_process
     from atelier.flows.run.catalog import check_flow
@@ -191,10 +191,10 @@ def run(
 
 
 def runs() -> "list[RunRow]":
-    """What ran, how it ended, what it made, the oldest first: `atelier runs`. Warns of a run whose manifest
-    cannot be read.
+    """The runs with their end and their artifacts, the oldest first: `atelier runs`. Warns of runs with
+    unreadable manifests.
 
-        >>> [one["id"] for one in runs() if one["status"] == "finished"]
+    >>> [one["id"] for one in runs() if one["status"] == "finished"]
     """
     from atelier.flows.run.store_check import open_store
     from atelier.infra.report.listing import run_rows
@@ -218,7 +218,7 @@ def models() -> "list[ModelRow]":
 
 def lineage(what: str) -> Lineage:
     """Ancestors and descendants of an artifact, by its name, alias or fingerprint, or of a run, by its id:
-    `atelier lineage`. Raises AtelierError when nothing is called so.
+    `atelier lineage`. Raises AtelierError if there is none.
 
         >>> print(lineage("student_a"))
     """
@@ -256,13 +256,13 @@ def generate(
     sentiment: str = "",
     length: int = 0,
 ) -> str | list[str]:
-    """The continuation of a text, without the text itself, or of several: `atelier generate`, whose options
-    these are. `model` is a name, name@alias or digits of a fingerprint; `memory` are the weights in memory at
-    once ("2GB" or a number of GB; 0 = all).
+    """The continuation of a text, without the text itself, or of several: `atelier generate`, with its
+    options. `model` is a name, name@alias or digits of a fingerprint; `memory` limits the weights in memory
+    ("2GB" or a number of GB; 0 = all).
 
     Raises ConfigError for an unknown model and invalid settings.
 
-        >>> generate("student_a", "def main(", max_tokens=40, temperature=0)
+    >>> generate("student_a", "def main(", max_tokens=40, temperature=0)
     """
     from atelier.flows.run.generate import continuations, generation_of, model_called
     from atelier.flows.run.store_check import open_store
@@ -285,10 +285,10 @@ def generate(
 def export(
     model: str, url: "str | os.PathLike[str]", *, format: str = "hf", family: str = "", dtype: str = ""
 ) -> "Exported":
-    """Write a model as transformers reads it, or an adapter as peft does, into a new folder or at an fsspec
-    URL: `atelier export`. Raises ConfigError for an unknown model, DataError for one that no family can say.
+    """Write a model for transformers, or an adapter for peft, into a new folder or an fsspec URL: `atelier
+    export`. Raises ConfigError for an unknown model, DataError for one that no family can represent.
 
-        >>> export("student_a", "exported/student_a", dtype="bfloat16").family
+    >>> export("student_a", "exported/student_a", dtype="bfloat16").family
     """
     from os import fspath
 
@@ -299,12 +299,12 @@ def export(
 
 
 def tracking_uri() -> str:
-    """The MLflow that runs of this store are tracked in: $MLFLOW_TRACKING_URI, the stack's server while
-    `atelier up` serves it, or a database in the store's folder. Puts the credential of that server, and no
-    other, into this process's environment, where MLflow's client looks for it.
+    """The MLflow address for runs of this store: $MLFLOW_TRACKING_URI, the server of a running `atelier up`,
+    or a database in the store's folder. Puts the credential of that server, and no other, into this process's
+    environment for MLflow's client.
 
-        >>> mlflow.set_tracking_uri(tracking_uri())
-        >>> mlflow.search_runs(experiment_names=["distill"])
+    >>> mlflow.set_tracking_uri(tracking_uri())
+    >>> mlflow.search_runs(experiment_names=["distill"])
     """
     from atelier.flows.run.store_check import open_store
     from atelier.infra.tracking.address import tracking_address

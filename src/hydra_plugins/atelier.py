@@ -1,5 +1,5 @@
-"""Atelier's plugins, where Hydra looks for them. A sweep of Atelier's own (`atelier <flow> -m`) is driven by
-its task function, a flows.sweep.session.Session; the task function of another program runs in this process.
+"""Atelier's plugins for Hydra, in the package where Hydra searches. `atelier <flow> -m` passes its
+flows.sweep.session.Session as task function; other programs' task functions run in this process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ NAMES |= {"OptunaSweeper": "hydra/sweeper/optuna", "HalvingSweeper": "hydra/swee
 
 
 class ChoosingSession(Protocol):
-    """What a sweeper that chooses points calls of its session."""
+    """The part of a session that point-choosing sweepers call."""
 
     def choose(
         self, kind: str, words: list["Override"], settings: Mapping[str, Setting], width: int
@@ -35,7 +35,7 @@ class ChoosingSession(Protocol):
 
 
 class PrefectLauncher(BasicLauncher):
-    """Runs every job as a flow run on a Prefect pool; `width` at once, 0 = as many as the pool has slots."""
+    """Runs each job as a flow run on a Prefect pool; `width` at once, 0 = the pool's slots."""
 
     def __init__(self, width: int = 0) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ class PrefectLauncher(BasicLauncher):
 
 
 class SlurmLauncher(PrefectLauncher):
-    """Runs every job as a task of a Slurm job array; `width` at once, 0 = as many as there is room for."""
+    """Runs each job as a task of a Slurm job array; `width` at once, 0 = no limit."""
 
 
 class GridSweeper(BasicSweeper):
-    """Hydra's basic sweeper, with a metric to compare points by: `metric` is `<model>.<word>` of a summary
-    ('' = the held-out loss of the model that is varied, else of the last one), `direction` minimize or
-    maximize ('' = as the metric declares).
+    """Hydra's basic sweeper with a metric to compare points: `metric` is `<model>.<key>` of a summary ('' =
+    the held-out loss of the varied model, else of the last one), `direction` minimize or maximize ('' = the
+    metric's declared one).
     """
 
     def __init__(self, metric: str = "", direction: str = "") -> None:
@@ -83,10 +83,10 @@ class _Chooser(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         if not hasattr(task_function, "launch"):
-            raise ValueError(f"hydra/sweeper={self.kind} here is Atelier's: atelier <flow> -m ...")
+            raise ValueError(f"hydra/sweeper={self.kind} works only in atelier <flow> -m ...")
         self.session = cast(ChoosingSession, task_function)
         self.width = int(config.hydra.launcher.get("width", 0))
-        self.parser = OverridesParser.create(config_loader=hydra_context.config_loader)  # it knows the groups
+        self.parser = OverridesParser.create(config_loader=hydra_context.config_loader)  # knows groups
 
     def sweep(self, arguments: list[str]) -> "Sequence[FrozenTrial] | Sequence[float | None]":
         words = self.parser.parse_overrides(arguments)
@@ -94,13 +94,13 @@ class _Chooser(Sweeper):
 
 
 class OptunaSweeper(_Chooser):
-    """Points that Optuna proposes; settings: flows/sweep/optuna.py."""
+    """Optuna proposes the points; settings: flows/sweep/optuna.py."""
 
     kind = "optuna"
 
 
 class HalvingSweeper(_Chooser):
-    """Successive halving: all points for a while, the better ones for longer (flows/sweep/halving.py)."""
+    """Successive halving: all points train briefly, the best for longer (flows/sweep/halving.py)."""
 
     kind = "halving"
 

@@ -1,4 +1,4 @@
-"""A newcomer gets from `atelier up` to two runs beside each other in five minutes and twelve clicks."""
+"""A newcomer starts `atelier up` and compares two runs within five minutes and twelve clicks."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What a person does on the pages: fill a form, watch, cancel, compare, find the teacher."""
+"""Use of the pages by a person: fill a form, watch, cancel, compare, find the teacher."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: its report with parallel coordinates, and its points beside each other."""
+"""Pages of a sweep: its report with parallel coordinates, and a comparison of its points."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Claims that infra/docker/verify checks, each with the number that was measured. Standard library alone."""
+"""Claims that infra/docker/verify checks, each with its measured number. Standard library alone."""
 
 import base64
 import json

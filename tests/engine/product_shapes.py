@@ -1,4 +1,4 @@
-"""The shapes of the products of matrices that some code computes."""
+"""Record the shapes of matrix products that code computes."""
 
 from types import TracebackType
 

@@ -1,4 +1,4 @@
-"""Adapters of others are understood whole or refused by the name of what is not."""
+"""Foreign adapters are imported completely, or refused with the name of the unsupported part."""
 
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,8 @@ def test_additions_are_found_under_the_names_of_the_family(tmp_path: Path) -> No
     ("damage", "said"),
     [
         (lambda w, n: w.pop(n.replace("lora_A", "lora_B")), "lora_B.weight is missing"),
-        (lambda w, n: w.update({n: torch.randn(5, 32)}), r"is \(5, 32\), and should be \(4, 32\)"),
-        (lambda w, n: w[n].fill_(float("nan")), "has numbers that are none"),
+        (lambda w, n: w.update({n: torch.randn(5, 32)}), r"is \(5, 32\), but should be \(4, 32\)"),
+        (lambda w, n: w[n].fill_(float("nan")), "has values that are not finite"),
         (lambda w, n: w.update({"base_model.model.lm_head.weight": torch.ones(2)}), "only additions"),
         (lambda w, n: w.update({"base_model.model.model.layers.7.mlp.up_proj.lora_A.weight": w[n].clone()}),
          "the base has no model.layers.7.mlp.up_proj; was it tuned on another"),

@@ -1,4 +1,4 @@
-"""Conversions: what a model becomes, and that it computes what it should."""
+"""Conversions: the resulting model, and that it computes the expected values."""
 
 import math
 from pathlib import Path
@@ -289,7 +289,7 @@ def test_all_experts_become_one_mlp(activation: str, combine: str) -> None:
         (
             MergeExperts(num_experts=2),
             {"num_experts": 8, "experts": Experts(router=Hash())},
-            "clusters are of router logits",
+            "clusters need router logits",
         ),
         (
             MergeExperts(num_experts=3),
@@ -297,22 +297,22 @@ def test_all_experts_become_one_mlp(activation: str, combine: str) -> None:
             "merging would mix",
         ),
         (MergeExperts(num_experts=0), {"num_experts": 8, "experts": Experts(shared=1)}, "would be left over"),
-        (Upcycle(), {"num_experts": 8}, "has 8 already"),
+        (Upcycle(), {"num_experts": 8}, "has 8 experts"),
         (Upcycle(num_experts=2, experts_per_token=3), {}, "experts_per_token"),
         (Upcycle(experts_per_token=1), {}, "no router learns; experts_per_token=2, or router=orthogonal"),
         (Upcycle(experts_per_token=4, finer=4), {}, "with one group of parts .* experts_per_token=8"),
-        (Upcycle(experts_per_token=6, finer=4), {}, "6 is no multiple of the 4 parts"),
+        (Upcycle(experts_per_token=6, finer=4), {}, "6 is not a multiple of convert.finer=4"),
         (Upcycle(num_experts=6, experts_per_token=6, finer=3), {"ffn": 64}, "3 does not divide .* 64"),
-        (Upcycle(router="orthogonal"), {}, "orthogonal gives a token one whole expert, not 2"),
-        (Depth(num_layers=2), {}, "2, and the model has 2 already"),
+        (Upcycle(router="orthogonal"), {}, "orthogonal assigns one whole expert per token, not 2"),
+        (Depth(num_layers=2), {}, "2, but the model has 2 already"),
         (
             Depth(),
             {"num_experts": 4, "experts": Experts(router=Hash())},
-            "the router hash is another one in every block",
+            "router hash differs from block to block",
         ),
         (Depth(), {"num_experts": 4, "experts": Experts(every=2)}, "every 2th block"),
-        (Width(hidden=48), {}, "48 is no whole multiple of the model's 32: only those are exact; hidden=64"),
-        (Width(), {"num_experts": 4}, "widens no mixtures"),
+        (Width(hidden=48), {}, "48 is not a multiple of the model's 32; only multiples are exact; hidden=64"),
+        (Width(), {"num_experts": 4}, "cannot widen mixtures"),
     ],
 )
 def test_a_rule_that_is_not_for_a_model_says_why(rule: ConversionSpec, shape: dict, words: str) -> None:
@@ -339,7 +339,7 @@ def test_as_a_command_it_writes_a_model_that_generates(tmp_path: Path) -> None:
 
 def test_experts_of_another_kind_than_the_dense_blocks_make_no_dense_model() -> None:
     mixed = spec(num_experts=4, mlp="swiglu", ffn=64, experts=Experts(every=2, activation="gelu", ffn=64))
-    with pytest.raises(ConfigError, match="experts are gelu and the dense blocks swiglu"):
+    with pytest.raises(ConfigError, match="experts use gelu and dense blocks swiglu"):
         MergeExperts(num_experts=0).converted(mixed)
 
 

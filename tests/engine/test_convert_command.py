@@ -1,4 +1,4 @@
-"""Conversions as a command: files, losses before and after, and where the weights come from."""
+"""Conversions as a command: files, losses before and after, and the origin of weights."""
 
 import json
 from pathlib import Path
@@ -174,7 +174,7 @@ def test_states_of_an_adapter_are_not_grown(study: Trained) -> None:
 def test_states_need_the_optimiser_that_they_are_of(study: Trained) -> None:
     """Without it they would lie in the model, and no training would take them."""
     config = {"rule": Depth(optimizer="grown").model_dump(mode="json"), "states": "somewhere"}
-    with pytest.raises(ConfigError, match="states without the optimiser that they are of"):
+    with pytest.raises(ConfigError, match="states are given without optim"):
         convert(study.run_file("convert", config, {"model": study.trained}, "model"))
 
 

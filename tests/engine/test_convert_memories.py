@@ -1,4 +1,6 @@
-"""The rule product_keys: memories that a finished model gets, and what else becomes of models with some."""
+"""The conversion rule product_keys: memories added to a finished model, and other conversions of models with
+memories.
+"""
 
 from typing import Any
 
@@ -94,7 +96,7 @@ def test_upcycled_and_merged_models_keep_their_memories() -> None:
         (AddProductKeys(blocks=(1, 2)), {}, "convert.blocks: has 2, but the model has blocks 0 to 1"),
         (AddProductKeys(blocks=(-1,)), {}, "convert.blocks: has -1"),
         (AddProductKeys(blocks=(0, 0)), {}, "blocks names a block twice"),
-        (Width(), KEYED, "widens no product-key memories"),
+        (Width(), KEYED, "cannot widen product-key memories"),
     ],
 )
 def test_a_rule_that_does_not_fit_says_why(rule: ConversionSpec, shape: dict[str, Any], words: str) -> None:

@@ -81,10 +81,10 @@ def test_the_mean_of_a_model_and_itself_is_the_model(study: Study) -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"num_layers": 3}, "convert.models: other has num_layers 3, and the first model 2"),
-        ({"num_heads": 4}, "other has num_heads 4, and the first model 2"),
-        ({"multipliers": {"logits": 0.5}}, "other has multipliers.logits 0.5, and the first model 1.0"),
-        ({"num_experts": 4}, "other has num_experts 4, and the first model 0"),
+        ({"num_layers": 3}, "convert.models: other has num_layers 3, the first model 2"),
+        ({"num_heads": 4}, "other has num_heads 4, the first model 2"),
+        ({"multipliers": {"logits": 0.5}}, "other has multipliers.logits 0.5, the first model 1.0"),
+        ({"num_experts": 4}, "other has num_experts 4, the first model 0"),
     ],
 )
 def test_models_of_other_shapes_have_no_mean(study: Study, other: dict[str, Any], words: str) -> None:
@@ -163,12 +163,12 @@ def test_a_merged_adapter_computes_what_the_model_with_it_does(study: Study) -> 
 def test_an_adapter_that_is_not_plain_low_rank_is_not_merged(study: Study) -> None:
     one = open_input(str(study.folder / "one"))
     source, _ = adapter(study, one, LORA="PROMPT_TUNING")
-    with pytest.raises(ConfigError, match="'PROMPT_TUNING' is not read; LORA"):
+    with pytest.raises(ConfigError, match="'PROMPT_TUNING' is not supported; only LORA"):
         converted(study, MergeAdapter(adapter="tuned"), one, adapter=source)
 
 
 def test_an_adapter_of_another_shape_is_not_merged(study: Study) -> None:
     wide = study.model("wide", hidden=64)
     source, _ = adapter(study, open_input(str(study.folder / "one")))
-    with pytest.raises(DataError, match=r"is \(4, 32\), and should be \(4, 64\)"):
+    with pytest.raises(DataError, match=r"is \(4, 32\), but should be \(4, 64\)"):
         converted(study, MergeAdapter(adapter="tuned"), wide, adapter=source)

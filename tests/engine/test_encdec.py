@@ -1,4 +1,4 @@
-"""A model with an encoder, used: asked, scored and fine-tuned; prompts go to its encoder."""
+"""Use of a model with an encoder: generation, scoring and fine-tuning; prompts go to its encoder."""
 
 import io
 import json

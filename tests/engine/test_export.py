@@ -1,4 +1,4 @@
-"""Models that leave: transformers reads what was written, and computes and writes the same."""
+"""Exported models: transformers loads them, and computes and writes the same."""
 
 import json
 import random
@@ -121,17 +121,17 @@ def test_another_precision_says_how_far_its_logits_are(study: Study, tmp_path: P
 def test_what_cannot_be_said_is_refused_with_the_reason(study: Study, tmp_path: Path) -> None:
     biased = {"num_experts": 4, "experts": Experts(router={"kind": "topk", "balance": "bias"})}
     with pytest.raises(
-        ConfigError, match=r"no family can say this model .*mixtral: blocks.0.mlp.router.bias"
+        ConfigError, match=r"no family can say this model .*mixtral cannot express blocks.0.mlp.router.bias"
     ):
         exporting.export(run_file(model_of(study, "biased", biased), tmp_path))
-    with pytest.raises(ConfigError, match="qwen3 cannot say qk_norm False"):
+    with pytest.raises(ConfigError, match="qwen3 cannot express qk_norm False"):
         exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path, family="qwen3"))
     for activation in ("relu", "gelu_exact"):
         alone = {"num_experts": 4, "experts": Experts(activation=activation)}
-        with pytest.raises(ConfigError, match=f"mixtral cannot say mlp {activation}"):
+        with pytest.raises(ConfigError, match=f"mixtral cannot express mlp {activation}"):
             exporting.export(run_file(model_of(study, activation, alone), tmp_path, family="mixtral"))
     some = {"num_experts": 4, "experts": Experts(activation="reglu", every=2), "qk_norm": True, "tied": False}
-    with pytest.raises(ConfigError, match=r"qwen3_moe cannot say experts.activation reglu"):
+    with pytest.raises(ConfigError, match=r"qwen3_moe cannot express experts.activation reglu"):
         exporting.export(run_file(model_of(study, "some", some), tmp_path, family="qwen3_moe"))
     with pytest.raises(ConfigError, match="'lama' is not known"):
         exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path, family="lama"))

@@ -1,4 +1,4 @@
-"""Training that starts from a finished model, on labelled examples, with all weights or a few."""
+"""Training from a finished model on labelled examples, with all weights or a few."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""Imitations of natural paragraphs, the rows made of them, and candidates ranked by the head that tells them
-apart.
-"""
+"""Imitations of natural paragraphs, the rows made of them, and candidates ranked by the adversarial head."""
 
 import json
 from pathlib import Path

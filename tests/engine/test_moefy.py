@@ -1,5 +1,5 @@
-"""MoEfication: all experts together are the dense model, neurons that belong together are one expert, and
-routers find the experts that matter.
+"""MoEfication: all experts together equal the dense model, related neurons form one expert, and routers find
+the important experts.
 """
 
 from types import SimpleNamespace
@@ -158,12 +158,16 @@ def test_experts_are_made_one_weight_at_a_time() -> None:
             {"ffn": 64},
             r"convert.num_experts: 6 does not divide .* 64; num_experts=4",
         ),
-        (Moefy(), {"num_experts": 4}, "convert: divides MLPs, and the model has 4 experts already; a dense"),
+        (
+            Moefy(),
+            {"num_experts": 4},
+            "convert: splits dense MLPs, but the model has 4 experts already; use a dense",
+        ),
         (Moefy(num_experts=4), {"ffn": 64}, "convert.experts_per_token: 8 of 4 experts; 4 or less"),
         (
             Moefy(),
             {"ffn": 64, "bias": ("mlp",)},
-            "convert: divides MLPs without biases, .* without mlp in bias",
+            "convert: splits MLPs without biases, .* without mlp in bias",
         ),
     ],
 )
@@ -174,9 +178,7 @@ def test_what_cannot_be_divided_says_why(rule: Moefy, shape: dict[str, Any], wor
 
 def test_kinds_without_mixtures_and_models_without_text_are_refused() -> None:
     plain = cast(ModelSpec, SimpleNamespace(kind="plain"))
-    with pytest.raises(
-        ConfigError, match="convert: divides the MLPs of blocks, and kind plain has no mixtures"
-    ):
+    with pytest.raises(ConfigError, match="convert: splits MLPs into experts, but kind plain supports none"):
         Moefy().converted(plain)
     with pytest.raises(
         ConfigError, match=r"convert.tokens: reads no text; a model whose training text is here"

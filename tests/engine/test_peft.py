@@ -1,4 +1,4 @@
-"""Adapters that leave: peft computes the tuned model from them, or they are refused by name."""
+"""Exported adapters: peft computes the tuned model from them, or they are refused by name."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_peft_computes_the_tuned_model_from_an_adapter_or_it_is_refused(
     spec = made.family.spec(made.config, "")
     assert isinstance(spec, GPT)
     if not is_read:
-        with pytest.raises(ConfigError, match=r"export: model\.layers\.0\..* it would read another model"):
+        with pytest.raises(ConfigError, match=r"export: model\.layers\.0\..* and would build another model"):
             adapter(tmp_path / "adapter", made, spec, leaves)
         return
     additions = adapter(tmp_path / "adapter", made, spec, leaves)

@@ -1,4 +1,4 @@
-"""A soft prompt is tuned while the model stays as it is, wherever it lies and whatever it begins with."""
+"""A soft prompt is tuned while the model stays unchanged, for every position and initial value."""
 
 import json
 from pathlib import Path
@@ -170,7 +170,7 @@ def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:
     says = r"trainable.length: 40 vectors leave no room for a prompt: rows have room for 32 tokens; fewer"
     with pytest.raises(ConfigError, match=says):
         training_setup.train(tuning(training_setup, length=40))
-    with pytest.raises(ValueError, match="first=text begins with the rows of a text: give text"):
+    with pytest.raises(ValueError, match=r"first=text needs a text: give trainable\.text"):
         Trainable(kind="prompt", first="text")
 
 
@@ -224,7 +224,7 @@ def test_fields_of_another_kind_are_refused(fields: dict[str, Any], says: str) -
 
 def test_a_prompt_is_tuned_on_labelled_examples_alone() -> None:
     tuned = role(init="base", trainable=Trainable(kind="prompt"))
-    with pytest.raises(ConfigError, match="prompt, which is tuned on labelled examples"):
+    with pytest.raises(ConfigError, match="prompt, which needs labelled examples"):
         check_teaching({"model": tuned})
     by_hand = role(shape=model().model_copy(update={"soft_prompt": SoftPrompt(length=3)}))
     with pytest.raises(ConfigError, match="no row of this training has such vectors"):

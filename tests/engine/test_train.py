@@ -1,4 +1,4 @@
-"""python -m atelier.engine.train as a process: what it needs, what it says, how it stops."""
+"""python -m atelier.engine.train as a process: its input, its messages and how it stops."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Text that a model writes: the same bytes however often it was stopped, and no end where it was cut."""
+"""Generated text: the same bytes after any number of stops, and no end where it was cut."""
 
 import json
 import signal

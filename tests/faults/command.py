@@ -1,4 +1,4 @@
-"""The real command line as a process that tests can kill; and the state of its store and its processes."""
+"""The real command line as a process that tests can kill; state of its store and its processes."""
 
 import io
 import json

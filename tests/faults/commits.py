@@ -1,5 +1,5 @@
 """`python -m tests.faults.commits`: for each line `scenario folder` on stdin, a child that waits stopped and
-then commits once. All is imported before, so that a kill point costs no start of torch.
+then commits once. All modules are imported before, so that a kill point does not start torch.
 
 The child's pid is a line on stdout, and so is its end: `code N` or `signal N`.
 """

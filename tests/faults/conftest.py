@@ -1,4 +1,4 @@
-"""One uninterrupted training that all others are compared with; a fresh store with its data for each test."""
+"""One uninterrupted training to compare with; a fresh store with its data for each test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run that a program ordered through `atelier.api` stops with it, and goes on from its checkpoint."""
+"""A run started through `atelier.api` stops with its program, and resumes from its checkpoint."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def goes_on(command_store: CommandStore, expected: Curve) -> None:
     assert newest % EVERY, "a stop writes a checkpoint of its own step"
     assert not command_store.records("model") and command_store.runs()[-1]["status"] == "stopped"
     code, out, err = command_store.finish()
-    assert code == 0 and f"train: goes on from step {newest}" in out, out + err
+    assert code == 0 and f"train: continues from step {newest}" in out, out + err
     assert command_store.curve() == expected
 
 

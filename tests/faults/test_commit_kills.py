@@ -1,6 +1,4 @@
-"""A kill, a full disk or an I/O error at any system call of a commit: the old or the new state, never a torn
-one.
-"""
+"""A kill, a full disk or an I/O error at any system call of a commit leaves the old or the new state."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""One flipped bit is found before it is believed; the message names the file and the way out."""
+"""One flipped bit is found before it is used; the error names the file and the way out."""
 
 import shutil
 from pathlib import Path
@@ -84,8 +84,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(
     flip(file)
     code, out, err = command_store.finish()
     assert code == 0, out + err
-    assert f"train: goes on from step {STEPS - EVERY}" in out
-    assert "damaged and passed over" in out and str(file) in out.replace("\n", "")
+    assert f"train: continues from step {STEPS - EVERY}" in out
+    assert "skipped as damaged" in out and str(file) in out.replace("\n", "")
     assert command_store.curve() == expected
 
 
@@ -99,5 +99,5 @@ def test_when_every_checkpoint_is_damaged_training_begins_again_and_says_so(
         flip(manifest)
     code, out, err = command_store.finish(*TRAIN)
     assert code == 0, out + err
-    assert out.count("damaged and passed over") == len(manifests)
+    assert out.count("skipped as damaged") == len(manifests)
     assert command_store.curve() == expected

@@ -1,4 +1,6 @@
-"""Hundreds of random damages to a checkpoint: all are found, the file is named, the one before is used."""
+"""Hundreds of random damages to a checkpoint: all are found, the file is named, and the checkpoint before is
+used.
+"""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""A store that takes no more bytes: the checkpoint fails loudly, the last good one stays, and the same
-command goes on later.
+"""A full store: the checkpoint fails with a warning, the last good one stays, and the same command resumes
+later.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Killed at any moment and run again: the same bits as if nothing had happened."""
+"""Killed at any moment and run again: the same bits as without a kill."""
 
 import os
 import random

@@ -1,5 +1,5 @@
-"""A process of a run at a terminal is killed, which one and when drawn from a seed: the command ends, and run
-again it comes to the same bits. Six times; ATELIER_KILLS=30 makes that 30, ATELIER_SEED repeats a choice.
+"""A process of a run at a terminal, drawn from a seed, is killed at a drawn moment: the command ends, and run
+again it gives the same bits. Six times; ATELIER_KILLS=30 makes that 30, ATELIER_SEED repeats a choice.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Prefect's server of a run dies or hangs while the run goes on: it is started again, or left; the run's own
-states say how it ended.
+"""Prefect's server of a run dies or hangs: it is restarted or left; the run's own states report
+how it ended.
 """
 
 import os
@@ -121,5 +121,5 @@ def test_a_server_that_dies_too_often_is_left_and_the_run_ends_well_without_it(
     monkeypatch.setattr(embedded_server, "RESTARTS", 0)
     at(1, lambda: hurt(signal.SIGKILL), monkeypatch)
     err = runs_to_its_end(command, capsys)
-    assert "was ended by SIGKILL" in err and "goes on without its page" in err
-    assert "it is finished all the same" in err
+    assert "was ended by SIGKILL" in err and "continues without its page" in err
+    assert "the run itself is finished" in err

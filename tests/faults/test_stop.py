@@ -1,6 +1,4 @@
-"""A training that is stopped or killed, whoever is hit, goes on as if nothing had been: same command, same
-bits.
-"""
+"""A training that is stopped or killed, in any of its processes, resumes: same command, same bits."""
 
 import json
 import os
@@ -22,7 +20,7 @@ def goes_on(command_store: CommandStore, expected: Curve) -> None:
     newest = max(command_store.steps())
     code, out, err = command_store.finish()
     assert code == 0, out + err
-    assert f"train: goes on from step {newest}" in out
+    assert f"train: continues from step {newest}" in out
     assert command_store.curve() == expected
 
 
@@ -67,7 +65,7 @@ def test_ctrl_c_in_training_leaves_a_checkpoint_and_no_process_and_the_same_comm
     command.interrupt()
     assert command.wait(30.0) == 1
     assert command.text.count("stopping: running tasks write a checkpoint") == 1
-    assert "the same command goes on from there" in command.text
+    assert "the same command continues from there" in command.text
     assert (
         "Traceback" not in command.text
         and "ERROR" not in command.text
@@ -86,7 +84,7 @@ def test_sigterm_stops_like_ctrl_c(command_store: CommandStore, start: Start) ->
     command.until_training()
     os.kill(command.process.pid, signal.SIGTERM)
     assert command.wait(30.0) == 1
-    assert "the same command goes on from there" in command.text and "Traceback" not in command.text
+    assert "the same command continues from there" in command.text and "Traceback" not in command.text
     command_store.wait_for_quiet()
     assert max(command_store.steps()) % EVERY
 
@@ -131,7 +129,7 @@ def test_a_killed_supervisor_leaves_no_orphan_and_its_lease_is_taken_over(
     assert "its supervisor was ended by SIGKILL" in command.text and "Traceback" not in command.text
     again = start()  # at once: it waits for the ranks that are left, no longer
     assert again.wait() == 0, again.text
-    assert "goes on from step" in again.text
+    assert "continues from step" in again.text
     command_store.wait_for_quiet()
     assert command_store.curve() == expected
 

@@ -1,4 +1,4 @@
-"""Processes are killed at random, for minutes, while flows run: in the end all is as if nothing had happened.
+"""Processes are killed at random, for minutes, while flows run: the results are as without kills.
 
 6 kills in 3 minutes; ATELIER_STORM=60/30 makes that 60 in 30. The seed of their choice is printed, and
 ATELIER_STORM_SEED gives it.

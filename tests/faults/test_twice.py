@@ -1,4 +1,4 @@
-"""The same command twice at once: one of them makes each thing, the other waits for it and takes it over."""
+"""The same command twice at once: one process makes each artifact, the other waits and reuses it."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The command line with the module's store; nothing that the environment names is touched."""
+"""The command line with the module's store, without the user's environment."""
 
 from pathlib import Path
 

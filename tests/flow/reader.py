@@ -1,4 +1,4 @@
-"""Whoever reads the pages: a machine with a clone that was set up, and a shell to type commands in."""
+"""A reader of the documentation: a machine with a clone that was set up, and a shell to type commands in."""
 
 import json
 import os

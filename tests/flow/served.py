@@ -1,4 +1,4 @@
-"""A stack of its own, started as a user starts it, with the command line and Prefect's API."""
+"""A stack for a test, started as a user starts it, with the command line and Prefect's API."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""A checkpoint that transformers made comes in, teaches, is trained on and tuned, and its student goes out
-again.
+"""A checkpoint made by transformers is imported, teaches, is trained and tuned, and its student
+is exported.
 """
 
 import json
@@ -105,7 +105,7 @@ def test_lineage_leads_from_the_student_to_source_and_licence(atelier: Atelier) 
 
 def test_the_student_goes_out_and_transformers_computes_its_logits(atelier: Atelier, tmp_path: Path) -> None:
     said = done(atelier("export", "student_a", str(tmp_path / "out")))
-    assert "its logits are 0 of their scale apart" in said
+    assert "its logits, read back, differ by 0 of their scale" in said
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ids_BT = torch.tensor([tokenizer.encode("def read(path):\n    return open(path)")])
@@ -186,7 +186,7 @@ def test_peft_reads_our_soft_prompt_on_the_exported_base(atelier: Atelier, tmp_p
     found = atelier.records("adapter", "guest/pretrained-0-adapter")
     [other] = [one for one in found if one["summary"].get("place") == "middle"]
     said = refused(atelier("export", other["fingerprint"][:16], str(tmp_path / "other")))
-    assert "stand at the middle of a prompt, and peft puts them in front" in said
+    assert "stand at the middle of a prompt, but peft puts them in front" in said
 
 
 def test_an_adapter_of_peft_comes_in_and_goes_out_with_its_bytes(
@@ -264,7 +264,7 @@ def test_a_student_with_another_tokenizer_learns_from_text_that_the_model_writes
     done(atelier("corpus", "experiment=tiny", "tracker=none"))
     other = refused(atelier("plan", "distill", *TEACHER, "experiment=tiny"))
     assert "512 tokens; id 0 is '<|endoftext|>' and '<|end|>')" in other
-    assert "data.written.by=guest has a student of any tokenizer learn" in other
+    assert "data.written.by=guest trains a student with any tokenizer" in other
 
 
 def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier) -> None:
@@ -276,15 +276,15 @@ def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier) -> None:
     said = refused(atelier(*TAUGHT, "roles.teacher.optim.lr=1e-4"))
     assert said == "roles.teacher.optim.lr: does nothing: teacher is a finished model; leave it out"
     said = refused(atelier(*TAUGHT, "roles.teacher.model.rope_theta=5000"))
-    assert said.startswith("roles.teacher.model: computes otherwise than guest, which has rope_theta 10000")
+    assert said.startswith("roles.teacher.model: differs from guest, which has rope_theta 10000")
     said = refused(atelier(*TAUGHT, "roles.teacher.start=0.5"))
     assert "start does nothing where trainable.kind=none" in said
     said = refused(atelier("plan", "pretrain", "model=auto", *HERE))
-    assert said == "model: auto is the model of `init`, and there is none; init=<model>, or a model"
+    assert said == "model: auto is the model of `init`, but init is empty; init=<model>, or a model"
     said = refused(atelier("plan", "pretrain", "init=guest", *HERE))
     assert said.endswith("the weights of guest do not fit model; model=auto takes its model")
     said = refused(atelier("plan", "pretrain", "model=auto", "init=guest", "name=guest", *HERE))
-    assert said == "name: is guest, as that of the model that it begins from; name=guest-on"
+    assert said == "name: is guest, which is the name of the initial model; name=guest-on"
     said = refused(
         atelier("plan", "finetune", "init=guest", "finetune.trainable.kind=none", "experiment=tiny")
     )

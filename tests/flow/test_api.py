@@ -1,4 +1,4 @@
-"""Atelier from Python does what the command line does: the same JSON, the same errors, the same store."""
+"""Atelier from Python equals the command line: the same JSON, the same errors, the same store."""
 
 import asyncio
 import json

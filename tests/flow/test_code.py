@@ -1,4 +1,6 @@
-"""Two codes are never mixed in one training unasked: in a copy of the project whose model is edited."""
+"""Code versions are not mixed in one training without --accept-code: in a copy of the project with an edited
+model.
+"""
 
 import json
 import os
@@ -116,4 +118,4 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
 
 def test_a_task_that_is_not_there_cannot_begin_again(copy: Copy) -> None:
     asked = copy.run("atelier", "pretrain", *WORDS, "train.steps=9", "--fresh", "trian")
-    assert asked.returncode == 2 and "no training task is called trian; did you mean train?" in asked.stderr
+    assert asked.returncode == 2 and "there is no training task trian; did you mean train?" in asked.stderr

@@ -82,7 +82,7 @@ def test_shares_of_the_weights_lead_to_whom_they_began_in(atelier: Atelier) -> N
     assert rows[0]["name"] == "first" and rows[0]["share"] > 0.9
     assert "rows of new tokens" in atelier("lineage", "both", "--weights").out
     page = atelier("lineage", "both", "--weights", "--html", "weights.html")
-    assert page.code == 2 and page.err.startswith("--html: is a page of the lineage")
+    assert page.code == 2 and page.err.startswith("--html: writes the lineage")
     above = atelier("lineage", "experts").out
     for name in ("first", "first-grown", "both", "both-upcycled"):
         assert name in above
@@ -102,7 +102,10 @@ def test_killed_without_warning_it_ends_with_the_same_bits(root: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("data.source=README.md",), "data.blend.second: is missing: the second language's text"),
+        (
+            ("data.source=README.md",),
+            "data.blend.second: is missing; it holds the text of the second language",
+        ),
         (("data.source=stdlib-prose",), "data.blend.second: is missing"),
         (("grow.vocab=512",), "grow.vocab"),
         (("upcycle.experts_per_token=1",), "no router learns"),
@@ -128,9 +131,9 @@ def test_a_training_goes_on_with_its_parents_optimiser_states(atelier: Atelier) 
     assert atelier(*words, "init=deep", "name=on").code == 0
     assert atelier.records("model", "on")[0]["summary"]["began_with_states"] is True
     again = atelier(*grow, "init=deep", "convert=upcycle", "name=wide")
-    assert again.code == 2 and "convert.optimizer: grown, and deep has no checkpoint" in again.err
+    assert again.code == 2 and "convert.optimizer: grown, but deep has no final checkpoint" in again.err
     short = atelier(*ARGUMENTS, "train.keep=0", "grow.vocabulary.optimizer=grown")
-    assert short.code == 2 and "grow.vocabulary.optimizer: grown, and train.keep=0" in short.err
+    assert short.code == 2 and "grow.vocabulary.optimizer: grown, but train.keep=0" in short.err
 
 
 def test_two_languages_of_catalogues(atelier: Atelier, tmp_path: Path) -> None:

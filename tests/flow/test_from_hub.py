@@ -1,5 +1,5 @@
-"""Models and texts of the hub, by the command line: they are what their copies in a folder are, whatever a
-branch does between plan and run.
+"""Models and texts of the hub, by the command line: equal to copies in a folder, whatever a branch does
+between plan and run.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""A model with a chat template comes in, learns conversations, goes out, and transformers computes its
+"""A model with a chat template is imported, learns conversations and is exported; transformers computes its
 loss.
 """
 
@@ -202,9 +202,9 @@ def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier, talks: Pa
     assert refused(atelier(*plan)).startswith("init: a value is required")
     assert refused(atelier("plan", "instruct", "init=guest")).startswith("chats.source: a value is required")
     said = refused(atelier(*plan, "init=guest", "name=guest"))
-    assert said == "name: is guest, as that of the model that it begins from; name=guest-on"
+    assert said == "name: is guest, which is the name of the initial model; name=guest-on"
     said = refused(atelier(*plan, "init=guest", "trainable.kind=none"))
-    assert "moves nothing" in said
+    assert "no parameter would be trained" in said
     said = refused(atelier(*plan, "init=guest", "chats.template=chatlm"))
     assert said.startswith("chats.template: ") and "chatml" in said
     said = refused(atelier(*plan, "init=guest", "chats.source=nowhere.jsonl"))
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier, talks: Pa
     said = refused(atelier(*plan, "init=guest", "tokenizer.vocab=512"))
     assert said == "tokenizer.vocab: does nothing in the flow instruct; leave it out"
     said = refused(atelier("plan", "pretrain", "experiment=tiny", "objective.chat.kind=chat"))
-    assert said.startswith("objective: reads chats, and this flow has none of main")
+    assert said.startswith("objective: reads chats, but this flow has none of main")
     (tmp_path / "broken.jsonl").write_text(talks.read_text() + '{"messages": [{"role": "user"}]}\n')
     said = atelier("instruct", "init=guest", f"chats.source={tmp_path / 'broken.jsonl'}", "name=b", *HOW)
     assert (

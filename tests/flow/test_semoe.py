@@ -49,14 +49,16 @@ def test_text_from_a_memory_smaller_than_the_teacher_is_the_same(atelier: Atelie
     whole, streamed = (atelier(*words, *more).out for more in ((), ("--memory", "3MB")))
     assert whole == streamed and len(whole) > len("def ")
     refused = atelier(*words, "--memory", "10kB")
-    assert refused.code == 2 and "is the least for this model" in refused.err
+    assert refused.code == 2 and "is the minimum for this model" in refused.err
 
 
 def test_too_little_memory_is_refused_before_anything_is_made(atelier: Atelier) -> None:
     for key in ("score.memory_gb", "parallel.tiers.frozen_gb"):
         refused = atelier("plan", *ARGUMENTS, f"{key}=0.001")
         assert refused.code == 2
-        assert refused.err.startswith(f"{key}: 0.001 GB cannot hold two blocks and two experts of teacher")
+        assert refused.err.startswith(
+            f"{key}: 0.001 GB cannot hold two blocks, two experts and the resident weights of teacher"
+        )
         enough = refused.err.split(";")[1].split()[0]
         assert atelier("plan", *ARGUMENTS, f"{key}={enough}").code == 0
 

@@ -1,4 +1,4 @@
-"""One command at two sites: each with its own store, one mailbox; killed and gone on to the same bits."""
+"""One command at two sites: each with its own store, one mailbox; killed and resumed to the same bits."""
 
 import os
 import signal
@@ -88,5 +88,5 @@ def test_two_sites_do_not_share_a_store(whole: Path) -> None:
     run.wait(120)
     assert (
         said.returncode == 2
-        and "train.link.site: b, and this store has the training of site a" in said.stderr
+        and "train.link.site: b, but this store has the training of site a" in said.stderr
     )

@@ -1,5 +1,5 @@
-"""The skeleton of docs/extend/adding-a-model.md trains, is scored and generates, by its three files alone;
-what a model lacks is one line with the file.
+"""The skeleton of docs/extend/adding-a-model.md trains, is scored and generates, with its three files alone;
+a missing method is one line of error with the file.
 """
 
 import os
@@ -85,8 +85,8 @@ def test_the_documented_skeleton_trains_is_scored_and_generates(checkout: Path, 
     lacking(checkout, "new_cache")
     done = run(checkout, tmp_path, "-m", "atelier", "generate", "plain", "--prompt", "def ")
     assert done.returncode == 2 and done.stderr.strip() == (
-        "model.plain: is asked for its `new_cache`, but PlainModel has none; "
-        "give it one in engine/model/plain.py (docs/extend/adding-a-model.md)"
+        "model.plain: needs `new_cache`, but PlainModel does not define it; "
+        "define it in engine/model/plain.py (docs/extend/adding-a-model.md)"
     )
 
 
@@ -98,16 +98,16 @@ def test_a_method_that_a_contributed_model_lacks_is_one_line_with_the_file(
     lacking(checkout, method)
     done = run(checkout, tmp_path, "-m", "atelier", "pretrain", "model=plain_nano", *TINY)
     said = next(line for line in done.stderr.splitlines() if method in line)
-    assert f"model.plain: is asked for its `{method}`" in said and "engine/model/plain.py" in said
+    assert f"model.plain: needs `{method}`" in said and "engine/model/plain.py" in said
     assert done.returncode and "Traceback" not in done.stderr and "AttributeError" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("return PlainModel(spec)", "engine/model/plain.py: build gives no Model, but Linear"),
-        ("self.blocks = nn", "engine/model/plain.py: PlainModel sets no self.blocks"),
-        ("self.spec = spec", "engine/model/plain.py: PlainModel sets no self.spec"),
+        ("return PlainModel(spec)", "engine/model/plain.py: build returns no Model, but Linear"),
+        ("self.blocks = nn", "engine/model/plain.py: PlainModel does not set self.blocks"),
+        ("self.spec = spec", "engine/model/plain.py: PlainModel does not set self.spec"),
     ],
 )
 def test_what_build_gives_is_checked_with_the_file(
@@ -121,4 +121,4 @@ def test_what_build_gives_is_checked_with_the_file(
         "build(Plain(num_layers=1, hidden=32, num_heads=4, vocab=50))"
     )
     done = run(checkout, tmp_path, "-c", code)
-    assert done.stderr.splitlines()[-1].endswith(f"{said}; mend it (docs/extend/adding-a-model.md)")
+    assert done.stderr.splitlines()[-1].endswith(f"{said}; fix it (docs/extend/adding-a-model.md)")

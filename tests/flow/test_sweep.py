@@ -1,4 +1,4 @@
-"""Sweeps in this process: what is computed once, what is skipped, what goes on; and bad sweeps."""
+"""Sweeps in this process: shared work, skipped points, resuming; and bad sweeps."""
 
 import json
 import os
@@ -177,7 +177,7 @@ def test_a_study_whose_journal_is_gone_or_broken_keeps_its_points(atelier: Ateli
     assert said.code == 2 and "optuna.journal cannot be read" in said.err and "move it away" in said.err
     journal.unlink()
     said = atelier("pretrain", "-m", *words)
-    assert said.code == 0 and "the study knows 3 points" in said.out, said.err
+    assert said.code == 0 and "3 points were restored from the sweep's own files" in said.out, said.err
     assert points(root) == found
 
 
@@ -223,7 +223,7 @@ def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, 
     assert len(curves) == 4 and 18 in min(curves, key=lambda losses: losses[9])
     [trunk] = [losses for losses in curves if 27 in losses]  # of the learning rate's decay to step 36
     assert trunk[18] == min(losses[18] for losses in curves if 18 in losses)
-    assert "optim.lr=0.003" in done["words"] and f"rung 18: #{done['number']} go on" in said.out
+    assert "optim.lr=0.003" in done["words"] and f"rung 18: #{done['number']} continue" in said.out
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Ate
             "optim.lr is not",
             "",
         ),
-        ("hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if={train.seed:3}", "only_if", "say"),
+        ("hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if={train.seed:3}", "only_if", "give e.g."),
         ("hydra.sweeper.direction=upwards train.seed=1,2", "hydra.sweeper.direction", "minimize"),
     ],
 )

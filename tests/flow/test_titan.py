@@ -1,4 +1,4 @@
-"""The whole DAG, tiny, with MLflow: what a person finds afterwards."""
+"""The whole titan flow, tiny, with MLflow: its results on the pages and in the store."""
 
 import json
 from pathlib import Path

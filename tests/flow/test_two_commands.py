@@ -1,5 +1,5 @@
-"""Two commands over one store: they share its cores, and what one of them decided before it waited for the
-other is decided again.
+"""Two commands over one store share its cores. After a wait, a command decides again about work that the
+other did.
 """
 
 import subprocess

@@ -1,5 +1,5 @@
-"""One flow over two sites as it is set up at two machines: each creates its keys, accepts the other's card,
-says what it does for the other, and has its agent running; nothing is made for the run.
+"""One flow over two sites, set up as on two machines: each creates its keys, accepts the other's card, sets a
+policy for it, and runs its agent.
 """
 
 import os
@@ -67,7 +67,7 @@ def test_two_machines_make_one_model_and_what_one_makes_comes_to_the_other(
         assert lifted_by in a.run("plan", *WORDS, code=2)
         b.run("site", "allow", "a", "--tasks", "curate,encode,learn_tokenizer,train", "--send", "model")
         a.run("site", "allow", "b", "--hourly", "0.01")
-        assert "and a lets 0.01 cross to and from b" in a.run("plan", *WORDS, code=2)
+        assert "but a allows 0.01 to and from b" in a.run("plan", *WORDS, code=2)
         a.run("site", "allow", "b", "--hourly", "1000")
         a.run(*WORDS)
         one, other = weights_of(a.store), weights_of(b.store)

@@ -1,4 +1,4 @@
-"""What a change of the configuration reruns, and what it does not: through the life of an experiment."""
+"""Which tasks a change of the configuration reruns, through the life of an experiment."""
 
 import json
 from pathlib import Path
@@ -158,7 +158,7 @@ def test_a_longer_run_goes_on_from_the_trunk_of_its_wsd_schedule(atelier: Atelie
     assert rows["train.teacher"]["from_step"] == 12  # the decay of 16 steps began there
     said = atelier("distill", *longer)
     assert said.code == 0, said.err
-    assert "train: goes on from step 12" in said.out
+    assert "train: continues from step 12" in said.out
 
 
 def test_a_branch_whose_trunk_is_damaged_at_its_end_says_so_and_is_trained_after_the_removal(

@@ -1,4 +1,4 @@
-"""The core without any extension: a copy of the code whose folder of extensions is empty."""
+"""The core without extensions: a copy of the code with an empty folder of extensions."""
 
 import json
 import os

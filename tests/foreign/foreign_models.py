@@ -1,5 +1,5 @@
-"""Configurations of small foreign models, drawn: what a family has, keys that change nothing, odd ones, and
-ones that change what is computed.
+"""Draw configurations of small foreign models: a family's keys, keys without effect, odd ones, and ones that
+change the computation.
 """
 
 import random

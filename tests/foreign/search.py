@@ -1,4 +1,4 @@
-"""Foreign things drawn from a seed: file names, encodings, configurations, tokenizers, paths, environments.
+"""Foreign input drawn from a seed: file names, encodings, configurations, tokenizers, paths, environments.
 
 Each file of kinds/ draws one sort of them and checks what Atelier does with it. A kind has
 

@@ -1,4 +1,4 @@
-"""Foreign things work or are refused by name; a fault that is put back is found by the drawn cases."""
+"""Foreign input works or is refused by name; the drawn cases find a fault that is put back."""
 
 import json
 from itertools import islice

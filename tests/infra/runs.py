@@ -1,4 +1,4 @@
-"""Trackers on small databases, and what they wrote."""
+"""Trackers on small databases, and their content."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Break one promise at a time in a copy of the tree; the test that holds it must turn red. `make mutants`
+"""Break one promise at a time in a copy of the tree; its test must fail. `make mutants`
 
 Each `*.patch` here says `promise:` and `red:` (pytest arguments) above its diff. Exit code 1 when a mutant
 survives, a patch no longer applies, or the tests are not green without it.

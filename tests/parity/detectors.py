@@ -1,4 +1,4 @@
-"""Roles that learn which tokens a generator has replaced: for every layout, and drawn for the products."""
+"""Roles that detect replaced tokens: for every layout, and drawn for the products."""
 
 import random
 from collections.abc import Callable, Mapping

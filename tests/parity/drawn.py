@@ -1,6 +1,4 @@
-"""Layouts drawn from a seed: a teacher's, and one of its own for each student, of those that the checks let
-through.
-"""
+"""Layouts drawn from a seed that pass the checks: a teacher's, and one for each student."""
 
 import random
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,5 @@
 """A gang that trains one run file after another: `python -m tests.parity.gang a/run.json b/run.json ...`,
-with RANK and WORLD_SIZE set. Where `a/then.json` lies, it is run too, from the first checkpoint of each role
+with RANK and WORLD_SIZE set. If there is `a/then.json`, it is run too, from the first checkpoint of each role
 of the first. `a/done` says that both have ended.
 """
 

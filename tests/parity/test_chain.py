@@ -1,5 +1,5 @@
-"""Titan's family in layouts of four: a teacher after all objectives, an assistant, its students. Whoever
-learns, comes and leaves, the others keep their bits.
+"""Titan's family in layouts of four: a teacher with all objectives, an assistant, its students. A role that
+starts or ends does not change the bits of the others.
 """
 
 import pytest

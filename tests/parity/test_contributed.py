@@ -1,5 +1,5 @@
-"""A model kind as a contributor adds it (tests/parity/contributed): blocks of its own, an encoder's input of
-another length, an auxiliary loss, weights that no gradient moves, by spec, module, rows and yaml alone.
+"""A contributed model kind (tests/parity/contributed): its own blocks, an encoder input of another length, an
+auxiliary loss, and weights without gradients, by spec, module, rows and yaml alone.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A generator and those that detect what it has replaced, in gangs, beside one process."""
+"""A generator and its detectors in gangs, beside one process."""
 
 from pathlib import Path
 

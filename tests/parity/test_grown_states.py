@@ -1,5 +1,5 @@
-"""Trainings that begin from a model with its optimiser's states, in layouts of two, beside one process:
-AdamW's and Muon's, with experts, some weights without states.
+"""Trainings that begin from a model with optimiser states, in layouts of two, beside one process: AdamW's and
+Muon's, with experts, some weights without states.
 """
 
 import json

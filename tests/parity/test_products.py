@@ -1,4 +1,4 @@
-"""Random products against one process, and that every kind that there is takes part in them.
+"""Random products against one process; every kind takes part in them.
 
 The same products each time, as many as the machine tries in two minutes; ATELIER_PRODUCTS_SEED=7
 ATELIER_PRODUCTS_S=600 tries others, for longer. benchmarks/products.py takes an hour and a random seed.

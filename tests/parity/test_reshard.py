@@ -1,4 +1,4 @@
-"""A checkpoint of any layout goes on in any other: saved on each of four layouts, loaded on each of them."""
+"""A checkpoint of any layout resumes in any other: saved on each of four layouts, loaded on each of them."""
 
 import json
 from itertools import product

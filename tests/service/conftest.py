@@ -1,4 +1,4 @@
-"""What a module's tests share: one stack, or one Slurm cluster and stores beside it."""
+"""Fixtures that a module's tests share: one stack, or one Slurm cluster and stores beside it."""
 
 import os
 import shutil

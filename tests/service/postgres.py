@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own: made in a folder, on a socket of loopback, killed and started again."""
+"""A private PostgreSQL server: made in a folder, on a socket of loopback, killed and started again."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""A store with tokens in it, and the command line beside a Slurm cluster: what tests of jobs start from."""
+"""A store with tokens, and the command line beside a Slurm cluster, for tests of jobs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What of Swift runs in the Python that Swift is installed for: its rings, its servers, its users.
+"""Servers, rings and users of Swift, run by the Python in which Swift is installed.
 
 <python of swift> swift_server.py rings <folder> <port of account> <of container> <of object>
 <python of swift> swift_server.py serve <program> <folder> <configuration>

@@ -1,4 +1,4 @@
-"""Runs on a pool are cancelled, killed and cut off from their servers; they lose nothing, and leave nothing.
+"""Runs on a pool are cancelled, killed and cut off from their servers; nothing is lost or left behind.
 
 Prints the seconds that things took; `pytest -rP` shows them. With ATELIER_PATIENCE set the servers stay away
 for 120 s instead of 40.
@@ -129,7 +129,7 @@ def test_whoever_is_killed_in_training_nothing_is_orphaned_and_the_parent_starts
     )
     assert said["type"] == "CRASHED" and slot_s < SLOT_S
     if victims == ("worker",):
-        assert said["message"] == "its worker died; it has stopped at a checkpoint"
+        assert said["message"] == "its worker died; it stopped at a checkpoint"
     state = training.wait()
     assert state["type"] == "COMPLETED", state
     assert len(training.runs()) == 2 and stale(stack) == []

@@ -1,4 +1,4 @@
-"""Leases by a real PostgreSQL: one winner whoever races, and while the server is killed and started again."""
+"""Leases in a real PostgreSQL: one winner of each race, also while the server is killed and restarted."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A store in S3, on a real server: everything of a run lies there, and faults lose nothing."""
+"""A store in S3, on a real server: it holds everything of a run, and faults lose nothing."""
 
 import json
 import os

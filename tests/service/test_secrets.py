@@ -1,4 +1,4 @@
-"""No credential that `atelier up` finds or makes gets into what runs leave behind, or into their gangs."""
+"""No credential that `atelier up` finds or makes gets into files of runs or into their gangs."""
 
 import base64
 import gzip

@@ -1,4 +1,4 @@
-"""Who gets into the stack, and what those can do who are in."""
+"""Access to the stack, and permissions of its users."""
 
 import gzip
 import hashlib
@@ -358,7 +358,7 @@ def test_code_with_one_wrong_byte_is_not_unpacked(served: Served) -> None:
     (folder / f"{digest}.tar.gz").write_bytes(packed)
     state = served.wait_final(submitted(served, "corpus", code=digest), 120)
     assert state["type"] == "FAILED"
-    assert f"{digest}.tar.gz: its content does not have its digest" in state["message"]
+    assert f"{digest}.tar.gz: its content does not match its digest" in state["message"]
     assert not (Path.home() / ".cache" / "atelier" / "code" / digest).exists()
 
 

@@ -1,4 +1,4 @@
-"""Gangs as jobs of a real Slurm: two nodes train what one machine trains, whatever happens to their job."""
+"""Gangs as jobs of a real Slurm: two nodes train the same as one machine, whatever happens to their job."""
 
 import shutil
 import signal
@@ -55,7 +55,7 @@ def test_a_cancelled_job_has_stopped_at_a_checkpoint_and_the_same_command_goes_o
     shop.until_step(40)
     shop.slurm.run("scancel", shop.job())
     said = ended(training, code=1)
-    assert "is cancelled; it has stopped at a checkpoint" in said
+    assert "is cancelled; it stopped at a checkpoint" in said
     shop.run(*SLURM)
     assert shop.weights() == expected
 

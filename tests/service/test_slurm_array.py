@@ -1,4 +1,6 @@
-"""A sweep as a job array of a real Slurm: whole points on nodes, whatever happens to them or to who asked."""
+"""A sweep as a job array of a real Slurm: whole points on nodes, whatever happens to them or to the
+submitter.
+"""
 
 import json
 import os
@@ -80,7 +82,7 @@ def test_who_asked_may_die_and_the_same_command_follows_the_array(
     os.killpg(sweep.pid, signal.SIGKILL)
     sweep.communicate()
     said = shop.run(*ARRAY, "tracker=none")
-    assert "goes on as Slurm job" in said and "3 of 3 points finished" in said
+    assert "continues as Slurm job" in said and "3 of 3 points finished" in said
     assert models(shop) == expected
 
 
@@ -101,7 +103,7 @@ def test_who_asked_stops_all_elements_and_the_same_command_goes_on(
     shop.until_step(40)
     sweep.send_signal(signal.SIGINT)
     said = ended(sweep, code=1)
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     assert {state for _, state in elements(shop)} <= {"CANCELLED", "COMPLETED", "FAILED"}
     assert max(shop.steps()) < 400
     shop.run(*ARRAY, "tracker=none")
@@ -122,7 +124,7 @@ def test_a_point_that_fails_says_why_and_the_others_finish(shop: Shop, tmp_path:
     ("words", "reason"),
     [
         (("pool=here",), "pool.launcher 'here'"),
-        (("pool=slurm", "pool.slots=1", "parallel.shard=2"), "takes 2 of its 1 slots"),
+        (("pool=slurm", "pool.slots=1", "parallel.shard=2"), "needs 2 of its 1 slots"),
     ],
 )
 def test_what_cannot_be_an_element_is_said_before_anything_starts(

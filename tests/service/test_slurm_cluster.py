@@ -1,5 +1,5 @@
-"""What a launcher relies on in Slurm, seen on a real cluster: who gets which signal, what is started again,
-what an error looks like, and what remains. Prints the seconds that things took; `pytest -rP` shows them.
+"""Facts about Slurm that the launcher relies on, seen on a real cluster: signals, restarts, errors and
+leftovers. Prints the seconds that things took; `pytest -rP` shows them.
 """
 
 import subprocess

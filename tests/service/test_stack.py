@@ -103,7 +103,7 @@ def test_a_cancelled_run_that_is_retried_on_the_page_goes_on_from_its_checkpoint
     wait_for(lambda: served.state(run)["type"] == "RUNNING", 60, "the run to be running again")
     assert served.wait_final(run, 300)["type"] == "COMPLETED"
     logs = served.api("POST", "/logs/filter", {"limit": 200, "sort": "TIMESTAMP_DESC"})
-    assert any("goes on from step" in line["message"] for line in logs)
+    assert any("continues from step" in line["message"] for line in logs)
 
 
 def test_up_again_starts_nothing_and_down_leaves_nothing(served: Served) -> None:

@@ -1,5 +1,5 @@
-"""A sweep of 12 points on a pool of two slots outlives its submitter, a worker, and everything at once; and a
-study of Optuna's on the pool that is cut off.
+"""A sweep of 12 points on a pool of two slots survives the death of its submitter, of a worker, and of
+everything at once; an Optuna study on the pool that is cut off.
 """
 
 import json

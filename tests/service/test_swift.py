@@ -1,4 +1,4 @@
-"""What a store that speaks S3 does and does not do: the facts that Atelier's storage relies on."""
+"""Facts about an S3 store that Atelier's storage relies on."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator

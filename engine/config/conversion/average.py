@@ -1,4 +1,4 @@
-"""The mean of several finished models of one shape and tokenizer: seeds, or checkpoints of one run (model
+"""Average several finished models of equal shape and tokenizer: seeds, or checkpoints of one run (model
 soups, 2203.05482; stochastic weight averaging, 1803.05407).
 """
 
@@ -12,18 +12,18 @@ from atelier.engine.config.conversions import ConversionSpec, Other
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 
-FREE = ("dropout", "init_std")  # of these a finished model computes nothing
+FREE = ("dropout", "init_std")  # fields that a finished model does not use
 
 
 class AverageModels(ConversionSpec):
     kind: Literal["average"] = "average"
     models: tuple[str, ...] = Field(
         default=(),
-        description="finished models that are averaged with the first",
+        description="finished models to average with the first",
         json_schema_extra={"layout": True},  # they are parents
     )
     weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        default=(), description="of the first and of `models`, in any unit; empty = all alike"
+        default=(), description="weights of the first model and of `models`; empty = equal"
     )
 
     @model_validator(mode="after")
@@ -34,7 +34,7 @@ class AverageModels(ConversionSpec):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of each model, the first included; they sum to 1."""
+        """The share of each model, the first included; they sum to 1."""
         weights = self.weights or (1.0,) * (1 + len(self.models))
         return tuple(weight / sum(weights) for weight in weights)
 
@@ -51,11 +51,11 @@ class AverageModels(ConversionSpec):
             if mine.get(name) != theirs.get(name):
                 raise ConfigError(
                     which.place,
-                    f"{which.name} has {name} {theirs.get(name)}, and the first model {mine.get(name)}",
-                    "models of one shape have a mean",
+                    f"{which.name} has {name} {theirs.get(name)}, the first model {mine.get(name)}",
+                    "only models of equal shape can be averaged",
                 )
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not self.models:
-            raise ConfigError("convert.models", "is empty", "convert.models=[<model>,...] beside the first")
+            raise ConfigError("convert.models", "is empty", "add models: convert.models=[<model>,...]")
         return spec

@@ -1,4 +1,4 @@
-"""The same weights as numbers of another type."""
+"""Convert weights to another number type."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from atelier.engine.config.registry import ModelSpec
 
 class Cast(ConversionSpec):
     kind: Literal["cast"] = "cast"
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(default="bfloat16", description="of the weights")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(default="bfloat16", description="number type")
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         return spec

@@ -1,6 +1,6 @@
-"""More blocks. Blocks whose outputs are zero compute nothing at first, so that the model computes what it did
-(zero-initialised residual branches: Net2Net's identity layers, 1511.05641; LLaMA Pro, 2401.02415); copies one
-after another (stacked: Gong et al., ICML 2019) or beside their originals (interleaved) do not.
+"""Add blocks. With how=zero the new blocks' outputs are zero, so the model's function is unchanged at first
+(Net2Net's identity layers, 1511.05641; LLaMA Pro, 2401.02415). Stacked (Gong et al., ICML 2019) and
+interleaved copies change it.
 """
 
 from typing import Literal
@@ -19,8 +19,8 @@ class Depth(GrowingSpec):
     num_layers: int = Field(default=0, ge=0, description="blocks of the new model; 0 = twice as many")
     how: Literal["zero", "stacked", "interleaved"] = Field(
         default="zero",
-        description="zero: copies beside their originals that add nothing at first; stacked, interleaved: "
-        "copies as they are, the whole again or each beside its original",
+        description="zero: each copy follows its original and adds nothing at first; interleaved: each"
+        " copy follows its original unchanged; stacked: all blocks are repeated in order",
     )
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
@@ -29,19 +29,19 @@ class Depth(GrowingSpec):
         number = self.num_layers or 2 * spec.num_layers
         if number <= spec.num_layers:
             raise ConfigError(
-                "convert.num_layers", f"{number}, and the model has {spec.num_layers} already", "give more"
+                "convert.num_layers", f"{number}, but the model has {spec.num_layers} already", "give more"
             )
         if spec.mixtures and spec.experts.every > 1:
             raise ConfigError(
                 "convert.num_layers",
-                f"a mixture in every {spec.experts.every}th block, whose places would move",
-                "the model with experts.every=1",
+                f"the model has a mixture in every {spec.experts.every}th block; new blocks would move them",
+                "use a model with experts.every=1",
             )
         if spec.num_experts and spec.experts.router.kind == "hash":
             raise ConfigError(
                 "convert.num_layers",
-                "the router hash is another one in every block: copies would send tokens elsewhere",
-                "convert=upcycle after it",
+                "router hash differs from block to block: copied blocks would route tokens to other experts",
+                "add blocks first, then convert=upcycle",
             )
         changed: dict[str, Json] = {"num_layers": number}
         sources = self.sources(spec.num_layers)

@@ -1,5 +1,5 @@
-"""A model with the low-rank additions of an adapter added to its matrices: W + alpha / rank B A (LoRA,
-2106.09685). The merged model is a plain one.
+"""Merge a LoRA adapter into its model's matrices: W + alpha / rank B A (LoRA, 2106.09685). The result is a
+plain model.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class MergeAdapter(ConversionSpec):
     kind: Literal["merge_adapter"] = "merge_adapter"
     adapter: str = Field(
         default="",
-        description="an adapter of the model: its name, or digits of its fingerprint",
+        description="adapter of the model: its name or first digits of its fingerprint",
         json_schema_extra={"layout": True},  # it is a parent
     )
 
@@ -26,7 +26,5 @@ class MergeAdapter(ConversionSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not self.adapter:
-            raise ConfigError(
-                "convert.adapter", "is empty", "an adapter of the model; `atelier lineage <model>` names them"
-            )
+            raise ConfigError("convert.adapter", "is empty", "`atelier lineage <model>` lists its adapters")
         return spec

@@ -1,4 +1,4 @@
-"""Fewer experts, or none: experts that are asked alike become one (2310.01334, 2410.08589)."""
+"""Merge similar experts into fewer, or into one dense MLP (2310.01334, 2410.08589)."""
 
 from typing import Literal
 
@@ -16,11 +16,11 @@ class MergeExperts(ConversionSpec):
     num_experts: int = Field(default=4, ge=0, description="experts of a block; 0 = one dense MLP")
     by: Literal["clusters", "load", "random"] = Field(
         default="clusters",
-        description="clusters: experts whose router logits are alike become one, weighted by load; load: the "
-        "busiest stay; random: any stay",
+        description="clusters: merge experts with similar router logits, weighted by load; load: keep the"
+        " most used experts; random: keep random ones",
     )
-    tokens: int = Field(default=16384, ge=256, description="training tokens that load and likeness are of")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of the choice by=random")
+    tokens: int = Field(default=16384, ge=256, description="training tokens for load and similarity")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of by=random")
 
     @property
     def num_tokens(self) -> int:
@@ -28,17 +28,17 @@ class MergeExperts(ConversionSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, MixedBlocks) or not spec.num_experts:
-            raise ConfigError("convert", f"merges experts, and the model, of kind {spec.kind}, has none")
+            raise ConfigError("convert", f"merges experts, but the model (kind {spec.kind}) has none")
         if self.num_experts >= spec.num_experts:
             raise ConfigError(
                 "convert.num_experts",
                 f"{self.num_experts} of the model's {spec.num_experts}: nothing to merge",
-                f"give less than {spec.num_experts}",
+                f"give fewer than {spec.num_experts}",
             )
         if self.by == "clusters" and not spec.experts.router.learns:
             raise ConfigError(
                 "convert.by",
-                f"clusters are of router logits, and the router {spec.experts.router.kind} has none",
+                f"clusters need router logits, but router {spec.experts.router.kind} has none",
                 "by=load",
             )
         changed = self._dense(spec) if not self.num_experts else self._fewer(spec)
@@ -49,8 +49,8 @@ class MergeExperts(ConversionSpec):
         if groups > 1:
             raise ConfigError(
                 "convert.num_experts",
-                f"{self.num_experts}, but the router has {groups} groups of experts, which merging would mix",
-                "num_experts=0 makes one MLP of all",
+                f"{self.num_experts}: the router has {groups} groups of experts, and merging would mix them",
+                "num_experts=0 merges all into one dense MLP",
             )
         return {
             "num_experts": self.num_experts,
@@ -63,13 +63,13 @@ class MergeExperts(ConversionSpec):
             how = f"router {router.kind}" if router.has_own_shares else f"combine={spec.experts.combine}"
             raise ConfigError(
                 "convert.by",
-                f"random reads no text, and what experts weigh together ({how}) is measured on some",
+                f"by=random reads no text, but the experts' common weight ({how}) must be measured on text",
                 "by=load",
             )
         if spec.experts.every > 1 and spec.mlp != spec.expert_mlp:
             raise ConfigError(
                 "convert.num_experts",
-                f"0, but experts are {spec.experts.activation} and the dense blocks {spec.mlp}",
+                f"0, but experts use {spec.experts.activation} and dense blocks {spec.mlp}",
                 "num_experts=1",
             )
         if spec.experts.shared:

@@ -1,6 +1,5 @@
-"""A mixture of experts that are parts of a dense model's MLPs: neurons that are active together are one
-expert, and a router that is learned on activations finds the experts that matter for a token (MoEfication,
-2110.01786).
+"""Split a dense model's MLPs into a mixture of experts (MoEfication, 2110.01786). Neurons that are active
+together form an expert; a router is trained on activations to choose the experts of each token.
 """
 
 from typing import Literal
@@ -18,20 +17,20 @@ from atelier.engine.config.registry import ModelSpec
 class Moefy(ConversionSpec):
     kind: Literal["moefy"] = "moefy"
     num_experts: int = Field(
-        default=32, ge=2, description="experts of a block: equal parts of its MLP's neurons"
+        default=32, ge=2, description="experts per block: equal parts of its MLP's neurons"
     )
     experts_per_token: int = Field(
-        default=8, ge=1, description="experts that compute each token; all of them = the dense model"
+        default=8, ge=1, description="experts per token; with all of them it equals the dense model"
     )
     by: Literal["weights", "coactivation", "random"] = Field(
         default="coactivation",
-        description="neurons of an expert: those whose input weights are alike, those that are active on the "
-        "same tokens, or any",
+        description="neurons of one expert: coactivation = active on the same tokens; weights = similar"
+        " input weights; random = any",
     )
     tokens: int = Field(
-        default=32768, ge=256, description="training tokens that routers, and what is active together, are of"
+        default=32768, ge=256, description="training tokens for measuring activations and training routers"
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of the first neurons of the clusters")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the clusters' first neurons")
 
     @property
     def num_tokens(self) -> int:
@@ -39,18 +38,18 @@ class Moefy(ConversionSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, MixedBlocks):
-            raise ConfigError("convert", f"divides the MLPs of blocks, and kind {spec.kind} has no mixtures")
+            raise ConfigError("convert", f"splits MLPs into experts, but kind {spec.kind} supports none")
         if spec.num_experts:
             raise ConfigError(
                 "convert",
-                f"divides MLPs, and the model has {spec.num_experts} experts already",
-                "a dense model",
+                f"splits dense MLPs, but the model has {spec.num_experts} experts already",
+                "use a dense model",
             )
         if "mlp" in spec.biased:
             raise ConfigError(
                 "convert",
-                "divides MLPs without biases, and the model's have some",
-                "a model without mlp in bias",
+                "splits MLPs without biases, but the model's have some",
+                "use a model without mlp in bias",
             )
         if self.experts_per_token > self.num_experts:
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""Product-key memories beside the MLPs of a finished model (residual memories: Kim et al., 2010.03881). Their
-value rows begin at zero, so that the model computes what it did.
+"""Add product-key memories beside the MLPs of a finished model (residual memories: Kim et al., 2010.03881).
+Value rows start at zero, so the model's function is unchanged at first.
 """
 
 from typing import Literal
@@ -17,9 +17,9 @@ from atelier.engine.config.registry import ModelSpec
 class AddProductKeys(ConversionSpec, MemorySizes):
     kind: Literal["product_keys"] = "product_keys"
     blocks: tuple[int, ...] = Field(
-        default=(), description="numbers of the blocks that get a memory; empty = the middle one"
+        default=(), description="numbers of the blocks that get a memory; empty = the middle block"
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of queries and keys")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of queries and keys")
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, GPT):
@@ -27,8 +27,8 @@ class AddProductKeys(ConversionSpec, MemorySizes):
         if spec.memory.blocks:
             raise ConfigError(
                 "convert",
-                f"adds memories, and blocks {list(spec.memory.blocks)} of the model have some already",
-                "a model without",
+                f"adds memories, but blocks {list(spec.memory.blocks)} of the model have some already",
+                "use a model without memories",
             )
         blocks = self.blocks or (spec.num_layers // 2,)
         for number in blocks:
@@ -36,7 +36,7 @@ class AddProductKeys(ConversionSpec, MemorySizes):
                 raise ConfigError(
                     "convert.blocks",
                     f"has {number}, but the model has blocks 0 to {spec.num_layers - 1}",
-                    "numbers of these",
+                    "give numbers in this range",
                 )
         sizes = {name: getattr(self, name) for name in MemorySizes.model_fields}
         changed = {"memory": {"blocks": blocks, **sizes}}

@@ -1,6 +1,6 @@
-"""A mixture of experts from a dense model: every expert begins as the block's MLP, or as a part of it
-(sparse upcycling, 2212.05055; finer experts and their routers as in 2410.07524, section 3.2; CPM-2's stage
-3, 2106.10715).
+"""Upcycle a dense model to a mixture of experts: every expert starts as a copy of the block's MLP or of a
+part of it (sparse upcycling, 2212.05055; finer experts and routers, 2410.07524, section 3.2; CPM-2's stage 3,
+2106.10715).
 """
 
 from typing import Literal
@@ -16,26 +16,22 @@ from atelier.engine.config.registry import ModelSpec
 
 class Upcycle(GrowingSpec):
     kind: Literal["upcycle"] = "upcycle"
-    num_experts: int = Field(default=8, ge=2, description="experts of a block")
-    experts_per_token: int = Field(default=2, ge=1, description="experts that compute each token")
-    every: int = Field(default=1, ge=1, description="a mixture in every n-th block, the others stay dense")
-    finer: int = Field(
-        default=1, ge=1, description="parts into which an MLP is cut: an expert is one of them, narrower"
-    )
+    num_experts: int = Field(default=8, ge=2, description="experts per block")
+    experts_per_token: int = Field(default=2, ge=1, description="experts per token")
+    every: int = Field(default=1, ge=1, description="a mixture in every n-th block; the others stay dense")
+    finer: int = Field(default=1, ge=1, description="parts that an MLP is cut into; each expert is one part")
     router: Literal["learned", "orthogonal"] = Field(
         default="learned",
-        description="learned, or orthogonal rows that stay as they are, tokens shared out evenly (base) as in"
-        " CPM-2",
+        description="learned; or orthogonal: fixed orthogonal rows, tokens assigned evenly (router base)"
+        " as in CPM-2",
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of the routers' first values")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the routers' initial weights")
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, MixedBlocks):
-            raise ConfigError("convert", f"copies the MLPs of blocks, and kind {spec.kind} has no mixtures")
+            raise ConfigError("convert", f"copies MLPs to experts, but kind {spec.kind} supports none")
         if spec.num_experts:
-            raise ConfigError(
-                "convert", f"makes experts of dense blocks, and the model has {spec.num_experts} already"
-            )
+            raise ConfigError("convert", f"needs a dense model, but this one has {spec.num_experts} experts")
         self._check_parts(spec)
         experts: dict[str, Json] = {"every": self.every}
         if self.finer > 1:
@@ -53,14 +49,14 @@ class Upcycle(GrowingSpec):
         if self.finer > 1 and self.optimizer == "grown":
             raise ConfigError(
                 "convert.optimizer",
-                "grown, and parts of an MLP are weighted otherwise than it: their states would not fit",
+                "grown needs finer=1: parts of an MLP are scaled, so its states do not fit",
                 "optimizer=dropped, or finer=1",
             )
         if self.router == "orthogonal":
             if self.experts_per_token != 1 or self.finer > 1:
                 raise ConfigError(
                     "convert.router",
-                    f"orthogonal gives a token one whole expert, not {self.experts_per_token}"
+                    f"orthogonal assigns one whole expert per token, not {self.experts_per_token}"
                     + (f" of {self.finer} parts" if self.finer > 1 else ""),
                     "experts_per_token=1 finer=1, or router=learned",
                 )
@@ -69,7 +65,7 @@ class Upcycle(GrowingSpec):
             what = "one expert" if self.finer == 1 else "one group of parts"
             raise ConfigError(
                 "convert.experts_per_token",
-                f"{self.experts_per_token}: with {what} a token its weight is 1, and no router learns",
+                f"{self.experts_per_token}: with {what} per token its weight is 1 and no router learns",
                 f"experts_per_token={2 * self.finer}, or router=orthogonal",
             )
         for name, number in (
@@ -79,12 +75,12 @@ class Upcycle(GrowingSpec):
             if number % self.finer:
                 raise ConfigError(
                     f"convert.{name}",
-                    f"{number} is no multiple of the {self.finer} parts of an MLP",
+                    f"{number} is not a multiple of convert.finer={self.finer}",
                     f"{name}={-(-number // self.finer) * self.finer}",
                 )
         if spec.inner % self.finer:
             raise ConfigError(
                 "convert.finer",
                 f"{self.finer} does not divide the MLP's width {spec.inner}",
-                "a divisor of it",
+                "give a divisor of the width",
             )

@@ -1,5 +1,5 @@
-"""Another tokenizer: rows of embedding and head by equal tokens; a new token's from the old tokens that
-spell it.
+"""Replace the tokenizer. Equal tokens keep their rows of embedding and head; a new token's rows are the mean
+of the old tokens that spell it.
 """
 
 from typing import Literal, Self
@@ -17,20 +17,20 @@ class ToVocabulary(GrowingSpec):
     kind: Literal["vocabulary"] = "vocabulary"
     rows: Literal["pieces", "mean", "zeros"] = Field(
         default="pieces",
-        description="a new token's rows: mean of the old tokens that spell it, mean of all, zeros",
+        description="rows of a new token: pieces = mean of its old tokens; mean = of all; zeros",
     )
     against: float = Field(
         default=6.0,
         ge=0,
-        description="nats by which new tokens' logits are lowered at the mean hidden state, so that they take"
-        " little from the old ones",
+        description="nats by which new tokens' logits are lowered at the mean hidden state, to protect the"
+        " old tokens",
     )
-    tokens: int = Field(default=4096, ge=128, description="training tokens whose hidden states are averaged")
+    tokens: int = Field(default=4096, ge=128, description="training tokens for the mean hidden state")
 
     tokenizer: str = Field(
         default="",
-        description="a finished model whose tokenizer it is to have",
-        json_schema_extra={"layout": True},  # the tokenizer is a parent
+        description="finished model whose tokenizer is taken",
+        json_schema_extra={"layout": True},  # a parent
     )
 
     @property
@@ -42,7 +42,7 @@ class ToVocabulary(GrowingSpec):
         return True
 
     def of_states(self, state: str) -> Self:
-        # rows share the number of steps: without a second moment new ones would jump
+        # rows share one step count: new rows without a second moment would make large first steps
         rows = "mean" if state == "exp_avg_sq" else "zeros"
         return self.model_copy(update={"rows": rows, "against": 0.0})
 
@@ -54,11 +54,11 @@ class ToVocabulary(GrowingSpec):
 
 
 class Growth(Spec):
-    """How a model grows in the flow cpm2: from one language to two, then to a mixture of experts."""
+    """Settings of the flow cpm2: from one language to two, then to a mixture of experts."""
 
-    vocab: int = Field(default=6144, ge=300, description="ids of the tokenizer of both languages")
+    vocab: int = Field(default=6144, ge=300, description="vocabulary size of the tokenizer of both languages")
     mix: float = Field(
-        default=3.0, gt=0, description="weight of the second language's text for each 1 of the first's"
+        default=3.0, gt=0, description="weight of the second language's text; the first's is 1"
     )
     steps: int = Field(default=200, ge=1, description="steps of the training on both languages")
     experts_steps: int = Field(default=200, ge=1, description="steps of the training as a mixture of experts")

@@ -1,6 +1,6 @@
-"""A whole multiple of the width: hidden states are copies side by side, every matrix shares its inputs out
-among them (function-preserving growth: Net2Net, 1511.05641; bert2BERT, 2110.07143). The model computes what
-it did.
+"""Multiply the width by a whole number: hidden states become copies side by side, and every matrix
+distributes its inputs over them. The model's function is unchanged (Net2Net, 1511.05641; bert2BERT,
+2110.07143).
 """
 
 from typing import Literal
@@ -17,15 +17,15 @@ from atelier.engine.config.registry import ModelSpec
 class Width(ConversionSpec):
     kind: Literal["width"] = "width"
     hidden: int = Field(
-        default=0, ge=0, description="width of the new model, a multiple of the old; 0 = twice"
+        default=0, ge=0, description="width of the new model, a multiple of the old; 0 = twice the old"
     )
     spread: float = Field(
         default=0.5,
         ge=0,
         lt=1,
-        description="how unequally copies share what they say, by the seed; at 0 they stay equal for good",
+        description="how unequally outgoing weights are split over copies; at 0 copies stay equal",
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of the shares")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the shares")
 
     def factor(self, spec: ModelSpec) -> int:
         """How many copies of the hidden width."""
@@ -39,20 +39,20 @@ class Width(ConversionSpec):
             near = max(2, round(hidden / spec.hidden)) * spec.hidden
             raise ConfigError(
                 "convert.hidden",
-                f"{hidden} is no whole multiple of the model's {spec.hidden}: only those are exact",
+                f"{hidden} is not a multiple of the model's {spec.hidden}; only multiples are exact",
                 f"hidden={near}",
             )
         if spec.num_experts:
             raise ConfigError(
                 "convert.hidden",
-                "widens no mixtures: widen the dense model first",
-                "convert=upcycle after it",
+                "cannot widen mixtures of experts",
+                "widen the dense model first, then convert=upcycle",
             )
         if spec.memory.blocks:
             raise ConfigError(
                 "convert.hidden",
-                "widens no product-key memories: widen the model before it has them",
-                "convert=product_keys after it",
+                "cannot widen product-key memories",
+                "widen the model first, then convert=product_keys",
             )
         factor = hidden // spec.hidden
         changed = {

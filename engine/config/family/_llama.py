@@ -1,4 +1,4 @@
-"""Shared by the families after Llama: keys, rotary positions, windows, names of weights."""
+"""Shared by Llama-like families: keys, rotary positions, windows, names of weights."""
 
 import math
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ GATED = {
     "gelu_pytorch_tanh": "geglu", "relu": "reglu",
 }  # fmt: skip
 WRITTEN = {"swiglu": "silu", "geglu_exact": "gelu", "geglu": "gelu_pytorch_tanh", "reglu": "relu"}
-ROPE = {  # our name of a number: transformers'
+ROPE = {  # our name: transformers' name
     "factor": "factor", "original": "original_max_position_embeddings", "low": "low_freq_factor",
     "high": "high_freq_factor", "fast": "beta_fast", "slow": "beta_slow", "attention": "attention_factor",
 }  # fmt: skip
 OPTIONAL = ("fast", "slow", "attention")
-MOST_LAYERS = 1000  # of a model: engine/config/blocks.py
+MOST_LAYERS = 1000  # limit of engine/config/blocks.py
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def keys(eps: float, positions: int) -> tuple[Key, ...]:
-    """`eps`, `positions`: what their absence means."""
+    """The keys of Llama-like families. `eps`, `positions`: defaults of absent keys."""
     return (
         Key("num_hidden_layers", "num_layers"),
         Key("hidden_size", "hidden"),
@@ -47,14 +47,14 @@ def keys(eps: float, positions: int) -> tuple[Key, ...]:
 
 
 def some(value: Json) -> Json:
-    """Of experts: a family that has them has one or more. Raises ValueError for none."""
+    """A number of experts. Raises ValueError for 0: the family always has experts."""
     if not number(value):
         raise ValueError("the family has experts")
     return value
 
 
 def heads(default: int | None) -> Reader:
-    """`default`: the width of heads where it is not given; None = the model's shared out among them."""
+    """Reader of the head width. `default`: width if the key is absent; None = hidden / heads."""
 
     def read(config: Config) -> Fields:
         kv, width = given(config, "num_key_value_heads"), given(config, "head_dim", default)
@@ -71,12 +71,12 @@ def written_heads(spec: GPT) -> dict[str, Json]:
 
 
 def rope(config: Config, theta: float = 10000.0) -> Fields:
-    """Rotary positions in transformers' newer spelling (rope_parameters) or the older one (rope_theta and
-    rope_scaling); where there are both they have to say the same.
+    """Rotary positions, in transformers' newer spelling (rope_parameters) or the older one (rope_theta,
+    rope_scaling). If both are given, they must agree.
     """
     base = _positive(given(config, "rope_theta", theta), "rope_theta")
     if given(config, "partial_rotary_factor") not in (None, 1):
-        raise ConfigError("partial_rotary_factor", "is not 1: only some of a head's dims would turn")
+        raise ConfigError("partial_rotary_factor", "is not 1: partly rotary heads are not supported")
     newer, older = (given(config, name, None, _section) for name in ("rope_parameters", "rope_scaling"))
     found: list[Fields] = []
     if newer is not None:
@@ -84,13 +84,13 @@ def rope(config: Config, theta: float = 10000.0) -> Fields:
     if older is not None or newer is None:
         found.append(_rope(config, {"rope_theta": base, **cast(Config, older or {})}, "rope_scaling"))
     if found[0] != found[-1]:
-        raise ConfigError("rope_scaling", f"{older!r} is not what rope_parameters say: {newer!r}")
+        raise ConfigError("rope_scaling", f"{older!r} differs from rope_parameters: {newer!r}")
     return found[0]
 
 
 def _section(value: Json) -> Json:
     if not isinstance(value, Mapping):
-        raise ValueError("is no section")
+        raise ValueError("is not a section")
     return value
 
 
@@ -100,7 +100,7 @@ def _rope(config: Config, given: Fields, place: str) -> Fields:
     given.pop("type", None)
     kind = "plain" if kind == "default" else kind
     if kind not in USES:
-        raise ConfigError(f"{place}.rope_type", f"{kind} is not understood; known are {', '.join(USES)}")
+        raise ConfigError(f"{place}.rope_type", f"{kind} is not understood; known: {', '.join(USES)}")
     if given.get("partial_rotary_factor", 1.0) in (1, 1.0):
         given.pop("partial_rotary_factor", None)
     if kind == "yarn":
@@ -116,19 +116,19 @@ def _rope(config: Config, given: Fields, place: str) -> Fields:
         elif value is not None and not (kind == "plain" or ours == "original"):
             given[theirs] = value
     for name, value in given.items():
-        raise ConfigError(f"{place}.{name}", f"{value!r}: what {kind} would do with it is not known")
+        raise ConfigError(f"{place}.{name}", f"{value!r}: unknown key of rope type {kind}")
     return {"rope_theta": _positive(base, f"{place}.rope_theta"), "rope": made}
 
 
 def _positive(value: Json, place: str) -> Json:
-    """Raises ConfigError for what is no number above 0."""
+    """The value. Raises ConfigError unless it is a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(place, f"{value!r} is not understood", "a number above 0, or leave it out")
+        raise ConfigError(place, f"{value!r} is not understood", "give a number above 0, or leave it out")
     return value
 
 
 def _yarn(config: Config, given: Fields, place: str) -> None:
-    """Fill in what yarn takes from elsewhere."""
+    """Fill in yarn's values from other keys."""
     given.setdefault(ROPE["original"], config.get("max_position_embeddings"))
     if given.get("truncate", True) is True:
         given.pop("truncate", None)
@@ -150,7 +150,7 @@ def _scale(factor: float, mscale: float) -> float:
 
 
 def written_rope(spec: GPT) -> dict[str, Json]:
-    """Both spellings: transformers 4 reads the older one alone, and without it takes its own numbers."""
+    """Both spellings: transformers 4 reads only the older one and uses its own defaults without it."""
     numbers = spec.rope.model_dump(mode="json")
     used = {
         ROPE[name]: numbers[name] for name in USES[spec.rope.kind] if name != "attention" or numbers[name]
@@ -177,14 +177,14 @@ def biases(*, default: bool = False, mlp: bool = False) -> Reader:
 
 
 def _width(config: Config, default: int | None) -> Json:
-    """`sliding_window`; null is none, whatever the default is."""
+    """`sliding_window`; null means none, whatever the default is."""
     value = config.get("sliding_window", default)
     return None if value is None else _positive(value, "sliding_window")
 
 
 def window(default: int | None, *, is_asked: bool = False) -> Reader:
-    """`sliding_window` of all blocks; `is_asked`: where use_sliding_window says so. `layer_types` may say the
-    same.
+    """Reader of a `sliding_window` for all blocks. `is_asked`: only if use_sliding_window is true.
+    `layer_types` may repeat it.
     """
 
     def read(config: Config) -> Fields:
@@ -193,22 +193,22 @@ def window(default: int | None, *, is_asked: bool = False) -> Reader:
         width = width if is_used else None
         kinds, wanted = config.get("layer_types"), FULL if width is None else SLIDING
         if kinds is not None and (not isinstance(kinds, list) or {*map(str, kinds)} != {wanted}):
-            raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{wanted} of all blocks")
+            raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{wanted} for every block")
         return {"window": width or 0}
 
     return read
 
 
 def no_window(config: Config) -> Fields:
-    """A family without windows, whose config may say that there is none."""
+    """Reader for a family without windows; the config may state that there is none."""
     if config.get("sliding_window") is not None:
-        raise ConfigError("sliding_window", "is given, and the family has no windows", "the family mistral")
+        raise ConfigError("sliding_window", "is given, but the family has none", "use the family mistral")
     given(config, "use_sliding_window", False, flag)
     return window(None)(config)
 
 
 def some_windows(config: Config) -> Fields:
-    """`sliding_window` of the blocks that layer_types or max_window_layers say, as Qwen has it."""
+    """`sliding_window` of the blocks that layer_types or max_window_layers select, as in Qwen."""
     count = given(config, "num_hidden_layers")
     if type(count) is not int or not 0 < count <= MOST_LAYERS:
         raise ConfigError("num_hidden_layers", f"{count!r} is not understood", f"1 to {MOST_LAYERS}")
@@ -218,11 +218,11 @@ def some_windows(config: Config) -> Fields:
     usual = [SLIDING if width is not None and n >= cast(int, first) else FULL for n in range(count)]
     kinds = cast(list[str], config.get("layer_types") or usual)
     if not isinstance(kinds, list) or len(kinds) != count or not {*map(str, kinds)} <= {FULL, SLIDING}:
-        raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{count} of {FULL} and {SLIDING}")
+        raise ConfigError("layer_types", f"{kinds!r} is not understood", f"{count} x {FULL} or {SLIDING}")
     blocks = [n for n, kind in enumerate(kinds) if kind == SLIDING]
     if blocks and width is None:
         raise ConfigError(
-            "layer_types", f"names {SLIDING}, but use_sliding_window is not true or sliding_window empty"
+            "layer_types", f"has {SLIDING}, but use_sliding_window is not true or sliding_window empty"
         )
     if not blocks:
         return {}
@@ -240,7 +240,7 @@ def written_windows(spec: GPT) -> dict[str, Json]:
 
 
 def weights(*, mixed: bool = False) -> dict[str, Part]:
-    """All that a model may have; of a mixture without its experts."""
+    """All weights that a model may have; of a mixture, all but its experts."""
     block, found = "model.layers.{i}.", {}
     for ours, theirs in (("embed", "model.embed_tokens"), ("norm", "model.norm"), ("head", "lm_head")):
         found[f"{ours}.weight"] = Part(f"{theirs}.weight")

@@ -1,5 +1,5 @@
-"""GPT-2: learned positions, LayerNorm, biases everywhere; matrices stored inputs first, queries, keys and
-values in one.
+"""GPT-2: learned positions, LayerNorm, biases everywhere. Matrices are stored with inputs first; queries,
+keys and values are one matrix.
 """
 
 from typing import cast
@@ -80,12 +80,12 @@ FAMILY = Family(
     back=_written,
     fixed={"bias": ["qkv", "out", "mlp"], "norm": "layer", "positions": "learned"},
     beside=(
-        Idle("it is as usual", ("scale_attn_weights",), (True,)),
+        Idle("has the usual value", ("scale_attn_weights",), (True,)),
         Idle(OFF, ("scale_attn_by_inverse_layer_idx",), (False,)),
         Idle(SPEED, ("reorder_and_upcast_attn",)),
         Idle(TRAINING, ("attn_pdrop", "embd_pdrop", "resid_pdrop")),
         Idle(LENGTH, ("n_ctx",)),
-        Idle("of heads for classes and choices", ("summary_*", "n_special", "predict_special_tokens")),
+        Idle("for heads of classes and choices", ("summary_*", "n_special", "predict_special_tokens")),
     ),
     optional="transformer.",
     extra=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),

@@ -1,4 +1,4 @@
-"""Mistral (2310.06825): Llama with a window."""
+"""Mistral (2310.06825): Llama with a sliding window."""
 
 from atelier.engine.config.family import _llama as like
 from atelier.engine.config.foreign.families import Family

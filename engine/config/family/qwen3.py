@@ -1,4 +1,4 @@
-"""Qwen 3 (2505.09388), dense: each head's queries and keys have a norm."""
+"""Qwen 3 (2505.09388), dense: with a norm on each head's queries and keys."""
 
 from atelier.engine.config.family import _llama as like
 from atelier.engine.config.foreign.families import Family

@@ -12,13 +12,13 @@ EXPERTS = "model.layers.{i}.mlp.experts.{e}"
 
 
 def _experts(config: Config) -> Fields:
-    """The number of experts has two names."""
+    """The number of experts, which has two key names."""
     newer, older = (given(config, name) for name in ("num_local_experts", "num_experts"))
     if newer is not None and older is not None and newer != older:
         raise ConfigError("num_local_experts", f"{newer!r}, but num_experts is {older!r}")
     found = newer if newer is not None else 128 if older is None else older
     if not found:
-        raise ConfigError("num_experts", "0, but the family has experts", "the family qwen3")
+        raise ConfigError("num_experts", "0, but the family has experts", "use the family qwen3")
     return {"num_experts": found}
 
 
@@ -62,9 +62,9 @@ FAMILY = Family(
     fixed={"qk_norm": True},
     stacked=("gate_proj", "up_proj", "down_proj"),
     beside=(
-        Idle("no block is named", ("mlp_only_layers",), ([], None)),
+        Idle("names no block", ("mlp_only_layers",), ([], None)),
         Idle(TRAINING, ("output_router_logits", "router_aux_loss_coef")),
-        Idle("all blocks have the window, or none", ("max_window_layers",)),
+        Idle("all blocks have the same window", ("max_window_layers",)),
     ),
     extra=like.EXTRA,
 )

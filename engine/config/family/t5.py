@@ -1,5 +1,5 @@
-"""T5 and T5 1.1: an encoder and a decoder. Version 1.1 has a head of its own and does not scale what it
-reads; transformers 5 says so by `scale_decoder_outputs` and leaves tie_word_embeddings true.
+"""T5 and T5 1.1: an encoder and a decoder. Version 1.1 has a separate head and does not scale the head's
+input; transformers 5 marks it by `scale_decoder_outputs` and leaves tie_word_embeddings true.
 """
 
 from typing import cast
@@ -24,8 +24,8 @@ PROJECTION = "feed_forward_proj"
 
 
 def _mlp(config: Config) -> Fields:
-    """`feed_forward_proj`: an activation, or gated- and one. What dense_act_fn and is_gated_act say beside it
-    comes first.
+    """`feed_forward_proj` (an activation, or gated- and an activation). dense_act_fn and is_gated_act
+    override it.
     """
     word = str(given(config, PROJECTION, "relu", str))
     gate, _, name = word.rpartition("-")
@@ -38,7 +38,7 @@ def _mlp(config: Config) -> Fields:
 
 
 def _version(config: Config) -> int:
-    """2 where something else than feed_forward_proj says the activation: in version 1 it was not read."""
+    """2 if another key than feed_forward_proj gives the activation: version 1 did not read those."""
     alone = {name: value for name, value in config.items() if name not in ("dense_act_fn", "is_gated_act")}
     return 1 if _mlp(config) == _mlp(alone) else 2
 
@@ -47,7 +47,7 @@ def _written_mlp(spec: EncDec) -> dict[str, Json]:
     known = GATED if spec.has_gate else PLAIN
     act = next((name for name, kind in known.items() if kind == spec.mlp), "")
     if not act:
-        raise ConfigError("--family", f"t5 cannot say mlp {spec.mlp}", "another family, or another model")
+        raise ConfigError("--family", f"t5 cannot express mlp {spec.mlp}", "choose another family")
     name = "gelu" if act == "gelu_new" and spec.has_gate else act
     return {
         PROJECTION: f"gated-{name}" if spec.has_gate else act,
@@ -61,11 +61,11 @@ def _said(config: Config) -> Fields:
     start, pad = given(config, "decoder_start_token_id"), config.get("pad_token_id", 0)
     pad = None if pad is None else given(config, "pad_token_id", 0)
     if start is not None and start != pad:
-        raise ConfigError("decoder_start_token_id", f"is {start}, and the decoder begins with padding, {pad}")
+        raise ConfigError("decoder_start_token_id", f"is {start}, but the decoder starts with padding, {pad}")
     tied = given(config, "tie_word_embeddings", True, flag)
     scaled = given(config, "scale_decoder_outputs", tied, flag)
     if scaled and not tied:
-        raise ConfigError("scale_decoder_outputs", "is true, but the head is one of its own")
+        raise ConfigError("scale_decoder_outputs", "is true, but the model has a separate head")
     return {"tied": scaled, "num_layers": both if layers is None else layers}
 
 
@@ -83,7 +83,7 @@ def _written(spec: ModelSpec) -> dict[str, Json]:
 
 
 def _renamed(ours: str, spec: ModelSpec) -> str:
-    """A weight of a block by its side and its number there; what has no gate beside it by another name."""
+    """The name of a block's weight: its side, its number there, and another name for MLPs without a gate."""
     if not ours.startswith("blocks."):
         return ours
     asked = cast(EncDec, spec)
@@ -139,10 +139,10 @@ FAMILY = Family(
     version=_version,
     back=_written,
     beside=(
-        Idle("the encoder and the decoder are there", ("is_encoder_decoder",), (True,)),
+        Idle("the model has an encoder and a decoder", ("is_encoder_decoder",), (True,)),
         Idle(OFF, ("is_decoder",), (False,)),
         Idle(TRAINING, ("classifier_dropout", "dropout_rate", "initializer_factor")),
-        Idle("positions are distances, of any length", ("n_positions",)),
+        Idle("positions are relative, without a limit", ("n_positions",)),
     ),
     renamed=_renamed,
     copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),

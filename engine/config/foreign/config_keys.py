@@ -1,5 +1,5 @@
-"""Reading the keys of a config.json that is not ours: each value is checked where it is read, and a key that
-is read is known. Torch-free.
+"""Read the keys of a foreign config.json: each value is checked when it is read, and every key that is read
+counts as known. Torch-free.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ from atelier.engine.config.error import ConfigError
 
 ARCHITECTURES, TYPE = "architectures", "model_type"
 Config = Mapping[str, Json]
-Fields = dict[str, Json]  # of the model
-Reader = Callable[[Config], Fields]  # the fields that some keys say; a key that it looks up is understood
+Fields = dict[str, Json]  # fields of the model
+Reader = Callable[[Config], Fields]  # fields from some keys; keys that it reads count as understood
 
 
 class ReadConfig(dict[str, Json]):
-    """A config that keeps which keys it was asked for."""
+    """A config that records which keys were read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -27,22 +27,22 @@ class ReadConfig(dict[str, Json]):
 
 
 def number(value: Json) -> Json:
-    """A value that is a number. Raises ValueError for others."""
+    """The value if it is a number. Raises ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return value
 
 
 def flag(value: Json) -> Json:
-    """A value that is true or false. Raises ValueError for others."""
+    """The value if it is true or false. Raises ValueError otherwise."""
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither true nor false")
     return value
 
 
 def given(config: Config, name: str, default: Json = None, read: Callable[[Json], Json] = number) -> Json:
-    """The value of a key, `default` where it is not there; null where that is the default. Raises ConfigError
-    for one that `read` does not take.
+    """The value of a key, or `default` if absent; null is allowed if `default` is None. Raises ConfigError if
+    `read` refuses it.
     """
     value = config.get(name, default)
     if value is None and default is None:
@@ -54,8 +54,8 @@ def given(config: Config, name: str, default: Json = None, read: Callable[[Json]
 
 
 class Key(NamedTuple):
-    """A key of a config that one field says; `default`: what its absence means. `read` and `write` turn a
-    value into that of the field and back.
+    """A config key that maps to one field. `default`: meaning of its absence. `read` and `write` convert the
+    value to that of the field and back.
     """
 
     name: str

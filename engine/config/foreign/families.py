@@ -1,7 +1,7 @@
-"""Families of models in transformers' format: which keys of a config.json say what of a model, and which
-weights are which. `model_type: qwen3` is engine/config/family/qwen3.py. Torch-free.
+"""Model families in transformers' format: keys of config.json and names of weights. Torch-free.
 
-What a family does not understand is refused by its name, never dropped.
+`model_type: qwen3` is engine/config/family/qwen3.py. Unknown keys and weights are refused by name, never
+dropped.
 """
 
 import importlib
@@ -29,14 +29,14 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 
 FOLDER = Path(__file__).parent.parent / "family"
-UNUSED = ".router.load"  # weights that only training reads
+UNUSED = ".router.load"  # a weight used only in training
 
-Said = GPT | EncDec  # the kinds of model that families say
+Said = GPT | EncDec  # the model kinds that families can describe
 
 
 class Reading(NamedTuple):
-    """A config as it is read: the model, None where something is refused; the keys that describe it; those
-    that change nothing of it, with the reason; all that is refused.
+    """The result of reading a config: the model (None if anything is refused), the keys that describe it,
+    keys without effect with the reason, and all refusals.
     """
 
     spec: "Said | None"
@@ -46,8 +46,8 @@ class Reading(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Where a weight is found: the pattern of a foreign name, with {i} the block's number and {e} an expert's
-    (its weights are stacked); of `count` equal parts of its outputs number `part`; `turned`: inputs first.
+    """Where a weight is stored: the foreign name, with {i} for the block and {e} for an expert (experts are
+    stacked); part number `part` of `count` equal parts of its outputs; `turned`: stored with inputs first.
     """
 
     name: str
@@ -58,29 +58,29 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`. `also` read what several keys say together; `back` writes it."""
+    """One `model_type`. `also`: readers of keys that depend on each other; `back` writes these keys."""
 
     name: str
     architecture: str
     keys: tuple[Key, ...]
-    weights: Mapping[str, Part]  # by pattern of our name
+    weights: Mapping[str, Part]  # by pattern of our names
     also: tuple[Reader, ...]
-    back: Callable[..., dict[str, Json]]  # of a model of the family's kind
-    fixed: Fields = field(default_factory=dict)  # what all its models have
-    beside: tuple[Idle, ...] = ()  # keys that change nothing here; they come before those of every family
-    extra: tuple[str, ...] = ()  # patterns of weights that say nothing: buffers
-    optional: str = ""  # what names of weights may begin with or not
+    back: Callable[..., dict[str, Json]]  # takes a model of the family's kind
+    fixed: Fields = field(default_factory=dict)  # fields that are equal in all its models
+    beside: tuple[Idle, ...] = ()  # idle keys of this family; they precede those of all families
+    extra: tuple[str, ...] = ()  # patterns of weights to ignore: buffers
+    optional: str = ""  # optional prefix of weight names
     model: type[Said] = GPT
-    renamed: Callable[[str, ModelSpec], str] = lambda ours, spec: ours  # before it is looked up in `weights`
+    renamed: Callable[[str, ModelSpec], str] = lambda ours, spec: ours  # applied before `weights` is read
     version: Callable[[Config], int] = lambda config: (
         1
-    )  # of what a config means here; raised for those that change
-    stacked: tuple[str, ...] = ()  # modules that peft takes for experts' in every block, also in one without
-    copies: tuple[str, ...] = ()  # foreign weights that may be there and are the embedding once more
+    )  # version of a config's meaning; raised only for configs whose meaning changed
+    stacked: tuple[str, ...] = ()  # modules that peft takes for experts in every block, even dense ones
+    copies: tuple[str, ...] = ()  # foreign weights that may repeat the embedding
 
     def spec(self, config: Config, place: str) -> Said:
-        """The model that a config describes. Raises ConfigError for the first key that is not understood,
-        with its name and value.
+        """The model that a config describes. Raises ConfigError for the first unknown key, with name and
+        value.
         """
         found = self.reading(config, place)
         if found.spec is None:
@@ -88,12 +88,12 @@ class Family:
         return found.spec
 
     def reading(self, config: Config, place: str) -> Reading:
-        """All that a config says, and all that is refused of it."""
+        """Everything that a config says, with all refusals."""
         asked, found, refused = ReadConfig(config), dict(self.fixed), list[ConfigError]()
         for key in self.keys:
             value = asked.get(key.name, key.default)
             if value is None and key.default is None:
-                way_out = "the config as it was saved"
+                way_out = "use the config as it was saved"
                 refused.append(ConfigError(f"{place}: {key.name}", "is missing", way_out))
                 continue
             try:
@@ -116,12 +116,10 @@ class Family:
     def _beside(
         self, config: Config, known: set[str], place: str, refused: list[ConfigError]
     ) -> dict[str, str]:
-        """The keys that no field says: those that change nothing, with the reason; adds the others to
-        `refused`.
-        """
+        """The keys without effect, with the reason; unknown keys are added to `refused`."""
         named, idle = config.get(ARCHITECTURES), dict[str, str]()
         if named not in (None, [], [self.architecture]):
-            problem = f"{short(named)}, but only {self.architecture} is understood"
+            problem = f"{short(named)}: only {self.architecture} is supported"
             refused.append(ConfigError(f"{place}: {ARCHITECTURES}", problem))
         for name, value in config.items():
             if name in known:
@@ -135,12 +133,12 @@ class Family:
                 problem = f"{short(value)} is not understood; it may be {row.values[0]!r}"
                 refused.append(ConfigError(f"{place}: {name}", problem))
             else:
-                problem = f"{short(value)}: what {self.name} would compute with it is not known"
+                problem = f"{short(value)}: unknown key of the family {self.name}"
                 refused.append(ConfigError(f"{place}: {name}", problem))
         return idle
 
     def _in_its_words(self, error: ConfigError, place: str) -> ConfigError:
-        """An error of the model's spec with the keys of the config in the place of its fields."""
+        """An error of the model's spec, with the config's keys instead of the spec's fields."""
         names = SAID | {key.field: key.name for key in self.keys}
         field = error.place.removeprefix(place).lstrip(".")
         where = f"{place}: {names.get(field, field)}" if field else place
@@ -148,19 +146,19 @@ class Family:
         return ConfigError(where, words.sub(lambda one: names[one[0]], error.problem), error.way_out)
 
     def config(self, spec: Said) -> dict[str, Json]:
-        """The config of a model. Raises ConfigError for one that the family cannot say."""
+        """The config of a model. Raises ConfigError if the family cannot express it."""
         if not isinstance(spec, self.model):
-            raise ConfigError("--family", f"{self.name} cannot say kind {spec.kind}", "another family")
+            raise ConfigError("--family", f"{self.name} cannot express kind {spec.kind}", "another family")
         document = spec.model_dump(mode="json")
         made: dict[str, Json] = {TYPE: self.name, ARCHITECTURES: [self.architecture]}
         for key in self.keys:
             value = _get(document, key.field, spec)
             made[key.name] = key.write(value)
-            if made[key.name] == "":  # it has no word for it
+            if made[key.name] == "":  # the family has no value for it
                 raise ConfigError(
                     "--family",
-                    f"{self.name} cannot say {key.field} {value}",
-                    "another family, or another model",
+                    f"{self.name} cannot express {key.field} {value}",
+                    "choose another family or model",
                 )
         made |= self.back(spec)
         again = self.spec(made, self.name)
@@ -169,27 +167,27 @@ class Family:
         )
         if said := difference(spec, again) or next(strange, ""):
             raise ConfigError(
-                "--family", f"{self.name} cannot say {said}", "another family, or another model"
+                "--family", f"{self.name} cannot express {said}", "choose another family or model"
             )
         return made
 
     def foreign(self, ours: str, spec: ModelSpec) -> Part | None:
-        """Where a weight of ours is found, numbers filled in but an expert's."""
+        """Where our weight is stored, with all numbers filled in except an expert's."""
         pattern, numbers = _pattern(self.renamed(ours, spec))
         part = self.weights.get(pattern)
         return None if part is None else part._replace(name=part.name.replace("{i}", numbers))
 
 
 def difference(one: Said, other: Said) -> str:
-    """The first field in which two models compute differently, with the value of one; '' where they are
-    alike.
+    """The first field in which two models compute differently, with the value in `one`; '' if they are
+    equal.
     """
     mine, theirs = _meaning(one), _meaning(other)
     return next((f"{name} {value}" for name, value in mine.items() if theirs.get(name) != value), "")
 
 
 def _meaning(spec: Said) -> dict[str, Json]:
-    """The fields of a spec on which its computation depends, `auto` resolved."""
+    """The fields that a model's computation depends on, with `auto` resolved."""
     document = spec.model_dump(mode="json", exclude=FREE)
     if isinstance(spec, EncDec):
         sizes = {"encoder_layers": spec.num_encoding, "ffn": spec.inner, "vocab": spec.tokens}
@@ -226,13 +224,13 @@ def _mixtures(spec: Said) -> dict[str, Json]:
     }
 
 
-# fields that change nothing that a finished model computes, and those that are compared part by part
+# fields without effect on a finished model, and fields that are compared part by part
 FREE = {"dropout", "init_std", "vocab_padding"}
 EXPERTS = {"experts", "experts_per_token", "num_experts"}
 PARTS = EXPERTS | {"base_width", "ffn", "max_positions", "mlp", "multipliers", "rope", "window_blocks"}
 
 
-SAID = {  # fields that readers say: the key that a person looks for
+SAID = {  # fields set by readers: the config key to show in errors
     "head_dim": "head_dim", "num_kv_heads": "num_key_value_heads", "rope": "rope_parameters",
     "rope_theta": "rope_theta", "window": "sliding_window", "window_blocks": "layer_types",
     "num_experts": "num_experts", "num_layers": "num_layers", "ffn": "n_inner",
@@ -240,7 +238,7 @@ SAID = {  # fields that readers say: the key that a person looks for
 
 
 def _put(fields: Fields, name: str, value: Json) -> None:
-    """Set a field, which may be inside of others: experts.ffn."""
+    """Set a field, possibly nested: experts.ffn."""
     *outer, leaf = name.split(".")
     for part in outer:
         fields = cast(Fields, fields.setdefault(part, {}))
@@ -248,7 +246,7 @@ def _put(fields: Fields, name: str, value: Json) -> None:
 
 
 def _get(document: Mapping[str, Json], name: str, spec: Said) -> Json:
-    """A field of a spec, `auto` resolved."""
+    """A field of a spec, with `auto` resolved."""
     known = {
         "num_kv_heads": spec.kv_heads,
         "ffn": spec.inner,
@@ -267,7 +265,7 @@ def _get(document: Mapping[str, Json], name: str, spec: Said) -> Json:
 
 
 def _pattern(name: str) -> tuple[str, str]:
-    """blocks.3.norm1.weight as blocks.{i}.norm1.weight, and 3."""
+    """Split blocks.3.norm1.weight into blocks.{i}.norm1.weight and 3."""
     parts = name.split(".")
     if len(parts) < 3 or not parts[1].isdigit():
         return name, ""
@@ -279,19 +277,19 @@ def families() -> tuple[str, ...]:
 
 
 def family_of(config: Config, place: str) -> Family:
-    """The family of a config. Raises ConfigError where none here is its `model_type`."""
+    """The family of a config. Raises ConfigError if its `model_type` is unknown."""
     name = config.get(TYPE)
     if name not in families():
         near = nearest(str(name), families())
         hint = f"did you mean {near}? " if near else ""
         raise ConfigError(
-            f"{place}: {TYPE}", f"{name!r} is not known", f"{hint}known are {', '.join(families())}"
+            f"{place}: {TYPE}", f"{name!r} is not known", f"{hint}known: {', '.join(families())}"
         )
     return cast(Family, importlib.import_module(f"atelier.engine.config.family.{name}").FAMILY)
 
 
 def reading_of(config: Config, place: str) -> Reading:
-    """All that a config says. Of a family that is not known all that is never read is refused too."""
+    """Everything that a config says. For an unknown family, keys that are never read are refused too."""
     try:
         return family_of(config, place).reading(config, place)
     except ConfigError as error:
@@ -300,7 +298,7 @@ def reading_of(config: Config, place: str) -> Reading:
 
 
 def fitting(spec: Said) -> Iterator[Family]:
-    """The families that can say a model."""
+    """The families that can express a model."""
     for name in families():
         family = family_of({TYPE: name}, name)
         try:

@@ -1,8 +1,8 @@
-"""Keys of a config.json that change nothing of what a finished model computes, each with the reason: for any
-value, or for the values that are named. What is in no row is refused by its name. Torch-free.
+"""Table of config.json keys without effect on a finished model's output, each with the reason: for any value,
+or for the listed values. Other keys are refused by name. Torch-free.
 
-A row is added after a look at what transformers does with the key in every family:
-tests/foreign/kinds/checkpoints.py draws keys of this table and compares logits.
+To add a row, first check how transformers uses the key in every family: tests/foreign/kinds/checkpoints.py
+draws keys of this table and compares logits.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from atelier.engine.config.base import Json
 
 
 class Idle(NamedTuple):
-    """`keys`: names, or patterns with *; `values`: those for which they are idle, () = any."""
+    """`keys`: names, or patterns with *. `values`: the values without effect; () = any."""
 
     why: str
     keys: tuple[str, ...]
@@ -23,21 +23,21 @@ class Idle(NamedTuple):
         return any(fnmatchcase(key, each) for each in self.keys)
 
     def takes(self, value: Json) -> bool:
-        """Whether the value is one of them; 0 and 0.0 are one value, 0 and false are two."""
+        """Whether the value is one of `values`; 0 equals 0.0 but not false."""
         kind = bool if isinstance(value, bool) else object
         alike = [each for each in self.values if isinstance(each, bool) == (kind is bool)]
         return not self.values or value in alike
 
 
-ORIGIN = "says where the file is from"
-TOKENS = "special tokens are no part of the network: the row `texts` says which come in"
-GENERATION = "how text is drawn, of which `atelier generate` has its own settings"
-OUTPUTS = "what is returned besides the logits"
-TRAINING = "only training reads it"
-SPEED = "how the same numbers are computed"
-LENGTH = "a limit for tokenizers; the positions have max_position_embeddings"
-LABELS = "of a head for classes, which a language model has not"
-OFF = "it is switched off"
+ORIGIN = "origin of the file"
+TOKENS = "special tokens are not part of the network; the row `texts` lists those taken over"
+GENERATION = "text generation, for which `atelier generate` has its own settings"
+OUTPUTS = "values returned besides the logits"
+TRAINING = "used only in training"
+SPEED = "way of computing the same numbers"
+LENGTH = "limit for tokenizers; for positions it is max_position_embeddings"
+LABELS = "for a classification head, which a language model does not have"
+OFF = "switched off"
 
 IDLE = (
     Idle(
@@ -47,7 +47,7 @@ IDLE = (
             "transformers_version", "unsloth_*", "is_llama_config", "tokenizer_class", "task_specific_params",
         ),
     ),
-    Idle("for another program that runs the model", ("transformers.js_config",)),
+    Idle("for another program", ("transformers.js_config",)),
     Idle(
         TOKENS,
         (
@@ -101,15 +101,15 @@ IDLE = (
     Idle(OFF, ("is_encoder_decoder", "rope_interleaved", "use_mrope"), (False,)),
     Idle(OFF, ("cross_attention_hidden_size", "quantization_config", "auto_map"), (None,)),
     Idle(OFF, ("pruned_heads",), ({}, None)),
-    Idle("the model reads texts from left to right, either way", ("is_decoder",), (False, True)),
+    Idle("the model reads from left to right either way", ("is_decoder",), (False, True)),
 )  # fmt: skip
-# keys that are never idle, and what is asked for in their place
+# keys that are always refused, and the remedy
 NEVER = {
-    "auto_map": ("names code of its own, which is never run", "a family of engine/config/family"),
-    "quantization_config": ("holds quantised weights", "the checkpoint before it was quantised"),
+    "auto_map": ("names custom code, which is never run", "use a family of engine/config/family"),
+    "quantization_config": ("marks quantised weights", "use the checkpoint before quantisation"),
 }
 
 
 def row_of(key: str, rows: Iterable[Idle]) -> Idle | None:
-    """The first row that has the key."""
+    """The first row that lists the key."""
     return next((row for row in rows if row.has(key)), None)

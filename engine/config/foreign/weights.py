@@ -1,4 +1,4 @@
-"""Which weights of another family's checkpoint are ours, by names, shapes and types alone. Torch-free."""
+"""Match a foreign checkpoint's weights to ours by names, shapes and types alone. Torch-free."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -8,25 +8,25 @@ from atelier.engine.config.error import nearest
 from atelier.engine.config.foreign.families import Family, Part, Said
 
 HEAD, EMBEDDING = "head.weight", "embed.weight"
-TYPES = ("F16", "BF16", "F32", "F64")  # the format's words
+TYPES = ("F16", "BF16", "F32", "F64")  # names in the file format
 
 
 class Stored(NamedTuple):
-    """A weight of a file; `dtype` is the format's word."""
+    """A stored weight; `dtype` as named in the file format."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class Match(NamedTuple):
-    """`names`: the weights that ours is made of; of experts as many as there are."""
+    """`names`: the stored weights that make up ours; for experts, one each."""
 
     part: Part
     names: list[str]
 
 
 class Matching(NamedTuple):
-    """Ours by name; weights that have to be the numbers of another, which is named; what is refused."""
+    """Our weights by name; stored weights that must equal another, named one; all refusals."""
 
     found: dict[str, Match]
     copies: dict[str, str]
@@ -38,8 +38,8 @@ def is_stack(part: Part) -> bool:
 
 
 def matching(stored: Mapping[str, Stored], family: Family, spec: Said) -> Matching:
-    """Every weight of `spec` by our name, and all that is missing, has another shape or type, or that nothing
-    reads.
+    """Every weight of `spec` by our name. Refused: weights that are missing, have another shape or type, or
+    are not read.
     """
     bare = family.optional if not any(name.startswith(family.optional) for name in stored) else ""
     found, refused = dict[str, Match](), list[str]()
@@ -51,7 +51,7 @@ def matching(stored: Mapping[str, Stored], family: Family, spec: Said) -> Matchi
         part = part._replace(name=part.name.removeprefix(bare))
         if is_stack(part) and shape[0] > len(stored):
             refused.append(
-                f"{part.name} is missing: {shape[0]} experts, and {len(stored)} weights are stored"
+                f"{part.name} is missing: {shape[0]} experts, but only {len(stored)} weights are stored"
             )
             continue
         count = range(shape[0]) if is_stack(part) else range(1)
@@ -72,22 +72,21 @@ def _faults(stored: Mapping[str, Stored], names: list[str], wanted: tuple[int, .
             near = nearest(name, stored)
             refused.append(f"{name} is missing" + (f"; there is {near}" if near else ""))
         elif stored[name].shape != wanted:
-            refused.append(f"{name} is {stored[name].shape}, and by config.json {wanted}")
+            refused.append(f"{name} is {stored[name].shape}; config.json implies {wanted}")
         elif stored[name].dtype not in TYPES:
             kinds = "weights are float16, bfloat16 or wider"
             refused.append(f"{name} is of type {stored[name].dtype}; {kinds}")
     if len(types := {stored[name].dtype for name in names if name in stored}) > 1:
-        refused.append(
-            f"{names[0]} and its other experts are of types {', '.join(sorted(types))}, not of one"
-        )
+        refused.append(f"{names[0]} and its other experts have different types: {', '.join(sorted(types))}")
     return refused
 
 
 def _rest(
     stored: Mapping[str, Stored], family: Family, spec: Said, bare: str, used: set[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The weights that no part of the model reads: copies of the embedding by name, and refusals of the
-    others."""
+    """The stored weights that no part of the model reads: copies of the embedding by name, and refusals of
+    the others.
+    """
     tied = family.foreign(HEAD, spec) if spec.tied else None
     known = {name.removeprefix(bare) for name in (*family.copies, *([tied.name] if tied is not None else []))}
     embedding = family.foreign(EMBEDDING, spec)
@@ -98,5 +97,5 @@ def _rest(
         if embedding is not None and name in known:
             copies[name] = embedding.name.removeprefix(bare)
         else:
-            strange.append(f"{name}: what {family.name} would compute with it is not known")
+            strange.append(f"{name}: unknown weight of the family {family.name}")
     return copies, strange

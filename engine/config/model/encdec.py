@@ -1,6 +1,6 @@
-"""An encoder and a decoder: T5 1.1 (1910.10683, 2002.05202) and CPM-2 (2106.10715). RMSNorm before each part
-of a block, gated GELU, positions by a learned bias of attention scores for buckets of distances, which all
-blocks of a side share. Scores are not scaled by the head width. Each side reads an input of its own length.
+"""An encoder and a decoder: T5 1.1 (1910.10683, 2002.05202) and CPM-2 (2106.10715). Pre-norm blocks with
+RMSNorm and gated GELU; positions are a learned bias of attention scores per bucket of distances, shared by
+all blocks of a side; scores are not scaled by the head width. Encoder and decoder rows have separate lengths.
 
 D hidden, H heads, E head width, F ffn, V vocab, R buckets
 """
@@ -24,37 +24,37 @@ class EncDec(TextBlocks):
     kind: Literal["encdec"] = "encdec"
     num_layers: int = Field(ge=1, le=1000, description="blocks of the decoder")
     encoder_layers: Annotated[int, Field(ge=1, le=1000)] | Auto = Field(
-        default="auto", description="blocks of the encoder; auto = as many as the decoder's"
+        default="auto", description="blocks of the encoder; auto = as in the decoder"
     )
-    mlp: MLPKind = Field(default="geglu", description="as gpt's")
+    mlp: MLPKind = Field(default="geglu", description="as in gpt")
     norm_eps: float = Field(default=1e-6, gt=0, description="added to the variance")
     init_std: float = Field(
         default=1.0,
         gt=0,
-        description="of the embedding; of a matrix by the root of its inputs, of queries also by that of E",
+        description="std of the embedding; of matrices: divided by sqrt(inputs), of queries also by sqrt(E)",
     )
     tied: bool = Field(
-        default=False, description="output head shares the embedding, and reads the states by 1/sqrt(D)"
+        default=False, description="the output head shares the embedding and scales states by 1/sqrt(D)"
     )
     buckets: int = Field(
         default=32,
         ge=4,
-        description="buckets R of distances; the encoder has half of them for each direction",
+        description="R, buckets of distances; the encoder uses half for each direction",
     )
     max_distance: int = Field(
-        default=128, ge=2, description="tokens from which on all distances are in the last bucket"
+        default=128, ge=2, description="all distances from this one on, in tokens, share a bucket"
     )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.buckets % 4:
-            raise ValueError(f"buckets {self.buckets} is not divisible by 4: two directions, each half exact")
+            raise ValueError(f"buckets {self.buckets} is not divisible by 4 (2 directions, 2 halves)")
         if self.max_distance <= self.buckets // 2:
             raise ValueError(f"max_distance {self.max_distance} is not above half of buckets {self.buckets}")
         if self.num_kv_heads not in ("auto", self.num_heads):
-            raise ValueError(f"num_kv_heads is {self.num_kv_heads}; an encdec has as many as num_heads")
+            raise ValueError(f"num_kv_heads is {self.num_kv_heads}; for encdec it must equal num_heads")
         if self.rope_theta != type(self).model_fields["rope_theta"].default:
-            raise ValueError("rope_theta does nothing: positions are buckets of distances")
+            raise ValueError("rope_theta does nothing in an encdec; leave it out")
         return self
 
     @property
@@ -63,7 +63,7 @@ class EncDec(TextBlocks):
 
     @property
     def num_encoding(self) -> int:
-        """Blocks of the encoder: the first ones of all."""
+        """Blocks of the encoder; they come first."""
         return self.num_layers if self.encoder_layers == "auto" else self.encoder_layers
 
     @property
@@ -71,8 +71,8 @@ class EncDec(TextBlocks):
         return self.num_encoding + self.num_layers
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by its name in the plain module, with its shape. The encoder's blocks come first; its
-        last norm is the last one's. The head is `head.weight` unless tied.
+        """Name -> shape of every weight in the plain module. The encoder's blocks come first; its final norm
+        is in its last block. The head is `head.weight` unless tied.
         """
         D, wide = self.hidden, self.num_heads * self.head_width
         result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
@@ -97,7 +97,7 @@ class EncDec(TextBlocks):
         return result
 
     def block_flops(self, sequence: int) -> list[float]:
-        """FLOPs of one token in each block, for rows of as many tokens on both sides; the last entry is the
+        """FLOPs of one token in each block, for rows of equal length on both sides; the last entry is the
         head.
         """
         D, wide = self.hidden, self.num_heads * self.head_width
@@ -109,8 +109,8 @@ class EncDec(TextBlocks):
         return [*found, 6.0 * self.tokens * D]
 
     def limits(self) -> list[Limit]:
-        """Heads, the MLP's width and the vocabulary are split over tensor, experts over expert, blocks over
-        stages; rows are not split.
+        """Tensor splits heads, the MLP's width and the vocabulary; expert splits experts; pipeline splits
+        blocks; rows are not split.
         """
         vocab = [] if self.vocab == "auto" else [Limit("tensor", "vocab", self.tokens)]
         return [

@@ -1,7 +1,7 @@
-"""A shared universal decoder with two task nets on top: understanding (NLU, bidirectional rows) and
+"""ERNIE: universal decoder blocks with two task nets on top, for understanding (NLU, bidirectional rows) and
 generation (NLG, causal rows); ERNIE 3.0 (2107.02137, section 3.2) and ERNIE 3.0 Titan (2112.12731, section
-3.1). The papers do not say how a net joins the universal states; here it adds to them, like a block, and a
-norm of the universal width follows.
+3.1). The papers do not say how a net joins the universal states; here its output is added to them, and a norm
+follows.
 
 D hidden, V vocab, C classes, W width of a comparison, R prompts
 """
@@ -17,20 +17,20 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import Limit
 
 NETS = ("nlu", "nlg")
-SIDES = ("end", "begin")  # of the segments that a head of pairs compares
+SIDES = ("end", "begin")  # tokens of a segment that a pair head compares
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class Net(Spec):
-    """The blocks of one task net, between a matrix from the universal width to its own and one back; what
-    comes out is added to the universal states.
+    """The blocks of one task net, with a projection from the universal width and one back; the output is
+    added to the universal states.
     """
 
     num_layers: int = Field(
-        default=0, ge=0, le=1000, description="blocks; 0 = no net: a norm of the universal states alone"
+        default=0, ge=0, le=1000, description="blocks; 0 = no net, only a norm of the universal states"
     )
-    hidden: Count | Auto = Field(default="auto", description="width; auto = the universal blocks'")
-    num_heads: Count | Auto = Field(default="auto", description="heads; auto = the universal blocks'")
+    hidden: Count | Auto = Field(default="auto", description="width; auto = as universal")
+    num_heads: Count | Auto = Field(default="auto", description="heads; auto = as universal")
     ffn: Count | Auto = Field(default="auto", description="inner width of the MLP; auto = from hidden")
 
 
@@ -38,18 +38,18 @@ class Ernie(MixedBlocks):
     inputs: ClassVar[tuple[str, ...]] = ("bidirectional_B", "prompts_BT")
 
     kind: Literal["ernie"] = "ernie"
-    mlp: MLPKind = Field(default="gelu", description="as gpt's")
+    mlp: MLPKind = Field(default="gelu", description="as in gpt")
     norm: Literal["rms", "layer"] = Field(default="layer", description="rms or layer")
-    nlu: Net = Field(default=Net(), description="net of bidirectional rows")
-    nlg: Net = Field(default=Net(), description="net of causal rows")
+    nlu: Net = Field(default=Net(), description="net for bidirectional rows")
+    nlg: Net = Field(default=Net(), description="net for causal rows")
     classes: dict[Name, Count] = Field(
-        default_factory=dict, description="heads on a row's first token: name -> number of classes"
+        default_factory=dict, description="heads on a row's first token, by name: number of classes"
     )
     pairs: dict[Name, Count] = Field(
         default_factory=dict,
-        description="heads that compare the segments of a row: name -> width of the comparison",
+        description="heads that compare a row's segments, by name: width of the comparison",
     )
-    prompts: int = Field(default=0, ge=0, description="rows R of the table of soft prompts; 0 = no table")
+    prompts: int = Field(default=0, ge=0, description="R, rows of the soft-prompt table; 0 = none")
 
     @model_validator(mode="after")
     def _nets_divide(self) -> Self:
@@ -59,19 +59,19 @@ class Ernie(MixedBlocks):
 
     @property
     def version(self) -> int:
-        """2 with a task net: its output is added to the universal states, and a norm follows; in version 1 it
-        took their place. And 2 with experts.
+        """2 with a task net: its output is added to the universal states and a norm follows; in version 1 it
+        replaced them. Also 2 with experts.
         """
         return 2 if any(getattr(self, name).num_layers for name in NETS) else super().version
 
     @property
     def universal(self) -> GPT:
-        """The universal blocks as a spec of their own."""
+        """The universal blocks as a spec."""
         shared = self.model_dump(include=set(MixedBlocks.model_fields) - {"kind"})
         return GPT.model_validate(shared)
 
     def net(self, name: str) -> GPT | None:
-        """The blocks of one task net as a spec of their own; None when it has none."""
+        """The blocks of one task net as a spec; None if it has none."""
         net: Net = getattr(self, name)
         if not net.num_layers:
             return None
@@ -88,7 +88,7 @@ class Ernie(MixedBlocks):
         return self.num_heads if num_heads == "auto" else num_heads
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by its name in the plain module, with its shape; the embedding is also the head."""
+        """Name -> shape of every weight in the plain module; the embedding is also the head."""
         D = self.hidden
         whole = self.universal.shapes()
         norm = {name: shape for name, shape in whole.items() if name.startswith("norm.")}
@@ -104,7 +104,7 @@ class Ernie(MixedBlocks):
         return result
 
     def _inside(self, name: str) -> dict[str, tuple[int, ...]]:
-        """The weights of a task net besides its last norm; none when it has no blocks."""
+        """The weights of a task net except its last norm; none if it has no blocks."""
         net = self.net(name)
         if net is None:
             return {}
@@ -120,9 +120,8 @@ class Ernie(MixedBlocks):
         return found
 
     def block_flops(self, sequence: int) -> list[float]:
-        """FLOPs of one token in each universal block; the last entry is a task net and the head. A row passes
-        one net: the more expensive of the two is counted. Class heads read only a row's first token: not
-        counted.
+        """FLOPs of one token in each universal block; the last entry is the head with the more expensive task
+        net, because a row passes one net. Class heads read one token per row and are not counted.
         """
         *blocks, head = self.universal.block_flops(sequence)
         return [*blocks, max(self._net_flops(name, sequence) for name in NETS) + head]
@@ -134,7 +133,7 @@ class Ernie(MixedBlocks):
         return sum(net.block_flops(sequence)[:-1]) + 6.0 * 2 * self.hidden * net.hidden
 
     def limits(self) -> list[Limit]:
-        """As for the universal blocks; heads and MLPs of the task nets are split over tensor as well."""
+        """As for the universal blocks; tensor also splits heads and MLPs of the task nets."""
         found = self.universal.limits()
         for name in NETS:
             net = self.net(name)

@@ -1,5 +1,5 @@
-"""A decoder-only transformer: Llama-like by default (grouped-query attention, RoPE, SwiGLU, RMSNorm),
-GPT-2-like and what lies between by spec. With `num_experts` MLPs of blocks are mixtures of them.
+"""A decoder-only transformer: by default like Llama (grouped-query attention, RoPE, SwiGLU, RMSNorm), by
+fields also like GPT-2 and forms between. With `num_experts`, MLPs become mixtures of experts.
 
 D hidden, H query heads, K key/value heads, E head width, F ffn, V vocab, P max_positions, L num_layers
 """
@@ -19,27 +19,27 @@ Biased = Literal["qkv", "out", "mlp"]
 
 
 class Multipliers(Spec):
-    """Constants by which a model's parts are scaled (MiniCPM, 2404.06395; Granite; muP, 2203.03466)."""
+    """Constants that scale parts of a model (MiniCPM, 2404.06395; Granite; muP, 2203.03466)."""
 
-    embedding: float = Field(default=1.0, gt=0, description="of the embedded tokens")
-    residual: float = Field(default=1.0, gt=0, description="of what attention and MLP add")
-    scores: float | Auto = Field(default="auto", description="of queries times keys; auto = 1/sqrt(E)")
-    logits: float = Field(default=1.0, gt=0, description="of the logits")
+    embedding: float = Field(default=1.0, gt=0, description="factor of embedded tokens")
+    residual: float = Field(default=1.0, gt=0, description="factor of the outputs of attention and MLP")
+    scores: float | Auto = Field(default="auto", description="factor of queries times keys; auto = 1/sqrt(E)")
+    logits: float = Field(default=1.0, gt=0, description="factor of logits")
 
 
 class GPT(TextBlocks):
     kind: Literal["gpt"] = "gpt"
     positions: Literal["rope", "learned"] = Field(default="rope", description="rope or learned")
     max_positions: int = Field(
-        default=2048, ge=1, description="longest sequence of learned positions, tokens (unused by rope)"
+        default=2048, ge=1, description="longest sequence for learned positions, in tokens (unused by rope)"
     )
-    tied: bool = Field(default=True, description="output head shares the embedding")
+    tied: bool = Field(default=True, description="the output head shares the embedding")
     bias: tuple[Biased, ...] = Field(default=(), description="matrices with a bias: qkv, out, mlp")
     qk_norm: bool = Field(default=False, description="RMSNorm of each head's queries and keys (2302.05442)")
-    rope: Rope = Field(default=Rope(), description="frequencies of rotary positions (unused without)")
-    window: int = Field(default=0, ge=0, description="tokens that attention sees, itself included; 0 = all")
+    rope: Rope = Field(default=Rope(), description="frequencies of rotary positions")
+    window: int = Field(default=0, ge=0, description="tokens that attention sees, own included; 0 = all")
     window_blocks: Literal["all"] | tuple[int, ...] = Field(
-        default="all", description="numbers of the blocks whose attention has the window"
+        default="all", description="numbers of the blocks with the window"
     )
     multipliers: Multipliers = Field(default=Multipliers(), description="constants that scale parts")
 
@@ -49,7 +49,7 @@ class GPT(TextBlocks):
     base_width: int = Field(
         default=0,
         ge=0,
-        description="muP: the width at which lr and init_std are as given; others scale them; 0 = none do",
+        description="muP: width for which lr and init_std are given; other widths scale them; 0 = off",
     )
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class GPT(TextBlocks):
         if self.head_dim != "auto" and self.is_rotary and self.head_dim % 2:
             raise ValueError(f"rope needs an even head width, head_dim = {self.head_dim}")
         if len(set(self.bias)) < len(self.bias):
-            raise ValueError("bias names a matrix twice")
+            raise ValueError("bias has a matrix twice")
         if self.rope != Rope() and not self.is_rotary:
             raise ValueError("rope is given, but positions are learned")
         self.memory.check_blocks(self.num_layers)
@@ -85,7 +85,7 @@ class GPT(TextBlocks):
 
     @property
     def width_ratio(self) -> float:
-        """m = hidden / base_width (MiniCPM, 2404.06395, appendix A); 1 without a base."""
+        """m = hidden / base_width (MiniCPM, 2404.06395, appendix A); 1 without base_width."""
         return self.hidden / self.base_width if self.base_width else 1.0
 
     @property
@@ -94,8 +94,8 @@ class GPT(TextBlocks):
         return self.multipliers.logits / self.width_ratio
 
     def lr_factors(self) -> dict[str, float]:
-        """muP for Adam (2203.03466, table 8): the learning rate of the matrices inside blocks is divided by
-        m; those of embedding, head and vectors stay.
+        """Learning-rate factors of muP for Adam (2203.03466, table 8): 1 / m for matrices inside blocks, 1
+        for embedding, head and vectors.
         """
         if self.width_ratio == 1.0:
             return {}
@@ -104,7 +104,7 @@ class GPT(TextBlocks):
         return dict.fromkeys(inside, 1 / self.width_ratio)
 
     def has_window(self, number: int) -> bool:
-        """Whether the attention of block `number` sees `window` tokens only."""
+        """Whether the attention of block `number` is limited to `window` tokens."""
         return bool(self.window) and (self.window_blocks == "all" or number in self.window_blocks)
 
     def has_memory(self, number: int) -> bool:
@@ -112,9 +112,7 @@ class GPT(TextBlocks):
         return number in self.memory.blocks
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by its name in the plain module, with its shape. The head is `head.weight` unless
-        tied.
-        """
+        """Name -> shape of every weight in the plain module. The head is `head.weight` unless tied."""
         D, E = self.hidden, self.head_width
         result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
         if self.soft_prompt.length:
@@ -158,8 +156,8 @@ class GPT(TextBlocks):
         return [*blocks, 6.0 * self.tokens * D]
 
     def limits(self) -> list[Limit]:
-        """Heads, the MLP's width and the vocabulary are split over tensor, experts over expert, blocks over
-        stages.
+        """Tensor splits heads, the MLP's width and the vocabulary; expert splits experts; pipeline splits
+        blocks.
         """
         vocab = [] if self.vocab == "auto" else [Limit("tensor", "vocab", self.tokens)]
         return [

@@ -1,5 +1,5 @@
-"""Distillation on attention: KL(A_teacher || A_student) of the last layers' attention distributions, mean
-over heads (MiniLM, 2002.10957, equation 7; ERNIE 3.0 Titan, 2112.12731, section 5).
+"""Distillation of attention: KL(A_teacher || A_student) of the last layers' attention, mean over heads
+(MiniLM, 2002.10957, equation 7; ERNIE 3.0 Titan, 2112.12731, section 5).
 """
 
 from math import gcd
@@ -20,13 +20,13 @@ class Attention(Taught):
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
     relation_heads: Count | Literal["auto"] = Field(
         default="auto",
-        description="heads into which both sides' queries and keys are split anew (2012.15828); auto = the "
-        "student's",
+        description="relation heads into which both sides' queries and keys are split (2012.15828); auto ="
+        " the student's heads",
     )
     auxiliary: bool = Field(
         default=True,
-        description="compare a layer stacked on the student, dropped from the finished model; false = its "
-        "last block, whose MLP and output matrix then learn nothing from it",
+        description="compare an extra layer on top of the student, dropped at the end; false = its last"
+        " block, whose MLP and output matrix then get no gradient from it",
     )
 
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
@@ -47,15 +47,15 @@ class Attention(Taught):
             if scale != "auto":
                 raise ConfigError(
                     place.replace(".relation_heads", ""),
-                    f"{whose} scales its scores by {scale}, and relations are scaled by the width of a head",
+                    f"{whose} scales scores by {scale}, but relations need the scale of the head width",
                     "compare logits or hidden states",
                 )
         own, its = _window(model), _window(taught_by)
         if own != its:
             raise ConfigError(
                 place.replace(".relation_heads", ""),
-                f"{name} sees {its or 'all'} tokens in its last block, the student {own or 'all'}",
-                "the same window, or compare logits or hidden states",
+                f"{name} attends to {its or 'all'} tokens in its last block, the student to {own or 'all'}",
+                "use the same window, or compare logits or hidden states",
             )
         mine, theirs = _width(model), _width(taught_by)
         for whose, width in (("the student's", mine), (f"{name}'s", theirs)):
@@ -80,12 +80,12 @@ class Attention(Taught):
 
 
 def _window(model: ModelSpec) -> int:
-    """Tokens that attention sees in the last block; 0 = all."""
+    """The attention window of the last block, in tokens; 0 = all."""
     sees = getattr(model, "has_window", None)
     return getattr(model, "window", 0) if sees is not None and sees(model.num_layers - 1) else 0
 
 
 def _width(model: ModelSpec) -> int:
-    """Of all heads together."""
+    """The width of all heads together."""
     heads, each = getattr(model, "num_heads", 0), getattr(model, "head_width", 0)
     return heads * each or model.hidden

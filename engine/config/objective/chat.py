@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations: cross-entropy of what the assistant says, given all before it."""
+"""Supervised fine-tuning on conversations: cross-entropy of the assistant's tokens, given all before them."""
 
 from typing import ClassVar, Literal
 

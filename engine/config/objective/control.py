@@ -1,4 +1,4 @@
-"""Controllable language modelling: text after a control prompt with its genre, topic, keywords, sentiment and
+"""Controllable language modelling: the text follows a prompt with its genre, topic, keywords, sentiment and
 length (ERNIE 3.0 Titan, 2112.12731, equation 2).
 """
 
@@ -21,23 +21,21 @@ class Control(OwnRows):
 
     kind: Literal["control"] = "control"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    asked: float = Field(default=0.5, ge=0, le=1, description="share of the rows that say what is asked for")
-    dropped: float = Field(
-        default=0.5, ge=0, lt=1, description="share of the attributes that such a row leaves out"
-    )
+    asked: float = Field(default=0.5, ge=0, le=1, description="share of rows with such a prompt")
+    dropped: float = Field(default=0.5, ge=0, lt=1, description="share of attributes left out of a prompt")
     cut: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="share of the rows whose text ends after any of its tokens: only the length tells where",
+        description="share of rows cut after a random token: only the prompt's length tells where",
     )
     prompt_length: int = Field(
-        default=16, ge=1, description="soft prompts of a genre; a row has 0 to one less"
+        default=16, ge=1, description="soft prompts per genre; a row gets 0 to this number - 1"
     )
 
     @property
     def num_prompts(self) -> int:
-        """Rows of the model's table of soft prompts."""
+        """Rows of the model's soft-prompt table."""
         return len(GENRES) * self.prompt_length
 
     def check_reader(self, place: str, model: ModelSpec) -> None:
@@ -46,6 +44,6 @@ class Control(OwnRows):
         if has != self.num_prompts:
             raise ConfigError(
                 f"{place}model.prompts",
-                f"{has or 'none'}, but genres of {self.prompt_length} need {self.num_prompts}",
+                f"is {has or 'not there'}, but prompt_length={self.prompt_length} needs {self.num_prompts}",
                 f"{place}model.prompts={self.num_prompts}",
             )

@@ -1,5 +1,5 @@
-"""Sentence distance: are two fragments adjacent, apart in one document, or from two documents? (ERNIE 3.0,
-2107.02137)
+"""Sentence distance: classify two fragments as adjacent, from one document, or from two (ERNIE 3.0,
+2107.02137).
 """
 
 from typing import ClassVar, Literal
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from atelier.engine.config.row_classes import Comparisons, RowClasses
 
-SHORTEST = 8  # tokens of a fragment, about
+SHORTEST = 8  # approximate tokens of a fragment
 
 
 class Distance(RowClasses):
@@ -21,7 +21,7 @@ class Distance(RowClasses):
 
     @property
     def least_sequence(self) -> int:
-        """Two fragments, <|cls|> and two separators."""
+        """Room for two fragments, <|cls|> and two separators."""
         return 2 * SHORTEST + 3
 
     @property
@@ -30,5 +30,5 @@ class Distance(RowClasses):
 
     @property
     def comparisons(self) -> Comparisons:
-        """Relation 0: the second fragment follows the first; relation 1: it is of another document."""
+        """Relation 0: the second fragment follows the first. Relation 1: it is from another document."""
         return (((0, 0, 1),), (), ((1, 0, 1),))

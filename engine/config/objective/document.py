@@ -1,4 +1,4 @@
-"""Next-token prediction within one long document, its tokens before the row given as memory (ERNIE 3.0 Titan,
+"""Next-token prediction in a long document, with the tokens before the row as memory (ERNIE 3.0 Titan,
 2112.12731).
 """
 
@@ -18,10 +18,10 @@ class DocumentLM(OwnRows):
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
     memory: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
-        description="tokens of memory at the beginning of a row, not predicted; auto = a quarter of the row",
+        description="tokens of memory at the start of a row, not predicted; auto = a quarter of the row",
     )
 
     @property
     def least_sequence(self) -> int:
-        """Its memory and a token to predict."""
+        """Room for the memory and one token to predict."""
         return 2 if self.memory == "auto" else self.memory + 1

@@ -1,5 +1,5 @@
-"""Distillation on hidden states: mean squared error to the teacher's final ones, after a learned projection
-that is dropped from the finished model (FitNets, 1412.6550; TinyBERT, 1909.10351, equation 8).
+"""Distillation of hidden states: mean squared error to the teacher's final states after a learned projection,
+which is dropped from the finished model (FitNets, 1412.6550; TinyBERT, 1909.10351, equation 8).
 """
 
 from typing import Literal

@@ -22,5 +22,5 @@ class Knowledge(OwnRows):
         default=0.15,
         gt=0,
         lt=1,
-        description="share of a sentence's tokens that is hidden where the relation is not; above 0, below 1",
+        description="share of a sentence's tokens hidden if the relation is not; above 0, below 1",
     )

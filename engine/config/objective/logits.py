@@ -1,5 +1,5 @@
-"""Distillation on logits: T^2 KL(softmax(teacher/T) || softmax(student/T)), mean over tokens (Hinton et al.,
-1503.02531). Rows of padding have no mass: teacher and student may have other ones.
+"""Distillation of logits: T^2 KL(softmax(teacher/T) || softmax(student/T)), mean over tokens (Hinton et al.,
+1503.02531). Padding rows of the vocabulary are excluded; teacher and student may differ in them.
 """
 
 from typing import ClassVar, Literal

@@ -1,5 +1,5 @@
-"""Knowledge-masked language modelling: hide whole words, phrases and named entities, and predict them (ERNIE
-3.0, 2107.02137).
+"""Knowledge-masked language modelling: hide and predict whole words, phrases and named entities (ERNIE 3.0,
+2107.02137).
 """
 
 from typing import ClassVar, Literal
@@ -21,11 +21,11 @@ class MLM(OwnRows):
         default=0.15,
         gt=0,
         lt=1,
-        description="share of a row's tokens that is hidden and predicted; above 0, below 1",
+        description="share of a row's tokens to hide and predict; above 0, below 1",
     )
     phrase_count: int = Field(
-        default=20, ge=1, description="two words are a phrase when they follow each other this often, and"
+        default=20, ge=1, description="two words form a phrase if they are adjacent this often, and"
     )
     phrase_bits: float = Field(
-        default=6.0, ge=0, description="their pointwise mutual information is at least so many bits"
+        default=6.0, ge=0, description="if their pointwise mutual information reaches so many bits"
     )

@@ -1,5 +1,5 @@
-"""Self-supervised adversarial objective: is a paragraph natural, or did an earlier model write it? Binary
-cross-entropy of the row's first token (ERNIE 3.0 Titan, 2112.12731, equation 1).
+"""Self-supervised adversarial objective: classify a paragraph as natural or model-written. Binary
+cross-entropy on the row's first token (ERNIE 3.0 Titan, 2112.12731, equation 1).
 """
 
 from typing import ClassVar, Literal

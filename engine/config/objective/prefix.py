@@ -1,4 +1,4 @@
-"""Prefix language modelling: the encoder reads the beginning of a text, the decoder goes on (T5, 1910.10683,
+"""Prefix language modelling: the encoder reads the start of a text, the decoder continues it (T5, 1910.10683,
 section 3.2.3).
 """
 
@@ -18,7 +18,7 @@ class PrefixLM(OwnRows):
 
     kind: Literal["prefix"] = "prefix"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    encoder: int = Field(default=512, ge=8, description="tokens that the encoder reads, at most")
+    encoder: int = Field(default=512, ge=8, description="maximum of encoder tokens")
 
     @property
     def encoder_length(self) -> int:

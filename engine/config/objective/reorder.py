@@ -1,4 +1,4 @@
-"""Sentence reordering: in which order are a paragraph's permuted segments? (ERNIE 3.0, 2107.02137)"""
+"""Sentence reordering: classify the order of a paragraph's permuted segments (ERNIE 3.0, 2107.02137)."""
 
 import itertools
 from functools import cache
@@ -13,10 +13,10 @@ SHORTEST = 16  # tokens of a paragraph
 
 @cache
 def orders(max_segments: int) -> list[tuple[int, ...]]:
-    """The order of each class: 0 is (0,); then the orders of two segments, then of three, in lexicographic
-    order. Class c > 0 has, at place p, segment orders[c][p] of the text.
+    """The order of each class: (0,); then the orders of two segments, of three, and so on, in lexicographic
+    order. Class c > 0 has segment orders[c][p] of the text at place p.
 
-    Of n segments the classes are sum_{i<n} i! .. sum_{i<=n} i! - 1; the first of them is the identity.
+    The classes of n segments are sum_{i<n} i! .. sum_{i<=n} i! - 1; the first of them is the identity.
     """
     return [o for n in range(1, max_segments + 1) for o in itertools.permutations(range(n))]
 
@@ -34,7 +34,7 @@ class Reorder(RowClasses):
 
     @property
     def least_sequence(self) -> int:
-        """A paragraph, <|cls|> and the separators."""
+        """Room for a paragraph, <|cls|> and the separators."""
         return SHORTEST + self.max_segments
 
     @property
@@ -44,7 +44,7 @@ class Reorder(RowClasses):
 
     @property
     def comparisons(self) -> Comparisons:
-        """The only relation: the second segment follows the first one in the text."""
+        """One relation: the second segment follows the first in the text."""
         places = [
             [order.index(segment) for segment in range(len(order))] for order in orders(self.max_segments)
         ]

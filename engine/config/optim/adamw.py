@@ -14,8 +14,6 @@ class AdamW(OptimSpec):
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="decay of the second moment")
     eps: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
-    weight_decay: float = Field(default=0.1, ge=0, description="per step and lr, matrices only")
-    clip: float = Field(
-        default=1.0, gt=0, description="global gradient norm above which gradients are scaled down"
-    )
-    schedule: Schedule = Field(default=Schedule(), description="how lr moves over the steps")
+    weight_decay: float = Field(default=0.1, ge=0, description="decay per step, times lr; matrices only")
+    clip: float = Field(default=1.0, gt=0, description="gradients are scaled down to this global norm")
+    schedule: Schedule = Field(default=Schedule(), description="schedule of the learning rate")

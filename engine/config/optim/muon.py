@@ -1,4 +1,4 @@
-"""Muon (K. Jordan et al. 2024, 2502.16982) on the matrices inside blocks and around task nets, AdamW on
+"""Muon (K. Jordan et al. 2024, 2502.16982) for matrices inside blocks and around task nets; AdamW for
 embeddings, heads and vectors.
 """
 
@@ -12,7 +12,7 @@ from atelier.engine.config.schedule import Schedule
 
 class Muon(OptimSpec):
     kind: Literal["muon"] = "muon"
-    lr: float = Field(gt=0, le=1, description="peak learning rate of the AdamW part; above 0")
+    lr: float = Field(gt=0, le=1, description="peak learning rate of AdamW; above 0")
     matrix_lr: float = Field(
         default=0.02, gt=0, le=1, description="peak learning rate of the matrices inside blocks; above 0"
     )
@@ -23,8 +23,6 @@ class Muon(OptimSpec):
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW: decay of the first moment")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW: decay of the second moment")
     eps: float = Field(default=1e-8, gt=0, description="AdamW: added to the root of the second moment")
-    weight_decay: float = Field(default=0.1, ge=0, description="per step and lr, matrices only")
-    clip: float = Field(
-        default=1.0, gt=0, description="global gradient norm above which gradients are scaled down"
-    )
-    schedule: Schedule = Field(default=Schedule(), description="how both learning rates move over the steps")
+    weight_decay: float = Field(default=0.1, ge=0, description="decay per step, times lr; matrices only")
+    clip: float = Field(default=1.0, gt=0, description="gradients are scaled down to this global norm")
+    schedule: Schedule = Field(default=Schedule(), description="schedule of both learning rates")

@@ -1,5 +1,5 @@
-"""BASE layers: tokens and experts are assigned one to one share, each expert equally many tokens of a group
-of rows, so that the sum of their scores is the largest (2103.16716).
+"""BASE layers (2103.16716): experts get equally many tokens of a group of rows, one expert per token, such
+that the sum of scores is largest.
 """
 
 from typing import Literal
@@ -17,5 +17,5 @@ class Base(LookingAhead):
     def check_experts(self, num_experts: int, per_token: int) -> None:
         if per_token != 1:
             raise ValueError(
-                f"experts_per_token {per_token}, but router.kind=base assigns one expert a token"
+                f"experts_per_token {per_token}, but router.kind=base assigns one expert per token"
             )

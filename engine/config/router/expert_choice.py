@@ -1,4 +1,4 @@
-"""Expert-choice routing: every expert takes its best tokens of a group of rows (2202.09368)."""
+"""Expert-choice routing (2202.09368): every expert takes its best tokens of a group of rows."""
 
 from typing import Literal
 

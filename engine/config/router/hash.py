@@ -1,4 +1,4 @@
-"""Hash layers (2106.04426): a token's number in the vocabulary says its experts; nothing is learned."""
+"""Hash layers (2106.04426): a token's id determines its experts; nothing is learned."""
 
 from typing import Literal
 

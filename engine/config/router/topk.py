@@ -1,4 +1,4 @@
-"""Token-choice routing: every token goes to its K best experts (1701.06538, 2101.03961)."""
+"""Token-choice routing (1701.06538, 2101.03961): every token goes to its K best experts."""
 
 from typing import Literal
 
@@ -12,21 +12,19 @@ Balance = Literal["none", "row", "batch", "bias"]
 class TopK(RouterSpec):
     kind: Literal["topk"] = "topk"
     score: Literal["softmax", "sigmoid"] = Field(
-        default="softmax", description="what a logit becomes: softmax over the experts, or sigmoid"
+        default="softmax", description="score of a logit: softmax over the experts, or sigmoid"
     )
-    groups: int = Field(
-        default=1, ge=1, description="equal groups of experts; a token's experts are of a few of them"
-    )
+    groups: int = Field(default=1, ge=1, description="equal groups of experts; a token uses few groups")
     groups_per_token: int = Field(
-        default=1, ge=1, description="groups that a token's experts may be of (unused with one group)"
+        default=1, ge=1, description="groups that a token may use (unused with one group)"
     )
     balance: Balance = Field(
         default="none",
-        description="what keeps experts equally loaded: a loss over each row, a loss over the global batch "
-        "with the loads of the step before, a bias of the choice without loss, or none",
+        description="load balancing: a loss over each row, a loss over the global batch (with the last"
+        " step's loads), a bias on the choice without loss, or none",
     )
     balance_weight: float = Field(
-        default=0.01, ge=0, description="weight of the balance loss; with balance=bias its step a step"
+        default=0.01, ge=0, description="weight of the balance loss; change per step of balance=bias"
     )
     z_weight: float = Field(
         default=0.0, ge=0, description="weight of the squared log-sum-exp of the logits (2202.08906)"
@@ -34,8 +32,8 @@ class TopK(RouterSpec):
     capacity: float = Field(
         default=0.0,
         ge=0,
-        description="most tokens of an expert in a group of rows, in units of an equal share; earlier tokens "
-        "first, the rest are dropped; 0 = none is dropped",
+        description="maximum of tokens per expert in a group of rows, as a multiple of the equal share;"
+        " later tokens are dropped; 0 = no limit",
     )
 
     @property

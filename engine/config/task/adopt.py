@@ -1,5 +1,5 @@
-"""The config of the tasks adopt and adopt_adapter. `files`: all that is read, each with its content id;
-`bytes` are for the plan's check of the disk.
+"""Config of the tasks adopt and adopt_adapter. `files`: all files read, each with its content id; `bytes`:
+total size, for the plan's check of the disk.
 """
 
 from atelier.engine.config.base import Spec

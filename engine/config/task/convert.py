@@ -1,4 +1,4 @@
-"""The config of the task convert."""
+"""Config of the task convert."""
 
 from pydantic import model_validator
 
@@ -7,8 +7,8 @@ from atelier.engine.config.conversions import Conversion
 
 
 class ConvertConfig(Spec):
-    """`measured`: held-out tokens on which both models' losses are measured; `states`: URL of the parent's
-    last checkpoint, for rules that grow its optimiser's states; `optim`: the identity of that optimiser.
+    """`measured`: held-out tokens for both models' losses; `states`: URL of the parent's last checkpoint, if
+    its optimiser states are converted; `optim`: the identity of that optimiser.
     """
 
     rule: Conversion
@@ -19,5 +19,5 @@ class ConvertConfig(Spec):
     @model_validator(mode="after")
     def _says_whose(self) -> "ConvertConfig":
         if self.states and not self.optim:
-            raise ValueError("states without the optimiser that they are of: no training would take them")
+            raise ValueError("states are given without optim, the optimiser that they belong to")
         return self

@@ -1,5 +1,5 @@
-"""The configs of the tasks that prepare data; encode, extract and describe have none. `files`: what is read,
-each with its content id; `place`, `length`: where the configuration has it, for errors.
+"""Configs of the tasks that prepare data; encode, extract and describe have none. `files`: all files read,
+each with its content id; `place`, `length`: configuration keys, for errors.
 """
 
 from atelier.engine.config.base import Spec

@@ -1,4 +1,4 @@
-"""The config of the task write."""
+"""Config of the task write."""
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.generation import Written

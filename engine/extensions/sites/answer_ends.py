@@ -1,6 +1,5 @@
-"""Sender and receiver of teacher outputs between sites (answers.py): the students of a teacher here at other
-sites, and the teacher at another site of students here. Steps are the teacher's; a student may be `delay`
-steps behind.
+"""Sender and receiver of teacher outputs (answers.py): a teacher here with students at other sites, and a
+teacher at another site with students here. Steps are the teacher's; a student may be `delay` steps behind.
 """
 
 from torch import Tensor
@@ -30,14 +29,14 @@ class LearnedFrom(Attachment):
 
 
 def learned_from(member: RoleState) -> LearnedFrom:
-    """Of a role whose teacher is at another site."""
+    """The state of a role whose teacher is at another site."""
     found = member.attached[LearnedFrom.name]
     assert isinstance(found, LearnedFrom)
     return found
 
 
 class RemoteStudents:
-    """A teacher here, and the sites of its students elsewhere."""
+    """A teacher here and the sites of its students elsewhere."""
 
     def __init__(self, sites: ReadingSites, member: RoleState) -> None:
         self.sites, self.member = sites, member
@@ -45,21 +44,21 @@ class RemoteStudents:
         self.what = sites.what
 
     def whole(self, clock: int) -> dict[str, Tensor]:
-        """What is sent of a step. A collective."""
+        """The tensors of a step's message. A collective."""
         return self.member.taps[self.what].message(clock)
 
     def reads_at(self, clock: int) -> bool:
         return any(clock in steps for steps in self.sites.asked.values())
 
     def is_late(self, clock: int, ahead: int, own: str) -> bool:
-        """Whether a site is so many steps behind `clock`. Raises DataError for one that waits for answers
-        which are gone: it has begun anew, and is no more where it had come.
+        """Whether a site is `ahead` steps or more behind `clock`. Raises DataError for a site that began anew
+        and waits for answers that were removed.
         """
         for site, steps in self.sites.taught.items():
             come, last = self.sites.come(site)[0], steps.stop
             is_gone = come < min(last, clock) and self.box.answers(come + 1, own, self.what) is None
             if is_gone and self.sites.come(site)[0] == come:  # not removed meanwhile
-                way_out = f"remove {self.box.place} at both sites, and begin both together"
+                way_out = f"remove {self.box.place} at both sites, and start both together"
                 if self.sites.is_replayed_for:
                     way_out = f"the same command trains {self.member.name} again from there"
                 raise DataError(
@@ -72,7 +71,7 @@ class RemoteStudents:
         return False
 
     def behind(self, clock: int, ahead: int) -> list[str]:
-        """The sites that are so many steps behind `clock`, with the step that each has to learn from."""
+        """The sites that are `ahead` steps or more behind `clock`, with the next step of each."""
         come = {site: self.sites.come(site)[0] for site in self.sites.taught}
         return [
             f"{site}, to learn from step {come[site] + 1} of {self.box.trajectory[:16]}"
@@ -81,24 +80,24 @@ class RemoteStudents:
         ]
 
     def endings(self) -> list[tuple[str, Mailbox]]:
-        """Where students elsewhere are told that it has ended as it has to, with their sites."""
+        """By site of students, the mailboxes that report that the replayed teacher has equal weights."""
         if not self.sites.is_replayed_for:
             return []
         return [(site, box) for site in self.sites.taught for box in self.sites.endings(site).values()]
 
     def slowest(self) -> int:
-        """Steps that all sites have learned from."""
+        """How many steps all sites have learned from."""
         return min(self.sites.come(site)[0] for site in self.sites.taught)
 
     def safe(self) -> int:
-        """The steps whose answers no site will ask for again; a longer training asks for the last one."""
+        """How many steps' answers no site will ask for again. The last one is kept for a longer training."""
         return min(min(self.sites.come(site)[1], steps.stop - 1) for site, steps in self.sites.taught.items())
 
 
 class RemoteTeacher:
-    """What comes of a teacher at another site, `site`, for its students here: `told` are its steps whose
-    messages this site will not ask for again, `begun` says how often this site has begun, `done` which roles
-    of this site are published.
+    """Inbound outputs of a teacher at another `site`, for its students here. `told`: steps whose messages
+    this site will not ask for again; `begun`: how often this site has begun; `done`: its roles that are
+    published.
     """
 
     def __init__(self, box: Mailbox, what: str, site: str, students: list[RoleState]) -> None:
@@ -113,7 +112,7 @@ class RemoteTeacher:
         self.behind = max(student.role.delay for student in students)
 
     def begin(self, own: str, clock: int) -> ReaderProgress:
-        """What this site, `own`, says of its progress when it begins at step `clock`."""
+        """The progress that this site, `own`, reports when it begins at step `clock`."""
         step, known = max(self.first, clock - self.behind), self.box.progress(own)
         if known is None:
             known = ReaderProgress(trajectory=self.box.trajectory, site=own, step=step, safe=self.first)
@@ -126,7 +125,7 @@ class RemoteTeacher:
         return self.progress(own, min(known.step, step))
 
     def progress(self, own: str, step: int, *, is_over: bool = False) -> ReaderProgress:
-        """The message of a reader that has learned from `step` steps; `is_over`: and is published."""
+        """The report of a reader that has learned from `step` steps; `is_over`: it is published."""
         said = ReaderProgress(
             trajectory=self.box.trajectory,
             site=own,
@@ -140,18 +139,18 @@ class RemoteTeacher:
 
     @property
     def endings(self) -> list[Mailbox]:
-        """Where its students are told that the teacher has ended as it has to."""
+        """The mailboxes that report that the replayed teacher has equal weights."""
         return (
             [ending(self.box, each, self.begun) for each in self.models.values()] if self.is_replayed else []
         )
 
     def active(self, clock: int, delay: int) -> list[RoleState]:
-        """Those that learn at step `clock` from the step `delay` before."""
+        """The students that learn at step `clock` from the teacher's step `clock - delay`."""
         return [each for each in self.students if each.is_active(clock) and each.role.delay == delay]
 
     def goes_on(self, clock: int, delay: int) -> bool:
-        """Whether the message is here from which its students learned last, those that are `delay` steps
-        behind. Raises DataError for another one than that: the teacher is another one now.
+        """Whether the message is here from which the students that are `delay` steps behind learned last.
+        Raises DataError if its digest differs: the teacher has changed.
         """
         last = clock - delay - 1
         begun = [each for each in self.active(clock, delay) if learned_from(each).digest]
@@ -162,25 +161,26 @@ class RemoteTeacher:
             if head.body.sha256 != learned_from(each).digest:
                 places = ", ".join(segment.url for segment in each.spec.segments)
                 raise DataError(
-                    f"{self.box.folder(last + 1, self.site)}: are other {self.what} than {each.name} learned"
-                    f" from at step {clock}: its teacher began again, and is another one; remove {places}, so"
-                    " that it begins again too"
+                    f"{self.box.folder(last + 1, self.site)}: {self.what} differ from those that {each.name}"
+                    f" learned from at step {clock}: its teacher began again and has changed; remove"
+                    f" {places}, so that it begins again too"
                 )
         return True
 
     def ahead(self, step: int) -> int:
-        """Steps that the messages here go on after the one of `step`, from 0."""
+        """How many steps after `step` (from 0) have messages here."""
         return max(self.box.rounds(), default=step + 1) - step - 1
 
     def head(self, step: int) -> OfStep | None:
-        """The head of the message of a teacher's step, from 0. Raises DataError when it will not come any
-        more: later ones are here, and the teacher is not trained again.
+        """The head of the message of a teacher's step, from 0. Raises DataError if it will never arrive:
+        later ones are here, and the teacher is not trained again.
         """
         if (head := self.box.answers(step + 1, self.site, self.what)) is not None:
             return head
         if not self.is_replayed and (there := self.box.rounds()) and there[0] > step + 1:
             raise DataError(
                 f"{self.box.folder(step + 1, self.site)}: is gone, {self.site} is at step {there[-1]}: this"
-                f" site's checkpoints are lost, or too old; begin all sites again, without {self.box.place}"
+                f" site's checkpoints are lost or too old; remove {self.box.place} at all sites and start all"
+                " again"
             )
         return None

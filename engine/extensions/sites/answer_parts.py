@@ -1,5 +1,5 @@
-"""A teacher's answers to the batch of one step: gathered from the ranks of its gang, and opened at the site
-of its students, each rank taking those of its own rows.
+"""Gather a teacher's answers to one batch from its ranks, and open them at the students' site, where each
+rank takes those of its own rows.
 
 B rows, T tokens, N scored tokens
 """
@@ -23,8 +23,8 @@ from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 
 ROWS = {"samples_B": torch.int64, "scored_B": torch.int32}  # numbers of the samples, and of their tokens
-LEAST_KEPT = 0.5  # mass of the tokens that are sent, at a temperature above 1
-LOSS = {"loss": torch.float64}  # the teacher's in the step; of no element where no token is scored
+LEAST_KEPT = 0.5  # least mass of the tokens that are sent, at a temperature above 1
+LOSS = {"loss": torch.float64}  # the teacher's in the step; empty where no token is scored
 
 
 class AnswerParts(Tap):
@@ -39,13 +39,13 @@ class AnswerParts(Tap):
         self._is_finite = True
 
     def begin(self) -> None:
-        """Answer the next step."""
+        """Collect answers in the next step."""
         self.is_asked = True
 
     def add(
         self, batch: Mapping[str, Tensor], clock: int, hidden_BTD: Tensor, head_weight_VD: Tensor
     ) -> None:
-        """Answer a micro-batch, whose rows are this rank's."""
+        """Collect the answers to a micro-batch of this rank's rows."""
         labels_BT = batch["labels_BT"]
         self._is_finite &= bool(torch.isfinite(hidden_BTD).all())
         found = answers_of(
@@ -60,8 +60,8 @@ class AnswerParts(Tap):
         self._parts.append(rows | found)
 
     def message(self, clock: int) -> dict[str, Tensor]:
-        """The answers to the whole batch, in the order of its rows, as they are sent, and the teacher's loss.
-        A collective. Raises DataError where they are not finite.
+        """The tensors to send: the answers to the whole batch, in the order of its rows, and the teacher's
+        loss. A collective. Raises DataError if answers are not finite.
         """
         mine = {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
         self._parts, self.is_asked = [], False
@@ -86,7 +86,7 @@ class AnswerParts(Tap):
 
 @dataclass(frozen=True)
 class Received:
-    """A teacher's answers to the batch of a step. `spans`: by sample, its first token and their end."""
+    """A teacher's answers to the batch of a step. `spans`: begin and end of each sample's tokens."""
 
     tensors: Mapping[str, Tensor]
     spans: Mapping[int, tuple[int, int]]
@@ -105,8 +105,8 @@ class Received:
         return {"answers/kept": kept_mass(others_N, self.values)}
 
     def check_mass(self) -> None:
-        """Raise DataError where a raised temperature leaves the tokens that were sent too little of the mass:
-        a student would hardly learn from them, and its loss would look small.
+        """Raise DataError if the sent tokens have too little mass at a temperature above 1: a student would
+        hardly learn from them, and its loss would look small.
         """
         kept, top = self.measured.get("answers/kept", 1.0), self.tensors["values_NK"].shape[1]
         if self.heat > 1 and kept < LEAST_KEPT:
@@ -117,14 +117,14 @@ class Received:
             )
 
     def side(self, batch: Mapping[str, Tensor]) -> TopSide:
-        """Those to a micro-batch of this rank. Raises DataError where it has other samples or tokens."""
+        """The answers to a micro-batch of this rank. Raises DataError if its samples or tokens differ."""
         labels_BT, parts = batch["labels_BT"], list[Tensor]()
         scored_B = (labels_BT != NOT_SCORED).sum(1).tolist()
         for sample, scored in zip(batch["samples_B"].tolist(), scored_B, strict=True):
             begin, end = self.spans.get(sample, (0, -1))
             if end - begin != scored:
                 has = "is not there" if end < 0 else f"has {end - begin} tokens"
-                raise DataError(f"{self.place}: sample {sample} {has}, here {scored}")
+                raise DataError(f"{self.place}: sample {sample} {has}; this site has {scored}")
             parts.append(torch.arange(begin, end))
         rows_N = torch.cat(parts)
         mine = {name: each[rows_N] for name, each in self.tensors.items()}
@@ -134,8 +134,8 @@ class Received:
 
 
 def opened(path: Path, place: str, link: Link, vocab: int) -> Received:
-    """The verified answers of the file `path`, which messages call `place`. Raises DataError for tensors that
-    are none.
+    """Read the verified file `path`; `place` names it in errors. Raises DataError for tensors that are not
+    answers.
     """
     top = vocab if link.top == "all" else link.top
     stored = StoredWeights(path)
@@ -146,7 +146,7 @@ def opened(path: Path, place: str, link: Link, vocab: int) -> Received:
     if found != expected:
         said = ", ".join(f"{name} {dtype}" for name, dtype in sorted(found.items(), key=str))
         raise DataError(
-            f"{place}: holds {said[:200] or 'nothing'}, and not answers as link.top and values say"
+            f"{place}: holds {said[:200] or 'nothing'}, not answers in the form of link.top and link.values"
         )
     shapes = stored.shapes()
     loss = stored["loss"].flatten().tolist()
@@ -162,7 +162,9 @@ def opened(path: Path, place: str, link: Link, vocab: int) -> Received:
     ends = scored.cumsum(0).tolist()
     total = ends[-1] if ends else 0
     if len(set(samples)) < len(samples) or (scored < 0).any() or (total,) != tokens:
-        raise DataError(f"{place}: {len(samples)} samples, one twice or not of {tokens[0]} tokens together")
+        raise DataError(
+            f"{place}: {len(samples)} samples; one is there twice, or they do not have {tokens[0]} tokens"
+        )
     spans = {
         sample: (end - size, end) for sample, end, size in zip(samples, ends, scored.tolist(), strict=True)
     }

@@ -1,10 +1,11 @@
-"""A distillation over several sites (config/train/link.py): a teacher's lessons about its steps (lessons.py),
-its answers above all, go as messages to the sites of its students, and nothing else does;
-how far those have come goes back, in steps of the teacher.
+"""Send and receive teacher outputs between sites (config/train/link.py).
 
-All sites compute the same samples from the seed: a message says of which samples it is. A teacher waits for
-the slowest site once it is `ahead` steps before it; a student waits for its step's answers. What all sites
-have passed in two checkpoints is removed.
+A message has the outputs of one teacher step (a lesson, lessons.py; mostly its answers). Nothing else goes to
+the students' sites. They report their progress back, in steps of the teacher.
+
+All sites compute the same samples from the seed, so a message only names its samples. A teacher waits while
+it is `ahead` steps ahead of the slowest site. A student waits for the answers of its step. Messages that all
+sites have passed in two checkpoints are removed.
 """
 
 import time
@@ -42,7 +43,7 @@ MOST_CONCLUSION = 1 << 10  # bytes
 
 
 class SitesApart:
-    """The messages of one training's roles that live at different sites, on this rank."""
+    """Messages between roles at different sites, on this rank."""
 
     def __init__(self, context: HookContext, meter: LinkMeter) -> None:
         training, members, gang = context.training, context.members, context.gang
@@ -78,15 +79,15 @@ class SitesApart:
 
     @property
     def end(self) -> int:
-        """The last step that a site elsewhere learns from; 0 = none does."""
+        """The last step that a student at another site learns from; 0 = none does."""
         return max((each.sites.last for each in self._readers), default=0)
 
     def begin(self, clock: int) -> int:
-        """Say that this site takes part; the step at which it begins: `clock`, or an earlier one that a
-        finished teacher has not answered. A collective.
+        """Announce this site in the mailboxes and return the step at which it begins: `clock`, or an earlier
+        one that a finished teacher has not answered. A collective.
 
-        Raises DataError when a teacher that trains is past steps that others still have to learn from, or its
-        answers to the first one here are gone.
+        Raises DataError if a training teacher is past steps that others still need, or if the answers that
+        this site needs first are gone.
         """
 
         def look() -> int:
@@ -101,8 +102,8 @@ class SitesApart:
                 if readers.member.moves and missing < clock:
                     raise DataError(
                         f"roles.{name}: is at step {clock}, and its answers to step {missing + 1}, which"
-                        f" students at other sites need, are not in {self._link.mailbox}: begin them"
-                        " together, or with roles.<student>.attach=replay"
+                        f" students at other sites need, are not in {self._link.mailbox}: start teacher and"
+                        " students together, or with roles.<student>.attach=replay"
                     )
                 found.append(missing)
             return min(found)
@@ -110,7 +111,7 @@ class SitesApart:
         return all_or_none(self._gang, look, lambda found: found[:1] * self._gang.world)
 
     def _open_boxes(self, clock: int) -> None:
-        """Say in each mailbox that this site takes part, and how far it has come in what it learns."""
+        """Announce this site in each mailbox, with its progress in each lesson."""
         own, ahead = self._link.site, self._link.ahead
         for readers in self._readers:
             most = most_bytes(self._train, readers.member.role.model, readers.what)
@@ -120,20 +121,20 @@ class SitesApart:
             )
         for heard in self._heard:
             most = most_bytes(self._train, heard.students[0].role.model, heard.what)
-            sites, longest = (own, heard.site), max(ahead, heard.behind)  # what comes after its last step
+            sites, longest = (own, heard.site), max(ahead, heard.behind)  # steps after its last one
             heard.box.open_answers(own, sites, heard.site, most=most, ahead=longest, what=heard.what)
             said = heard.begin(own, clock)
-            heard.head(said.step)  # where that is gone, the teacher hears nothing of it
+            heard.head(said.step)  # raises if it is gone, before the teacher gets this progress
             heard.box.tell(said)
             for box in heard.endings:
                 box.open_answers(own, sites, heard.site, most=MOST_CONCLUSION, ahead=1, what=heard.what)
                 box.tell(ReaderProgress(trajectory=box.trajectory, site=own, step=0, safe=0))
 
     def meet(self, clock: int) -> float:
-        """Before a step: wait until its answers are there, and until no site is too far behind; or until a
-        stop is asked. The seconds of it. A collective.
+        """Before a step: wait until its answers are there and no site is too far behind, or until a stop is
+        asked. Returns the seconds. A collective.
 
-        Raises DataError for answers that do not fit, or will not come any more; DamageError for damaged ones.
+        Raises DataError for answers that do not fit or will never arrive, DamageError for damaged ones.
         """
         if self.is_alone:
             return 0.0
@@ -182,8 +183,8 @@ class SitesApart:
         return time.perf_counter() - began
 
     def _wait(self, is_ready: Callable[[], bool], missing: Callable[[], list[str]]) -> bool:
-        """Wait until all ranks are ready; False when a stop is asked before. A collective. `missing`: what is
-        waited for.
+        """Wait until all ranks are ready; False if a stop is asked before. A collective. `missing`: names of
+        the missing messages.
         """
         world, wait = self._gang.world, LongWait(self._say)
         while True:
@@ -199,10 +200,10 @@ class SitesApart:
             time.sleep(LOOK_EVERY)
 
     def _open(self, heard: RemoteTeacher, head: OfStep, students: list[RoleState]) -> None:
-        """Verify a teacher's message and give it to these students."""
+        """Verify a teacher's message and pass it to these students."""
         place = join(heard.box.folder(head.round, head.site), BODY)
         head.check_code(heard.box.code, place)
-        each = f"{students[0].role.delay}-{head.round % 2}"  # what was opened is still read from its file
+        each = f"{students[0].role.delay}-{head.round % 2}"  # the file before is still being read
         path = self._scratch / f"link-{self._gang.rank}" / head.trajectory[:16] / each / BODY
         if is_local(place):
             path = local_path(place)
@@ -216,14 +217,14 @@ class SitesApart:
                 student.inboxes[heard.what].open(path, place, head.round - 1)
             return
         received = opened(path, place, self._link, model.ids)
-        if not all(learned_from(student).digest for student in students):  # the first ones
+        if not all(learned_from(student).digest for student in students):  # their first answers
             received.check_mass()
         for student in students:
             student.remote = received
 
     def send(self, clock: int) -> float:
-        """After a step: send what the teachers here have answered, and say how far this site has come; the
-        seconds of it. A collective.
+        """After a step: send the outputs of the teachers here and report this site's progress. Returns the
+        seconds. A collective.
         """
         began = time.perf_counter()
         for heard in self._heard:
@@ -241,7 +242,7 @@ class SitesApart:
 
     def _send(self, readers: RemoteStudents, clock: int, found: Mapping[str, Tensor]) -> None:
         safe = readers.safe()
-        if clock >= safe:  # else it was sent, learned from and removed
+        if clock >= safe:  # else it was sent, learned from and removed before
             weights = in_memory(found)
             entries = in_file_order(entries_of(weights))
             write_files(
@@ -254,18 +255,18 @@ class SitesApart:
         readers.box.forget(safe)
 
     def _tell(self, step: int) -> None:
-        """Say how far this site has come in what it learns from each teacher elsewhere."""
+        """Report this site's progress to each teacher elsewhere."""
         for heard in self._heard if self._gang.is_first else ():
-            # the last one that a checkpoint learned from stays: whoever goes on compares it
+            # keep the last message that a checkpoint learned from: a resumed run compares it
             durable = [max(each.durable_steps[0] - each.role.delay - 1, 0) for each in heard.students]
             heard.told = max(heard.told, min(durable))
             heard.box.tell(heard.progress(self._link.site, max(step - heard.behind, heard.first)))
 
     def conclude(self, clock: int) -> None:
-        """After the last step, before anything is published: wait until the teachers elsewhere that are
-        trained again have ended as they had to, then say so of those here. A collective.
+        """After the last step, before models are published: wait until the teachers elsewhere that are
+        trained again report equal final weights, then report the same for the teachers here. A collective.
 
-        Raises StoppedError when a stop is asked before.
+        Raises StoppedError if a stop is asked before.
         """
         endings = [(box, heard) for heard in self._heard for box in heard.endings]
         if endings:
@@ -287,7 +288,7 @@ class SitesApart:
                 box.answer(ENDED, self._link.site, CONCLUSION, readers.what)
 
     def finish(self) -> None:
-        """Say that this site needs no more answers, its students being published; remove what nobody does."""
+        """Report that this site's students are published; remove messages that no site needs any more."""
         if self._gang.is_first:
             for heard in self._heard:
                 last = max(each.role.taught(each.end).stop for each in heard.students)

@@ -15,9 +15,7 @@ from atelier.engine.extensions.sites.linked_checks import check_link, check_phas
 
 
 def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
-    """Raise ConfigError for what is not built between sites. `section`: of the configuration, that has the
-    link.
-    """
+    """Raise ConfigError for settings that are not built between sites. `section`: that of the link."""
     check_link(layout, roles, train, prefix, section)
     check_apart(layout, roles, train, prefix, section)
 
@@ -25,8 +23,8 @@ def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: 
 def check_everybody(
     roles: Mapping[str, Role], train: Train, phases: Mapping[str, Phase], *, section: str = "train"
 ) -> None:
-    """Raise ConfigError where a site is to have a role that there is not, or for phases that do not fit. For
-    all roles of a training. `section`: of the configuration, that has the link.
+    """Raise ConfigError if a site has an unknown role, or if phases do not fit. For all roles of a training.
+    `section`: the key that has the link.
     """
     check_phases(train, phases, roles)
     link = link_of(train)
@@ -43,9 +41,9 @@ def check_everybody(
 
 
 def check_apart(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:
-    """Raise ConfigError for a role at no site, a student that needs more of a teacher elsewhere than its
-    messages of a step, answers of more tokens than there are, or a layout at which answers are not built.
-    `section`: of the configuration, that has the link.
+    """Raise ConfigError for a role at no site, a student that needs more than messages of a remote teacher,
+    answers with more tokens than the vocabulary, or a layout for which answers are not built. `section`: the
+    key that has the link.
     """
     link, where = link_of(train), f"{section}.link"
     if not link.roles:
@@ -107,15 +105,15 @@ def _check_student(
         key, other = next(iter(role.other_teachers.items()))
         raise ConfigError(
             f"{place}.objective.{key}.teacher",
-            f"{other}, beside {teacher} at {link.site_of(teacher)}: one teacher is built for such a student",
+            f"{other}, beside {teacher} at {link.site_of(teacher)}: such a student can have one teacher only",
             f"leave one out, or all of them at {link.site_of(name)} in {where}.roles",
         )
     above = roles[teacher].teacher if teacher in roles else ""
     if role.attach == "replay" and link.is_apart(teacher, above) and roles[teacher].attach != "replay":
         raise ConfigError(
             f"{place.removesuffix(name)}{teacher}.attach",
-            f"{roles[teacher].attach}, and for {name} it may train again: it would wait for what {above} no"
-            " longer says",
+            f"{roles[teacher].attach}, and it may train again for {name}: {above} would not send its messages"
+            " again",
             f"replay, so that {above} at {link.site_of(above)} trains again with it",
         )
     if role.attach == "frozen":
@@ -136,7 +134,7 @@ def _check_student(
 
 
 def _check_compared(place: str, role: Role, link: Link, where: str) -> None:
-    """Refuse objectives that compare with what answers do not say."""
+    """Refuse objectives that need more than answers."""
     teacher = role.teacher
     at = f"{teacher} at {link.site_of(teacher)}"
     for key, spec in role.objective.items():
@@ -144,15 +142,15 @@ def _check_compared(place: str, role: Role, link: Link, where: str) -> None:
         if type(spec).needs_teacher and not is_sent:
             raise ConfigError(
                 f"{place}.objective.{key}",
-                f"compares more than logits, and only answers come from {at}",
+                f"compares more than logits, and {at} sends only answers",
                 f"an objective of kind logits, or both roles at one site in {where}.roles",
             )
         heat = getattr(spec, "temperature", 1.0)
         if type(spec).reads_logits_only and link.top != "all" and heat != link.temperature:
             raise ConfigError(
                 f"{place}.objective.{key}.temperature",
-                f"{heat:g}, and the answers of {at} have the mass of all but their {link.top} most likely"
-                f" tokens at temperature {link.temperature:g} alone",
+                f"{heat:g}, and the answers of {at} give the mass of all but their {link.top} most likely"
+                f" tokens only at temperature {link.temperature:g}",
                 f"{where}.temperature={heat:g}, or {where}.top=all",
             )
 

@@ -1,11 +1,9 @@
-"""Which codec a site takes for its next contribution: the least lossy one that its link carries in time.
-Torch-free.
+"""Choose the codec of a site's next contribution: the least lossy one that crosses in time. Torch-free.
 
-A message of b bytes takes its codec's seconds and b / rate to the slowest peer: it goes to all at once, and
-a rate is what is left beside the others. It has the training time of `delay` steps, but of no more than there
-are between two messages, which would pile up; and it may hold up the training by `stall` of a round's. So
-that a rate at the border does not change the codec every round, a less lossy one than the last is taken only
-where it needs at most `MARGIN` of that time.
+A message of b bytes takes its codec's seconds plus b / rate at the slowest peer; rates are measured while it
+goes to all peers at once. It has the training time of `delay` steps, at most the steps between two messages,
+plus `stall` of a round's time. A less lossy codec than the last is taken only if it needs at most `MARGIN` of
+that time, so that the codec does not change every round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ MARGIN = 0.8
 
 @dataclass
 class CodecChooser:
-    """`interval`: steps between two messages. `codec_s`: seconds that each codec took last, by its place."""
+    """`interval`: steps between two messages. `codec_s`: seconds that each codec took last, by its index."""
 
     delay: int
     interval: int
@@ -26,21 +24,21 @@ class CodecChooser:
 
     @property
     def hidden_s(self) -> float:
-        """Seconds of training while a message crosses, until it is waited for."""
+        """Seconds of training while a message crosses, before the training waits for it."""
         return self.step_s * min(self.delay, self.interval)
 
     @property
     def time_s(self) -> float:
-        """Seconds that a message has until the training waits for it longer than it may."""
+        """Seconds that a message may take."""
         return self.hidden_s + self.step_s * self.stall * self.interval
 
     def seconds(self, codec: int, num_bytes: int, rates: Mapping[str, float]) -> float:
-        """What a message takes."""
+        """Seconds that a message takes."""
         return self.codec_s.get(codec, 0.0) + max((num_bytes / rate for rate in rates.values()), default=0.0)
 
     def choose(self, bytes_of: Sequence[int], rates: Mapping[str, float | None], last: int | None) -> int:
-        """The codec of a message, by its place in `bytes_of`; while a rate or the steps' time is not known,
-        the lossiest.
+        """The codec of a message, as an index of `bytes_of`; the lossiest while a rate or the time of a step
+        is not known.
         """
         known = {peer: rate for peer, rate in rates.items() if rate is not None}
         lossiest = len(bytes_of) - 1

@@ -1,5 +1,5 @@
-"""Which codec this site's gang takes for a contribution: the link's only one; one that it took before, which
-lies in the mailbox; that of a round log; or what the chooser says (chooser.py).
+"""Choose the codec of this site's contribution: the link's only one; else that of a contribution that is
+already in the mailbox; else that of the round log; else the chooser's (chooser.py).
 """
 
 import itertools
@@ -23,8 +23,8 @@ SMOOTHING = 0.2  # weight of a step's time in the mean of steps
 
 
 class RoundPlan:
-    """The rounds of a role, and the weights of each fragment; fragment 0 is all of them. Raises ConfigError
-    for codecs of which a later one is larger.
+    """The rounds of a role and the weights of each fragment; fragment 0 is all weights. Raises ConfigError
+    unless each codec is smaller than the one before.
     """
 
     def __init__(self, rounds: Rounds, layouts: list[Layout], codecs: Sequence[Codec]) -> None:
@@ -49,7 +49,7 @@ class CodecChoice:
         self._roles, self._last = 1, dict[str, int]()  # the last choice by role
 
     def begin(self, roles: int) -> None:
-        """`roles`: of the training, whose messages share the link."""
+        """`roles`: the number of roles whose messages share the link."""
         self._roles = max(1, roles)
 
     @cached_property
@@ -57,18 +57,18 @@ class CodecChoice:
         return read_log(self._link.rounds) if self._link.rounds else {}
 
     def trained(self, step_s: float) -> None:
-        """The gang has trained a step in so many seconds; 0 = they say nothing of others."""
+        """Record the seconds of a step; 0 = they are not typical."""
         if step_s:
             before = self._chooser.step_s or step_s
             self._chooser.step_s = before + SMOOTHING * (step_s - before)
 
     def took(self, codec: Codec, seconds: float) -> None:
-        """A contribution was encoded and written, in so many seconds."""
+        """Record the seconds of encoding and writing a contribution."""
         self._chooser.codec_s[self._link.codecs.index(codec)] = seconds * self._roles
 
     def codec(self, number: int, member: RoleState, box: Mailbox, plan: RoundPlan) -> Codec:
-        """For a role's contribution to a round. A collective. Raises DataError for a log that has no such
-        round, or another codec.
+        """The codec of a role's contribution to a round. A collective. Raises DataError if the round log has
+        no such round, or a codec that `choose` has not.
         """
         if not self._link.choose:
             return self._link.codec
@@ -94,7 +94,7 @@ class CodecChoice:
             return self._chooser.choose(sizes, rates, self._last.get(member.name))
         if codec not in self._link.codecs:
             raise DataError(
-                f"train.link.choose: round {number} of {own} came as {codec.text}, which is none of them"
+                f"train.link.choose: round {number} of {own} has codec {codec.text}, which is not in the list"
             )
         return self._link.codecs.index(codec)
 
@@ -105,14 +105,14 @@ class CodecChoice:
         return line.codecs[site]
 
     def check(self, number: int, site: str, codec: Codec, sha256: str, place: str) -> None:
-        """Raises DataError where a round log is followed, and a site's contribution is another one there."""
+        """Raise DataError if the training follows a round log with another contribution of a site."""
         if not self._link.rounds:
             return
         logged = self._logged(number, site)
         if logged != codec:
-            raise DataError(f"{place}: is {codec.text}, and in {self._link.rounds} {logged.text}")
+            raise DataError(f"{place}: has codec {codec.text}, and in {self._link.rounds} {logged.text}")
         if self._log[number].sha256.get(site) != sha256:
             raise DataError(
-                f"{place}: has other bits than in {self._link.rounds}; it is followed in the layouts, on the"
-                " machines and with the code that made it"
+                f"{place}: has other bits than in {self._link.rounds}; repeat it with the layouts, machines"
+                " and code that made it"
             )

@@ -1,18 +1,18 @@
-"""A weight's contribution as the tensors of a message, and back. Always of whole tensors on the CPU, so that
-nothing depends on a site's layout; decoding is elementwise, each operation rounded alone, so that every site
-reads the same bits.
+"""Encode a weight's contribution into the tensors of a message, and decode it. Works on whole tensors on the
+CPU, so a site's layout does not matter. Decoding is elementwise and rounds each operation alone, so all sites
+get equal bits.
 
 int8, int4, int2: whole numbers of 8, 4 or 2 bits with a scale for each block of numbers; the block's largest
 magnitude is the largest number. Zero stays zero: a weight that has not moved is not moved.
 
-topk: the numbers of largest magnitude alone, with their places; the others are zero.
+topk: the numbers of largest magnitude, with their indices; the others are zero.
 
 powersgd: two thin factors of a matrix, by one step of power iteration from a random start (PowerSGD, Vogels
-et al., 1905.13727, algorithm 1). The paper starts from the factor of the step before; here the start is drawn
-for each round, so that nothing is kept between rounds.
+et al., 1905.13727, algorithm 1). The paper starts from the factor of the step before; here each round draws
+its start, so no state is kept between rounds.
 
-Letters: N numbers of a tensor; of whole numbers K blocks, B numbers of a block, X bytes; of topk K of them
-sent; of a matrix M rows, N columns, R rank.
+Letters: N numbers of a tensor; whole numbers: K blocks of B numbers, X bytes; topk: K numbers sent; powersgd:
+M rows and N columns of a matrix, rank R.
 """
 
 import math
@@ -28,7 +28,7 @@ from atelier.engine.io.tensorfile import TensorEntry
 
 
 def encode(codec: Codec, weight: TensorEntry, whole: Tensor, seed: int) -> list[Tensor]:
-    """The tensors of `parts_of(codec, weight)`. `seed`: of what the codec draws."""
+    """The tensors of `parts_of(codec, weight)`. `seed`: for a codec that draws numbers."""
     if codec.kind == "none":
         return [whole]
     if codec.kind == "bf16":
@@ -45,8 +45,8 @@ def encode(codec: Codec, weight: TensorEntry, whole: Tensor, seed: int) -> list[
 
 
 def decode(codec: Codec, weight: TensorEntry, parts: Sequence[Tensor], place: str) -> Tensor:
-    """The contribution that `parts`, of the types and shapes of `parts_of`, stand for. Raises DataError, that
-    begins with `place`, for what stands for none.
+    """The contribution of `parts`, which have the types and shapes of `parts_of`. Raises DataError, whose
+    text begins with `place`, for invalid or non-finite values.
     """
     whole = _decoded(codec, weight, parts, place)
     if not torch.isfinite(whole).all():
@@ -78,7 +78,7 @@ def encode_whole(numbers_N: Tensor, bits: int, block: int, num_bytes: int) -> tu
     most = largest(bits)
     padded_KB = torch.nn.functional.pad(numbers_N, (0, -numbers_N.numel() % block)).view(-1, block)
     scales_K = padded_KB.abs().amax(1) / most if len(padded_KB) else padded_KB.new_empty(0)
-    divisors_K1 = torch.where(scales_K > 0, scales_K, 1.0)[:, None]  # of so small a block 0 are all
+    divisors_K1 = torch.where(scales_K > 0, scales_K, 1.0)[:, None]  # with scale 0 all become 0
     codes_KB = (padded_KB / divisors_K1).round_().clamp_(-most, most).add_(most).to(torch.uint8)
     per_byte = 8 // bits
     codes_N = codes_KB.flatten()[: numbers_N.numel()]
@@ -90,7 +90,7 @@ def encode_whole(numbers_N: Tensor, bits: int, block: int, num_bytes: int) -> tu
 
 
 def decode_whole(scales_K: Tensor, packed_X: Tensor, bits: int, block: int, count: int, place: str) -> Tensor:
-    """The first `count` numbers. Raises DataError for a code that no number has."""
+    """The first `count` numbers. Raises DataError for a code that is too large."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
     codes_N = ((packed_X[:, None] >> shifts) & ((1 << bits) - 1)).flatten()[:count]
     if count and int(codes_N.max()) > 2 * largest(bits):
@@ -100,7 +100,7 @@ def decode_whole(scales_K: Tensor, packed_X: Tensor, bits: int, block: int, coun
 
 
 def encode_largest(numbers_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The places, in order, and the values; of numbers of one magnitude the first ones."""
+    """The indices, in order, and the values. Of equal magnitudes the first are taken."""
     if not count:
         return torch.empty(0, dtype=torch.int32), numbers_N[:0]
     size_N = numbers_N.abs()
@@ -112,7 +112,7 @@ def encode_largest(numbers_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def decode_largest(places_K: Tensor, values_K: Tensor, count: int, place: str) -> Tensor:
-    """All `count` numbers. Raises DataError for places that are outside, repeated or not in order."""
+    """All `count` numbers. Raises DataError for indices that are outside, repeated or not in order."""
     where = places_K.to(torch.int64)
     if len(where) and not (where[0] >= 0 and where[-1] < count and (where[1:] > where[:-1]).all()):
         raise DataError(f"{place}: its indices do not rise from 0 to below {count}")
@@ -122,15 +122,15 @@ def decode_largest(places_K: Tensor, values_K: Tensor, count: int, place: str) -
 
 
 def encode_factors(matrix_MN: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The left factor, whose columns are orthonormal, and the right one."""
+    """The left factor, with orthonormal columns, and the right factor."""
     start_NR = torch.randn(matrix_MN.shape[1], rank, generator=torch.Generator().manual_seed(seed))
     left_MR = torch.linalg.qr(matrix_MN @ start_NR).Q
     return left_MR.contiguous(), (matrix_MN.mT @ left_MR).contiguous()
 
 
 def decode_factors(left_MR: Tensor, right_NR: Tensor) -> Tensor:
-    """The factors' product as a sum of outer products in their order, each operation rounded alone: a matrix
-    product's bits depend on the machine.
+    """The factors' product as a sum of outer products, in order and each operation rounded alone: the bits of
+    a matrix product depend on the machine.
     """
     total_MN = torch.zeros(len(left_MR), len(right_NR))
     for left_M, right_N in zip(left_MR.unbind(1), right_NR.unbind(1), strict=True):

@@ -1,4 +1,4 @@
-"""A site's contribution to an outer step, as a message (encoded.py). The ranks of its gang write their pieces
+"""Write and read a site's contribution to an outer step (encoded.py). The ranks of a site write their pieces
 of it; every rank of another site reads all of it.
 """
 
@@ -21,25 +21,25 @@ from atelier.engine.model.weights import StoredWeights, Weight, entries_of, type
 
 
 def check_form(head: Contribution, place: str, *, codecs: Sequence[Codec], fragment: int, code: str) -> None:
-    """Raise DataError for a contribution of another form than the training's, or that other code than that of
-    the digest `code` has computed; '' = any.
+    """Raise DataError for a contribution with another codec or fragment than the round's, or computed by
+    other code than that of the digest `code`; '' = any.
     """
     head.check_code(code, place)
     if head.codec not in codecs:
         known = ", ".join(codec.text for codec in codecs)
-        raise DataError(f"{place}: is {head.codec.text}, and the training's {known}")
+        raise DataError(f"{place}: has codec {head.codec.text}, and the training's are {known}")
     if head.fragment != fragment:
         raise DataError(f"{place}: is of fragment {head.fragment}, and the round's is {fragment}")
 
 
 def layout_of(weights: Mapping[str, Weight]) -> Layout:
-    """In the order of names, which no pipeline changes."""
+    """The layout in the order of names, which does not depend on a pipeline."""
     return {entry.name: entry for entry in sorted(entries_of(weights))}
 
 
 def encoded(weights: Mapping[str, Weight], codec: Codec, number: int) -> dict[str, Weight]:
-    """The tensors of a message of round `number`, in their order. They are gathered as `weights` are: a
-    collective each, all in this order, a weight at a time.
+    """The tensors of a message of round `number`, in their order. Reading one gathers its weight: a
+    collective, one weight at a time, in this order on all ranks.
     """
     found: dict[str, Weight] = {}
     for entry in layout_of(weights).values():
@@ -49,7 +49,7 @@ def encoded(weights: Mapping[str, Weight], codec: Codec, number: int) -> dict[st
 
 
 class _EncodedWeight:
-    """One weight: gathered and encoded when its first part is asked for; its other parts come next."""
+    """One weight, which is gathered and encoded when its first part is read; its other parts come next."""
 
     def __init__(self, codec: Codec, entry: TensorEntry, source: Weight, seed: int) -> None:
         self._codec, self._entry, self._source, self._seed = codec, entry, source, seed
@@ -73,7 +73,7 @@ class StoredContribution:
     """A site's contribution in a verified file; `place` names it in errors."""
 
     def __init__(self, path: Path, codec: Codec, layout: Layout, place: str) -> None:
-        """Raises DataError for a file that holds anything else than what the codec makes of such weights."""
+        """Raises DataError unless the file has exactly the tensors that the codec makes of this layout."""
         self._held, self._codec, self._layout, self._place = StoredWeights(path), codec, layout, place
         expected = {part.name: part for entry in layout.values() for part in parts_of(codec, entry)}
         for name, part in expected.items():
@@ -82,20 +82,20 @@ class StoredContribution:
             if self._held.place(name).dtype != type_of(part):
                 raise DataError(f"{place}: {name} is {self._held.place(name).dtype}, not {type_of(part)}")
         if more := sorted(set(self._held) - set(expected)):
-            raise DataError(f"{place}: has {more[0]}, which is no part of it")
+            raise DataError(f"{place}: has {more[0]}, which does not belong to it")
 
     def whole(self, name: str) -> Tensor:
-        """A weight's contribution as every site reads it. Raises DataError for what is none."""
+        """The decoded contribution of a weight. Raises DataError if it is invalid."""
         entry = self._layout[name]
         parts = [self._held[part.name] for part in parts_of(self._codec, entry)]
         return decode(self._codec, entry, parts, f"{self._place}: {name}")
 
     def check(self, names: Iterable[str], most: float = math.inf) -> None:
-        """Raise DataError unless these weights can all be read, and all weights have at most this norm."""
+        """Raise DataError unless these weights can all be decoded and the norm of all is at most `most`."""
         if math.isinf(most):
             for name in names:
                 self.whole(name)
             return
         found = norm(part for name in self._layout for part in square_sums(self.whole(name)))
         if found > most:
-            raise DataError(f"{self._place}: has the norm {found:.4g}, and at most {most:.4g} is taken")
+            raise DataError(f"{self._place}: has the norm {found:.4g}, and at most {most:.4g} is accepted")

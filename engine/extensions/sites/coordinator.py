@@ -1,7 +1,8 @@
-"""Who is in a round of an elastic membership: the sites that have contributed when all others are late or
-silent; nobody, and no outer step is taken, where those are too few and other sites wait for the next round.
-Silence is judged by this process's own clock, by what comes from a site, never by a time that the
-site says. Torch-free.
+"""Decide which sites are in a round of an elastic membership. Torch-free.
+
+These are the sites that have contributed when all others are late or silent. If they are too few and other
+sites wait for the next round, the round is empty: it has no outer step. Silence is judged by this process's
+clock and by when reports arrive, never by a time in a report.
 """
 
 import time
@@ -23,8 +24,8 @@ BEGAN = (
 
 
 class Coordinator:
-    """Decides rounds of one training as a site that may. What it has seen is lost with the process: a new one
-    waits anew, and what was decided is not decided again.
+    """Decides rounds of one training for a site that may. Its observations end with the process: a new one
+    waits again, but decides no round twice.
     """
 
     def __init__(
@@ -35,20 +36,20 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         why_not: Callable[[Contribution], str] | None = None,
     ) -> None:
-        """`site`: which decides them. `why_not`: why a contribution cannot be added, '' = it can, None = all
-        can; one that cannot counts as one that never came.
+        """`site`: the one that decides. `why_not`: why a contribution cannot be added ('' = it can), None =
+        all can. One that cannot counts as missing.
         """
         self._site, self.rounds, self._membership = site, rounds, rounds.membership
         self._why_not, self._judged = why_not, dict[str, str]()  # by digest of its body
-        self.refused: dict[str, str] = {}  # why contributions are not taken, by site, at the last look
+        self.refused: dict[str, str] = {}  # why contributions are refused, by site, at the last look
         self._box, self._meeting, self._clock = box, Meeting(box), clock
-        self._heard: dict[str, tuple[Presence | None, float]] = {}  # by site: what it said last, and when
+        self._heard: dict[str, tuple[Presence | None, float]] = {}  # by site: its last report, and when
         self._enough: tuple[int, float] = (0, 0.0)  # a round, and since when it has the minimum
 
     def look(self, number: int, before: RoundLine | None) -> RoundLine | None:
-        """The decision of round `number`, which follows the line `before`; None while it is waited. A site
-        whose contribution lies there and is not taken is as one that never came: neither in nor waited for.
-        Raises DataError where such sites are so many that the others are too few for ever.
+        """The decision on round `number`, which follows the line `before`; None while it waits. A site whose
+        contribution is refused counts as missing: it is neither in the round nor waited for. Raises DataError
+        if so many are refused that the others can never be enough.
         """
         self.refused = {}
         there = self._meeting.current(number)
@@ -56,7 +57,7 @@ class Coordinator:
             return there.line
         has_all = self.rounds.first > 1 or all(map(self._box.about, self.rounds.rows))
         if self.rounds.coordinator == ANY and not has_all:
-            return None  # a mailbox that only some of them reach, as yet
+            return None  # not all sites have reached this mailbox yet
         now, samples = self._clock(), before.samples if before else None
         log = SampleLog(self.rounds.rows, self.rounds.every, samples)
         for site in self.rounds.rows:
@@ -68,7 +69,7 @@ class Coordinator:
             return None
         coming = {site for site in self.rounds.rows if self._comes(site, number, now)}
         following = {*here, *coming}
-        if len(here) < minimum:  # who is left of the round are too few, and more come to the next one
+        if len(here) < minimum:  # too few for this round; maybe enough with those that wait for the next
             if not coming or len(following) < minimum:
                 self._check_enough(number, coming)
                 return None
@@ -86,8 +87,8 @@ class Coordinator:
     def _contributions(
         self, number: int, sites: Iterable[str], added: Mapping[str, str]
     ) -> tuple[dict[str, Contribution], list[str]]:
-        """The contributions of sites that are taken, and those that have sent none; the others are refused.
-        `added`: what was, in the round before.
+        """The accepted contributions, and the sites that have sent none; the others are `refused`. `added`:
+        the digests that were added in the round before.
         """
         here, late = dict[str, Contribution](), list[str]()
         for site in sites:
@@ -105,8 +106,8 @@ class Coordinator:
         return here, late
 
     def _judge(self, head: Contribution, added: Mapping[str, str]) -> str:
-        """Why a contribution is not taken: it is from other outer weights than all have, or cannot be added;
-        '' = it is.
+        """Why a contribution is refused: it starts from other outer weights, or cannot be added; '' = it is
+        accepted.
         """
         if head.before != added:
             place = self._box.folder(head.round, head.site)
@@ -117,15 +118,15 @@ class Coordinator:
         return self._judged.get(key, "")
 
     def _check_enough(self, number: int, coming: set[str]) -> None:
-        """Raise DataError where a round waits for nobody who could still be in it or after it: a site sends
-        no other contribution to a round than its first.
+        """Raise DataError if too few sites can still be in this round or the next: a site never sends a
+        second contribution to a round.
         """
         minimum, possible = self._membership.minimum, ({*self.rounds.rows} - {*self.refused}) | coming
         if len(possible) < minimum:
             raise DataError(
-                f"round {number}: needs {minimum} sites (train.link.membership.minimum), and what came of"
-                f" {' and '.join(self.refused)} cannot be taken: {'; '.join(self.refused.values())}; begin"
-                f" all sites again, without {self._box.place}"
+                f"round {number}: needs {minimum} sites (train.link.membership.minimum), and contributions of"
+                f" {' and '.join(self.refused)} are refused: {'; '.join(self.refused.values())}; remove"
+                f" {self._box.place} at all sites and start all again"
             )
 
     def _hear(self, site: str, now: float) -> None:
@@ -134,7 +135,7 @@ class Coordinator:
             self._heard[site] = (said, now)
 
     def hears(self, site: str) -> bool:
-        """Whether anything has come from a site within the grace, as far as this process has looked."""
+        """Whether a site has reported within the grace, as far as this process has looked."""
         now = self._clock()
         self._hear(site, now)
         return self._is_heard(site, now)
@@ -143,7 +144,7 @@ class Coordinator:
         return now - self._heard[site][1] <= self._membership.grace
 
     def _waits(self, late: list[str], number: int, now: float, *, has_enough: bool) -> bool:
-        """Whether one of these is waited for. One that says that it goes on with a later round is not."""
+        """Whether to wait for one of these. Not for one that reports a later round."""
         if has_enough:
             if self._enough[0] != number:
                 self._enough = (number, now)
@@ -161,14 +162,16 @@ def _is_past(said: Presence | None, number: int) -> bool:
 
 
 def check_who(line: RoundLine, rounds: AboutRounds) -> None:
-    """Raise DataError for a decision that no coordinator makes of these rounds."""
+    """Raise DataError for a decision that does not fit these rounds and sites."""
     samples, members = line.samples, {*line.sha256}
     if samples is None or not rounds.first <= line.round <= rounds.last:
-        raise DataError(f"round {line.round}: is none of rounds {rounds.first} to {rounds.last} with samples")
+        raise DataError(
+            f"round {line.round}: has no samples, or is not one of rounds {rounds.first} to {rounds.last}"
+        )
     if strange := sorted({*members, *line.codecs, *samples.assigned, *samples.next} - {*rounds.rows}):
-        raise DataError(f"round {line.round}: {strange[0]} takes no part")
+        raise DataError(f"round {line.round}: {strange[0]} is not a site of the training")
     if members != {*line.codecs} or not members <= {*samples.assigned}:
-        raise DataError(f"round {line.round}: has contributions of sites that were to send none")
+        raise DataError(f"round {line.round}: has contributions of sites that were assigned no samples")
     if members and len(members) < rounds.membership.minimum:
         raise DataError(f"round {line.round}: has fewer than {rounds.membership.minimum} sites")
 

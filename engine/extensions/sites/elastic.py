@@ -1,7 +1,8 @@
-"""Rounds of a training whose membership is elastic, at this site: whether it takes part in one, which samples
-it learns in it, and who was in (coordinator.py). A site that missed a round passes over its
-steps, takes the outer step that the others took, and goes on as one that has just come: with optimiser states
-of zero, so that its bits depend on the round log alone.
+"""Rounds of an elastic membership at this site: whether it takes part, which samples it learns, and which
+sites were in (coordinator.py).
+
+A site that missed a round skips its steps and takes the outer step of the others. It continues with optimiser
+states of zero, as a new site would, so its bits depend on the round log alone.
 """
 
 import time
@@ -29,13 +30,13 @@ from atelier.engine.parallel.gang import Gang
 
 Found = TypeVar("Found")
 LOOK_EVERY = 0.2  # seconds between looks for a decision
-BEATS = 6  # of a site in the time of silence that is allowed
+BEATS = 6  # reports of a site in the allowed time of silence
 
 
 class ElasticRounds:
     """The rounds of the one role that sites train together. `safe`: the last round that this site will not
-    ask for again; `why_not`: why a contribution cannot be added, '' = it can, of those that this site decides
-    about; `say` gets who a round goes without, and what is waited for for long.
+    ask for again; `why_not`: why a contribution cannot be added ('' = it can), if this site decides; `say`:
+    prints refused contributions and long waits.
     """
 
     def __init__(
@@ -53,23 +54,23 @@ class ElasticRounds:
         self._log: tuple[int, SampleLog] = (-1, SampleLog(link.rows, link.every))  # after so many rounds
         self._coordinator: tuple[str, Coordinator] | None = None  # by trajectory
         self._followed = read_log(link.rounds) if link.rounds else None
-        self._told = (0, 0, 0.0)  # the rounds that were told last, and when
-        self._telling = Lock()  # around them
+        self._told = (0, 0, 0.0)  # the rounds of the last report, and when
+        self._telling = Lock()  # guards _told
         self._refused = 0  # the round to which this site does not contribute
-        self.is_out = False  # whether this site sits out the step that it is at
+        self.is_out = False  # whether this site skips its current step
 
     def number(self, clock: int) -> int:
         """The round that step `clock` belongs to."""
         return (clock - self._member.start) // self._link.every + 1
 
     def box(self, number: int) -> Mailbox:
-        """Where the messages of a round lie: that of the trajectory in which it is sent."""
+        """The mailbox of a round: that of the trajectory in which it is sent."""
         segment = self._member.segment(self._member.start + number * self._link.every)
         return Mailbox(self._link.mailbox, segment.fingerprint)
 
     @property
     def samples(self) -> SampleLog:
-        """Of the round after the last one that is decided."""
+        """The samples of the round after the last one that is decided."""
         log = self._outer.log
         if self._log[0] != len(log.lines):
             last = log.last
@@ -78,11 +79,11 @@ class ElasticRounds:
         return self._log[1]
 
     def sits_out(self, clock: int) -> bool:
-        """Whether this site leaves out step `clock`: it is not expected in the round, has left out an earlier
-        step of it, or the round was decided without it. A collective.
+        """Whether this site skips step `clock`: it is not expected in the round, has skipped an earlier step
+        of it, or the round was decided without it. A collective.
         """
         outer, number, own = self._outer, self.number(clock), self._link.site
-        has_passed = outer.passed == number  # maybe in a shorter training, which decided elsewhere
+        has_passed = outer.passed == number  # maybe in a shorter training, which has another mailbox
         is_expected = own in self.samples.assigned
 
         def look() -> bool:
@@ -97,32 +98,30 @@ class ElasticRounds:
         return self.is_out
 
     def places(self, clock: int) -> list[int] | None:
-        """The samples of this site at step `clock`; None = not assigned yet, or not to it."""
+        """This site's samples at step `clock`; None = not assigned yet, or not to this site."""
         rounds, own = self.number(clock), self._link.site
         if rounds != len(self._outer.log.lines) + 1 or own not in self.samples.assigned:
             return None
         return self.samples.of_step(own, (clock - self._member.start) % self._link.every)
 
     def refuse(self, number: int) -> None:
-        """Do not contribute to a round, and say so: what was trained is not finite."""
+        """Do not contribute to a round, and report it: the delta is not finite."""
         self._refused = number
         self.beat(number)
 
     def beat(self, number: int) -> None:
-        """Say that this site is there, while it waits for something of a round."""
+        """Report this site's presence while it waits in a round."""
         if self._gang.is_first:
             self._tell(number, number + (not self.contributes(number)))
 
     @contextmanager
     def beating(self, number: int) -> Iterator[None]:
-        """Say that this site is there while it encodes, sends, judges and adds contributions, however long
-        that takes.
-        """
+        """Report this site's presence, by a thread, while it encodes, sends, judges and adds."""
         is_over = Event()
 
         def beat() -> None:
             while not is_over.wait(self._link.membership.grace / BEATS):
-                with suppress(OSError):  # where it lasts, the rank itself meets it
+                with suppress(OSError):  # the rank itself raises an error that lasts
                     self.beat(number)
 
         thread = Thread(target=beat, name="beats", daemon=True)
@@ -140,8 +139,8 @@ class ElasticRounds:
         return not self.is_out and self._refused != number
 
     def who(self, number: int) -> RoundLine:
-        """The decision of a round, which is waited for, and made where this site may. A collective. Raises
-        StoppedError when a stop is asked meanwhile; DataError for a decision that does not follow the log.
+        """Wait for the decision on a round, or make it if this site may. A collective. Raises StoppedError
+        when a stop is asked meanwhile, DataError for a decision that does not follow the log.
         """
         outer = self._outer
         before, about, wait = outer.log.last, self.about(number), LongWait(self._say)
@@ -160,7 +159,7 @@ class ElasticRounds:
             if self._gang.from_first(self._stop.is_asked):
                 raise StoppedError(
                     f"stopped while {self._member.name} waited for the decision of round {number}, after step"
-                    f" {self._member.step}; it goes on from its last checkpoint"
+                    f" {self._member.step}; it continues from its last checkpoint"
                 )
             if wait.is_due:
                 wait.say(f"{self._decider(number, about)} of {self.box(number).trajectory[:16]}")
@@ -171,7 +170,7 @@ class ElasticRounds:
         return line
 
     def _decider(self, number: int, about: AboutRounds) -> str:
-        """Who is waited for until a round is decided, and for what."""
+        """Text for the waiting notice: which sites are missing, and in which round."""
         if not about.may_decide(self._link.site):
             return f"{about.coordinator}, which decides who is in round {number}"
         box = self.box(number)
@@ -179,7 +178,7 @@ class ElasticRounds:
         return f"{', '.join(missing) or 'the decision'}, in round {number}"
 
     def _from_first(self, work: Callable[[], Found], *, other: Found) -> Found:
-        """What rank 0 finds; its error is raised on every rank."""
+        """The result of rank 0; its error is raised on every rank."""
         return all_or_none(
             self._gang,
             lambda: work() if self._gang.is_first else other,
@@ -195,9 +194,8 @@ class ElasticRounds:
         return decision.line if decision else None
 
     def _check_meeting(self, number: int, waited: float) -> None:
-        """Raise DataError where the decision that is waited for would never come, or two would decide: not
-        more sites are told of this site's coordinator than of another. Judged when all have said something,
-        or those that have not are silent for the grace.
+        """Raise DataError if the decision would never come, or two sites would decide: more sites have
+        another coordinator than have this site's. Judged when all have reported, or after the grace.
         """
         meeting, own = Meeting(self.box(number)), self._link.coordinator
         heard = {site: meeting.heard(site) for site in self._link.sites if site != self._link.site}
@@ -215,12 +213,12 @@ class ElasticRounds:
         meeting.check_told(number, own)
 
     def _look(self, number: int, before: RoundLine | None) -> RoundLine | None:
-        """The decision of a round where this site can make it."""
+        """The decision on a round, if this site can make it now."""
         coordinator = self._deciding(number)
         line = coordinator.look(number, before)
         for site, why in coordinator.refused.items():
             if line is not None and site not in line.sha256:
-                self._say(f"round {number} goes without {site}: {why}")
+                self._say(f"round {number} leaves out {site}: {why}")
         return line
 
     def _deciding(self, number: int) -> Coordinator:
@@ -231,7 +229,7 @@ class ElasticRounds:
         return self._coordinator[1]
 
     def about(self, number: int) -> AboutRounds:
-        """What is said of the rounds of the trajectory that a round belongs to."""
+        """Settings of the rounds of the trajectory that a round belongs to."""
         begin, every = self._member.start, self._link.every
         segment = self._member.segment(begin + number * every)
         return AboutRounds(
@@ -246,7 +244,7 @@ class ElasticRounds:
         )
 
     def _tell(self, number: int, following: int) -> None:
-        """Say that this site is there in round `number`, and contributes to round `following` next."""
+        """Report presence in round `number`; the next contribution is to round `following`."""
         every = self._link.membership.grace / BEATS
         with self._telling:
             now = time.monotonic()
@@ -266,7 +264,7 @@ class ElasticRounds:
             )
 
     def safe_everywhere(self, number: int) -> int:
-        """The last round that no site will ask for again, as far as they have said. A collective."""
+        """The last round that no site will ask for again, by their reports. A collective."""
         meeting = Meeting(self.box(number))
 
         def look() -> int:

@@ -1,5 +1,5 @@
-"""What a message holds of each weight, by codec: the names, types and shapes of its tensors, and so its
-bytes. Sender and reader share this arithmetic. Torch-free.
+"""Tensors of a weight in a message, by codec: names, types, shapes, and so bytes. Sender and reader share
+this arithmetic. Torch-free.
 """
 
 import math
@@ -14,7 +14,7 @@ from atelier.engine.io.weight_files import METADATA
 SCALES, CODES = "scales", "codes"  # int8, int4, int2
 INDICES, VALUES = "indices", "values"  # topk
 LEFT, RIGHT = "left", "right"  # powersgd
-Layout = dict[str, TensorEntry]  # of a contribution: its weights, by name, in the order of names
+Layout = dict[str, TensorEntry]  # the weights of a contribution, in the order of their names
 _ALIGN = 4  # bytes: every tensor of a message begins at a multiple of its elements' size
 _LARGEST = 2**31  # numbers of a tensor that 32-bit indices reach
 
@@ -25,7 +25,7 @@ def part_name(weight: str, part: str) -> str:
 
 
 def parts_of(codec: Codec, weight: TensorEntry) -> list[TensorEntry]:
-    """The tensors of a message that are one weight, in their order. Raises ConfigError for one that is too
+    """The tensors of one weight in a message, in their order. Raises ConfigError for a weight that is too
     large for the codec.
     """
     name, numbers = weight.name, math.prod(weight.shape)
@@ -37,7 +37,9 @@ def parts_of(codec: Codec, weight: TensorEntry) -> list[TensorEntry]:
         ]
     if codec.kind == "topk":
         if numbers >= _LARGEST:
-            raise ConfigError("train.link.codec", f"topk: {name} has {numbers} numbers", "another codec")
+            raise ConfigError(
+                "train.link.codec", f"topk: {name} has too many numbers ({numbers})", "another codec"
+            )
         count = num_sent(codec, numbers)
         return [
             TensorEntry(part_name(name, INDICES), "I32", (count,)),
@@ -60,12 +62,12 @@ def num_sent(codec: Codec, numbers: int) -> int:
 
 
 def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a tensor as powersgd sees it: all dims but the last are rows."""
+    """Rows and columns of a tensor for powersgd: all dims but the last are rows."""
     return math.prod(shape[:-1]), shape[-1]
 
 
 def is_factored(codec: Codec, shape: tuple[int, ...]) -> bool:
-    """Whether two factors of a tensor are smaller than it is; otherwise it is sent as it is, in float32."""
+    """Whether two factors of a tensor are smaller than the tensor; otherwise it is sent whole, in float32."""
     if len(shape) < 2:
         return False
     rows, columns = matrix(shape)
@@ -83,8 +85,8 @@ def body_bytes(entries: Sequence[TensorEntry]) -> int:
 
 
 def layouts_of(weights: Mapping[str, TensorEntry], fragments: int) -> list[Layout]:
-    """The layout of all weights, then those of the fragments, where there are several. Raises ConfigError for
-    more fragments than blocks, and weights beside them.
+    """The layout of all weights, then, if there are several, that of each fragment. Raises ConfigError for
+    too many fragments.
     """
     whole = {name: weights[name] for name in sorted(weights)}
     sizes = {name: math.prod(entry.shape) for name, entry in whole.items()}
@@ -93,6 +95,6 @@ def layouts_of(weights: Mapping[str, TensorEntry], fragments: int) -> list[Layou
 
 
 def sizes_of(codecs: Iterable[Codec], layouts: Iterable[Layout]) -> dict[str, list[int]]:
-    """Bytes of a contribution's body by codec: of each layout."""
+    """By codec, the bytes of a contribution's body in each layout."""
     layouts = [*layouts]
     return {codec.text: [message_bytes(codec, each.values()) for each in layouts] for codec in codecs}

@@ -1,5 +1,5 @@
-"""Trainings of several sites (config/train/link.py): sites that train one model take outer steps, and roles
-at different sites exchange lessons.
+"""Hook of a training at several sites (config/train/link.py): outer steps of one model, and messages between
+roles at different sites.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,17 @@ from atelier.engine.loop.step import StepOutcome
 
 
 class SeveralSites(Hook):
-    """The outer steps and the messages of the roles of this site."""
+    """Outer steps and messages of this site's roles."""
 
     @classmethod
     def limits(cls, training: Training) -> dict[str, int]:
-        """Of teachers that are trained again for students at other sites. Raises ConfigError for no site."""
+        """By teacher, the step from which students at other sites need it trained again. Raises ConfigError
+        if `train.link.site` is empty.
+        """
         link = link_of(training.train)
         if link.is_whole:
-            given = f"a gang is at one of the sites {', '.join(link.sites)}"
-            raise ConfigError("train.link.site", f"is not given, and {given}", f"link.site={link.sites[0]}")
+            given = f"this run must be at one of the sites {', '.join(link.sites)}"
+            raise ConfigError("train.link.site", f"is not given; {given}", f"link.site={link.sites[0]}")
         return asked_from(training)
 
     def __init__(self, context: HookContext) -> None:
@@ -57,26 +59,26 @@ class SeveralSites(Hook):
         self.needs_all = self._link.is_linked or not self._apart.is_alone
 
     def start(self, clock: int) -> int:
-        """As the base's: an earlier one for messages that a finished teacher has not sent."""
+        """`clock`, or the earlier step whose messages a finished teacher has not sent. A collective."""
         return clock if self._apart.is_alone else self._apart.begin(clock)
 
     def restored(self, member: RoleState) -> None:
-        """Check that it follows the rounds that are taken again."""
+        """Raise DataError unless the checkpoint follows the round log of `train.link.rounds`."""
         if takes_part(member) and self._link.rounds:
             place = checkpoints(member.segment(member.step))
             outer_of(member).log.check_follows(self._link.rounds, place)
 
     def before_step(self, clock: int) -> None:
-        """As the base's: for messages, and for sites that are too far behind."""
+        """Wait for messages of teachers, and for sites that are too far behind. A collective."""
         self._meter.begin()
         self._waited_s = self._apart.meet(clock)
 
     def sits_out(self, clock: int) -> bool:
-        """As the base's: of a round in which this site has no part."""
+        """Whether this site has no part in the round of the step. A collective."""
         return self._outer.sits_out(clock)
 
     def exchange(self, clock: int, outcomes: Mapping[str, StepOutcome], step_s: float) -> dict[str, float]:
-        """As the base's: the outer steps that are due, or the messages to students at other sites."""
+        """Take the outer steps that are due, or send messages to students at other sites. A collective."""
         if self._link.is_linked:
             with self._gang.regions("link"):
                 self._outer.take_due([self._members[name] for name in outcomes], step_s)
@@ -92,7 +94,7 @@ class SeveralSites(Hook):
         return self._meter.timing(role)
 
     def conclude(self, clock: int) -> None:
-        """As the base's: for teachers at other sites that are trained again."""
+        """Wait for teachers at other sites that are trained again. A collective."""
         if not self._apart.is_alone:
             self._apart.conclude(clock)
 
@@ -101,7 +103,7 @@ class SeveralSites(Hook):
 
 
 def samples_of_site(train: Train, clock: int) -> np.ndarray:
-    """The samples of a step that this site has, where sites train one model."""
+    """This site's samples of a step, where sites train one model."""
     rows = link_of(train).rows
     first = train.progressive.samples_before(clock, sum(rows.values())) + link_of(train).first_row
     return np.arange(first, first + train.here().at(clock).global_batch)

@@ -1,10 +1,10 @@
-"""The messages to students at other sites, by lesson: a teacher's answers (objective/top.py), or a lesson of
-an extension, in its config/lesson/<name>.py:
+"""Tensors and bytes of messages to students at other sites. The lesson is a teacher's answers
+(objective/top.py), or one of an extension, in its config/lesson/<name>.py:
 
-    SHOWN    how a plan calls the form of its messages
-    STATE    the name of what a teacher's checkpoint keeps for students that are steps behind
+    SHOWN    the form of its messages, as a plan shows it
+    STATE    the name of the state that a teacher's checkpoint keeps for students that are steps behind
     entries  (ids, *, rows, tokens) -> the tensors of a message about so many tokens
-    share    (teacher: Role) -> of a step's tokens, those that it is about
+    share    (teacher: Role) -> the share of a step's tokens that it is about
 
 Torch-free.
 """
@@ -28,8 +28,8 @@ def message_entries(lesson: str, ids: int, *, rows: int, tokens: int) -> list[Te
 
 
 def most_bytes(train: Train, model: ModelSpec, lesson: str) -> int:
-    """The message of a step has at most so many bytes: those of one that is about every token. `model`: the
-    teacher's, or one of the same vocabulary.
+    """The most bytes of a step's message: those of one about every token. `model`: the teacher's, or one with
+    the same vocabulary.
     """
     rows, tokens = train.global_batch, train.global_batch * train.sequence
     if lesson != ANSWERS:
@@ -38,8 +38,8 @@ def most_bytes(train: Train, model: ModelSpec, lesson: str) -> int:
 
 
 def usual_bytes(train: Train, model: ModelSpec, lesson: str, teacher: Role) -> int:
-    """The bytes of a usual message of a lesson; of answers, all tokens are counted, of which those at the
-    ends of documents are not scored.
+    """The bytes of a usual message of a lesson. For answers all tokens are counted, though those at the ends
+    of documents are not scored.
     """
     rows, tokens = train.global_batch, train.global_batch * train.sequence
     if lesson != ANSWERS:
@@ -49,14 +49,14 @@ def usual_bytes(train: Train, model: ModelSpec, lesson: str, teacher: Role) -> i
 
 
 def bytes_of_token(link: Link, model: ModelSpec, lesson: str, precision: str) -> int:
-    """Of each token that a message is about."""
+    """Bytes of each token that a message is about."""
     if lesson != ANSWERS:
         return sum(entry.num_bytes for entry in message_entries(lesson, model.ids, rows=0, tokens=1))
     return token_bytes(link, model.tokens, precision=precision)
 
 
 def form_of(link: Link, lesson: str) -> str:
-    """How a plan calls the form of its messages."""
+    """The form of a lesson's messages, as a plan shows it."""
     return (
         kind_module(LESSONS, lesson, *OFFERS).SHOWN if lesson != ANSWERS else f"top {link.top}, {link.values}"
     )
@@ -85,6 +85,6 @@ def answer_bytes(link: Link, vocab: int, *, rows: int, tokens: int, precision: s
 
 
 def token_bytes(link: Link, vocab: int, *, precision: str) -> int:
-    """Of each scored token: 98 with 32 tokens of an answer in 8 bits."""
+    """Bytes of each scored token: 98 with 32 tokens of an answer in 8 bits."""
     entries = answer_entries(link, vocab, rows=0, tokens=1, precision=precision)
     return sum(entry.num_bytes for entry in entries if entry.name.endswith(("_NK", "_N")))

@@ -1,6 +1,6 @@
-"""What a training at several sites costs its link: bytes, the rate that it needs, and how long it would hold
-up the training, by the arithmetic of the engine's messages (encoded.py, rounds.py) and of its
-choice of codecs (chooser.py). Seconds of encoding are not known beforehand. Torch-free.
+"""Estimate the link cost of a training at several sites: bytes, the rate that it needs, and how long it would
+hold up the training. Uses the arithmetic of messages (encoded.py, rounds.py) and of the choice of codecs
+(chooser.py). Seconds of encoding are not known beforehand. Torch-free.
 """
 
 import math
@@ -27,9 +27,9 @@ MATRIX = ".weight"
 def contribution_costs(
     link: Link, weights: Layout, *, steps: int, step_s: float, roles: int, rates: Mapping[str, float]
 ) -> list[LinkCost]:
-    """Of each codec of a link that has rows, for a role of `steps` steps. `roles`: of the training, whose
-    messages share the link; `rates`: bytes a second to each of the other sites, {} where not all are known.
-    Raises ConfigError for more fragments than there can be.
+    """The cost of each codec of a link with rows, for a role of `steps` steps. `roles`: the number of roles
+    that share the link; `rates`: bytes a second to each other site, {} if not all are known. Raises
+    ConfigError for too many fragments.
     """
     rounds = Rounds(link, steps)
     chooser = chooser_of(link, step_s)
@@ -78,8 +78,8 @@ def lesson_cost(
     step_s: float,
     rate: float,
 ) -> LinkCost:
-    """Of a teacher's messages about the batches of `steps` steps, for one other site. `model`: the teacher's,
-    or one of the same vocabulary; `rate`: bytes a second, 0 = not known.
+    """The cost of a teacher's messages about `steps` batches to one other site. `model`: the teacher's, or
+    one with the same vocabulary; `rate`: bytes a second, 0 = not known.
     """
     size = usual_bytes(train, model, lesson, teacher)
     took = size / rate if rate else None
@@ -96,8 +96,8 @@ def lesson_cost(
 
 
 def exchanged(role: Role, model: ModelSpec, *, precision: str, widths: Mapping[str, int]) -> Layout | None:
-    """The trained weights of a role whose model, with a vocabulary that is known, is `model`. `widths`: of
-    roles, its teachers among them; None where a weight has that of a teacher which is not there.
+    """The trained weights of a role whose `model` has a known vocabulary. `widths`: model widths by role;
+    None if a weight needs the width of a teacher that is not among them.
     """
     found = _trained(role, model)
     for key, spec in role.objective.items():

@@ -1,13 +1,13 @@
-"""What messages between sites took of a step, by role, as the timing of its metric line. Torch-free.
+"""Times and bytes of messages between sites in a step, by role, for its metric line. Torch-free.
 
-| key | of a step |
+| key | value |
 |---|---|
-| link_s | seconds of sending, waiting and adding; of answers those of all roles here |
-| link_wait_s | seconds of them in which others' messages, or readers, were waited for |
-| link_bytes, link_received_bytes | of the bodies that were sent, and of others' that were learned from |
-| link_codec | place among the link's codecs, of the contribution that was sent; 0 = the least lossy |
+| link_s | seconds of sending, waiting and adding; for answers those of all roles here |
+| link_wait_s | seconds of these that were spent waiting for messages or readers at other sites |
+| link_bytes, link_received_bytes | bytes of the bodies sent, and of others' bodies learned from |
+| link_codec | index, among the link's codecs, of the contribution that was sent; 0 = the least lossy |
 | link_round | the round whose outer step was taken, the last of several |
-| link_delay_steps | steps from when its contribution was sent |
+| link_delay_steps | steps since its contribution was sent |
 | link_ahead_steps | steps that a teacher's answers are ahead of a student at another site |
 """
 
@@ -15,13 +15,13 @@ SUMS = ("link_s", "link_wait_s", "link_bytes", "link_received_bytes")  # others 
 
 
 class LinkMeter:
-    """Of one rank; that of the first is written."""
+    """Measurements of one rank; those of rank 0 are written."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[str, float]] = {}
 
     def begin(self) -> None:
-        """Of the next step."""
+        """Begin the next step."""
         self._found = {}
 
     def add(self, role: str, **measured: float) -> None:

@@ -13,9 +13,8 @@ from atelier.engine.extensions.sites.config.train.link import link_of
 
 
 def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str, section: str) -> None:
-    """Raise ConfigError for a training of several sites that would not end with an outer step, whose sites
-    could not go on after a kill, or would learn from other steps of a teacher, or whose model has more than
-    the weights that they exchange.
+    """Raise ConfigError for a training of several sites that would not end with an outer step, could not
+    continue after a kill, would open gates at different steps, or changes more than the exchanged weights.
     """
     every, trained = link_of(train).every, [name for name, role in roles.items() if role.moves]
     if link_of(train).is_elastic and len(trained) > 1:
@@ -40,7 +39,7 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
     if link_of(train).is_on and value_of(layout, "assignment") == "measured":
         raise ConfigError(
             "parallel.assignment",
-            "measured, and a site that goes on after a kill has to send the same bits again",
+            "measured, and a site that continues after a kill must send the same bits again",
             "assignment=static, with parallel.speed_log if they differ",
         )
     for name, role in roles.items() if link_of(train).is_linked else ():
@@ -48,7 +47,8 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
         if role.moves and steps % every:
             raise ConfigError(
                 f"{section}.link.every",
-                f"{every} does not divide the {steps} steps of {prefix}{name}: it would end apart",
+                f"{every} does not divide the {steps} steps of {prefix}{name}: the sites would end with"
+                " different weights",
                 _other_rounds(train, section, steps),
             )
         if role.gate != "open" and len(link_of(train).rows) > 1:
@@ -62,7 +62,7 @@ def check_link(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix
 
 
 def _other_rounds(train: Train, section: str, steps: int) -> str:
-    """The longest rounds, or the fewest steps above, of which a training has a whole number."""
+    """A hint: the longest shorter round that divides the steps, or the next number of steps that fits."""
     link = link_of(train)
     fits = (
         every
@@ -75,7 +75,7 @@ def _other_rounds(train: Train, section: str, steps: int) -> str:
 
 
 def _check_exchanged(layout: Parallel, role: Role, model: str) -> None:
-    """Check that what changes of a mixture of experts is its weights, in memory. `model`: its place."""
+    """Check that a mixture of experts changes only weights, and has them in memory. `model`: its key."""
     spec = role.model
     if not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return
@@ -84,21 +84,21 @@ def _check_exchanged(layout: Parallel, role: Role, model: str) -> None:
         field = "balance" if hasattr(router, "balance") else "kind"
         raise ConfigError(
             f"{model}.experts.router.{field}",
-            f"{getattr(router, field)}, whose {' and '.join(router.buffers)} no gradient moves, and sites"
-            " exchange what gradients have moved",
+            f"{getattr(router, field)}, whose {' and '.join(router.buffers)} no gradient changes, and sites"
+            " exchange only weights that gradients change",
             "balance=row, or none" if field == "balance" else "another router",
         )
     if value_of(layout, "tiers.experts") == "disk":
         raise ConfigError(
             "parallel.tiers.experts",
-            f"disk, and sites do not exchange the experts of {model} from there",
+            f"disk, and sites cannot exchange the experts of {model} on disk",
             "experts=device",
         )
 
 
 def check_phases(train: Train, phases: Mapping[str, Phase], roles: Mapping[str, Role]) -> None:
-    """Raise ConfigError for a phase that begins within a round of an elastic membership, of which samples of
-    later steps are read before those of earlier ones; or not where a role has come that begins later.
+    """Raise ConfigError for a phase of an elastic membership that begins within a round, whose samples are
+    not read in order, or for phases of a role that begins later.
     """
     link = link_of(train)
     every = link.every
@@ -108,8 +108,8 @@ def check_phases(train: Train, phases: Mapping[str, Phase], roles: Mapping[str, 
         if late := [role for role, start in starts.items() if start]:
             raise ConfigError(
                 place,
-                f"step {begin}, and {late[0]}, which begins at step {starts[late[0]]}, reads the first sample"
-                " there in an elastic membership",
+                f"step {begin}, and in an elastic membership {late[0]}, which begins at step"
+                f" {starts[late[0]]}, reads the first sample at that step",
                 "start=0, or train.link.membership.kind=strict",
             )
         before = begin - begin % every

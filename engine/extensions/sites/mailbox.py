@@ -1,6 +1,6 @@
-"""Messages between the sites of a training, as files in a folder: a body of tensors and a head of JSON, which
-is written last and makes the message exist. All sites reach the folder, or an agent at each site
-(infra/sites/) carries messages between folders. Torch-free.
+"""Messages between the sites of a training, as files in a folder: a body of tensors, then a head of JSON,
+which makes the message exist. All sites reach the folder, or an agent at each site (infra/sites/) copies
+messages between folders. Torch-free.
 """
 
 import errno
@@ -44,7 +44,9 @@ Part = bytes | memoryview  # of a file
 
 
 class Mailbox:
-    """The messages of one trajectory below the folder `url`. `code`: the digest that those sent here have."""
+    """The messages of one trajectory, below the folder `url`. `code`: the code's digest in messages sent
+    here.
+    """
 
     def __init__(self, url: str, trajectory: str, code: str = "") -> None:
         self.url, self.trajectory, self.code = url, trajectory, code
@@ -57,8 +59,8 @@ class Mailbox:
         sizes: Mapping[str, Iterable[int]] | None = None,
         rounds: AboutRounds | None = None,
     ) -> None:
-        """Say that this site trains it, before its first message: agents take no messages of others, and none
-        of other codecs and `sizes`. `rounds`: of an elastic membership.
+        """Announce, before the first message, that this site trains it: agents accept messages only of
+        announced sites, codecs and `sizes`. `rounds`: of an elastic membership.
         """
         self._say(
             AboutTraining(
@@ -81,9 +83,8 @@ class Mailbox:
         what: str = ANSWERS,
         students: Mapping[str, dict[str, str]] | None = None,
     ) -> None:
-        """Say that this site takes part in a teacher's lesson before the first: agents take
-        none of more than `most` bytes, and none of steps that are more than `ahead` before what this site
-        has learned.
+        """Announce, before the first message, that this site takes part in a teacher's lesson: agents accept
+        no message of more than `most` bytes, or more than `ahead` steps ahead of this site.
         """
         self._say(
             AboutTraining(
@@ -102,8 +103,8 @@ class Mailbox:
         write_bytes(join(self.place, f"{about.site}-{ABOUT}"), canonical(about.model_dump(mode="json")))
 
     def about(self, site: str) -> AboutTraining | None:
-        """What a site has said of the training; None while it has said nothing, or what is there is damaged
-        or another training's.
+        """A site's announcement of the training; None if there is none, or it is damaged or of another
+        training.
         """
         found = _said(self.place, site)
         return found if found and found.trajectory == self.trajectory else None
@@ -123,8 +124,8 @@ class Mailbox:
         fragment: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Send a site's contribution to round `number`; one that was sent before has to have the same bytes:
-        raises DataError when it has not. `tokens`: that this site has learned from so far.
+        """Send a site's contribution to round `number`. Raises DataError if another one was sent before.
+        `tokens`: that this site has learned from so far.
         """
         there, body = self._put(number, site, parts)
         head = Contribution(
@@ -145,12 +146,12 @@ class Mailbox:
         elif there.model_copy(update={"safe": safe, "code": head.code}) != head:
             raise DataError(
                 f"{place}: this site sent another contribution to round {number} before, from the same steps;"
-                " outer weights would differ between the sites. Train on in the layout in which it was sent"
+                " outer weights would differ between the sites. Continue in the layout in which it was sent"
             )
 
     def answer(self, step: int, site: str, parts: Iterable[Part], what: str = ANSWERS) -> None:
-        """Send a teacher's lesson about the batch of a step, from 1; what was sent
-        before has to have the same bytes. Raises DataError when it has not.
+        """Send a teacher's lesson about the batch of a step, from 1. Raises DataError if another one was sent
+        before.
         """
         there, body = self._put(step, site, parts)
         given = {"kind": what, "trajectory": self.trajectory, "site": site, "round": step, "body": body}
@@ -161,39 +162,37 @@ class Mailbox:
         elif there.model_copy(update={"code": head.code}) != head:
             raise DataError(
                 f"{place}: this site sent other {what} to step {step} before, from the same weights; its"
-                " students would learn from two versions of one step. Train on in the layout in which they"
-                f" were sent, or begin all sites again, without {self.place}"
+                " students would learn from two versions of one step. Continue in the layout in which they"
+                f" were sent, or remove {self.place} at all sites and start all again"
             )
 
     def _put(self, number: int, site: str, parts: Iterable[Part]) -> tuple[Message | None, FileEntry]:
-        """The head that was sent before, if one was, else the body is written; the body's entry."""
+        """The head that was sent before, and the body's entry. If there is no head, the body is written."""
         place, there = join(self.folder(number, site), BODY), self.read(number, site)
         return there, put_parts(place, parts) if there is None else hashed(place, parts)
 
     def rounds(self) -> list[int]:
-        """The rounds of which something lies here."""
+        """The rounds that have files here."""
         found = [name.removeprefix(ROUND) for name in names(self.place) if name.startswith(ROUND)]
         return sorted(int(number) for number in found if number.isdecimal())
 
     def sent(self, site: str, after: int = 0) -> Iterator[Message]:
-        """The heads of a site's messages that lie here, of rounds after `after`, in the order of their
-        rounds.
-        """
+        """The heads of a site's messages here, of rounds after `after`, in the order of rounds."""
         for number in self.rounds():
             if number > after and (head := self.read(number, site)) is not None:
                 yield head
 
     def last_sent(self, site: str) -> int:
-        """The last round of which a message of a site lies here; 0 = none."""
+        """The last round with a message of a site here; 0 = none."""
         return next((number for number in reversed(self.rounds()) if self.has(number, site)), 0)
 
     def has(self, number: int, site: str) -> bool:
-        """Whether a site's message of a round lies here."""
+        """Whether a site's message of a round is here."""
         return exists(join(self.folder(number, site), HEAD))
 
     def forget(self, until: int) -> None:
-        """Remove all messages of rounds up to `until`, which nobody will ask for again. Where an agent writes
-        one that comes late, the rest is removed the next time.
+        """Remove all messages of rounds up to `until`. If an agent writes a late one meanwhile, the rest is
+        removed the next time.
         """
         for number in self.rounds():
             if number <= until:
@@ -204,37 +203,37 @@ class Mailbox:
                         raise
 
     def tell(self, progress: ReaderProgress) -> None:
-        """Say how far a site has come."""
+        """Report a site's progress."""
         text = canonical(progress.model_dump(mode="json", by_alias=True))
         write_bytes(join(self.place, f"{progress.site}-{PROGRESS}"), text)
 
     def progress(self, site: str) -> ReaderProgress | None:
-        """How far a site says that it has come, None while it says nothing. Raises DamageError."""
+        """A site's reported progress; None = none yet. Raises DamageError."""
         place = join(self.place, f"{site}-{PROGRESS}")
         if not exists(place):
             return None
-        found = read_as(ReaderProgress, place, "what is said of a progress")
+        found = read_as(ReaderProgress, place, "a report of progress")
         if (found.trajectory, found.site) != (self.trajectory, site):
             raise DamageError(f"{place}: is of site {found.site}, or of another training")
         return found
 
     def contribution(self, number: int, site: str) -> Contribution | None:
-        """`read`, of a contribution. Raises DamageError for another kind as well."""
+        """`read` a contribution. Raises DamageError for another kind, too."""
         found = self.read(number, site)
         if not isinstance(found, Contribution | None):
             raise DamageError(f"{self.folder(number, site)}: is of kind {found.kind}, not a contribution")
         return found
 
     def answers(self, step: int, site: str, what: str = ANSWERS) -> OfStep | None:
-        """`read`, of a teacher's lesson of a step. Raises DamageError for another kind, too."""
+        """`read` a teacher's lesson of a step. Raises DamageError for another kind, too."""
         found = self.read(step, site)
         if found is not None and found.kind != what:
             raise DamageError(f"{self.folder(step, site)}: is of kind {found.kind}, not a teacher's {what}")
         return found if isinstance(found, OfStep) else None
 
     def read(self, number: int, site: str) -> Message | None:
-        """The head of a site's message, None while it is not there. Raises DamageError for one that is no
-        head, or of another place.
+        """The head of a site's message; None = not there yet. Raises DamageError for an invalid head, or one
+        of another message.
         """
         place = join(self.folder(number, site), HEAD)
         if not self.has(number, site):
@@ -249,8 +248,8 @@ class Mailbox:
 
 
 class KnownTrainings:
-    """What a site says of the trainings whose messages lie below the folder `url` of this machine; a file is
-    read again when it is another one.
+    """A site's announcements of the trainings below the folder `url` of this machine. A file is read again
+    only when it has changed.
     """
 
     def __init__(self, url: str, site: str) -> None:
@@ -258,7 +257,7 @@ class KnownTrainings:
         self._known: dict[str, tuple[Stamp, AboutTraining | None]] = {}  # by folder
 
     def listed(self) -> list[AboutTraining]:
-        """Without those that are damaged."""
+        """All that are not damaged."""
         found: dict[str, tuple[Stamp, AboutTraining | None]] = {}
         for name in names(self._folder):
             stamp = stamp_of(f"{self._folder}/{name}/{self._site}-{ABOUT}")
@@ -272,8 +271,8 @@ class KnownTrainings:
 
 
 def _said(folder: str, site: str) -> AboutTraining | None:
-    """None where there is no such file, or one that is damaged: it holds up no other training."""
+    """The announcement in a folder; None if it is missing or damaged, so that it blocks no other training."""
     try:
-        return read_as(AboutTraining, join(folder, f"{site}-{ABOUT}"), "what is said of a training")
+        return read_as(AboutTraining, join(folder, f"{site}-{ABOUT}"), "an announced training")
     except (DamageError, FileNotFoundError):
         return None

@@ -1,6 +1,6 @@
-"""What sites of an elastic membership tell each other beside their contributions, as files in the mailbox:
-each that it is there, and the coordinator who is in a round. A decision is durable before anybody can read
-it, and made once: the first file wins, whoever else is about to decide. Torch-free.
+"""Presences and decisions of an elastic membership, as files in the mailbox. Each site reports its presence;
+the coordinator decides which sites are in a round. A decision is durable before it can be read, and made
+once: the first file wins. Torch-free.
 """
 
 from collections.abc import Iterator
@@ -22,32 +22,32 @@ MOST_DECISION = 1 << 22  # bytes
 
 
 class Presence(Spec):
-    """That a site is there: it is said anew every few seconds."""
+    """A site's report, every few seconds, that it is running."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     kind: Literal["presence"] = "presence"
     trajectory: Digest
     site: SiteName
-    round: int = Field(ge=1, description="the next one that it contributes to")
+    round: int = Field(ge=1, description="the next round that it contributes to")
     safe: int = Field(ge=0, description="the last round that it will not ask for again")
-    beat: int = Field(ge=0, description="another one each time that it is said")
+    beat: int = Field(ge=0, description="differs in each report")
     coordinator: str = Field(
-        max_length=63, description="which site decides who is in a round, as this one is told; any"
+        max_length=63, description="the site that decides who is in a round, by this site's settings; any"
     )
     oldest: int | None = Field(
         default=None,
         ge=1,
-        description="said to a site that is at an earlier round: no decision before is left",
+        description="for a site that is at an earlier round: the oldest decision that is left",
     )
 
 
 class Decision(Spec):
-    """Who is in a round, and what each site learns in the next one."""
+    """Which sites are in a round, and the samples of each site in the next one."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     kind: Literal["decision"] = "decision"
     trajectory: Digest
-    site: SiteName = Field(description="that decided it")
+    site: SiteName = Field(description="the site that decided it")
     line: RoundLine
 
     @property
@@ -62,29 +62,29 @@ class Meeting:
         self._box = box
 
     def tell(self, presence: Presence) -> None:
-        """Say that a site is there."""
+        """Report a site's presence."""
         text = canonical(presence.model_dump(mode="json", by_alias=True, exclude_none=True))
         write_bytes(join(self._box.place, f"{presence.site}-{PRESENCE}"), text)
 
     def presence(self, site: str) -> Presence | None:
-        """What a site said last; None = nothing. Raises DamageError."""
+        """A site's last report; None = none. Raises DamageError."""
         place = join(self._box.place, f"{site}-{PRESENCE}")
         if not exists(place):
             return None
-        found = read_as(Presence, place, "what is said of a presence")
+        found = read_as(Presence, place, "a report of presence")
         if (found.trajectory, found.site) != (self._box.trajectory, site):
             raise DamageError(f"{place}: is of site {found.site}, or of another training")
         return found
 
     def heard(self, site: str) -> Presence | None:
-        """`presence`; what is damaged is as nothing: the next beat replaces it."""
+        """`presence`; None for a damaged one, which the next report replaces."""
         try:
             return self.presence(site)
         except DamageError:
             return None
 
     def decide(self, decision: Decision) -> Decision:
-        """Decide a round, unless it is decided already; what is decided."""
+        """Decide a round, unless it is decided already. Returns the decision that counts."""
         place = self._place(decision.line.round)
         if create_exclusive(place, decision.text):
             return decision
@@ -94,7 +94,7 @@ class Meeting:
         return there
 
     def decision(self, number: int) -> Decision | None:
-        """Of a round; None = it is not decided yet. Raises DamageError."""
+        """The decision on a round; None = not yet. Raises DamageError."""
         place = self._place(number)
         if not exists(place):
             return None
@@ -107,7 +107,7 @@ class Meeting:
         return found
 
     def current(self, number: int) -> Decision | None:
-        """`decision`, of the round that this site is at. Raises DataError where that is long over."""
+        """`decision` on the round that this site is at. Raises DataError if that round is long over."""
         found, last = self.decision(number), self.last()
         found = found or self.decision(number)  # it and later ones may have been decided meanwhile
         if found is None and last is not None and last.line.round > number:
@@ -115,34 +115,34 @@ class Meeting:
         return found
 
     def check_told(self, number: int, coordinator: str) -> None:
-        """Raise DataError where the decision of the round that this site is at will not come: the coordinator
-        says that it has it no more.
+        """Raise DataError if the decision on the round that this site is at will never come: the coordinator
+        reports that it has it no more.
         """
         said = self.heard(coordinator)
         if said is not None and said.oldest is not None and said.oldest > number:
             raise self._too_old(number, f"at {coordinator} round {said.oldest} is the oldest")
 
     def oldest(self, said: Presence) -> int:
-        """The first round of which a decision lies here, of the site that has `said` how far it is; where
-        none does, the first that it may still decide.
+        """The first round with a decision here; if there is none, the first that the site, which reports
+        `said`, may still decide.
         """
         numbers = (number for number in self._box.rounds() if exists(self._place(number)))
         return next(numbers, max(said.safe + 1, said.round - 1))
 
     def _too_old(self, number: int, why: str) -> DataError:
         return DataError(
-            f"{self._place(number)}: is gone, and {why}: this site's checkpoints are too old to go on, or the"
-            f" mailbox is of an earlier run; begin all sites again, without {self._box.place}"
+            f"{self._place(number)}: is gone, and {why}: this site's checkpoints are too old to continue, or"
+            f" the mailbox is of an earlier run; remove {self._box.place} at all sites and start all again"
         )
 
     def decided(self, after: int = 0) -> Iterator[Decision]:
-        """The decisions that lie here, of rounds after `after`, in the order of their rounds."""
+        """The decisions here on rounds after `after`, in the order of rounds."""
         for number in self._box.rounds():
             if number > after and (found := self.decision(number)) is not None:
                 yield found
 
     def last(self) -> Decision | None:
-        """The last decision that lies here."""
+        """The last decision here."""
         numbers = reversed(self._box.rounds())
         return next((found for number in numbers if (found := self.decision(number)) is not None), None)
 

@@ -1,5 +1,5 @@
-"""What sites of a training write to each other: heads of messages and how far a reader has come; and what its
-ranks say of a training to their agent. Torch-free.
+"""Formats between sites: heads of messages, reports of progress, and announcements of a training, which its
+ranks write for their agent. Torch-free.
 """
 
 import re
@@ -19,11 +19,11 @@ from atelier.engine.extensions.sites.config.codec import Codec
 from atelier.engine.extensions.sites.config.outer import Membership
 
 BODY, WHAT = "tensors.safetensors", "the head of a message"
-MOST_ROLES = 1000  # of which a progress says something
+MOST_ROLES = 1000  # in a report of progress
 
 
 def lessons() -> tuple[str, ...]:
-    """By what a teacher at another site can teach: its answers, or what an extension has for it."""
+    """The lessons that a teacher can send to other sites: its answers, and those of extensions."""
     return (ANSWERS, *sorted(kinds_of(LESSONS)))
 
 
@@ -37,7 +37,7 @@ LessonName = Annotated[str, AfterValidator(_is_lesson)]
 
 
 class Head(Spec):
-    """What the heads of all messages have."""
+    """The fields of all heads."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     trajectory: Digest
@@ -56,11 +56,11 @@ class Head(Spec):
         return body
 
     def check_code(self, code: str, place: str) -> None:
-        """Raise DataError where other code than that of this digest has computed it; '' = any."""
+        """Raise DataError if other code than that of this digest has computed it; '' = any."""
         if code and self.code != code:
             raise DataError(
                 f"{place}: was computed at {self.site} by code of digest {self.code[:16] or 'unknown'}, and"
-                f" here it is {code[:16]}; install the same code at both, or go on with --accept-code at both"
+                f" here it is {code[:16]}; install the same code at both, or use --accept-code at both"
             )
 
     @property
@@ -69,13 +69,13 @@ class Head(Spec):
 
 
 class Contribution(Head):
-    """By what a site's weights moved since the last outer step; `round` is of the outer step."""
+    """A site's weight delta since the last outer step. `round`: that of the outer step."""
 
     kind: Literal["contribution"] = "contribution"
-    codec: Codec = Field(default=Codec(), description="in what form the body holds the weights")
+    codec: Codec = Field(default=Codec(), description="of the body")
     fragment: int = Field(default=0, ge=0, description="of the weights, from 1; 0 = all of them")
     before: dict[SiteName, Digest] = Field(
-        description="digests of what was added in the last outer step before it was sent, by site"
+        description="digests of the contributions in the last outer step before it was sent, by site"
     )
     safe: int = Field(ge=0, description="the last round that this site will not ask for again")
     tokens: int = Field(
@@ -84,8 +84,8 @@ class Contribution(Head):
 
 
 class OfStep(Head):
-    """A lesson of a teacher about the batch of a step, to students at other sites: its answers, or another
-    one (lessons.py). `round` is the teacher's step, from 1.
+    """A teacher's lesson (lessons.py) about the batch of a step, for students at other sites. `round`: the
+    teacher's step, from 1.
     """
 
     kind: LessonName
@@ -96,7 +96,7 @@ Message = Contribution | OfStep
 
 
 def head_of(data: bytes | str, place: str) -> Message:
-    """The head of a message. Raises DamageError for what is none."""
+    """Parse the head of a message. Raises DamageError for an invalid one."""
     document = parse_object(data, place, WHAT)
     kind = document.get("kind", CONTRIBUTION)
     if kind not in (CONTRIBUTION, *lessons()):
@@ -106,36 +106,36 @@ def head_of(data: bytes | str, place: str) -> Message:
 
 
 def model_at(trajectory: str, step: int) -> str:
-    """Names what a trajectory has made at a step, at which a training of it may end, and a longer one not."""
+    """Identifies the model of a trajectory at a step, where a training may end and a longer one not."""
     return identify("model_at", 1, {"step": step}, {"trajectory": trajectory})
 
 
 class ReaderProgress(Spec):
-    """How far a site has come in what it learns from another one's answers."""
+    """A site's progress in a lesson of another site."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     kind: Literal["progress"] = "progress"
     trajectory: Digest
     site: SiteName
     begun: int = Field(
-        default=1, ge=1, description="how often it has begun anew: its checkpoints lost, or with other roles"
+        default=1, ge=1, description="how often it has begun: again after lost checkpoints, or other roles"
     )
     step: int = Field(ge=0, description="steps that it has learned from")
     safe: int = Field(ge=0, description="steps whose answers it will not ask for again")
     students: tuple[Digest, ...] = Field(
-        default=(), max_length=MOST_ROLES, description="trajectories of the roles of which this is said"
+        default=(), max_length=MOST_ROLES, description="trajectories of the roles that this is about"
     )
     done: tuple[Digest, ...] = Field(
-        default=(), max_length=MOST_ROLES, description="of roles whose models are published: `model_at`"
+        default=(), max_length=MOST_ROLES, description="models (`model_at`) that are published"
     )
 
     @property
     def names_none(self) -> bool:
-        """Whether it does not say of which roles: a version before did not."""
+        """Whether it names no roles, as reports of an earlier version."""
         return not (self.students or self.done)
 
     def covers(self, students: Mapping[str, str]) -> bool:
-        """Whether this is said of all these roles: their models, by trajectory."""
+        """Whether it is about all these roles: their models, by trajectory."""
         return all(each in self.students or model in self.done for each, model in students.items())
 
     def is_done_with(self, students: Mapping[str, str]) -> bool:
@@ -154,19 +154,19 @@ class AboutRounds(Spec):
     first: int = Field(default=1, ge=1, description="the first round of the trajectory")
     last: int = Field(ge=1, description="the last one")
     begun: dict[SiteName, Digest] = Field(
-        default={}, description="what contributions to round 1 say that was added before: the first weights"
+        default={}, description="`before` of contributions to round 1: the digest of the first weights"
     )
     membership: Membership
-    coordinator: str = Field(description="the site that decides who is in; any")
-    is_followed: bool = Field(default=False, description="a round log says it, and nobody decides")
+    coordinator: str = Field(description="the site that decides who is in a round; any")
+    is_followed: bool = Field(default=False, description="a round log is followed; no site decides")
 
     def may_decide(self, site: str) -> bool:
-        """Whether a site decides who is in a round."""
+        """Whether a site may decide who is in a round."""
         return not self.is_followed and self.coordinator in (ANY, site)
 
 
 class AboutTraining(Spec):
-    """What a site's ranks say of a training whose messages it takes part in."""
+    """A site's announcement of a training whose messages it sends or receives."""
 
     trajectory: Digest
     site: SiteName
@@ -176,12 +176,12 @@ class AboutTraining(Spec):
         description="of a contribution's body by codec: of all weights, then of each fragment; empty = any",
     )
     teacher: str = Field(default="", description="the site whose answers the others learn from; '' = none")
-    what: LessonName = Field(default=ANSWERS, description="what that site sends")
+    what: LessonName = Field(default=ANSWERS, description="the lesson that the teacher's site sends")
     most: int = Field(default=0, ge=0, description="bytes of the answers to a step, at most; 0 = any")
-    ahead: int = Field(default=0, ge=0, description="steps that the teacher may be before this site")
+    ahead: int = Field(default=0, ge=0, description="steps that the teacher may be ahead of this site")
     students: dict[SiteName, dict[Digest, Digest]] = Field(
-        default={}, description="models (`model_at`) of those that learn, by site and trajectory; else: any"
+        default={}, description="models (`model_at`) of the students, by site and trajectory; empty = any"
     )
     rounds: AboutRounds | None = Field(
-        default=None, description="of an elastic membership; None = all are in"
+        default=None, description="of an elastic membership; None = a strict one"
     )

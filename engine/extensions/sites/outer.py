@@ -1,11 +1,10 @@
-"""Outer steps of a training at several sites (config/train/link.py): every `every` steps the weights of all
-sites become the same again.
+"""Outer steps of a training at several sites (config/train/link.py): every `every` steps they make the
+weights of all sites equal.
 
-A site sends by what its weights have moved since the last outer step, in the form of the link's codec, and
-adds up what all sites sent, its own as everybody reads it, in the order of their names, each operation
-rounded alone: outer weights are equal bits everywhere, whatever the sites' layouts. What the codec lost is
-added to the next contribution (error feedback, 1901.09847). Optimiser states stay where they are. When rounds
-are sent and their steps taken: rounds.py.
+Each site sends its weight delta plus the residual, encoded by the link's codec, and sums all decoded deltas,
+its own included, in the order of the sites' names. Each operation is rounded alone, so all sites get equal
+bits in any layout. The compression error is the next residual (error feedback, 1901.09847). Optimiser states
+are not exchanged. The schedule of rounds is in rounds.py.
 """
 
 import time
@@ -45,15 +44,15 @@ class OuterSteps:
         self._link, self._gang, self._stop = link, gang, context.stop
         self._meter, self._say = meter, context.warn
         self._opened: set[str] = set()  # trajectories whose mailbox knows of this site
-        self.elastic: ElasticRounds | None = None  # None where all sites are in every round
+        self.elastic: ElasticRounds | None = None  # None in a strict membership
         self._plans: dict[str, RoundPlan] = {}  # by role
         self._choice = CodecChoice(link, gang)
         self._inbox = OuterInbox(context, self._choice)
-        self.norms: dict[str, float] = {}  # of the last contributions by role, before they were clipped
+        self.norms: dict[str, float] = {}  # of the last contributions by role, before clipping
 
     def plan(self, members: Iterable[RoleState]) -> None:
-        """Cut the weights of the roles, which are those of the first step, into fragments. A collective.
-        Raises ConfigError for too many.
+        """Cut the roles' weights, as of the first step, into fragments. A collective. Raises ConfigError for
+        too many.
         """
         for member in members:
             if takes_part(member):
@@ -70,7 +69,7 @@ class OuterSteps:
         self._choice.begin(len(self._plans))
 
     def sits_out(self, clock: int) -> bool:
-        """Whether this site leaves out step `clock`, of a round in which it takes no part. A collective."""
+        """Whether this site skips step `clock`, since it has no part in the round. A collective."""
         if self.elastic is None:
             return False
         for plan in self._plans.values() if self._gang.is_first else ():
@@ -80,10 +79,10 @@ class OuterSteps:
 
     def take_due(self, members: Iterable[RoleState], step_s: float) -> None:
         """Send the contributions and take the outer steps that are due after this step. A collective.
-        `step_s`: the seconds of the step, 0 where they say nothing of others.
+        `step_s`: the seconds of the step, 0 if they are not typical.
 
-        Raises StoppedError when a stop is asked while others are waited for; DataError for a message that
-        does not fit, DamageError for one that is damaged.
+        Raises StoppedError when a stop is asked during a wait for other sites, DataError for a message that
+        does not fit, DamageError for a damaged one.
         """
         self._choice.trained(step_s)
         self.norms = {}
@@ -105,7 +104,7 @@ class OuterSteps:
                 self._meter.add(member.name, link_s=time.perf_counter() - began)
 
     def _box(self, number: int, member: RoleState) -> Mailbox:
-        """Where the messages of a round lie: that of the trajectory in which it was sent."""
+        """The mailbox of a round: that of the trajectory in which it was sent."""
         step = member.start + self._plans[member.name].rounds.step_of(number)
         return Mailbox(self._link.mailbox, member.segment(step).fingerprint, member.spec.code)
 
@@ -115,8 +114,8 @@ class OuterSteps:
 
     @torch.no_grad()
     def _send(self, number: int, member: RoleState) -> None:
-        """Send by what the weights of a round have moved, and what was lost before; keep what is lost now,
-        and the weights as they are where the outer step comes later.
+        """Send the delta plus the residual. Store the new compression error and, if the outer step comes
+        later, the weights as sent.
         """
         outer, plan = outer_of(member), self._plans[member.name]
         box, layout = self._box(number, member), self._layout(number, member)
@@ -130,7 +129,9 @@ class OuterSteps:
             moved = {name: one + outer.residual[name] * kept for name, one in moved.items()}
         if not self._is_finite(moved, member):
             assert self.elastic is not None  # else it is an error
-            self._say(f"{member.name}: not finite after step {member.step}; round {number} goes without it")
+            self._say(
+                f"{member.name}: not finite after step {member.step}; this site has no part in round {number}"
+            )
             self.elastic.refuse(number)
             return
         if self._link.clip:
@@ -157,7 +158,7 @@ class OuterSteps:
         size = plan.sizes[codec.text][fragment]
         self._meter.add(member.name, link_bytes=size, link_codec=self._link.codecs.index(codec))
         if self._link.feeds_back:  # on all ranks, also where this one has none of the weights
-            self._gang.barrier()  # it is written
+            self._gang.barrier()  # until it is written
             all_or_none(self._gang, partial(self._keep_lost, box, number, outer, moved, layout), nothing)
         for name, weight in live.items():
             if outer.sent:
@@ -165,7 +166,7 @@ class OuterSteps:
         outer.pending[number] = dict(outer.added)
 
     def _take(self, number: int, member: RoleState) -> None:
-        """Take the outer step of a round, when the contributions of all sites that are in it are there."""
+        """Wait for the contributions of all sites that are in a round, and take its outer step."""
         outer, box, layout = outer_of(member), self._box(number, member), self._layout(number, member)
         began = time.perf_counter()
         line = self.elastic.who(number) if self.elastic is not None else None
@@ -208,7 +209,7 @@ class OuterSteps:
             self._forget(safe, member)
 
     def _forgo(self, member: RoleState) -> None:
-        """Keep nothing of the steps of a round that this site has no part in."""
+        """Discard this site's steps of a round in which it has no part."""
         outer = outer_of(member)
         member.weights.forget_steps()
         member.take_back(outer.kept)
@@ -216,8 +217,8 @@ class OuterSteps:
             local(lost).zero_()
 
     def _forget(self, done: int, member: RoleState) -> None:
-        """Remove the messages of rounds that nobody will ask for again. Those that were on their way at the
-        end of a trunk stay: another training goes on from there.
+        """Remove the messages of rounds that no site will ask for again. Those in flight at the end of a
+        trunk stay: another training continues from there.
         """
         rounds = self._plans[member.name].rounds
         for segment in member.spec.segments:
@@ -225,15 +226,15 @@ class OuterSteps:
             Mailbox(self._link.mailbox, segment.fingerprint).forget(until)
 
     def _open_box(self, box: Mailbox, number: int, plan: RoundPlan) -> None:
-        """Say that this site trains, where the messages of a round lie; once."""
+        """Write once into a round's mailbox that this site trains there."""
         if box.trajectory not in self._opened:
             rounds = self.elastic.about(number) if self.elastic is not None else None
             box.open(self._link.site, self._link.sites, plan.sizes, rounds)
             self._opened.add(box.trajectory)
 
     def _is_finite(self, moved: Mapping[str, Tensor], member: RoleState) -> bool:
-        """Whether what is to be sent is finite on all ranks. A collective. Raises DataError where it is not,
-        and all sites are in every round.
+        """Whether the delta is finite on all ranks. A collective. In a strict membership it raises DataError
+        instead of returning False.
         """
 
         def check() -> str:
@@ -249,7 +250,7 @@ class OuterSteps:
     def _keep_lost(
         self, box: Mailbox, number: int, outer: OuterState, moved: Mapping[str, Tensor], layout: Layout
     ) -> None:
-        """Keep the difference of what was to be sent and what others read of it."""
+        """Store the difference between the delta and its decoded contribution as the new residual."""
         head = box.contribution(number, self._link.site)
         assert head is not None  # it was just sent
         sent = self._inbox.stored(box, head, layout)
@@ -262,11 +263,11 @@ class OuterSteps:
         return self._plans[member.name].rounds.done_by(max(0, member.durable_steps[0] - member.start))
 
     def _beat(self, number: int) -> Callable[[], None] | None:
-        """Says that this site is there while it waits for others in a round; None where nobody asks."""
+        """Reports this site's presence while it waits in a round; None in a strict membership."""
         return partial(self.elastic.beat, number) if self.elastic is not None else None
 
     def _why_not(self, member: RoleState, head: Contribution) -> str:
-        """Why a contribution cannot be added, '' = it can; on this rank alone."""
+        """Why a contribution cannot be added; '' = it can. On this rank alone."""
         box, layout = self._box(head.round, member), self._layout(head.round, member)
         try:
             held = self._inbox.open(box, {head.site: head}, member, self._plans[member.name])[head.site]
@@ -277,11 +278,11 @@ class OuterSteps:
 
     @torch.no_grad()
     def _add(self, files: Mapping[str, StoredContribution], number: int, member: RoleState) -> None:
-        """Add the contributions to the outer weights, which are the role's from now on; of what it has
-        learned since it sent its own, nothing is lost: w(t + d) + outer(t + d) - w(t).
+        """Add the contributions to the outer weights, which become the role's weights. Steps since it sent
+        its own contribution are kept: w(t + d) + outer(t + d) - w(t).
         """
         outer, how, layout = outer_of(member), self._link.outer, self._layout(number, member)
-        if not files:  # nobody is in the round: all go on from the outer weights before it
+        if not files:  # no site is in the round: all continue from the outer weights before it
             for name, weight in member.weights.trainable().items():
                 local(weight).copy_(local(outer.anchor[name]))
             return
@@ -306,5 +307,5 @@ class OuterSteps:
 
 
 def _not_finite(moved: Mapping[str, Tensor]) -> str:
-    """The name of a weight that no site would take; '' = none."""
+    """The name of the first weight that is not finite; '' = none."""
     return next((name for name, part in moved.items() if not torch.isfinite(local(part)).all()), "")

@@ -1,4 +1,4 @@
-"""Contributions of the sites of a training as they lie in its mailbox: waited for, verified, opened."""
+"""Wait for, verify and open the contributions of all sites in the mailbox."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -19,11 +19,11 @@ from atelier.engine.loop.hooks import HookContext
 from atelier.engine.loop.role_state import RoleState
 
 LOOK_EVERY = 0.2  # seconds between looks for messages
-LATER_EVERY = 5.0  # seconds between looks for messages that will not come
+LATER_EVERY = 5.0  # seconds between checks for messages that will never arrive
 
 
 class OuterInbox:
-    """What a training's sites have sent, on this rank."""
+    """Contributions of a training's sites, as this rank reads them."""
 
     def __init__(self, context: HookContext, choice: CodecChoice) -> None:
         self._link, self._gang, self._stop = link_of(context.training.train), context.gang, context.stop
@@ -37,8 +37,8 @@ class OuterInbox:
         sites: Collection[str],
         beat: Callable[[], None] | None,
     ) -> dict[str, Contribution]:
-        """The heads of the messages of `sites`, when all are there; `beat` at each look until then. A
-        collective. Raises StoppedError when a stop is asked; DataError for one that will not come any more.
+        """Wait for the messages of all `sites` and return their heads. `beat` is called at each look. A
+        collective. Raises StoppedError when a stop is asked, DataError for a message that will never arrive.
         """
         heads: dict[str, Contribution] = {}
         look_again, wait = 0.0, LongWait(self._say)
@@ -64,14 +64,14 @@ class OuterInbox:
             if is_asked:
                 raise StoppedError(
                     f"stopped while {member.name} waited for {others or 'others'} in round {number}, after"
-                    f" step {member.step}; it goes on from its last checkpoint"
+                    f" step {member.step}; it continues from its last checkpoint"
                 )
             if beat is not None:
                 beat()
             time.sleep(LOOK_EVERY)
 
     def _check_missing(self, box: Mailbox, number: int, member: RoleState, sites: list[str]) -> None:
-        """Raise DataError when a missing message will not come any more: its site has sent later ones."""
+        """Raise DataError if a missing message will never arrive, since its site has sent later ones."""
         boxes = [Mailbox(self._link.mailbox, each.fingerprint) for each in member.spec.segments]
         later = {each: where for where in boxes for each in where.rounds() if each > number}  # branches too
         for site in sites:
@@ -80,8 +80,8 @@ class OuterInbox:
                 places = " and ".join(sorted({box.place, *(there.place for there in ahead.values())}))
                 raise DataError(
                     f"{box.folder(number, site)}: is gone, {site} is in round {max(ahead)}: this site's"
-                    " checkpoints are too old to go on, or the mailbox is of an earlier run; begin all sites"
-                    f" again, without {places}"
+                    " checkpoints are too old to continue, or the mailbox is of an earlier run; remove"
+                    f" {places} at all sites and start all again"
                 )
 
     def open(
@@ -92,15 +92,17 @@ class OuterInbox:
         plan: RoundPlan,
         line: RoundLine | None = None,
     ) -> dict[str, StoredContribution]:
-        """The contributions by site, verified; `line`: what was decided of the round."""
+        """The verified contributions by site. `line`: the decision on the round, if there is one. Raises
+        DataError or DamageError for one that fails a check.
+        """
         result: dict[str, StoredContribution] = {}
         outer = outer_of(member)
         for site, head in sorted(heads.items()):
             place, fragment = join(box.folder(head.round, site), BODY), plan.rounds.fragment(head.round)
             if line is not None and (head.codec, head.body.sha256) != (line.codecs[site], line.sha256[site]):
                 raise DataError(
-                    f"{place}: is another one than was decided on in round {head.round}; {site} has sent two,"
-                    " from the same steps: train on there in the layout of the first"
+                    f"{place}: differs from the contribution in the decision on round {head.round}: {site}"
+                    " sent two from the same steps; continue there in the layout of the first"
                 )
             if head.before != outer.pending.get(head.round, outer.added):
                 raise DataError(f"{place}: {site} {ADDED if head.round > 1 else BEGAN}")
@@ -111,7 +113,7 @@ class OuterInbox:
         return result
 
     def stored(self, box: Mailbox, head: Contribution, layout: Layout) -> StoredContribution:
-        """A contribution in the mailbox. Raises DamageError for one that is not as its head says."""
+        """A contribution in the mailbox. Raises DamageError if its body does not match its head."""
         place = join(box.folder(head.round, head.site), BODY)
         if is_local(place):
             path = local_path(place)
@@ -123,5 +125,5 @@ class OuterInbox:
 
 
 def _of_all(found: list[tuple[int, bool]]) -> list[tuple[int, bool]]:
-    """The most messages that a rank lacks, and whether any was asked to stop, for each rank."""
+    """For each rank: the most messages that any rank lacks, and whether any was asked to stop."""
     return [(max(late for late, _ in found), any(asked for _, asked in found))] * len(found)

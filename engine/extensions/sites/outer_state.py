@@ -1,4 +1,4 @@
-"""The state of a role's outer steps (outer.py), where several sites train it."""
+"""State of a role's outer steps (outer.py)."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -21,9 +21,9 @@ from atelier.engine.loop.weights import RoleWeights
 
 @dataclass
 class OuterState(Attachment):
-    """What a role has of outer steps on this rank: its weights after the last one, the momentum, what the
-    codec has lost of its contributions, its weights as they were when it sent what is on its way, and
-    digests: of what was added last, by site, and of what had been added when each round on its way was sent.
+    """State of a role's outer steps on this rank: weights after the last one (`anchor`), momentum, residual,
+    and weights when it last sent (`sent`). `added`: digests of the contributions added last, by site;
+    `pending`: `added` when each round in flight was sent.
     """
 
     name = "outer"
@@ -34,21 +34,21 @@ class OuterState(Attachment):
     sent: dict[str, Tensor] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
     pending: dict[int, dict[str, str]] = field(default_factory=dict)
-    log: RoundLog = field(default_factory=RoundLog)  # where codecs are chosen, or sites come and go
-    kept: dict[str, Tree] = field(default_factory=dict)  # of an elastic membership: RoleState.learned
+    log: RoundLog = field(default_factory=RoundLog)  # used if codecs are chosen, or membership is elastic
+    kept: dict[str, Tree] = field(default_factory=dict)  # elastic membership: RoleState.learned
     tokens: dict[str, int] = field(default_factory=dict)  # that other sites have learned from, by site
-    passed: int = 0  # the last round of which steps were passed over
+    passed: int = 0  # the last round in which this site skipped steps
     begun: Mapping[str, str] = field(default_factory=dict)  # `added` at the first step
-    teachers: tuple[str, ...] = ()  # digests of those that are finished models
+    teachers: tuple[str, ...] = ()  # digests of teachers that are finished models
 
     @staticmethod
     def of(link: Link, weights: RoleWeights, teachers: Iterable[ArtifactInput] = ()) -> "OuterState":
-        """At the first step, of a role that learns from these finished models. Raises ConfigError for weights
-        that are not exchanged.
+        """State at the first step of a role with these finished teachers. Raises ConfigError if the model has
+        buffers.
         """
         if weights.buffers():
             names = ", ".join(list(weights.buffers())[:3])
-            raise ConfigError("train.link", f"the model's {names} are no weights, and are not exchanged")
+            raise ConfigError("train.link", f"the model's {names} are buffers; sites exchange only weights")
         live = {name: weight.detach() for name, weight in weights.trainable().items()}
 
         def zeros(*, is_used: bool) -> dict[str, Tensor]:
@@ -63,9 +63,9 @@ class OuterState(Attachment):
         )
 
     def begin(self, weights: str, link: Link) -> None:
-        """With `weights`, the digest of all weights at the first step. Only differences cross between sites:
-        all have to begin with the same bits, and seeds and fingerprints do not promise that: CPUs of two
-        kinds draw other numbers, a model that was trained in two layouts has other bits.
+        """Store the digest of all `weights` at the first step. Sites exchange only deltas, so all must begin
+        with equal bits. Equal seeds and fingerprints are not enough: two kinds of CPUs draw other numbers,
+        and a model that was trained in another layout has other bits.
         """
         text = "".join([weights, *self.teachers])
         self.begun = {min(link.rows): hashlib.sha256(text.encode()).hexdigest()}
@@ -86,7 +86,7 @@ class OuterState(Attachment):
         }
 
     def restore(self, state: Nested, step: int) -> None:
-        """As the base's."""
+        """As in Attachment."""
         self.added = dict(state["added"])
         self.pending = dict(state.get("pending", {}))
         self.log = RoundLog(dict(state.get("log", {})))
@@ -95,7 +95,7 @@ class OuterState(Attachment):
         self.passed = state.get("passed", 0)
 
     def summary(self, steps: int) -> dict[str, Json]:
-        """The digest of the round log, and which samples each site has learned."""
+        """The digest of the round log, and how many samples each site has learned."""
         learned = self.log.learned() if self.log.lines else {}
         found: dict[str, Json] = {"rounds": self.log.digest} if self.log.lines else {}
         return found | ({"learned_samples": {**learned}} if learned else {})
@@ -106,7 +106,7 @@ class OuterState(Attachment):
 
     @property
     def tokens_elsewhere(self) -> int:
-        """Up to what was added last."""
+        """Up to the last outer step."""
         return sum(self.tokens.values())
 
 
@@ -123,7 +123,7 @@ def outer_of(member: RoleState) -> OuterState:
 
 
 def _digest(model: ArtifactInput) -> str:
-    """Of the files of a model's weights."""
+    """One digest of all files of a model's weights."""
     digests = [
         entry.sha256
         for name, entry in zip(model.names(), model.record.files, strict=True)

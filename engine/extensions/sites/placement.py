@@ -1,4 +1,4 @@
-"""A training whose roles live at different sites: what of it is this site's, and what its gang is told of the
+"""Divide a training's roles between sites: the roles of this site, and the data that its gang needs about
 roles elsewhere. Torch-free.
 """
 
@@ -21,7 +21,7 @@ VERSION = 1  # of the form of messages
 
 
 def lesson_of(lesson: str, trajectory: str, link: Link) -> str:
-    """Names the messages of a teacher by its last trajectory: equal at all sites, another name where the
+    """Identifies a teacher's messages by its last trajectory: equal at all sites, different where the
     messages would differ.
     """
     config = link.answers if lesson == ANSWERS else {}
@@ -29,7 +29,7 @@ def lesson_of(lesson: str, trajectory: str, link: Link) -> str:
 
 
 class RolesApart(RolePlacement):
-    """The roles of one site; of a run that has all roles, a part for each site."""
+    """The roles of one site; in a run that has all roles, a part for each site."""
 
     def __init__(self, train: Train, roles: Mapping[str, Role]) -> None:
         super().__init__(train, roles)
@@ -50,7 +50,7 @@ class RolesApart(RolePlacement):
         return self._link.site if self._link.is_linked else ""
 
     def roles_here(self) -> dict[str, Role]:
-        """A role whose teacher is elsewhere stands without it, whose checkpoints are not here."""
+        """As in RolePlacement: a role whose teacher is elsewhere has none, for lack of its checkpoints."""
         return {
             name: role.model_copy(update={"teacher": ""}) if self._is_apart(name, role.teacher) else role
             for name, role in self.roles.items()
@@ -58,13 +58,13 @@ class RolesApart(RolePlacement):
         }
 
     def check_finished(self, section: str) -> None:
-        """A flow that trains nothing at its site has nothing to run there."""
+        """Raise ConfigError for a finished teacher at another site: no flow would run there."""
         for name, role in self.roles.items():
             teacher, link = self.roles.get(role.teacher), self._link
             if teacher is not None and not teacher.moves and self._is_apart(name, role.teacher):
                 raise ConfigError(
                     f"{section}.link.roles",
-                    f"{role.teacher} at {link.site_of(role.teacher)} is a finished model, which no flow has"
+                    f"{role.teacher} at {link.site_of(role.teacher)} is a finished model, and no flow lets it"
                     f" teach {name} at {link.site_of(name)}",
                     f"a teacher that trains, or both at {link.site_of(name)}",
                 )
@@ -81,8 +81,8 @@ class RolesApart(RolePlacement):
         return found
 
     def tell_finished(self, finished: Collection[str], segments: Segments) -> None:
-        """Of roles whose teacher would be trained again for them or for others: their mailbox may be a new
-        one.
+        """Report finished roles whose teacher would be trained again for them or for others: their mailbox
+        may be new.
         """
         link = self._link
         replayed = {role.teacher for role in self.roles.values() if role.attach == "replay"}
@@ -111,7 +111,7 @@ class RolesApart(RolePlacement):
         accept_code: bool,
         section: str,
     ) -> dict[str, Member]:
-        """Raises ConfigError for answers of more tokens than the vocabulary has."""
+        """As in RolePlacement. Raises ConfigError for answers with more tokens than the vocabulary."""
         link, roles = self._link, self.roles
         if not link.roles:
             return {**members}
@@ -124,7 +124,7 @@ class RolesApart(RolePlacement):
             )
 
         def taught(name: str, code: str) -> dict[str, dict[str, LessonMessages]]:
-            """Its messages to students elsewhere. `code`: the digest of its own code."""
+            """A role's messages to students elsewhere. `code`: the digest of its own code."""
             return {"lessons": self._lessons(name, code, segments, maps, digest_of)}
 
         found = {key: member.model_copy(update=taught(key, member.code)) for key, member in members.items()}
@@ -147,7 +147,7 @@ class RolesApart(RolePlacement):
         maps: Mapping[str, CodeMap],
         digest_of: Callable[[CodeMap], str],
     ) -> dict[str, LessonMessages]:
-        """By lesson, the messages of a teacher to students elsewhere."""
+        """A teacher's messages to students elsewhere, by lesson."""
         found: dict[str, LessonMessages] = {}
         for key, role in self.roles.items():
             if role.teacher != name or not self._is_apart(key, name):
@@ -168,12 +168,12 @@ class RolesApart(RolePlacement):
         return self._link.is_apart(name, teacher)
 
     def _box_of(self, name: str, segments: Segments, lesson: str) -> Mailbox:
-        """Of a role's messages of this lesson."""
+        """The mailbox of a role's messages of this lesson."""
         trajectory = lesson_of(lesson, segments[name][-1].fingerprint, self._link)
         return Mailbox(self._link.mailbox, trajectory)
 
     def _taught_elsewhere(self, segments: Segments) -> Iterator[tuple[str, str, dict[str, Learner]]]:
-        """The roles of this site that teach others elsewhere, by which lesson, and whom."""
+        """The roles of this site that teach others elsewhere, with the lesson and the students."""
         link = self._link
         here = [name for name, role in self.roles.items() if role.moves and link.is_here(name)]
         for name in here if link.mailbox else ():

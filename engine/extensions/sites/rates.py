@@ -1,5 +1,5 @@
-"""What a site's link carries, as whoever carries messages has measured it: bytes a second to each peer, in a
-file a peer beside the messages. Torch-free.
+"""Measured rates of a site's link: bytes a second to each peer, in a file a peer beside the messages.
+Torch-free.
 """
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.config.site_name import SiteName
 from atelier.engine.io.storage import exists, join, read_as, write_bytes
 
-FOLDER, LEAST = "rates", 1 << 10  # bytes of a transfer that says something of a rate
+FOLDER, LEAST = "rates", 1 << 10  # bytes of the smallest transfer that measures a rate
 
 
 class Rate(Spec):
@@ -18,14 +18,14 @@ class Rate(Spec):
 
 
 def tell_rate(url: str, peer: str, num_bytes: int, seconds: float) -> None:
-    """Note how long a transfer to a peer took; a small one says nothing."""
+    """Record the rate of a transfer to a peer, unless it was too small."""
     if num_bytes >= LEAST and seconds > 0:
         rate = Rate(peer=peer, bytes_per_s=num_bytes / seconds)
         write_bytes(_place(url, peer), canonical(rate.model_dump(mode="json")))
 
 
 def rate_to(url: str, peer: str) -> float | None:
-    """Bytes a second to a peer; None while nothing is known, or what is there is damaged."""
+    """Bytes a second to a peer; None if the file is missing or damaged."""
     place = _place(url, peer)
     try:
         return read_as(Rate, place, "a measured rate").bytes_per_s if exists(place) else None

@@ -1,7 +1,7 @@
-"""The sites whose roles learn from one at another site, and how far they say that they are: which of its
-steps are still asked for. Torch-free.
+"""Progress of the sites that learn from a role at another site: which of its steps are still needed.
+Torch-free.
 
-A site that says nothing, or something of other roles than are to learn there now, begins at their first step.
+A site without a report, or with one about other roles, begins at the first step of its students.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,15 +19,15 @@ ENDED = 1  # the round of the only message of an ending
 
 @dataclass(frozen=True)
 class Learner:
-    """A role that learns at another site, and its last trajectory ('' = not known: any)."""
+    """A role that learns at another site, and its last trajectory ('' = unknown: any)."""
 
     role: Role
     trajectory: str = ""
 
 
 class ReadingSites:
-    """The sites of those that learn from a role, which ends at step `end`. Steps are that role's, counted
-    from 0: by site, those that its learners are `taught`, and those that are sent for them (`asked`).
+    """The sites that learn from a role, which ends at step `end`. Steps are that role's, from 0. By site:
+    the steps that its learners are `taught`, and those that are sent for them (`asked`).
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class ReadingSites:
 
     @property
     def last(self) -> int:
-        """The last step that somebody learns from."""
+        """The last step that any site learns from."""
         return max(steps.stop for steps in self.taught.values())
 
     def come(self, site: str) -> tuple[int, int]:
-        """Steps that a site has learned from, and whose messages it will not ask for again."""
+        """How many steps a site has learned from, and how many steps' messages it will not ask for again."""
         first, last = self.taught[site].start, self.taught[site].stop
         found, students = self.box.progress(site), self.students.get(site, {})
         is_known = found is not None and (
@@ -70,8 +70,8 @@ class ReadingSites:
         return found is not None and found.is_done_with(self.students.get(site, {}))
 
     def first_missing(self, own: str, until: int) -> int:
-        """The first step before `until` whose message from `own`, the site of the role, a site may ask for,
-        and which is not there; `until` when all are.
+        """The first step before `until` whose message from `own`, the role's site, is missing and may be
+        asked for; `until` if none is.
         """
         found = until
         for reader, steps in self.asked.items():
@@ -83,9 +83,8 @@ class ReadingSites:
         return found
 
     def asked_from(self, own: str) -> int | None:
-        """From which step the role has to be trained again for these sites: that of the first message that
-        one may ask for and that is not there; its end where only a conclusion is not; None where nothing is
-        lacking.
+        """The step from which the role must be trained again for these sites: that of the first missing
+        message; the role's end if only an end message is missing; None if nothing is.
         """
         missing = self.first_missing(own, self.last)
         if missing < self.last:
@@ -96,8 +95,8 @@ class ReadingSites:
         return self.end if any(not each.has(ENDED, own) for each in waiting) else None
 
     def endings(self, site: str) -> dict[str, Mailbox]:
-        """By student's model at a site: where it is told that the role has ended as it has to. One that has
-        not begun yet will have begun once more than those of which its site says something.
+        """By student's model at a site: the mailbox of its end message (`ending`). A student that the site's
+        report does not cover will begin once more.
         """
         found, students = self.box.progress(site), self.students.get(site, {})
         begun = found.begun + (not found.covers(students)) if found is not None else 1
@@ -111,15 +110,15 @@ def _hull(each: Iterable[range]) -> range:
 
 
 def ending(box: Mailbox, model: str, begun: int) -> Mailbox:
-    """Where a student that ends as `model`, whose site has `begun` so often, is told that its teacher, which
-    was trained again, has the weights that it had: in one message, of round `ENDED`.
+    """The mailbox of one end message, of round `ENDED`. It tells the student that ends as `model`, whose site
+    has `begun` so often, that its teacher was trained again to the same weights.
     """
     parents = {"answers": box.trajectory, "student": model}
     return Mailbox(box.url, identify("ending", 1, {"begun": begun}, parents))
 
 
 def reading_sites(training: Training, name: str, what: str) -> ReadingSites | None:
-    """The sites of those that learn from a role here by messages of this kind; None where there are none."""
+    """The sites that learn from a role here by this lesson; None = none."""
     member, link = training.members[name], link_of(training.train)
     learners = {
         key: Learner(role, training.members[key].trajectory)
@@ -135,7 +134,7 @@ def reading_sites(training: Training, name: str, what: str) -> ReadingSites | No
 
 
 def asked_from(training: Training) -> dict[str, int]:
-    """By role here that is trained again for others at other sites: from which step on."""
+    """By role here that is trained again for other sites: the first step."""
     found: dict[str, int] = {}
     for name, member in training.here.items():
         for what in member.lessons if member.role.moves and member.mode != "frozen" else ():

@@ -1,7 +1,7 @@
-"""What a wire decided in a training at several sites, round by round: with which codec each site's
-contribution came, and its digest. Each line has the digest of the line before, so that none can be changed or
-left out unseen; the model's record has that of the last. With the same log the training has the same bits.
-Torch-free.
+"""The round log of a training at several sites: codec and digest of each site's contribution, by round.
+
+Each line has the digest of the line before, so a changed or missing line is noticed; the model's record has
+the digest of the last. A training that follows the log gets the same bits. Torch-free.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class RoundLog:
         self.follow(RoundLine(round=number, codecs=dict(codecs), sha256=dict(digests), before=self.digest))
 
     def follow(self, line: RoundLine) -> None:
-        """Add a line that was decided for all. Raises DataError for one that does not follow the last."""
+        """Add a decided line. Raises DataError if it does not follow the last one."""
         if line.before != self.digest:
             raise DataError(f"round {line.round}: does not follow the line before in the round log")
         self.lines[line.round] = line.text
@@ -63,27 +63,25 @@ class RoundLog:
 
     @property
     def digest(self) -> str:
-        """Of the last line, and so of all; '' of none."""
+        """The digest of the last line, and so of all; '' = no lines."""
         last = self.lines[max(self.lines)] if self.lines else ""
         return hashlib.sha256(last.encode()).hexdigest() if last else ""
 
     def check_follows(self, place: str, checkpoints: str) -> None:
-        """Raise DataError unless these lines, restored from `checkpoints`, are the first ones of the log at
-        `place`.
-        """
+        """Raise DataError unless the log at `place` begins with these lines, restored from `checkpoints`."""
         followed = read_log(place)
         for number, text in sorted(self.lines.items()):
             own = hashlib.sha256(text.encode()).hexdigest()
             there = followed[number].digest if number in followed else "nothing"
             if own != there:
                 raise DataError(
-                    f"{checkpoints}: round {number} is {own[:12]}, and in {place} {there[:12]}: they are of"
-                    " another log; leave out train.link.rounds, or begin all sites again, without them and"
-                    " with a new mailbox"
+                    f"{checkpoints}: round {number} is {own[:12]}, and in {place} {there[:12]}: these"
+                    " checkpoints are of another log; leave out train.link.rounds, or remove them at all"
+                    " sites and start all again with a new mailbox"
                 )
 
     def learned(self) -> dict[str, int]:
-        """Samples by the site that has learned them; {} where every site learns its own rows."""
+        """How many samples each site has learned; {} where every site learns its own rows."""
         found: dict[str, int] = {}
         for text in self.lines.values():
             line = parse_as(RoundLine, text, "", WHAT)
@@ -98,8 +96,8 @@ class RoundLog:
 
 
 def read_log(place: str) -> dict[int, RoundLine]:
-    """The lines of a file by round. Raises DataError for one that was changed, or has no rounds,
-    FileNotFoundError for none.
+    """The lines of a file by round. Raises DataError if it was changed or has no rounds, FileNotFoundError if
+    it is missing.
     """
     found: dict[int, RoundLine] = {}
     before = ""
@@ -115,8 +113,8 @@ def read_log(place: str) -> dict[int, RoundLine]:
 
 
 def check_followed(link: Link, rounds: int, section: str = "train") -> str:
-    """The digest of the last of so many rounds in the log that a link follows. Raises ConfigError where that
-    cannot be the log of such a training, with its sites and codecs.
+    """The digest of the line of round `rounds` in the log that a link follows. Raises ConfigError if the log
+    lacks a round, or has other sites or codecs.
     """
     place = f"{section}.link.rounds"
     try:
@@ -137,7 +135,7 @@ def check_followed(link: Link, rounds: int, section: str = "train") -> str:
 
 
 def _misfit(line: RoundLine, link: Link) -> str:
-    """Why a line is of another training; '' = it may be of this one."""
+    """Why a line does not fit the training; '' = it fits."""
     if link.is_elastic and line.samples is None:
         return "has no samples, and an elastic membership assigns them"
     others = {*line.codecs, *(line.samples.assigned if line.samples else ())} ^ {*link.sites}

@@ -1,10 +1,9 @@
-"""When the rounds of a link are sent and when their outer steps are taken, and which weights each has.
-Torch-free.
+"""Schedule of rounds: when each is sent, when its outer step is taken, and which weights it has. Torch-free.
 
-With K fragments of the weights a round comes every `every / K` steps and has the next fragment, so that each
-is exchanged once in `every` steps (Streaming DiLoCo, 2501.18512, section 2.2). A round's outer step is taken
-`delay` steps after it was sent (section 2.3). The last round, at the training's end, has all weights, and by
-then every outer step is taken: all sites end with one model.
+With K fragments of the weights a round comes every `every / K` steps and has the next fragment, so each is
+exchanged once in `every` steps (Streaming DiLoCo, 2501.18512, section 2.2). Its outer step is taken `delay`
+steps after it was sent (section 2.3). The last round, at the training's end, has all weights. By then every
+outer step is taken, so all sites end with one model.
 """
 
 import re
@@ -47,17 +46,17 @@ class Rounds:
         return self.last if step >= self._steps else max(0, step - self._delay) // self._interval
 
     def fragment(self, number: int) -> int:
-        """Of a round, from 1; 0 = all weights."""
+        """The fragment of a round, from 1; 0 = all weights."""
         if self._fragments == 1 or number == self.last:
             return 0
         return (number - 1) % self._fragments + 1
 
 
 def cut(sizes: Mapping[str, int], fragments: int) -> list[set[str]]:
-    """The names of the weights of each fragment, by names and numbers of elements alone. What belongs to one
-    block stays together; the largest first, each to the fragment that has least.
+    """The names of the weights of each fragment, from names and numbers of elements alone. The weights of a
+    block stay together; the largest come first, each to the smallest fragment.
 
-    Raises ConfigError when there are fewer blocks, and weights beside them, than fragments.
+    Raises ConfigError if there are more fragments than blocks and weights outside them.
     """
     units: dict[str, list[str]] = {}
     for name in sorted(sizes):
@@ -66,7 +65,7 @@ def cut(sizes: Mapping[str, int], fragments: int) -> list[set[str]]:
     if len(units) < fragments:
         raise ConfigError(
             "train.link.fragments",
-            f"{fragments}, and the weights are {len(units)} blocks and weights beside them",
+            f"{fragments}, and there are {len(units)} blocks and weights outside them",
             f"{len(units)} or fewer",
         )
     weighed = {unit: sum(sizes[name] for name in names) for unit, names in units.items()}
@@ -79,5 +78,5 @@ def cut(sizes: Mapping[str, int], fragments: int) -> list[set[str]]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """To sort block 9 before block 10."""
+    """Sort key: block 9 before block 10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

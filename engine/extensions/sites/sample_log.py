@@ -1,7 +1,8 @@
-"""Which samples each site learns in a round of an elastic membership. A round takes what has to be assigned
-again first, the oldest first, then samples that were never assigned; a site has `every` steps of its own rows
-of them. What a site that is not in the round's outer step was to learn is assigned again: every sample is
-learned once, by the site that the round log names. Pure functions of the log. Torch-free.
+"""Assign samples to sites in the rounds of an elastic membership. Torch-free.
+
+A round takes missed samples first, the oldest first, then samples that were never assigned. Each site gets
+`every` steps of its own rows. The samples of a site that is not in the round's outer step are assigned again,
+so every sample is learned once, by the site in the round log. All functions are pure functions of the log.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +16,18 @@ Span = tuple[int, int]  # samples first, first + 1 ... end - 1
 
 
 class RoundSamples(Spec):
-    """The samples of a round, as its line in the round log has them."""
+    """The samples in a line of the round log."""
 
     assigned: dict[SiteName, tuple[Span, ...]] = Field(
-        description="[first, end) by site; those of sites that the line has a contribution of are learned"
+        description="[first, end) by site; learned if the line has a contribution of the site"
     )
-    again: tuple[Span, ...] = Field(description="that are to be assigned again after the round")
-    fresh: int = Field(ge=0, description="the first sample that was never assigned so far")
+    again: tuple[Span, ...] = Field(description="to be assigned again after the round")
+    fresh: int = Field(ge=0, description="the first sample that was never assigned")
     next: dict[SiteName, tuple[Span, ...]] = Field(description="assigned in the next round, by site")
 
 
 class SampleLog:
-    """The samples of the rounds to come, after a line of the log; None = before the first round."""
+    """The samples of the rounds after a line of the log; None = before the first round."""
 
     def __init__(self, rows: Mapping[str, int], every: int, line: RoundSamples | None = None) -> None:
         self._rows, self._every = rows, every
@@ -55,7 +56,7 @@ class SampleLog:
     def _deal(
         self, sites: Sequence[str], again: Sequence[Span], fresh: int
     ) -> tuple[dict[str, tuple[Span, ...]], int]:
-        """The samples of a round by site, and the first that is fresh after it."""
+        """The samples of a round by site, and the next sample that was never assigned."""
         dealt: dict[str, tuple[Span, ...]] = {}
         left = list(again)
         for site in sites:
@@ -102,7 +103,7 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
-    """What is left of spans when others are taken out."""
+    """The samples of spans that are not in `taken`, as spans."""
     left = list(spans)
     for first, end in taken:
         parts = list[Span]()

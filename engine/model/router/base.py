@@ -1,5 +1,5 @@
-"""BASE layers (engine/config/router/base.py): the assignment of tokens to experts, equally many to each, with
-the largest sum of scores.
+"""BASE layers (engine/config/router/base.py): assign equally many tokens to each expert, with the largest sum
+of scores.
 
 N tokens, X experts, S tokens of a group
 """
@@ -13,14 +13,14 @@ from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows
 
 
 class BaseRouter(MatrixRouter):
-    """One expert a token, weighted by the sigmoid of its score (2103.16716, section 3). Where tokens must not
-    depend on each other (held-out text, generation) each goes to the best for it.
+    """One expert per token, weighted by the sigmoid of its score (2103.16716, section 3). If tokens must not
+    depend on each other (held-out text, generation), each goes to its best expert.
     """
 
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
         _, wide_NX = self.logits(x_ND)
         if rows.is_training:
-            text_NX = wide_NX.detach() * rows.is_text_N[:, None]  # padding is content with any expert
+            text_NX = wide_NX.detach() * rows.is_text_N[:, None]  # padding may go to any expert
             score_GSX = text_NX.view(rows.count // self.group, -1, wide_NX.shape[-1])
             chosen_N1 = torch.cat([assigned(score_SX) for score_SX in score_GSX])[:, None]
         else:
@@ -30,11 +30,11 @@ class BaseRouter(MatrixRouter):
 
 
 def assigned(score_SX: Tensor) -> Tensor:
-    """[S] the expert of each token: each has S / X of them."""
+    """[S] the expert of each token; each expert gets S / X tokens."""
     from scipy.optimize import linear_sum_assignment  # 0.3 s: only this router needs it
 
     size, number = score_SX.shape
-    score_SX = score_SX.nan_to_num()  # else it raises, and the step would not be judged by its loss
+    score_SX = score_SX.nan_to_num()  # otherwise it raises before the step's health is judged
     places_SS = score_SX.double().cpu().numpy().repeat(size // number, axis=1)
     _, place_S = linear_sum_assignment(places_SS, maximize=True)
     return torch.from_numpy(place_S // (size // number)).to(score_SX.device)

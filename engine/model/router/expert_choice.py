@@ -1,6 +1,6 @@
-"""Expert choice (engine/config/router/expert_choice.py): the best tokens of each expert, in groups of rows.
+"""Expert choice (engine/config/router/expert_choice.py): each expert takes its best tokens in groups of rows.
 
-N tokens, X experts, K experts a token on average, S tokens of a group, C tokens of an expert there
+N tokens, X experts, K mean experts per token, S tokens of a group, C tokens of an expert in a group
 """
 
 import torch
@@ -12,8 +12,8 @@ from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows
 
 
 class ExpertChoiceRouter(MatrixRouter):
-    """A token has the experts that chose it, weighted by their probabilities; perhaps none. Where tokens must
-    not depend on each other (held-out text, generation) each has its K most probable ones.
+    """A token gets the experts that chose it, possibly none, weighted by their probabilities. If tokens must
+    not depend on each other (held-out text, generation), each gets its K most probable ones.
     """
 
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
@@ -29,7 +29,7 @@ class ExpertChoiceRouter(MatrixRouter):
         return Routed(chosen_NK, share_NK, wide_NX, {}, ((chosen_NK < 0).all(-1) & rows.is_text_N).sum())
 
     def _chosen(self, part_NX: Tensor, rows: TokenRows) -> Tensor:
-        """[N, most experts of a token]: a token's experts in ascending order, then -1."""
+        """[N, most experts of a token]: each token's experts in ascending order, then -1."""
         number = part_NX.shape[-1]
         part_GSX = part_NX.view(rows.count // self.group, -1, number)
         size = part_GSX.shape[1]

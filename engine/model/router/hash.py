@@ -1,6 +1,6 @@
-"""Hash layers (engine/config/router/hash.py): a token's experts follow from its number in the vocabulary.
+"""Hash layers (engine/config/router/hash.py): a token's experts follow from its id.
 
-N tokens, X experts, K experts a token
+N tokens, X experts, K experts per token
 """
 
 import torch
@@ -13,7 +13,7 @@ from atelier.engine.model.routing import Routed, TokenRows
 
 
 class HashRouter(nn.Module):
-    """K different experts, each with the same weight; other ones in every block."""
+    """K different experts of equal weight; the choice differs from block to block."""
 
     def __init__(self, spec: MixedBlocks, number: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class HashRouter(nn.Module):
 
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
         drawn_N = mixed(mixed(rows.tokens_N + A) + self.number)
-        # the first, then steps that come to each of the others once
+        # first expert, then steps that reach each other expert once
         first_N = drawn_N % self.num_experts
         others_N = mixed(drawn_N + A) % max(1, self.num_experts - 1)
         places_K = torch.arange(self.per_token, device=x_ND.device)

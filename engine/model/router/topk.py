@@ -1,6 +1,6 @@
 """Token choice (engine/config/router/topk.py): the K best experts of each token.
 
-N tokens, X experts, K experts a token, B rows
+N tokens, X experts, K experts per token, B rows
 """
 
 import torch
@@ -12,7 +12,7 @@ from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows, combin
 
 
 class TopKRouter(MatrixRouter):
-    """Logits by a matrix; a bias that only the choice sees; losses that balance the experts."""
+    """Logits by a matrix; a bias used only for the choice; losses that balance the experts."""
 
     load: Tensor
     bias: Tensor
@@ -28,7 +28,7 @@ class TopKRouter(MatrixRouter):
         logits_NX, wide_NX = self.logits(x_ND)
         score_NX = wide_NX.sigmoid() if self.own.score == "sigmoid" else None
         choice_NX = logits_NX if score_NX is None else score_NX
-        if self.own.balance == "bias":  # scores are of one size: probabilities, not logits
+        if self.own.balance == "bias":  # the bias needs scores of one scale: probabilities, not logits
             choice_NX = (wide_NX.softmax(-1) if score_NX is None else score_NX) + self.bias.to(wide_NX.dtype)
         chosen_NK = self._within_groups(choice_NX).topk(self.per_token, dim=-1).indices
         share_NK = combined(wide_NX, score_NX, chosen_NK, self.combine)
@@ -39,8 +39,8 @@ class TopKRouter(MatrixRouter):
         return Routed(chosen_NK, share_NK, wide_NX, sums, lost)
 
     def _within_groups(self, choice_NX: Tensor) -> Tensor:
-        """The scores with those outside a token's best groups at -inf; a group is as good as the sum of its
-        two best experts (2412.19437, section 2.1.2).
+        """The scores, with -inf outside a token's best groups; a group's score is the sum of its two best
+        experts (2412.19437, section 2.1.2).
         """
         own = self.own
         if own.groups == 1 or own.groups_per_token == own.groups:
@@ -54,8 +54,8 @@ class TopKRouter(MatrixRouter):
     def _losses(
         self, logits_NX: Tensor, score_NX: Tensor | None, chosen_NK: Tensor, rows: TokenRows
     ) -> dict[str, Tensor]:
-        """Sums over tokens: X sum_x f_x p_x, which is 1 where all experts are equally loaded (2101.03961,
-        equation 4, per token); f over the token's row or of the step before.
+        """Sums over tokens: X sum_x f_x p_x, which is 1 if all experts are equally loaded (2101.03961,
+        equation 4, per token), with f from the token's row or from the last step.
         """
         found: dict[str, Tensor] = {}
         is_text_N1 = rows.is_text_N[:, None].to(logits_NX.dtype)
@@ -78,7 +78,7 @@ class TopKRouter(MatrixRouter):
         return found
 
     def learn_loads(self, load_X: Tensor) -> None:
-        """After a step: the loads of the whole global batch, for the next one's balance."""
+        """Called after a step with the loads of the global batch, for balancing the next step."""
         if self.own.balance == "batch":
             self.load.copy_(load_X)
         if self.own.balance == "bias":  # 2408.15664

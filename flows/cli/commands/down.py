@@ -1,4 +1,4 @@
-"""`atelier down`: end what `atelier up` started; running tasks write a checkpoint first."""
+"""`atelier down`: stop the processes that `atelier up` started; running tasks write a checkpoint first."""
 
 import argparse
 

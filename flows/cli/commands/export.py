@@ -1,4 +1,6 @@
-"""`atelier export <model> <url>`: write a model as transformers reads it, and say what was written."""
+"""`atelier export <model> <url>`: write a model for transformers, or an adapter for peft, and print a
+summary.
+"""
 
 import sys
 from argparse import Namespace
@@ -9,8 +11,8 @@ from atelier.flows.run.store_check import open_store
 
 
 def run(options: Namespace) -> int:
-    """Write the model; the exit code. Raises ConfigError for an unknown model or format, and for a model that
-    no family of the format can say.
+    """Write the model. Returns the exit code. Raises ConfigError for an unknown model or format, and for a
+    model that no family of the format can represent.
     """
     try:
         done = export(
@@ -31,7 +33,7 @@ def run(options: Namespace) -> int:
         then = f"PeftModel.from_pretrained(<{done.base}, exported>, {options.url!r})"
     else:
         words = f"family {done.family}, {done.files} files, {done.bytes / 1e6:.4g} MB"
-        then = f"read back, its logits are {done.apart:.2g} of their scale apart; {done.ids}"
+        then = f"its logits, read back, differ by {done.apart:.2g} of their scale; {done.ids}"
     print(printable(f"{options.url}: {words}; {then}", 0))
     return 0
 

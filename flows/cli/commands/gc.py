@@ -1,4 +1,4 @@
-"""`atelier gc`: remove what nothing needs any more, after asking."""
+"""`atelier gc`: remove artifacts and files that nothing needs, after asking."""
 
 import sys
 from argparse import Namespace
@@ -11,8 +11,8 @@ from atelier.infra.store.removal import Waste, discard, removing
 
 
 def run(options: Namespace) -> int:
-    """List what is not needed, ask, remove it; the exit code. Raises ConfigError for an unknown or active run
-    to forget.
+    """List unneeded files, ask, and remove them. Returns the exit code. Raises ConfigError for an unknown or
+    active run to forget.
     """
     store = open_store()
     collector = Collector(store, options.forget or ())
@@ -29,14 +29,14 @@ def run(options: Namespace) -> int:
     gone = _removed(found, options)
     for one in found.waste:
         if one not in gone:
-            print(printable(f"kept: {one.what}, which is in use again", 0), file=sys.stderr)
+            print(printable(f"kept: {one.what}, because it is in use again", 0), file=sys.stderr)
     print(f"removed {len(gone)} things, {amount(sum(one.bytes for one in gone))}B")
     return 0
 
 
 def _removed(found: Finding, options: Namespace) -> list[Waste]:
-    """Remove what is still unused. The user may have answered late: what a run has begun to need since then
-    stays, and no run starts to rely on anything while this removes.
+    """Remove what is still unused: a run may have begun to need some of it before the user answered. No run
+    can start to use anything during the removal.
     """
     store = open_store()
     with removing(store.root, lambda text: print(printable(text, 0), file=sys.stderr)) as lease:
@@ -55,7 +55,7 @@ def _check_run(run_id: str, collector: Collector) -> None:
             "--forget", f"no run {run_id!r}", f"did you mean {near}?" if near else "`atelier runs` lists them"
         )
     if run_id in collector.living:
-        raise ConfigError("--forget", f"run {run_id} is still going on", "stop it first")
+        raise ConfigError("--forget", f"run {run_id} is still running", "stop it first")
 
 
 def _show(found: Finding, root: str) -> None:
@@ -73,7 +73,7 @@ def _show(found: Finding, root: str) -> None:
 
 
 def _agreed(found: Finding) -> bool:
-    """Ask on the terminal; no answer (the end of the input) is a no."""
+    """Ask on the terminal; end of input counts as no."""
     damaged = sum(one.is_damage for one in found.waste)
     extra = f", {damaged} of them damaged" if damaged else ""
     print(f"remove these {len(found.waste)} things{extra}? [y/N] ", end="", flush=True)

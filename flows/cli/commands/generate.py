@@ -1,4 +1,4 @@
-"""`atelier generate <model>`: the text is printed as it is drawn."""
+"""`atelier generate <model>`: print text as the model samples it."""
 
 import sys
 from argparse import Namespace
@@ -12,12 +12,12 @@ from atelier.flows.run.generate import SAMPLING, WISHES, continuations, generati
 from atelier.flows.run.store_check import open_store
 from atelier.infra.store.store import Store
 
-INTERRUPTED = 130  # what a shell reports after Ctrl-C
+INTERRUPTED = 130  # a shell's exit code after Ctrl-C
 
 
 def run(options: Namespace) -> int:
-    """Print the continuations of the prompts; the exit code. Raises ConfigError for an unknown model and for
-    invalid settings.
+    """Print the continuations of the prompts. Returns the exit code. Raises ConfigError for an unknown model
+    and for invalid settings.
     """
     store = open_store()
     given = {key: getattr(options, key) for key in (*SAMPLING, *WISHES, "memory", "chat")}
@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
 
 
 def _say_which(record: Record, store: Store, word: str) -> None:
-    """Where several models have the name that was given, say on stderr that it is the newest's."""
+    """If several models have the given name, print on stderr that the newest is used."""
     if word == record.name and (more := sum(one.name == word for one in store.records("model")) - 1):
         others = f"{more} other model{'s' * (more > 1)} of this name: `atelier models`"
         print(printable(f"{word}: {record.fingerprint[:8]}, the newest; {others}", 0), file=sys.stderr)

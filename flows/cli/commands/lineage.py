@@ -1,5 +1,5 @@
-"""`atelier lineage <anything>`: ancestors and descendants, as a tree, JSON or a page; or whom weights come
-from.
+"""`atelier lineage <anything>`: print ancestors and descendants as a tree, JSON or a page; or the origin of a
+model's weights.
 """
 
 import json
@@ -15,8 +15,8 @@ from atelier.infra.report.weight_shares import weight_shares
 
 
 def run(options: Namespace) -> int:
-    """Print the lineage, or write it as a page; the exit code. Raises ConfigError when the page cannot be
-    written.
+    """Print the lineage, or write it as a page. Returns the exit code. Raises ConfigError when the page
+    cannot be written.
     """
     if options.weights:
         return _weights(options)
@@ -36,11 +36,11 @@ def run(options: Namespace) -> int:
 
 
 def _weights(options: Namespace) -> int:
-    """Print the share of a model's parameters that began in each of its ancestors. Raises ConfigError where a
-    page is asked for.
+    """Print the share of a model's parameters that was first trained in each ancestor. Raises ConfigError
+    with --html.
     """
     if options.html:
-        raise ConfigError("--html", "is a page of the lineage, not of --weights", "leave one of them out")
+        raise ConfigError("--html", "writes the lineage and cannot show --weights", "leave one of them out")
     rows = weight_shares(open_store(), options.what)
     if options.json:
         found = [{**row.origin._asdict(), "share": row.share, "parameters": row.parameters} for row in rows]
@@ -56,6 +56,6 @@ def _weights(options: Namespace) -> int:
         )
         for row in rows
     ]
-    columns = ("share", "parameters", "began in", "fingerprint", "how")
+    columns = ("share", "parameters", "origin", "fingerprint", "how")
     print_table(columns, cells, right=("share", "parameters"), flexible="how")
     return 0

@@ -1,4 +1,4 @@
-"""`atelier list [group|flows]`: what can be chosen."""
+"""`atelier list [group|flows]`: list configuration groups, their options, or the flows."""
 
 import json
 from argparse import Namespace
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """Print groups, the options of one, or the flows; the exit code. Raises ConfigError for another word."""
+    """Print groups, a group's options, or the flows. Raises ConfigError for an unknown group."""
     group = options.group
     if group is None:
         found = {name: catalog.options(name) for name in catalog.groups()}
         rows = [(name, " ".join(names)) for name, names in found.items()]
         _print(options.json, found, ("group", "options"), rows)
         if not options.json:
-            print("\n`atelier list <group>` says what each option is, `atelier list flows` what the flows do")
+            print("\n`atelier list <group>` describes its options, `atelier list flows` the flows")
     elif group == "flows":
         texts = {name: catalog.flow_text(name) for name in catalog.flow_names()}
         _texts(options.json, texts, "flow")

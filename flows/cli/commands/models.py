@@ -12,7 +12,7 @@ LOSS = "eval loss (windows)"
 
 
 def run(options: Namespace) -> int:
-    """Print the models, the oldest first; the exit code."""
+    """Print the models, the oldest first. Returns the exit code."""
     store = open_store()
     found = model_rows(store)
     if options.json:

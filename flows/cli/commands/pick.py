@@ -1,4 +1,4 @@
-"""`atelier pick <sweep or runs>`: the best one, its command line and its alias."""
+"""`atelier pick <sweep or runs>`: find the best model, print its command line and give it an alias."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ SHOWN = 20
 
 
 def run(options: Namespace) -> int:
-    """Print the candidates and the best one, which gets the alias; the exit code. Raises ConfigError for
+    """Print the candidates and give the best one the alias. Returns the exit code. Raises ConfigError for
     conflicting options and candidates that cannot be compared.
     """
     store = open_store()
@@ -43,8 +43,8 @@ def run(options: Namespace) -> int:
 
 
 def _alias(store: Store, choice: Picked, alias: str, words: list[str]) -> Alias | None:
-    """Give the best model its alias, in the store and on its page in MLflow; None when the number belongs to
-    no model.
+    """Give the best model its alias, in the store and on its MLflow page. Returns None if the metric belongs
+    to no model.
     """
     model = choice.model
     if model is not None and model.kind != "model":
@@ -58,7 +58,7 @@ def _alias(store: Store, choice: Picked, alias: str, words: list[str]) -> Alias 
         join_stack(store.root)
         try:
             show_alias(store, model.fingerprint, alias)
-        except Exception as error:  # only the page is missing: the alias is given
+        except Exception as error:  # the alias exists; only MLflow lacks it
             print(f"MLflow does not show the alias: {str(error).splitlines()[0]}", file=sys.stderr)
     return given
 

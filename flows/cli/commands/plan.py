@@ -28,8 +28,8 @@ MOST_LAYOUTS, MOST_OUT = 12, 12
 
 
 def run(options: Namespace) -> int:
-    """Print the plan; the exit code is 2 when it is refused. Raises ConfigError for an unknown flow and
-    invalid overrides.
+    """Print the plan. Returns the exit code, 2 when the plan is refused. Raises ConfigError for an unknown
+    flow and invalid overrides.
     """
     flow, store = options.flow, open_store()
     overrides = [*options.overrides, *resume_overrides(options.accept_code, options.fresh or [])]
@@ -59,7 +59,7 @@ def _calibrate(frozen: RunConfig, store: Store) -> None:
     if not frozen.pool.is_cpu or frozen.pool.paper:
         raise ConfigError(
             "--calibrate",
-            f"measures the CPUs of this machine, and the pool's devices are {frozen.pool.gpu}",
+            f"measures the CPUs of this machine, but the pool's devices are {frozen.pool.gpu}",
             "plans are corrected by the trainings that ran there",
         )
     from atelier.infra.calibration.calibrate import calibrate  # numpy: plans do without
@@ -101,7 +101,7 @@ def _show(plan: Plan, totals: PlanTotals) -> None:
 
 
 def _show_sites(plan: Plan) -> None:
-    """Print a row a site, and what crosses between them: a row for each codec that may be taken."""
+    """Print a row for each site, and for each link the traffic with each possible codec."""
     if plan.sites:
         columns = ("site", "tasks", "artifacts", "to reuse", "to make", "device time")
         rows = [
@@ -122,7 +122,7 @@ def _show_sites(plan: Plan) -> None:
 
 
 def _link_cells(row: LinkRow) -> Iterator[tuple[str, ...]]:
-    """A row of a link for each of its costs, blank where something is not known."""
+    """A row for each cost of a link; unknown cells are blank."""
     is_of_all = row["kind"] == "contributions"
     arrow = ", " if is_of_all else " -> "
     steps = f"{row['staleness']} steps"
@@ -165,8 +165,8 @@ def _show_measured(seen: list[MeasuredRow]) -> None:
 
 
 def _goodput(plan: Plan) -> list[str]:
-    """For each training on many devices the share of time that is training when devices fail, for its slowest
-    role.
+    """For each training on many devices: the share of time left for training when devices fail, for its
+    slowest role.
     """
     found = []
     for node in plan.nodes:
@@ -176,8 +176,8 @@ def _goodput(plan: Plan) -> list[str]:
         slowest = max(rows, key=lambda row: row["step_s"])
         ranks = Parallel.model_validate(node.layout).ranks
         found.append(
-            f"{node.name}: {100 * slowest['effective_time']:.1f} % of the time is training when its {ranks}"
-            f" devices fail at the pool's rate (mtbf_hours); best is a checkpoint every"
+            f"{node.name}: {100 * slowest['effective_time']:.1f} % of the time is training if its {ranks}"
+            f" devices fail at the pool's rate (mtbf_hours); the best interval of checkpoints is"
             f" {slowest['best_checkpoint_every']} steps"
         )
     return found

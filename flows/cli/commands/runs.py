@@ -1,4 +1,4 @@
-"""`atelier runs`: what ran, how it ended, what it made."""
+"""`atelier runs`: list runs, with their end and the artifacts they made."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ SHOWN = 4
 
 
 def run(options: Namespace) -> int:
-    """Print the runs, the oldest first, and the damage of unreadable manifests; the exit code."""
+    """Print the runs, the oldest first, and damaged manifests. Returns the exit code."""
     store = open_store()
     found, damaged = run_rows(store)
     for damage in damaged:
@@ -42,11 +42,11 @@ def run(options: Namespace) -> int:
 
 
 def _show_one(store: Store, given: str, *, is_json: bool) -> int:
-    """Print one run. Raises ConfigError for an id that no run, or more than one, has."""
+    """Print one run. Raises ConfigError if not exactly one run has this id."""
     there = [one for one in manifests(store) if one.id.startswith(given) or one.id.endswith(given)]
     exact = [one for one in there if one.id == given]
     if len(exact or there) != 1:
-        problem = f"{len(there)} runs are called so" if there else f"no run {given}"
+        problem = f"{len(there)} runs have this id" if there else f"no run {given}"
         raise ConfigError("runs", problem, "`atelier runs --all` lists them")
     (manifest,) = exact or there
     row, detail = run_row(manifest), run_detail(store, manifest)

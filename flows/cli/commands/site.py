@@ -1,4 +1,4 @@
-"""`atelier site <act>`: this site's key, the sites that it trusts, and its agent."""
+"""`atelier site <act>`: manage this site's key, trusted sites, policies and agent."""
 
 import argparse
 import math
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from atelier.infra.sites.agent import Agent
 
 LOOK_EVERY = 0.2  # seconds
-SOON = timedelta(days=30)  # until a certificate ends
+SOON = timedelta(days=30)  # warn this long before a certificate ends
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises ConfigError for an act that there is not, or one that lacks a word."""
+    """Run one act. Raises ConfigError for an unknown act, or one that lacks an argument."""
     if options.act not in ACTS:
         near = nearest(options.act, ACTS)
         raise ConfigError(
@@ -49,7 +49,7 @@ def _check_options(options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         if value and name not in ("act", "what", "keys", *takes):
             way_out = ", ".join(map(_flag, takes)) or "--keys alone"
-            raise ConfigError(_flag(name), f"is nothing for site {options.act}", way_out)
+            raise ConfigError(_flag(name), f"is not an option of site {options.act}", way_out)
 
 
 def _flag(name: str) -> str:
@@ -66,7 +66,7 @@ def _create(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _address(options: argparse.Namespace) -> str:
-    """Raises ConfigError for what is no address."""
+    """The address. Raises ConfigError if it is invalid."""
     address = options.address or ""
     address = f"file://{address}" if address.startswith("/") else address
     check_address(address)
@@ -80,7 +80,7 @@ def _address(options: argparse.Namespace) -> str:
 def _card(keys: Keys, options: argparse.Namespace) -> int:
     card = keys.card
     print(card.text.decode(), end="")
-    print(f"{card.site}: {_to_compare(card)}", file=sys.stderr)  # stdout is what others accept
+    print(f"{card.site}: {_to_compare(card)}", file=sys.stderr)  # stdout has only the card
     return 0
 
 
@@ -97,8 +97,8 @@ def _accept(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _to_compare(card: Card) -> str:
-    """What both sites compare of a card: the digest is of the certificate alone."""
-    address = card.address or "no address, it dials out"
+    """Text that both sites compare. The digest covers the certificate alone."""
+    address = card.address or "no address, it connects to others"
     return f"certificate {card.digest[:32]}, until {card.end:%Y-%m-%d}, {address}"
 
 
@@ -115,7 +115,7 @@ def _revoke(keys: Keys, options: argparse.Namespace) -> int:
     _check_site(keys)
     peer = _word(options, "a site that is trusted")
     keys.check_trusted(peer, "site revoke")
-    Policies(keys.folder).forget(peer)  # first: whoever accepts it again lets it have nothing by that
+    Policies(keys.folder).forget(peer)  # first, so that accepting it again grants nothing
     keys.revoke(peer)
     return 0
 
@@ -127,18 +127,18 @@ def _rotate(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _serve(keys: Keys, options: argparse.Namespace) -> int:
-    """Run the agent until it is ended."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the agent says itself what went wrong
-    from atelier.infra.sites.agent import Agent  # now: gRPC takes a third of a second
+    """Run the agent until it is stopped."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the agent reports errors itself
+    from atelier.infra.sites.agent import Agent  # late: gRPC takes 0.3 s
     from atelier.infra.sites.bucket import check_bucket
 
     card, stop, mailbox = keys.card, threading.Event(), _mailbox(keys, options)
     if card.is_in_bucket:
         if options.listen:
-            raise ConfigError("--listen", f"{card.site} has no port, others reach it in {card.address}")
+            raise ConfigError("--listen", f"{card.site} has no port; others reach it in {card.address}")
         check_bucket(card.address, "site serve")
     if options.listen and not is_listened_at(options.listen):
-        raise ConfigError("--listen", f"{options.listen!r} is no place to listen at", "127.0.0.1:7800")
+        raise ConfigError("--listen", f"{options.listen!r} is not an address to listen at", "127.0.0.1:7800")
     _check_folder(mailbox)
     root = Store(default_root()).root
     lock = keys.alone("site serve")
@@ -157,14 +157,14 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
         runner.look()
     carrying.join()
     agent.stop()
-    lock.close()  # from now on another agent may write the audit log
+    lock.close()  # another agent may write the audit log now
     if options.with_parent:
         runner.end_all()
     return 0
 
 
 def _served(keys: Keys, mailbox: str, root: str) -> Iterator[str]:
-    """What an agent serves, and for whom."""
+    """The folders that an agent uses, and the sites that it trusts."""
     yield f"keys {keys.folder}, messages {mailbox}, store {root}"
     for name, card in keys.peers.items():
         yield f"trusts {name}: {_to_compare(card)}"
@@ -177,7 +177,7 @@ def _served(keys: Keys, mailbox: str, root: str) -> Iterator[str]:
 
 
 def _reached(agent: "Agent", card: Card, listen: str | None) -> str:
-    """Have an agent answer; where."""
+    """Let the agent serve. Returns a line with its address."""
     if card.is_in_bucket:
         agent.serve_in(card.address)
         return f"{card.site} answers in {card.address}"
@@ -187,47 +187,47 @@ def _reached(agent: "Agent", card: Card, listen: str | None) -> str:
 
 
 def _until_alone(stop: threading.Event) -> None:
-    """Set `stop` when the process that started this one has ended."""
+    """Set `stop` when the parent process has ended."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     stop.set()
 
 
 def _check_site(keys: Keys) -> None:
-    """Raises ConfigError where there is no site."""
+    """Raises ConfigError if this machine has no site."""
     _ = keys.card
 
 
 def _check_folder(mailbox: str) -> None:
-    """Raises ConfigError for a mailbox that cannot be made, or be written to."""
-    way_out = "--mailbox <a folder, where its agent can write>"
+    """Raises ConfigError for a mailbox that cannot be created or written."""
+    way_out = "--mailbox <a folder in which the agent can write>"
     try:
         Path(mailbox).mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise ConfigError("--mailbox", f"{mailbox} is a file", way_out) from None
     except OSError as error:
-        raise ConfigError("--mailbox", f"{mailbox} cannot be made ({error.strerror})", way_out) from None
+        raise ConfigError("--mailbox", f"{mailbox} cannot be created ({error.strerror})", way_out) from None
     if not os.access(mailbox, os.W_OK | os.X_OK):
         raise ConfigError("--mailbox", f"{mailbox} cannot be written to", way_out)
 
 
 def _mailbox(keys: Keys, options: argparse.Namespace) -> str:
-    """Raises ConfigError for a mailbox that is no folder of this machine."""
+    """The mailbox. Raises ConfigError if it is not a local folder."""
     if options.mailbox and not is_local(options.mailbox):
-        raise ConfigError("--mailbox", "is no folder of this machine", "a folder, where its agent can write")
+        raise ConfigError("--mailbox", "is not a local folder", "give a folder in which the agent can write")
     if not options.mailbox:
         _check_site(keys)
     return str(Path(options.mailbox).absolute()) if options.mailbox else str(keys.mailbox)
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it, or the disk is full
-        sys.stderr.write(f"{printable(text, 0)}\n")  # at once: an agent has several threads
+    with suppress(OSError, ValueError):  # stderr is closed, or the disk is full
+        sys.stderr.write(f"{printable(text, 0)}\n")  # in one write: an agent has several threads
         sys.stderr.flush()
 
 
 def _allow(keys: Keys, options: argparse.Namespace) -> int:
-    """Change what this site does for a peer, or show it. What is not given stays as it is."""
+    """Change or show the policy for a peer. Options that are not given stay."""
     _check_site(keys)
     peer = _word(options, "a site that is trusted")
     if peer not in keys.peers:
@@ -250,7 +250,7 @@ def _allow(keys: Keys, options: argparse.Namespace) -> int:
     except DamageError:
         if not changes:
             raise
-        before = SitePolicy(site=peer)  # what it said nobody knows
+        before = SitePolicy(site=peer)  # the earlier policy is unreadable
     policy = before.model_copy(update=changes)
     if changes:
         check_policy(policy)
@@ -280,12 +280,12 @@ def _gigabytes(given: str | None) -> float | None:
     except ValueError:
         found = -1.0
     if not 0 <= found < math.inf:
-        raise ConfigError("--hourly", f"{given!r} is no number of GB", "2.5, or 0 for any")
+        raise ConfigError("--hourly", f"{given!r} is not a number of GB", "2.5, or 0 for any")
     return found
 
 
 def _words(given: list[str] | None) -> tuple[str, ...] | None:
-    """Words that were given one by one, or with commas, each once; `none` is no word."""
+    """Words given one by one or with commas, without duplicates; `none` is left out."""
     if given is None:
         return None
     words = dict.fromkeys(word for text in given for word in text.split(","))
@@ -293,7 +293,7 @@ def _words(given: list[str] | None) -> tuple[str, ...] | None:
 
 
 def _audit(keys: Keys, options: argparse.Namespace) -> int:
-    """Verify the audit log of this site, and against that of another where it is given."""
+    """Verify the audit log of this site, and compare it with another site's, if given."""
     from atelier.infra.sites.audit_check import (  # cryptography: other acts need none
         DIFFERS,
         compare,
@@ -304,26 +304,24 @@ def _audit(keys: Keys, options: argparse.Namespace) -> int:
 
     path, site, certificates = keys.folder / AUDIT, keys.card.site, keys.certificates
     verified = verify(path, site, certificates)
-    print(f"{site}: {path}: {verified.chain.lines} lines, each follows from the one before")
+    print(f"{site}: {path}: {verified.chain.lines} lines, the chain is intact")
     for peer, statement in sorted(verified.own.items()):
         left = verified.unsigned(peer)
-        print(
-            f"signed with {peer} up to line {statement.lines}; {left} messages since then are not signed yet"
-        )
+        print(f"signed with {peer} up to line {statement.lines}; {left} later messages are not signed yet")
     rows = table(verified)
     print(*rows, sep="\n")
     if options.what:
         other = Path(options.what)
         if not other.exists():
-            raise ConfigError("site audit", f"{other} is no file", "the audit.jsonl of another site")
+            raise ConfigError("site audit", f"{other} is not a file", "the audit.jsonl of another site")
         peer = site_of(other, site, certificates)
         count = compare(path, site, other, peer, certificates)
-        print(f"{other}: holds {count} signatures of {site}, all of them under lines of this log")
+        print(f"{other}: holds {count} signatures of {site}, all match lines of this log")
         count = compare(other, peer, path, site, certificates)
-        print(f"{path}: holds {count} signatures of {peer}, all of them under lines of that log")
+        print(f"{path}: holds {count} signatures of {peer}, all match lines of that log")
     differing = sum(row.endswith(DIFFERS) for row in rows)
     if differing:
-        print(f"{differing} rows differ from what the peer has signed: on their way, broken off, or wrong")
+        print(f"{differing} rows differ from the peer's signature: in transit, interrupted, or wrong")
     return 0
 
 
@@ -335,12 +333,12 @@ def _orders(keys: Keys, options: argparse.Namespace) -> int:
         if order.act == "run":
             about = f"{order.id[:8]}  {order.home} -> {order.site}  {order.flow:<10}"
             about += f" {reply.state if reply else 'waits':<9} {', '.join(order.tasks)}"
-            print(printable(about, 0))  # names are the other site's
+            print(printable(about, 0))  # the other site chose the names
     return 0
 
 
 def _cancel(keys: Keys, options: argparse.Namespace) -> int:
-    """End an order, at a checkpoint."""
+    """Cancel an order; its run stops at a checkpoint."""
     desk, digits = OrderDesk(_mailbox(keys, options)), _word(options, "digits of an order")
     found = [order for order in desk.orders() if order.id.startswith(digits)]
     if len(found) != 1:
@@ -350,8 +348,8 @@ def _cancel(keys: Keys, options: argparse.Namespace) -> int:
 
 
 def _work(keys: Keys, options: argparse.Namespace) -> int:
-    """Do an order: what the agent starts."""
-    from atelier.flows.deployments.ordered import work_on  # flows: nothing that the other acts wait for
+    """Run an order; the agent starts this command."""
+    from atelier.flows.deployments.ordered import work_on  # late: only this act needs flows
 
     mailbox, number = _mailbox(keys, options), _word(options, "the id of an order")
     order = OrderDesk(mailbox).order(number)
@@ -362,7 +360,7 @@ def _work(keys: Keys, options: argparse.Namespace) -> int:
 
 def _word(options: argparse.Namespace, about: str) -> str:
     if not options.what:
-        raise ConfigError(f"site {options.act}", "a word is missing", f"give {about}")
+        raise ConfigError(f"site {options.act}", "an argument is missing", f"give {about}")
     return options.what
 
 
@@ -378,7 +376,7 @@ TAKES = {
     "audit": (),
     "orders": ("mailbox",),
     "cancel": ("mailbox",),
-}  # of the options, beside --keys; acts that are not here are an agent's own
+}  # options of each act, beside --keys; acts not listed are for the agent
 ACTS: dict[str, Callable[[Keys, argparse.Namespace], int]] = {
     "create": _create,
     "card": _card,

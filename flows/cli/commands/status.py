@@ -1,5 +1,5 @@
-"""`atelier status`: which parts of the local stack run, where, and which runs are in progress. Addresses that
-MLflow keeps are corrected where the store was moved.
+"""`atelier status`: show the parts of the local stack and the runs in progress. Corrects addresses that
+MLflow keeps, if the store was moved.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from atelier.infra.tracking.own_database import follow
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the status; the exit code is 0 when all that was started runs, else 1. Raises ConfigError for
-    --env without a running stack.
+    """Print the status. Returns 0 if every started part is running, else 1. Raises ConfigError for --env
+    without a running stack.
     """
     store = open_store()
-    with suppress(ConfigError):  # of a database that only a tracker needs, which says so
+    with suppress(ConfigError):  # the tracker reports an unreadable database
         follow(store)
     stack = Stack(store.root)
     if options.password:
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     if options.env:
         client = stack.client()
         if not client:
-            raise ConfigError("--env", f"the stack of {store.root} does not run", "atelier up starts it")
+            raise ConfigError("--env", f"the stack of {store.root} is not running", "atelier up starts it")
         print("\n".join(f"export {key}={shlex.quote(value)}" for key, value in client.items()))
         return 0
     parts = stack.parts()
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"parts": parts, "runs": [one["id"] for one in running]}, indent=1))
     elif not parts:
-        print("nothing was started for this store; atelier up starts it")
+        print("nothing is started for this store; atelier up starts the stack")
     else:
         for part in parts:
             state = "running" if part["running"] and part["answers"] is not False else "not running"

@@ -1,4 +1,4 @@
-"""`atelier up`: Prefect server, MLflow, a worker and all deployments on this machine, in one command."""
+"""`atelier up`: start Prefect, MLflow, workers and all deployments on this machine."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ POOL = "local"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start what does not run yet, deploy, print the addresses; the exit code. Raises ConfigError for ports
+    """Start missing parts, deploy, print the addresses. Returns the exit code. Raises ConfigError for ports
     that cannot be used.
     """
     check_root(will_write=True)
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
         for flag, default in (("prefect-port", PREFECT_PORT), ("mlflow-port", MLFLOW_PORT))
     }
     if len({*ports.values()}) == 1:
-        raise ConfigError("--mlflow-port", f"{ports['mlflow-port']} is Prefect's", "choose another")
+        raise ConfigError("--mlflow-port", f"{ports['mlflow-port']} is Prefect's port", "choose another")
     stack.up(ports["prefect-port"], ports["mlflow-port"], print)
     os.environ |= stack.client()
     from atelier.flows.deployments.deploy import deploy
@@ -46,21 +46,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def port_of(flag: str, given: str | None, default: int) -> int:
-    """The given port, else the default. Raises ConfigError for what is no number from 1024 to 65535."""
+    """The given port, else the default. Raises ConfigError unless it is a number from 1024 to 65535."""
     if given is None:
         return default
     if not given.isdecimal() or not 1024 <= int(given) <= 65535:
-        raise ConfigError(f"--{flag}", f"{given!r} is no port", "give a number from 1024 to 65535")
+        raise ConfigError(f"--{flag}", f"{given!r} is not a port", "give a number from 1024 to 65535")
     return int(given)
 
 
 def show(stack: Stack) -> None:
-    """Print the addresses of the pages and how to sign in."""
+    """Print the addresses of the pages and the sign-in."""
     addresses = stack.addresses
     if addresses is None:
         return
     print(f"Prefect   {addresses.prefect}   (start, watch and cancel runs)")
     print(f"MLflow    {addresses.experiments}   (compare runs, find models)")
     print(f"sign in   user {stack.credentials.user}, password in {stack.folder / 'credentials.json'}")
-    print("          Prefect asks for both in one: `atelier status --password` prints it")
+    print("          Prefect asks for user:password; `atelier status --password` prints it")
     print("next      atelier titan experiment=tiny pool=local")

@@ -1,4 +1,4 @@
-"""`atelier worker <pool>`: serve a pool from this machine until it is ended."""
+"""`atelier worker <pool>`: serve a pool from this machine until it is stopped."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ from atelier.infra.store.store import Store, default_root
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run Prefect's process worker in the foreground; Ctrl-C and SIGTERM end it."""
+    """Run Prefect's process worker in the foreground; Ctrl-C and SIGTERM stop it."""
     known = [*served_pools(), LIGHT]
     if options.show:
         return _show(options.pool)
@@ -28,13 +28,13 @@ def run(options: argparse.Namespace) -> int:
     root = Store(default_root()).root
     check_launcher(pool, root)
     join_stack(root)
-    from atelier.infra.stack import prefect_api  # now: Prefect reads its settings when it is imported
+    from atelier.infra.stack import prefect_api  # late: Prefect reads its settings at import
     from atelier.infra.stack.deployments import check_command, knock  # as above
 
     with prefect_api.server() as client:
         prefect_api.check_pool_exists(client, options.pool)
         check_command(client, options.pool)
-        knock(client)  # for runs that may have died with an earlier worker
+        knock(client)  # wake runs that died with an earlier worker
     service = Stack(root).worker(options.pool, gangs_at_once(pool), options.name or "")
     process = subprocess.Popen(service.command, env=service.environment)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pool(name: str, known: list[str]) -> Pool:
-    """The pool. Raises ConfigError when it is none of those known."""
+    """The pool. Raises ConfigError for an unknown one."""
     if name not in known:
         near = nearest(name, known)
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(known)}"
@@ -55,10 +55,10 @@ def _pool(name: str, known: list[str]) -> Pool:
 
 
 def _show(name: str) -> int:
-    """Print the job that the pool's batch system would get."""
+    """Print the job that would be submitted to the pool's batch system."""
     pool = _pool(name, catalog("pool"))
     if pool.launcher == "here":
-        raise ConfigError("--show", f"the gangs of {name} are started here", "it is for slurm and kubernetes")
+        raise ConfigError("--show", f"{name} has no batch system", "use it with slurm or kubernetes pools")
     root = Store(default_root()).root
     ranks = num_slots(pool) if not pool.is_cpu else 1
     gang = BatchJob(id="away-0", name="train", root=root, nodes=2, ranks=ranks, threads=1)

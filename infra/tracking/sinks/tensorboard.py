@@ -1,7 +1,7 @@
 """TensorBoard: event files under <store>/tensorboard/<flow>/<run>/<role>, ~/tensorboard for a remote store.
 
-Values are written as TensorBoard's own scalars, float32: its fast loader shows no others. (Its protobuf
-classes are made when they are imported: pyright does not see them.)
+Values are written as TensorBoard's own scalars in float32, because its fast loader shows no others. (Its
+protobuf classes are created at import: pyright does not see them.)
 """
 
 import time
@@ -26,7 +26,7 @@ from atelier.infra.tracking.about import RunInfo
 from atelier.infra.tracking.curve import CurveRow
 from atelier.infra.tracking.sink import CurveInfo
 
-KNOWN = ".trajectories"  # its files say in which folder a trajectory's curve is
+KNOWN = ".trajectories"  # its files name the folder of each trajectory's curve
 QUEUE = 1000  # events in memory before a flush
 
 
@@ -43,14 +43,14 @@ class TensorBoard:
         return EventCurve(self, about)
 
     def folder_of(self, about: CurveInfo) -> Path:
-        """The folder of a trajectory's curve: where it is, else a new one of this run."""
+        """The folder of a trajectory's curve: the existing one, else a new one of this run."""
         known = self._known(about.fingerprint)
         with suppress(OSError):
             folder = self.root / known.read_text()
             if folder.is_dir():
                 return folder
         folder = self.run / plain(about.role)
-        if folder.exists():  # another task's of the same role
+        if folder.exists():  # of another task with the same role
             folder = folder.with_name(f"{folder.name}-{about.fingerprint[:8]}")
         folder.mkdir(parents=True, exist_ok=True)
         known.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def table(facts: Mapping[str, Json]) -> str:
 
 
 def written(folder: Path) -> set[tuple[str, int]]:
-    """(metric, step) of all points in a folder's event files; what a killed process tore off is not there."""
+    """(metric, step) of all points in a folder's event files; without partial writes of a killed process."""
     found = set()
     for path in sorted(folder.glob("events.out.tfevents.*")):
         for event in LegacyEventFileLoader(str(path)).Load():

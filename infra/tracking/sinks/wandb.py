@@ -1,10 +1,10 @@
 """Weights & Biases: a run per trajectory, with the same id in every session.
 
 Without WANDB_API_KEY, with WANDB_MODE=offline or while the server is unreachable, a session is a folder
-`offline-run-*-<id>` for `wandb sync`, under $WANDB_DIR or the store. W&B buffers what it writes there, so
-that a killed session lacks its last rows, and uploads each folder from its first row on. So every session's
-folder holds the whole curve, and takes the place of the ones before it that were not uploaded. W&B takes no
-row of an earlier step than its last one.
+`offline-run-*-<id>` for `wandb sync`, under $WANDB_DIR or the store. W&B buffers these writes, so a killed
+session lacks its last rows; and it uploads each folder from its first row. So every session's folder has the
+whole curve, and replaces earlier folders that were not uploaded. W&B accepts no row of an earlier step than
+its last one.
 """
 
 import os
@@ -25,7 +25,7 @@ from atelier.infra.tracking.retry_worker import first_line
 from atelier.infra.tracking.sink import CurveInfo
 
 KEY, MODE, DIR, PROJECT = "WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"
-SERVICE = "WANDB_SERVICE"  # the process that writes logs, set for child processes: each has its own here
+SERVICE = "WANDB_SERVICE"  # W&B's log-writing process, inherited by child processes; here each has its own
 DEFAULTS = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)  # before the import, which reads them
@@ -38,7 +38,7 @@ ANSWER_S = 30.0
 REACH_S = 5.0
 WRITTEN_S = 5.0
 LAST = b"atelier_status"  # the summary's key that is written last
-COMPLETE = "atelier-complete"  # its files say how many points of a trajectory were written out
+COMPLETE = "atelier-complete"  # its files have the number of written points of a trajectory
 
 
 class Board:
@@ -51,12 +51,12 @@ class Board:
         self.project = os.environ.get(PROJECT) or about.flow
         is_wanted = bool(os.environ.get(KEY)) and os.environ.get(MODE, "online") == "online"
         self.is_online = is_wanted and _answers()
-        self.problem = ""  # why W&B has refused a run: it takes no second try in one process
+        self.problem = ""  # why W&B refused a run: it allows no second try in one process
         self.written: dict[str, str] = {}
 
     @property
     def runs(self) -> Path:
-        """Where W&B puts the folders of runs."""
+        """The folder for W&B's runs."""
         return self.folder / "wandb"
 
     def curve(self, about: CurveInfo) -> "WandbCurve":
@@ -94,7 +94,7 @@ class WandbCurve:
         self._run: wandb.Run | None = None
         self._rows: list[CurveRow] = []  # offline: the whole curve
         self._num_points = 0
-        self._there = -1  # online: the step up to which the server has the curve
+        self._there = -1  # online: the server has the curve up to this step
 
     def add(self, rows: Sequence[CurveRow]) -> None:
         known = [*self._rows, *rows]
@@ -123,8 +123,8 @@ class WandbCurve:
             raise ConnectionError(board.problem)
         try:
             self._run = run = self._init()
-            os.environ.pop(SERVICE, None)  # it is for this process, and for none that it starts
-        except Exception as error:  # whatever wandb raises
+            os.environ.pop(SERVICE, None)  # only for this process, not for its children
+        except Exception as error:  # any error of wandb
             board.problem = first_line(error).replace(os.environ.get(KEY) or "\n", "***")
             raise ConnectionError(board.problem) from None
         if board.is_online:
@@ -184,7 +184,7 @@ def open_sink(store: Store, about: RunInfo) -> Board:
 
 
 def _is_written(log: Path) -> bool:
-    """Whether W&B's own process, which `finish` does not wait for, has written the run's last words."""
+    """Whether W&B's process, for which `finish` does not wait, has written the end of the run."""
     deadline = time.monotonic() + WRITTEN_S
     while LAST not in log.read_bytes():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Any damage to any file of a checkpoint is found, named, and the checkpoint before is used."""
+"""Any damage to any file of a checkpoint is found and named, and the checkpoint before is used."""
 
 import random
 import shutil

@@ -1,4 +1,6 @@
-"""Checkpoints of gangs: one gang of four gloo processes plays the scenarios of gang.py; judged here."""
+"""Checkpoints of gangs: one gang of four gloo processes runs the scenarios of gang.py; the results are
+checked here.
+"""
 
 import json
 import os

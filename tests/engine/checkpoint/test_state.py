@@ -1,4 +1,4 @@
-"""Python values of a checkpoint come back equal and of the same type, or are refused."""
+"""Python values of a checkpoint are restored equal and with the same type, or are refused."""
 
 import json
 import math

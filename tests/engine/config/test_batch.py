@@ -28,7 +28,7 @@ def test_what_is_read_between_matrices_has_tokens() -> None:
 
 
 def test_a_name_that_no_table_knows_is_one_line_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"batch.token_BT: no table knows.*did you mean tokens_BT") as found:
+    with pytest.raises(ConfigError, match=r"batch.token_BT: unknown tensor; did you mean tokens_BT") as found:
         batch_tensor("token_BT")
     assert "\n" not in str(found.value)
 

@@ -1,4 +1,4 @@
-"""What people call the text of a source."""
+"""Names of sources, as users see them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an error shows of what somebody else wrote."""
+"""Errors that show text from other programs or users."""
 
 import random
 

@@ -1,4 +1,6 @@
-"""Identity: what changes the result is in it, what moves bits is not, and what exists stays valid."""
+"""Identity: has all that changes a result, and nothing that only moves bits; existing identities
+stay valid.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -239,7 +241,7 @@ def test_a_lead_that_is_measured_otherwise_is_another_training_where_a_weight_fo
 
 def test_a_fraction_becomes_a_step_and_a_circle_is_refused() -> None:
     assert resolve_starts({"m": role(start=0.5)}, train())["m"].start == 50
-    with pytest.raises(Exception, match="circle"):
+    with pytest.raises(Exception, match="cycle"):
         in_teaching_order({"a": role(**STUDENT | {"teacher": "b"}), "b": role(**STUDENT | {"teacher": "a"})})
 
 
@@ -256,9 +258,9 @@ def test_where_a_student_leaves_is_its_horizon_and_moves_nobody_else() -> None:
     assert stays["teacher"] == leaves["teacher"]
     assert leaves["s"][-1].end == 50
     assert stays["s"][-1].fingerprint != leaves["s"][-1].fingerprint
-    with pytest.raises(ConfigError, match=r"roles\.s\.end: step 30 is not after its start at 40"):
+    with pytest.raises(ConfigError, match=r"roles\.s\.end: step 30 is not between its start at 40"):
         found(start=40, end=30)
-    with pytest.raises(ConfigError, match=r"roles\.teacher\.end: step 50, but its student s stays"):
+    with pytest.raises(ConfigError, match=r"roles\.teacher\.end: step 50, but its student s ends"):
         resolve_starts({"teacher": role(end=50), "s": role(**STUDENT)}, train())
 
 
@@ -335,7 +337,9 @@ def test_a_finished_model_makes_no_rows_its_students_do() -> None:
     same = finished(objective={"mlm": {"kind": "mlm"}})
     assert row_specs({"teacher": same, "s": student}) == row_specs({"s": student})
     other = finished(objective={"mlm": {"kind": "mlm", "rows": 0.9}})
-    with pytest.raises(ConfigError, match=r"roles.teacher.objective: makes other rows than s"):
+    with pytest.raises(
+        ConfigError, match=r"roles.teacher.objective: differs in the rows that it shares with s"
+    ):
         row_specs({"teacher": other, "s": student})
     with pytest.raises(ConfigError, match=r"roles.teacher.objective: reads windows, but s"):
         row_specs({"teacher": finished(), "s": student})
@@ -346,7 +350,7 @@ def test_a_finished_model_makes_no_rows_its_students_do() -> None:
 def test_what_does_nothing_for_a_finished_model_is_refused(idle: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(idle))} does nothing where trainable.kind=none"):
         finished(**idle)
-    with pytest.raises(ConfigError, match="name it with init"):
+    with pytest.raises(ConfigError, match="give init="):
         role(trainable={"kind": "none"})
 
 

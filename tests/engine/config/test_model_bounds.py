@@ -1,4 +1,4 @@
-"""No number of a model's configuration makes its shapes endless."""
+"""Shapes stay bounded for any numbers in a model's configuration."""
 
 import resource
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Progressive learning: what grows, in which stages, and how much of the data that takes."""
+"""Progressive learning: which sizes grow, in which stages, and how much data that takes."""
 
 import pytest
 

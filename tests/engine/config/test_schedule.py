@@ -1,4 +1,4 @@
-"""Schedules: a floor is where the last step is, and nothing that had none has moved."""
+"""Schedules: a floor is reached at the last step; schedules without one are unchanged."""
 
 import math
 import random
@@ -108,7 +108,7 @@ def test_a_linear_decay_is_identified_as_it_was_before_there_was_another_shape()
         ({"kind": "cosine", "shape": "exponential"}, "a cosine schedule has no shape; kind=wsd has"),
         ({"shape": "exponential", "floor": 0.1}, "an exponential decay has no floor"),
         ({"shape": "exponential", "half_life": 0}, "greater than 0"),
-        ({"shape": "exponential", "half_life": 2.5}, "steps from 1 on are whole"),
+        ({"shape": "exponential", "half_life": 2.5}, "a step must be a whole number"),
     ],
 )
 def test_a_shape_that_its_schedule_has_not_is_refused(given: dict[str, object], says: str) -> None:
@@ -166,7 +166,7 @@ def test_a_weight_that_does_not_move_within_its_roles_steps_is_refused(given: di
 
 @pytest.mark.parametrize("begin", [math.inf, 10.7, True])
 def test_a_step_that_is_none_is_refused_with_a_sentence(begin: float) -> None:
-    with pytest.raises(ValueError, match=r"whole; a share|must be a step or a share"):
+    with pytest.raises(ValueError, match=r"must be a whole number|must be a step or a share"):
         WeightSchedule.model_validate({"kind": "linear", "begin": begin})
 
 

@@ -1,4 +1,4 @@
-"""What a site's settings give to the processes of its gangs."""
+"""Environment of a gang's processes from a site's settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Parquet files written by hand, whose footers and pages say what no writer says."""
+"""Hand-written parquet files with footers and pages that no writer makes."""
 
 import struct
 

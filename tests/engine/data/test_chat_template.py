@@ -1,4 +1,4 @@
-"""Chat templates render as in transformers, and what they do to the machine is bounded."""
+"""Chat templates render as in transformers, and use bounded memory and time."""
 
 import functools
 import signal

@@ -96,7 +96,7 @@ def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
     words = Encoder(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(ConfigError, match="is no byte-level BPE but WordLevel"):
         untaught(words.to_str().encode(), "tokenizer.extend")
-    with pytest.raises(ValueError, match=r"tokenizer.model and tokenizer.extend each name one"):
+    with pytest.raises(ValueError, match=r"tokenizer.model and tokenizer.extend exclude each other"):
         Tokenizer(model="a", extend="b")
 
 

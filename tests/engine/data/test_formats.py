@@ -1,5 +1,5 @@
-"""The same documents in every format give the same bytes of tokens; what is damaged or hostile is one
-line.
+"""The same documents in every format give the same tokens; a damaged or hostile file gives one
+line of error.
 """
 
 import gzip

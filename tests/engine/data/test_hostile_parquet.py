@@ -1,4 +1,6 @@
-"""What a hostile or damaged parquet file does ends its reader alone: equal rows, or one line of error."""
+"""A hostile or damaged parquet file can only end its reader: the rows are equal, or there is one line of
+error.
+"""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""A tokenizer.json of a stranger is a vocabulary or one line, in bounded time and memory."""
+"""A foreign tokenizer.json loads, or gives one line of error, in bounded time and memory."""
 
 import json
 import resource

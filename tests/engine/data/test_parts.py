@@ -1,4 +1,4 @@
-"""Long documents: split by their parts, kept as lines that every later task reads."""
+"""Long documents: split by their parts, and kept as lines that later tasks read."""
 
 import json
 import random

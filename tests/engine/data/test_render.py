@@ -1,4 +1,4 @@
-"""Conversations as tokens: what is learned of them, and what is refused."""
+"""Conversations as tokens: which tokens are learned, and what is refused."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Texts begin and end with an adopted tokenizer as transformers begins them and as its model ends them."""
+"""Begin and end tokens of texts: as transformers adds them, and as the model ends a text."""
 
 from pathlib import Path
 from typing import Any

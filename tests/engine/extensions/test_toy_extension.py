@@ -1,4 +1,4 @@
-"""An extension that the core has never heard of: a folder, and no line changed anywhere else."""
+"""An extension that the core does not know: one folder, and no changed line elsewhere."""
 
 import json
 import subprocess
@@ -211,7 +211,7 @@ def test_a_key_that_the_core_has_is_refused_by_its_file(toy: Path) -> None:
 def test_a_name_that_the_checkpoint_has_is_refused(toy: Path, tmp_path: Path, name: str) -> None:
     (toy / "hook.py").write_text(HOOK.replace('name = lesson = "toy"', f'name, lesson = "{name}", "toy"'))
     setup = TrainingSetup(tmp_path / "run")
-    with pytest.raises(ConfigError, match=f"roles.m: the core, or another extension, keeps {name} in"):
+    with pytest.raises(ConfigError, match=f"roles.m: {name} is already stored in"):
         setup.train(setup.training(roles(), train(2)))
 
 
@@ -220,7 +220,9 @@ def test_a_kind_that_the_core_has_is_refused_by_its_file(toy: Path, group: str) 
     (toy / group).mkdir(exist_ok=True)
     (toy / group / "lm.py").write_text(KIND)
     extensions.kinds_of.cache_clear()
-    with pytest.raises(ConfigError, match=f"extensions/toy/{group}/lm.py: the core has a file of that name"):
+    with pytest.raises(
+        ConfigError, match=f"extensions/toy/{group}/lm.py: the core has a file of the same name"
+    ):
         extensions.kinds_of(group)
 
 

@@ -1,4 +1,4 @@
-"""A row's logits have the same bits whatever is computed beside it."""
+"""A row's logits have the same bits in any batch."""
 
 from collections.abc import Iterator
 from typing import Any, cast

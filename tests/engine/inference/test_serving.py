@@ -1,4 +1,4 @@
-"""Requests that wait are computed together, and none depends on another."""
+"""Waiting requests are computed together, and do not affect each other."""
 
 import io
 import json

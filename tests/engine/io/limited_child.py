@@ -1,4 +1,4 @@
-"""What the process of test_limited_process.py computes."""
+"""Work of the process of test_limited_process.py."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Which addresses are read where a form chose them."""
+"""Addresses that a form may name."""
 
 import http.server
 import socket

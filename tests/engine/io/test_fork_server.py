@@ -1,4 +1,4 @@
-"""A forked rank is what an executed one is, and nothing is started that nobody supervises."""
+"""A forked rank behaves as an executed one, and no process is left unsupervised."""
 
 import json
 import os

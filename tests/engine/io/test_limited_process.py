@@ -1,4 +1,4 @@
-"""What a library does with a hostile file is bounded: one answer, or one line."""
+"""A library that reads a hostile file is bounded: one answer, or one line of error."""
 
 import gc
 import os

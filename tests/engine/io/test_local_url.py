@@ -1,4 +1,4 @@
-"""A local path is taken as it is written, and its URLs lead back to it."""
+"""A local path is read as it is written, and its URLs map back to it."""
 
 import sqlite3
 import zipfile

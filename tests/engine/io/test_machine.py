@@ -1,4 +1,4 @@
-"""Cores and memory are those that a container's control groups leave, in v1 and v2."""
+"""Cores and memory within the limits of a container's control groups, v1 and v2."""
 
 import os
 import subprocess

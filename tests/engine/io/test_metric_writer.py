@@ -1,4 +1,4 @@
-"""Metric segments: sealed, whole, one curve whatever number of attempts wrote it."""
+"""Metric segments: sealed, complete, and one curve for any number of attempts."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Proxies of the environment serve other machines; this one's programs reach each other without."""
+"""Proxies of the environment are used for other machines, and not for programs on this one."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Sources on servers that refuse, are silent or tell little: a real one on loopback."""
+"""Sources on servers that refuse, hang or give little information: a real server on loopback."""
 
 import gzip
 import hashlib

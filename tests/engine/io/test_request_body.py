@@ -1,4 +1,4 @@
-"""What a short body makes of itself (engine/io/request_body.py)."""
+"""Memory and time of parsing a short request body (engine/io/request_body.py)."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Which requests a server of this machine answers."""
+"""Requests that a server on this machine accepts."""
 
 import asyncio
 

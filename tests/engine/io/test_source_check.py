@@ -1,4 +1,4 @@
-"""What a supervisor starts computes with the code that it was ordered with, or not at all."""
+"""A supervisor's ranks compute with the code of their order, or not at all."""
 
 import importlib
 import sys

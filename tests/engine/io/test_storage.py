@@ -1,4 +1,4 @@
-"""Checkpoints in training where the store is remote, away, full or broken, or holds something else."""
+"""Checkpoints during training when the store is remote, unreachable, full, damaged, or holds other files."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""What `atelier plan adopt` says of a source: of 42 public models by their configurations, and of headers."""
+"""`atelier plan adopt`: what it reads of 42 public configurations, and of headers."""
 
 import json
 from pathlib import Path
@@ -81,9 +81,9 @@ def test_keys_and_weights_that_are_refused_are_in_one_list(tmp_path: Path) -> No
     found = survey(str(folder(tmp_path, config, [small, *rest, strange])))
     assert len(found.refused) == 3
     refused = states(found, REFUSED)
-    assert refused[first.name] == f"is {small.shape}, and by config.json {first.shape}"
+    assert refused[first.name] == f"is {small.shape}; config.json implies {first.shape}"
     assert refused[second.name].startswith("is missing; there is ")
-    assert refused[strange.name] == "what llama would compute with it is not known"
+    assert refused[strange.name] == "unknown weight of the family llama"
     more = {"rope_interleaved": True, "gate_scale": 2, "hidden_size": "many", "auto_map": {"a": "b"}}
     found = survey(str(folder(tmp_path, {**config, **more}, [first])))
     assert {*states(found, REFUSED)} == {f"config.json: {name}" for name in more}
@@ -102,7 +102,7 @@ def test_a_header_that_lies_is_refused_and_no_more_of_the_file_is_read(fault: st
         "long header": (1 << 50).to_bytes(8, "little") + begin[8:],
     }[fault]
     (tmp_path / "model.safetensors").write_bytes(whole)
-    with pytest.raises(DataError, match=r"model\.safetensors: not a file of weights"):
+    with pytest.raises(DataError, match=r"model\.safetensors: not a weights file"):
         header(str(tmp_path / "model.safetensors"))
 
 

@@ -1,4 +1,6 @@
-"""The user's folder and name where nothing names them: in containers, as `nobody`, on read-only homes."""
+"""The user's folder and name without environment variables: in containers, as `nobody`, on
+read-only homes.
+"""
 
 import getpass
 import os

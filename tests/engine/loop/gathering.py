@@ -1,5 +1,5 @@
 """One of four processes that gather weights onto the first; run as a script by test_gather.py. The first
-prints what it saw as JSON.
+prints its result as JSON.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a site at which a teacher lives has sent another one, changed by somebody."""
+"""Helper: messages of a teacher's site, altered."""
 
 import hashlib
 import json

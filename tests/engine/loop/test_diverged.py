@@ -1,4 +1,4 @@
-"""A role that diverges is ended by name, and those that do not need it go on to their ends."""
+"""A role that diverges is ended with its name; roles that do not need it continue."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_the_others_go_on_without_a_student_whose_patience_is_exceeded(
         taught.train(taught.training(roles, how()))
     assert_same(alone, taught, "teacher", "t")
     assert taught.steps("s") == [4] and taught.curve("s")[-1]["step"] == 8
-    assert warnings(capsys)[-1].endswith("; it ends here; training goes on with t, teacher")
+    assert warnings(capsys)[-1].endswith("; it ends here; training continues with t, teacher")
 
 
 def test_what_learns_from_a_role_that_diverges_ends_with_it(tmp_path: Path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""A step that goes wrong is skipped, rolled back or the end, as its health says; nothing else moves."""
+"""A bad step is skipped, rolled back or ends the training, by `health`; nothing else changes."""
 
 import hashlib
 import json
@@ -277,7 +277,7 @@ def test_a_rank_that_computes_longer_than_the_median_is_named_once() -> None:
         for step in range(120)
     ]
     assert [text for text in said if text] == [
-        "rank 1 computes 2.0 times as long a step as the median rank (0.212 s, 0.105 s): all wait for it"
+        "rank 1 takes 2.0 times as long per step as the median rank (0.212 s, 0.105 s): all wait for it"
     ]
     assert straggler.timing()["slowest_ratio"] < 1.1
     assert straggler.timing()["memory_gb"] == (1 << 50) / 1e9  # of the fullest rank, not of this one

@@ -1,4 +1,4 @@
-"""What a process keeps: kernels that come again, and none of shapes that would not."""
+"""Memory of a process: kernels that repeat are kept, others are not."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Memory that glibc keeps between steps goes back when it is asked for."""
+"""Memory that glibc keeps between steps is returned on request."""
 
 import platform
 import subprocess

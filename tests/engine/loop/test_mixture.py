@@ -1,4 +1,4 @@
-"""Objectives that read rows of their own: what each is a mean of, what it weighs, and what is refused."""
+"""Objectives that read rows of their own: their means, weights and refusals."""
 
 import random
 from pathlib import Path
@@ -216,7 +216,7 @@ def test_two_objectives_of_one_kind_of_rows_want_the_same_rows() -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("lm", "a kind's name is for an objective of it"), ("*", "is no name of an objective"), ("", "no name")],
+    [("lm", "only kind lm may be called so"), ("*", "is not a name of an objective"), ("", "not a name")],
 )
 def test_a_name_that_would_stand_for_another_sum_is_refused(name: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
@@ -225,7 +225,7 @@ def test_a_name_that_would_stand_for_another_sum_is_refused(name: str, problem: 
 
 def test_roles_of_one_training_read_the_same(tmp_path: Path) -> None:
     other = reader({"mlm": MLM(rate=0.3), "document": DocumentLM()})
-    with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads document, mlm; a reads document, mlm"):
+    with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads document, mlm, but a document, mlm"):
         row_specs({"a": reader({"document": DocumentLM(), "mlm": MLM()}), "b": other})
     eager = role(shape=net(16), objective={"mlm": MLM(), "kd": Logits()}, teacher="a")
     with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads mlm, but a, which defines"):
@@ -234,7 +234,7 @@ def test_roles_of_one_training_read_the_same(tmp_path: Path) -> None:
 
 def test_a_model_without_the_head_of_an_objective_is_refused() -> None:
     needs = {"document": DocumentLM(), "reorder": Reorder()}
-    says = r"roles\.m\.model\.classes: .* a head of 9 classes; heads: reorder: 3"
+    says = r"roles\.m\.model\.classes: .* a head with 9 classes; heads: reorder: 3"
     with pytest.raises(ConfigError, match=says):
         check_teaching({"m": role(shape=net(classes={"reorder": 3}), objective=needs)})
     with pytest.raises(ConfigError, match="heads: none; model=ernie_tiny"):
@@ -319,9 +319,9 @@ def test_a_phase_is_refused_where_it_does_not_fit() -> None:
         (8, {"main": 0.0, "good": 1.0}),
     ]
     for phases, problem in (
-        ({"d": phase(12, good=1)}, r"data\.phases\.d\.begin: step 12 is not within 10 steps"),
+        ({"d": phase(12, good=1)}, r"data\.phases\.d\.begin: step 12 is not within the 10 steps"),
         ({"d": phase(0.01, good=1)}, r"d\.begin: step 0 is not within"),
-        ({"d": phase(0.5, good=1), "e": phase(5, good=2)}, r"e\.begin: step 5, as d"),
+        ({"d": phase(0.5, good=1), "e": phase(5, good=2)}, r"e\.begin: step 5, as in d"),
         ({"d": phase(0.5, main=0)}, r"d\.weights: no source is left"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -330,7 +330,7 @@ def test_a_phase_is_refused_where_it_does_not_fit() -> None:
     blend = {"good": {"weight": 0}}
     for problem, given in (
         (r"d\.weights\.goood: .*; did you mean good", {"blend": blend, "phases": {"d": phase(2, goood=1)}}),
-        ("weight is 0, and data.source is read from the first step on", {"weight": 0, "blend": blend}),
+        ("weight is 0, but the first step reads data.source", {"weight": 0, "blend": blend}),
     ):
         with pytest.raises(ConfigError, match=problem):
             parse(Data, given, "data")
@@ -343,13 +343,13 @@ def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(
     teacher = reader({"document": DocumentLM(), "mlm": MLM()})
     pupil = role(objective={"kd": Logits()}, teacher="a")
     for roles in ({"a": role(objective={"mlm": MLM()})}, {"a": teacher, "b": pupil}):
-        says = r"model\.kind: gpt does not read bidirectional_B, .* kind=ernie"
+        says = r"model\.kind: gpt does not read bidirectional_B .* kind=ernie"
         with pytest.raises(ConfigError, match=says):
             check_readers(roles, row_specs(roles).values(), 64)
     control = Control(prompt_length=2)
     writer = role(shape=net(prompts=control.num_prompts), objective={"control": control})
     for shape, problem in (
-        (net(), r"b\.model\.prompts: none, but"),
+        (net(), r"b\.model\.prompts: is not there, but"),
         (role().model, "gpt does not read prompts_BT"),
     ):
         roles = {"a": writer, "b": role(shape=shape, objective={"kd": Logits()}, teacher="a")}
@@ -374,7 +374,7 @@ def test_rows_too_short_for_an_objective_are_refused_before_they_are_read(
     setup.train(setup.training(roles, how(2, sequence=least)))
     grows = Progressive(steps=4, sequence=0.25)
     for short in (how(2, sequence=least - 1), how(8, sequence=64, progressive=grows)):
-        with pytest.raises(ConfigError, match=rf"too short for the objective {spec.kind} .*give {least} or"):
+        with pytest.raises(ConfigError, match=rf"too short for .* objective {spec.kind}; give {least} or"):
             setup.train(setup.training(roles, short))
 
 

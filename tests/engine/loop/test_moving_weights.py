@@ -1,4 +1,4 @@
-"""Objectives whose weights move over the steps; test_training.py has that they resume with the same bits."""
+"""Objectives whose weights change over the steps. Resuming with equal bits is in test_training.py."""
 
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,9 @@ def test_a_weight_that_follows_a_lead_needs_a_teacher_a_number_and_something_els
     with pytest.raises(ValueError, match="has no steps; leave out all but nats"):
         WeightSchedule(kind="lead", nats=0.3, begin=4)
     check_schedules({"s": pupil(lm=LM(), kd=Logits(schedule=follows))}, train(STEPS))
-    with pytest.raises(ConfigError, match=r"at step 0 no objective.*leave one constant, as lm: what follows"):
+    with pytest.raises(
+        ConfigError, match=r"at step 0 no objective.*leave one constant, as lm: weights that follow"
+    ):
         check_schedules({"s": pupil(kd=Logits(schedule=follows))}, train(STEPS))
     assert follows.as_identity() == {"kind": "lead", "nats": 0.3}
     assert follows.branch_step(2, 12) == 12  # it does not depend on where training ends

@@ -1,4 +1,4 @@
-"""A profile names the parts of each step, one inside the other, and moves no bit of the weights."""
+"""A profile names the nested parts of each step, and does not change the weights."""
 
 import gzip
 import json

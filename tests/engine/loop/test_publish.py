@@ -1,4 +1,4 @@
-"""Finished roles as models: the same bytes in every layout, and in shards above a size."""
+"""Finished roles as models: the same bytes in every layout, and shards above a size."""
 
 import json
 import shutil

@@ -30,7 +30,7 @@ def test_a_missing_input_is_named(training_setup: TrainingSetup) -> None:
 
 
 def test_a_teacher_that_starts_after_its_student_is_refused(training_setup: TrainingSetup) -> None:
-    with pytest.raises(ConfigError, match="a teacher starts no later than its students"):
+    with pytest.raises(ConfigError, match="a teacher must not start later than its students"):
         training_setup.train(training_setup.training({"teacher": role(start=4), "s": student()}, train(8)))
 
 
@@ -59,6 +59,6 @@ def test_what_sites_do_not_exchange_is_refused_by_run_files_as_by_the_plan(
         training_setup.train(training)
     monkeypatch.setattr(linked_checks, "_check_exchanged", lambda *_: None)
     stop = AfterSteps(training_setup.folder, 8)  # not to wait for b
-    with pytest.raises(ConfigError, match=r"train.link: the model's .*router.bias.* are no weights"):
+    with pytest.raises(ConfigError, match=r"train.link: the model's .*router.bias.* are buffers"):
         training_setup.train(training, stop=stop)
     assert not (tmp_path / "mail").exists()

@@ -1,4 +1,4 @@
-"""What a training says of the labelled examples that it reads."""
+"""Reports of the labelled examples that a training reads."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, every n-th, the best by held-out loss, the branch points."""
+"""Retention of checkpoints: the newest, every n-th, the best by held-out loss, branch points."""
 
 import shutil
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_what_the_store_refuses_to_remove_is_told_and_training_goes_on(
 @pytest.mark.parametrize(
     ("numbers", "problem"),
     [
-        ({"keep_every": 6}, "keep_every=6 is no multiple of checkpoint_every=4"),
+        ({"keep_every": 6}, "keep_every=6 is not a multiple of checkpoint_every=4"),
         ({"keep_best": 1, "eval_every": 3}, "eval_every=3 does not divide checkpoint_every=4"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Online distillation: what students may and may not do to each other and to their teacher."""
+"""Online distillation: how students may affect each other and their teacher."""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""One loop: the same bits however it is cut into runs, and the same numbers however a batch is cut."""
+"""One training loop: the same bits however it is cut into runs, and the same numbers however a
+batch is cut.
+"""
 
 import hashlib
 import itertools
@@ -112,7 +114,7 @@ def test_a_training_that_goes_on_with_other_versions_of_libraries_says_so(
     training_setup.train(training)
     first, second = training_setup.summary("model")["libraries"]
     assert f"numpy {was}" in first and "numpy 9.9" in second
-    assert f"with {first} up to step 5, and goes on with {second}" in capfd.readouterr().out
+    assert f"with {first} up to step 5, and resumes with {second}" in capfd.readouterr().out
 
 
 def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(

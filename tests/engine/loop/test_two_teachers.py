@@ -150,7 +150,7 @@ def test_the_record_names_both_models_and_not_their_roles() -> None:
         ({"second": role(48)}, "student.objective.words.teacher: second is trained here"),
         (
             {"pupil": role(16, teacher="second", objective={"lm": LM(), "kd": Logits()})},
-            "second is the teacher of pupil as well; add a role for the same model, with init=two",
+            "second is also the teacher of pupil; add a role for the same model, with init=two",
         ),
         (
             {
@@ -160,7 +160,7 @@ def test_the_record_names_both_models_and_not_their_roles() -> None:
                     objective={"lm": LM(), "a": Hidden(), "b": Hidden(teacher="second")},
                 )
             },
-            "compares hidden states with first and second, and has one projection",
+            "compares hidden states with first and second, but has only one projection",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         in_teaching_order(wrong)
     with pytest.raises(ConfigError, match=r"roles.student.objective.words.sources.*did you mean main"):
         check_sources(wrong, ["main", "other"])
-    with pytest.raises(ValueError, match="has teacher first but no objective that uses one"):
+    with pytest.raises(ValueError, match="has teacher first but no objective that uses it"):
         role(16, teacher="first", objective={"lm": LM(), "words": Logits(teacher="second")})
 
 

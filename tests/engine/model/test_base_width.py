@@ -1,4 +1,4 @@
-"""muP: what a model and its optimiser scale with the width, so that a step moves activations equally far at
+"""muP: how a model and its optimiser scale with the width, so that a step moves activations equally far at
 every width (the coordinate check of 2203.03466, appendix D.1).
 """
 

@@ -1,4 +1,4 @@
-"""What a model has to say, and the one line that it gets where it does not."""
+"""The interface of a model, and the one-line error if it is not met."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_a_model_with_dropout_that_cannot_change_it_refuses_to_keep_it_silently(
 
 
 def test_what_a_model_does_not_say_is_one_line_when_it_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"model.gpt: is asked for its `splits`, but Bare has none.*gpt.py"):
+    with pytest.raises(ConfigError, match=r"model.gpt: needs `splits`, but Bare does not define it.*gpt.py"):
         Bare(SPEC).splits()
 
 
@@ -74,6 +74,6 @@ def test_kept_buffers_are_weights_of_the_model_and_others_are_not() -> None:
 def test_a_stage_that_does_not_pass_on_what_the_next_one_reads_is_one_line() -> None:
     carried = {"hidden_BTD": torch.zeros(1)}
     with pytest.raises(
-        ConfigError, match=r"model.gpt: its blocks do not pass on z, which the next stage reads"
+        ConfigError, match=r"model.gpt: its blocks do not pass on z, which the next stage needs"
     ):
         _check_passed(carried, ["hidden_BTD", "z"], Bare(SPEC))

@@ -1,4 +1,4 @@
-"""The encoder and decoder against transformers' T5; what they see; counts of CPM-2."""
+"""The encoder and decoder against transformers' T5; which tokens see which; counts of CPM-2."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Universal blocks with two nets: which rows and tokens see which, memory, soft prompts, decoding, and what
-no objective reaches.
+"""Universal blocks with two nets: which rows and tokens see which, memory, soft prompts, decoding, and
+weights that no objective reaches.
 """
 
 from typing import Any
@@ -225,7 +225,7 @@ def test_decoding_with_a_cache_equals_one_forward(settings: dict[str, Any]) -> N
 
 def test_bidirectional_rows_are_not_decoded() -> None:
     model = model_of(**NETS)
-    with pytest.raises(ConfigError, match="bidirectional rows, but it decodes causally"):
+    with pytest.raises(ConfigError, match="bidirectional rows, but decodes causally"):
         model(rows(NLU), model.new_cache(1, T, torch.float64))
 
 
@@ -297,5 +297,5 @@ def test_low_rank_additions_go_into_the_nets_too() -> None:
 
 def test_a_causal_model_refuses_bidirectional_rows() -> None:
     causal = build(GPT(num_layers=1, hidden=16, num_heads=2, vocab=V))
-    with pytest.raises(ConfigError, match="has bidirectional rows, but it is causal"):
+    with pytest.raises(ConfigError, match="gets bidirectional rows, but is causal"):
         causal(rows(NLU))

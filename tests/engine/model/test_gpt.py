@@ -237,7 +237,7 @@ def test_a_full_cache_says_how_much_it_holds() -> None:
 
 def test_a_row_longer_than_the_learned_positions_is_refused() -> None:
     model = model_of(**GPT2)
-    with pytest.raises(ConfigError, match="65 tokens a row, but 64 positions; max_positions=65"):
+    with pytest.raises(ConfigError, match="65 tokens per row, but 64 positions; max_positions=65"):
         model(packed([65]))
 
 

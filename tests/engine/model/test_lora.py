@@ -154,7 +154,7 @@ def test_an_adapter_of_another_method_is_refused(tmp_path: Path) -> None:
     files = adapter_files(adapted().state_dict(), LORA, base="plain")
     config = json.loads(files["adapter_config.json"]) | {"use_dora": True}
     files["adapter_config.json"] = json.dumps(config).encode()
-    with pytest.raises(DataError, match="use_dora is set; only plain LoRA is read"):
+    with pytest.raises(DataError, match="use_dora is set; only plain LoRA is supported"):
         lora.read_adapter(open_input(artifact(tmp_path, "adapter", files)), tmp_path / "scratch")
 
 

@@ -1,4 +1,4 @@
-"""Routers and what they promise: every token's experts and weights, balance, competition inside groups."""
+"""Routers: every token's experts and weights, balance, competition inside groups."""
 
 import random
 from collections.abc import Iterator
@@ -192,7 +192,7 @@ def test_experts_of_a_hash_differ_and_are_the_tokens_own() -> None:
     ("settings", "words"),
     [
         ({"experts_per_token": 5}, "experts_per_token 5 is more than num_experts 4"),
-        ({"experts_per_token": 2, "router": {"kind": "base"}}, "base assigns one expert a token"),
+        ({"experts_per_token": 2, "router": {"kind": "base"}}, "base assigns one expert per token"),
         ({"router": {"kind": "topk", "groups": 3}}, "is not divisible by router.groups 3"),
         ({"experts_per_token": 3, "router": {"kind": "topk", "groups": 2}}, "more than the 2 experts"),
         ({"every": 3}, "no block would have experts"),

@@ -1,4 +1,4 @@
-"""Shards and an index in which something is wrong, drawn from a seed: one clear line and nothing parsed."""
+"""Damaged shards and indexes, drawn from a seed: one clear line of error, and nothing is loaded."""
 
 import json
 import os
@@ -112,7 +112,7 @@ def no_json(files: Files, rng: random.Random) -> str:
 def no_weights(files: Files, rng: random.Random) -> str:
     name = shard_of(files, rng)
     files[name] = rng.choice([b"", b"\0" * 64, files[name][: rng.randrange(len(files[name]))], b"\xff" * 9])
-    return "not a file of weights"
+    return "not a weights file"
 
 
 WRITTEN: list[Fault] = [

@@ -1,4 +1,4 @@
-"""Chunked objectives against the dense computation, and what they do not compute."""
+"""Chunked objectives against the dense computation, and the values that they skip."""
 
 import gc
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Students that learn from their teacher's attention and hidden states: what moves, what is left, what is
-exported.
+"""Students that learn from their teacher's attention and hidden states: which weights move, what is left,
+what is exported.
 """
 
 from pathlib import Path
@@ -151,8 +151,8 @@ def test_attention_that_relations_would_not_show_is_refused() -> None:
     shape: dict[str, Any] = {"num_layers": 2, "hidden": 64, "num_heads": 4, "vocab": 9}
     student = GPT(**shape)
     for fields, said in (
-        ({"window": 8}, "teacher sees 8 tokens in its last block, the student all"),
-        ({"multipliers": {"scores": 0.3}}, "teacher scales its scores by 0.3"),
+        ({"window": 8}, "teacher attends to 8 tokens in its last block, the student to all"),
+        ({"multipliers": {"scores": 0.3}}, "teacher scales scores by 0.3"),
     ):
         with pytest.raises(ConfigError, match=f"objective.attention: {said}"):
             Attention().check("", "attention", student, ("teacher", GPT(**shape, **fields)))

@@ -1,4 +1,4 @@
-"""A teacher's answers with fewer tokens than all are compared as K tokens and the mass of all others, at the
+"""Answers with fewer tokens than the vocabulary: compared as K tokens and the mass of all others, at the
 temperature of the comparison.
 """
 

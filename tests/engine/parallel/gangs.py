@@ -1,4 +1,4 @@
-"""Gangs of a module of this folder, run as a script with its layout and a folder for what it finds."""
+"""Run a module of this folder as a gang, with its layout and a folder for its results."""
 
 import os
 import subprocess

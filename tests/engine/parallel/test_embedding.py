@@ -1,4 +1,4 @@
-"""The embedding by columns: the rows and gradients of the whole one, which no rank ever has."""
+"""The embedding split by columns: rows and gradients equal those of the whole one, which no rank holds."""
 
 from pathlib import Path
 from typing import Any

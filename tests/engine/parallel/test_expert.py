@@ -1,4 +1,4 @@
-"""How tokens travel to experts on other ranks, by gangs of exchange_gang.py."""
+"""Sending tokens to experts on other ranks, with gangs of exchange_gang.py."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""float8 products, emulated on a CPU: rounded as a GPU rounds, and refused where they cannot be computed."""
+"""float8 products, emulated on a CPU: rounded as on a GPU, and refused where they cannot be computed."""
 
 import subprocess
 import sys

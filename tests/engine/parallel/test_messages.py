@@ -1,4 +1,4 @@
-"""Fused communication, counted: a block's slices travel as one message, and so do its gradients."""
+"""Fused communication, counted: a block's slices are one message, and so are its gradients."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the layout's `auto` numbers become, and that compiled blocks compute the same training."""
+"""Resolution of `auto` numbers in a layout; compiled blocks compute the same training."""
 
 import shutil
 from pathlib import Path

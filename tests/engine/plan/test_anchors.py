@@ -1,4 +1,6 @@
-"""Plans beside published figures (benchmarks/anchors.py): what is fitted on two rows holds for the others."""
+"""Plans against published figures (benchmarks/anchors.py): a constant fitted on two rows holds for the
+others.
+"""
 
 from benchmarks import anchors
 

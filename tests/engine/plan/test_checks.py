@@ -1,4 +1,4 @@
-"""What a layout cannot carry is refused with place, numbers and what would fit."""
+"""Layouts that cannot work are refused with the key, the numbers and a layout that would fit."""
 
 from typing import Any
 
@@ -78,13 +78,13 @@ REFUSED = {
     "stages": (
         {"pipeline": 2, "stages": (2, 1)},
         {},
-        "parallel.stages: [2, 1] are 2 stages of 3 blocks; roles.teacher.model has 4 for 2 stages; "
+        "parallel.stages: [2, 1] are 2 stages of 3 blocks; roles.teacher.model has 4 blocks for 2 stages; "
         "stages=[] balances them",
     ),
     "speeds": (
         {"pipeline": 2, "speeds": (1.0,)},
         {},
-        "parallel.speeds: 1 numbers for 2 pipeline ranks; give one for each, or none",
+        "parallel.speeds: 1 numbers for 2 pipeline ranks; give one per rank, or none",
     ),
     "batch": (
         {"shard": 3},
@@ -94,18 +94,18 @@ REFUSED = {
     "context": (
         {"context": 3},
         {},
-        "parallel.context: context 3 and tensor 1 need parts of 6 of the train.sequence 16; "
+        "parallel.context: context 3 and tensor 1 need a multiple of 6; train.sequence is 16; "
         "train.sequence=18 would fit",
     ),
     "a zero-bubble pipeline of shards": (
         {"pipeline": 2, "shard": 2, "schedule": "zb"},
         {},
-        "parallel.schedule: zb does not work where weights are shared by ranks",
+        "parallel.schedule: zb does not work if ranks share weights",
     ),
     "a student of nobody": (
         {"roles": {"x": {"shard": 1}}},
         {},
-        "parallel.roles.x: is no student here; students: s",
+        "parallel.roles.x: is not a student here; students: s",
     ),
     "a student on other ranks": (
         {"tensor": 2, "roles": {"s": {"shard": 4}}},
@@ -116,12 +116,12 @@ REFUSED = {
         {"shard": 2, "roles": {"s": {"tensor": 2}}},
         {},
         "parallel.roles.s: context x tensor = 2 does not divide the 1 x 1 of teacher; a student's tokens "
-        "come from its teacher's ranks: give the rest to shard or replicate",
+        "come from its teacher's ranks: use shard or replicate for the rest",
     ),
     "columns of a tied embedding": (
         {"shard": 2, "embedding": "columns"},
         {},
-        "parallel.embedding: columns, but the head of roles.teacher.model is the embedding",
+        "parallel.embedding: columns does not work: the head of roles.teacher.model shares the embedding",
     ),
     "columns of rows": (
         {"tensor": 2, "shard": 2, "embedding": "columns"},
@@ -131,26 +131,26 @@ REFUSED = {
     "columns that do not divide": (
         {"shard": 8, "embedding": "columns"},
         {"tied": False, "hidden": 20, "num_heads": 2},
-        "parallel.embedding: columns, but 8 ranks (shard, expert and context) do not divide "
+        "parallel.embedding: columns: 8 ranks (shard, expert and context) do not divide "
         "roles.teacher.model.hidden 20; 5 ranks would fit",
     ),
     "rows whose length does not divide": (
         {"context": 2},
         {"mlm": 30},
-        "parallel.context: context 2 and tensor 1 need parts of 4 of the "
-        "roles.teacher.objective.mlm.sequence 30; roles.teacher.objective.mlm.sequence=32 would fit",
+        "parallel.context: context 2 and tensor 1 need a multiple of 4; "
+        "roles.teacher.objective.mlm.sequence is 30; roles.teacher.objective.mlm.sequence=32 would fit",
     ),
     "rows longer than the training's": (
         {},
         {"mlm": 128},
         "roles.teacher.objective.mlm.sequence: rows of 128 tokens are longer than train.sequence 64; "
-        "train.sequence=128, or 0 for as long as that",
+        "train.sequence=128, or 0 for the same length",
     ),
     "rows that compete in no micro-batch of a pipeline": (
         {"pipeline": 4},
         {"num_experts": 4, "experts": Experts(router=TopK(capacity=1.0), group=4)},
-        "roles.teacher.model.experts.group: 4 rows compete, but no micro-batch that has them makes enough "
-        "for pipeline=4 (1f1b); train.global_batch=16 would fit",
+        "roles.teacher.model.experts.group: 4 rows compete for experts, but no micro-batch that holds "
+        "them gives enough micro-batches for pipeline=4 (1f1b); train.global_batch=16 would fit",
     ),
 }
 
@@ -168,13 +168,14 @@ def test_a_layout_that_does_not_divide_is_refused_with_one_that_would(name: str)
 
 def test_a_student_whose_ranks_cannot_share_a_micro_batch_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"share micro-batches of 1 of teacher's 1; train.micro_batch=2 would"
+        ConfigError,
+        match=r"cannot split micro-batches of 1 from teacher's 1 ranks; train.micro_batch=2 would",
     ):
         check(tensor=2, roles={"s": {"shard": 2}})
 
 
 def test_fewer_micro_batches_than_pipeline_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="4 ranks, but 2 micro-batches a step on each of them"):
+    with pytest.raises(ConfigError, match="4 ranks, but only 2 micro-batches per step"):
         check(how={"micro_batch": 4}, pipeline=4)
 
 
@@ -192,7 +193,10 @@ def test_rows_are_shared_down_a_chain_of_students() -> None:
     own = {"s": {"shard": 2, "context": 2}, "second": {"shard": 4}}
     layout = Parallel.model_validate({"shard": 1, "context": 4, "roles": own})
     how: dict[str, Any] = {"steps": 8, "global_batch": 8, "sequence": 32}
-    with pytest.raises(ConfigError, match=r"roles\.second: its 4 ranks .* of 2 of teacher's 1; .*=4 would"):
+    with pytest.raises(
+        ConfigError,
+        match=r"roles\.second: its 4 data-parallel ranks .* of 2 from teacher's 1 ranks; .*=4 would",
+    ):
         check_layout(layout, found, Train.model_validate(how | {"micro_batch": 2}))
     check_layout(layout, found, Train.model_validate(how | {"micro_batch": 4}))
     assert micro_batches(layout, 8) == [4, 8]
@@ -216,7 +220,7 @@ def test_a_model_that_offers_no_split_is_refused_on_these_axes_alone(monkeypatch
     check(shard=2, replicate=2)
     for axis in ("tensor", "context", "pipeline"):
         with pytest.raises(
-            ConfigError, match=rf"parallel\.{axis}: 2, but .* of kind gpt offers no such split"
+            ConfigError, match=rf"parallel\.{axis}: 2, but .* of kind gpt does not support this split"
         ):
             check(**{axis: 2})
 
@@ -263,8 +267,8 @@ def mixture(**router: Any) -> dict[str, Any]:
         (
             {"balance": "bias"},
             {},
-            "roles.teacher.model.experts.router.balance: bias, whose bias no gradient moves, and sites"
-            " exchange what gradients have moved; balance=row, or none",
+            "roles.teacher.model.experts.router.balance: bias, whose bias no gradient changes, and sites"
+            " exchange only weights that gradients change; balance=row, or none",
         ),
         (
             {"balance": "batch"},
@@ -274,8 +278,8 @@ def mixture(**router: Any) -> dict[str, Any]:
         (
             {},
             {"tiers": {"experts": "disk"}},
-            "parallel.tiers.experts: disk, and sites do not exchange the experts of roles.teacher.model from"
-            " there; experts=device",
+            "parallel.tiers.experts: disk, and sites cannot exchange the experts of roles.teacher.model on"
+            " disk; experts=device",
         ),
     ],
 )

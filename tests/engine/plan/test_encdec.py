@@ -1,4 +1,4 @@
-"""Plans of models with an encoder, and what they refuse."""
+"""Plans of models with an encoder, and their refusals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -56,13 +56,16 @@ def test_cpm_2_is_planned_with_its_published_number_of_parameters() -> None:
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ({"context": 2}, r"parallel\.context: 2, but roles\.m\.model of kind encdec offers no such split"),
+        (
+            {"context": 2},
+            r"parallel\.context: 2, but roles\.m\.model of kind encdec does not support this split",
+        ),
         (
             {"pipeline": 2, "schedule": "zb"},
-            r"parallel\.schedule: zb, but roles\.m\.model is of kind encdec.*schedule=interleaved or 1f1b",
+            r"parallel\.schedule: zb, but roles\.m\.model of kind encdec.*schedule=interleaved or 1f1b",
         ),
         ({"pipeline": 8}, r"parallel\.pipeline: 8 stages are more than .*encoder_layers \+ num_layers 6"),
-        ({"pipeline": 2, "stages": (1, 1)}, r"parallel\.stages: .*roles\.m\.model has 6 for 2 stages"),
+        ({"pipeline": 2, "stages": (1, 1)}, r"parallel\.stages: .*roles\.m\.model has 6 blocks for 2 stages"),
     ],
 )
 def test_layouts_that_it_does_not_have_are_refused(axes: dict[str, Any], words: str) -> None:
@@ -74,12 +77,14 @@ def test_layouts_that_it_does_not_have_are_refused(axes: dict[str, Any], words: 
 
 def test_an_encoders_length_is_split_over_tensor_too() -> None:
     how = train(4, global_batch=16, micro_batch=1, sequence=32)
-    with pytest.raises(ConfigError, match=r"spans: encoder length 25.*=26 would fit"):
+    with pytest.raises(ConfigError, match=r"spans: encoder length is 25.*=26 would fit"):
         check_layout(layout(tensor=2), {"m": role(Spans(encoder=25))}, how)
 
 
 def test_rows_without_an_encoders_input_alone_are_refused_and_beside_others_read() -> None:
-    with pytest.raises(ConfigError, match=r"roles\.m\.objective: no rows .*kind encdec; objective=spans"):
+    with pytest.raises(
+        ConfigError, match=r"roles\.m\.objective: its rows have no .*kind encdec; objective=spans"
+    ):
         check_encoders({"m": role(LM())}, [LM()])
     rows = [LM(), PrefixLM(encoder=16)]
     check_encoders({"m": role(*rows)}, rows)
@@ -99,7 +104,7 @@ def test_attention_that_it_does_not_expose_is_not_compared() -> None:
     [
         ({"buckets": 6}, "buckets 6 is not divisible by 4"),
         ({"max_distance": 16}, "max_distance 16 is not above half of buckets 32"),
-        ({"num_kv_heads": 2}, "num_kv_heads is 2; an encdec has as many as num_heads"),
+        ({"num_kv_heads": 2}, "num_kv_heads is 2; for encdec it must equal num_heads"),
         ({"rope_theta": 5.0}, "rope_theta does nothing"),
     ],
 )

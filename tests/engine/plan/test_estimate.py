@@ -1,4 +1,4 @@
-"""What the arithmetic of plans says of single parts, against the formulas of its sources."""
+"""Parts of the arithmetic of plans, against the formulas of its sources."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_a_ring_across_nodes_shares_their_network_with_the_rings_beside_it() -> 
 
 
 def test_a_device_nobody_knows_is_refused_with_what_to_give() -> None:
-    with pytest.raises(ConfigError, match=r"nothing is known of 'a101'.*did you mean a100"):
+    with pytest.raises(ConfigError, match=r"unknown device type 'a101'.*did you mean a100"):
         planned(SMALL, {}, batch=8, gpu="a101")
     facts = {"peak_tflops": 100, "memory_gb": 48, "memory_gbps": 900, "node_gbps": 30, "network_gbps": 12}
     assert Pool(gpu="a101", gpus_per_node=4, **facts).device.per_node == 4

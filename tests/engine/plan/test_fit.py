@@ -1,4 +1,4 @@
-"""Facts of a machine from measured steps."""
+"""Constants of a machine from measured steps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What plans say that a training keeps, against what it keeps."""
+"""Planned memory of a training against the measured one."""
 
 import math
 from typing import Any

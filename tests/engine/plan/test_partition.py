@@ -1,4 +1,4 @@
-"""Blocks dealt out over pipeline stages by what they cost and how fast each device is."""
+"""Blocks divided over pipeline stages by their cost and the speed of each device."""
 
 from itertools import combinations, pairwise
 

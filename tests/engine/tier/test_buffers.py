@@ -1,4 +1,4 @@
-"""Buffers between memory and slow files: nothing that is on its way lands where other numbers are by then."""
+"""Buffers between memory and slow files: no transfer in flight lands in a buffer that is used again."""
 
 import threading
 

@@ -1,5 +1,5 @@
-"""Models that are larger than the memory for them compute the same bits as in memory, from drawn shapes and
-memories; too little memory is refused with what would do.
+"""Models larger than the memory for them compute the same bits as in memory, for drawn shapes and memories;
+too little memory is refused with the needed amount.
 """
 
 import gc
@@ -85,7 +85,7 @@ def within(source: ArtifactInput, study: Study, memory: int) -> tuple[Model, Mod
 
 def least_of(model_input: ArtifactInput, study: Study) -> int:
     """The least memory in bytes, as the refusal of 1 byte says it."""
-    with pytest.raises(ConfigError, match="is the least for this model") as found:
+    with pytest.raises(ConfigError, match="is the minimum for this model") as found:
         within(model_input, study, 1)
     return int(float(found.value.way_out.split()[0]) * 1e9)
 

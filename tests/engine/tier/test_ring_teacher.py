@@ -1,6 +1,4 @@
-"""A frozen teacher that is larger than the memory for it teaches as one in memory: students have the same
-bits.
-"""
+"""A frozen teacher larger than the memory for it: its students have the same bits."""
 
 import math
 from pathlib import Path
@@ -95,7 +93,7 @@ def test_ranks_stream_each_its_own_experts(tmp_path: Path, axes: dict[str, int])
 
 def test_a_layout_that_splits_a_streamed_teacher_is_refused_with_a_way_out() -> None:
     layout = Parallel(shard=2, tiers=Tiers(frozen_gb=0.001))
-    refused = r"parallel.tiers.frozen_gb: .*shard=2 splits it; replicate=2 of the same ranks, or frozen_gb=0"
+    refused = r"parallel.tiers.frozen_gb: .*shard=2 splits it; use replicate=2, or frozen_gb=0"
     with pytest.raises(ConfigError, match=refused):
         check_whole(layout, "teacher")
     check_whole(layout.model_copy(update={"tiers": Tiers()}), "teacher")

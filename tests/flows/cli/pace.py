@@ -1,4 +1,4 @@
-"""CPU seconds of commands where a neighbour on the same core makes all that runs up to twice as slow."""
+"""CPU seconds of commands, corrected for a busy neighbour on the same core."""
 
 import resource
 import subprocess

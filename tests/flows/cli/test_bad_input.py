@@ -1,4 +1,4 @@
-"""What people mistype: one line on stderr with place, value and way out; exit code 2; nothing on stdout."""
+"""Mistyped input: one line on stderr with place, value and way out; exit code 2; nothing on stdout."""
 
 import json
 import os
@@ -57,11 +57,11 @@ MISTAKES = [
     ("pretrain steps=4", "steps: no such key", "did you mean train.steps or"),
     ("pretrain --steps 4", "no option '--steps'; a key is written without dashes", "train.steps=<value>"),
     ("distill --global-batch=4", "no option '--global-batch=4'", "train.global_batch=<value>"),
-    ("generate nobody --prompt --help", "--help may be an option", "written --prompt=--help"),
-    ("generate nobody --prompt -x", "--prompt: needs a value, and -x may be", "written --prompt=-x"),
+    ("generate nobody --prompt --help", "--help looks like an option", "write --prompt=--help"),
+    ("generate nobody --prompt -x", "--prompt: needs a value, but -x looks like", "write --prompt=-x"),
     ("generate nobody --prompt", "--prompt: needs a value", "--prompt=TEXT"),
-    ("plan pretrain --fresh --search", "--fresh: needs a value", "written --fresh=--search"),
-    ("generate nobody --chat [{not", "--chat: begins as a list of messages", "may be anything"),
+    ("plan pretrain --fresh --search", "--fresh: needs a value", "write --fresh=--search"),
+    ("generate nobody --chat [{not", "--chat: starts like a list of messages", "is any text"),
     ("pretrain sites=a,b", "sites: several of them are a list", "sites=[a,b]"),
     ("pretrain -m hydra/sweeper=bayes", "no option 'bayes' in group hydra/sweeper", "halving, optuna"),
     ("pretrain -m hydra.sweeper.trails=3", "hydra.sweeper.trails: no such key", "--hydra-help"),
@@ -76,10 +76,10 @@ MISTAKES = [
     ("pretrain model.num_heads=7", "hidden 128 is not divisible by num_heads 7", "num_heads=8 would fit"),
     ("pretrain model.num_heads=-1", "greater than or equal to 1 (given: -1)", "must divide hidden"),
     ("pretrain parallel.shard=-1", "greater than or equal to 1 (given: -1)", "auto = the pool's slots"),
-    ("pretrain train.precision=i8", "'bf16', 'fp32', 'fp64' or 'fp8' (given: 'i8')", "of the arithmetic"),
+    ("pretrain train.precision=i8", "'bf16', 'fp32', 'fp64' or 'fp8' (given: 'i8')", "arithmetic: bf16"),
     ("pretrain train.precision=fp8", "fp8, but the pool's devices are CPUs", "precision=bf16 runs"),
-    ("pretrain pool=h100", "h100 is a machine to plan for", "without paper"),
-    ("pretrain pool.gpu=h10", "nothing is known of 'h10'", "did you mean h100?"),
+    ("pretrain pool=h100", "h100 is only for plans", "without paper"),
+    ("pretrain pool.gpu=h10", "unknown device type 'h10'", "did you mean h100?"),
     ("pretrain model.hidden=16384", "GB on each of", "a smaller model, or more devices"),
     ("pretrain optim=4.5", "no option '4.5' in group optim", "adamw"),
     ("pretrain model=", "no option '' in group model", "gpt_nano"),
@@ -88,14 +88,14 @@ MISTAKES = [
     ("pretrain model=[gpt_nano", "model=[gpt_nano: cannot be read", "quote"),
     ("pretrain model.hidden", "model.hidden: is not an override", "key=value"),
     ("pretrain train.steps=0", "train: give either steps or tokens", "(above 0)"),
-    ("pretrain train.steps=5 train.tokens=1e5", "steps=5 and tokens=100000 are both given", "steps=0 counts"),
+    ("pretrain train.steps=5 train.tokens=1e5", "steps=5 and tokens=100000 are both given", "steps=0 to use"),
     ("pretrain parallel.shard=3", "does not divide train.global_batch 8", "2 ranks would fit"),
     ("pretrain parallel.shard=2 train.micro_batch=3", "3 does not divide the 4", "micro_batch=2"),
     ("distill roles.pupil.start=3", "roles.pupil: there is no such role", "+role@roles.pupil=student"),
     ("distill roles.student_a.teacher=teachr", "there is no role 'teachr'", "did you mean teacher?"),
-    ("distill roles.student_a.teacher=student_a", "teach each other in a circle", "student_a -> student_a"),
+    ("distill roles.student_a.teacher=student_a", "form a cycle", "student_a -> student_a"),
     ("distill roles.student_a.start=24", "step 24 is not before the end", "earlier step"),
-    ("distill roles.student_a.gate=closed", "roles.student_a.gate: input should be", "open = from start"),
+    ("distill roles.student_a.gate=closed", "roles.student_a.gate: input should be", "open = at the start"),
     ("pretrain objective=distill", "needs a teacher", "teacher=<role>"),
     ("pretrain train.seed=1,2", "train.seed: several values are a sweep", "add -m"),
     ("pretrain model=gpt_nano,gpt_mini", "model: several values are a sweep", "add -m"),
@@ -105,18 +105,18 @@ MISTAKES = [
     ("plan pretrain data.source=${oc.env:HOME}", "calls a resolver", "references"),
     ("pretrain +model._target_=os.system", "_target_ is not allowed", "kind=<name>"),
     ("pretrain hydra.run.dir=/tmp/x", "Hydra's own settings matter only in a sweep", "-m"),
-    ("pretrain --config-dir=/tmp", "goes with --cfg, --info or --hydra-help", "conf/<group>/"),
+    ("pretrain --config-dir=/tmp", "works only with --cfg, --info or --hydra-help", "conf/<group>/"),
     ("pretrain data.source=texts/*.txt", "no file matches texts/*.txt", ""),
     ("pretrain data.source=book.txt", "data.source: book.txt does not exist", ""),
     ("pretrain data.source=stdlib:asincio", "has no package 'asincio'", "did you mean asyncio?"),
     ("pretrain data.source=s4://bucket/x", "no such kind of storage", "fsspec URL"),
     ("pretrain data=files", "data.source: a value is required", "give data.source=<value>"),
-    ("finetune init=nobody", "init: no model called 'nobody'", "there is no model at all: is ATELIER_ROOT"),
-    ("finetune", "init: a value is required; give the finished model to begin with", "; e.g. init=mine"),
-    ("adopt", "source: a value is required; give a folder that transformers", "; e.g. source=checkpoints/"),
+    ("finetune init=nobody", "init: no model called 'nobody'", "the store has no model; is ATELIER_ROOT"),
+    ("finetune", "init: a value is required; give the finished model to start from", "; e.g. init=mine"),
+    ("adopt", "source: a value is required; give a folder saved by", "; e.g. source=checkpoints/"),
     ("score", "models: a value is required; give finished models", "; e.g. models=[teacher,student_a]"),
-    ("score models=[nobody]", "models: no model called 'nobody'", "is ATELIER_ROOT the right store?"),
-    ("generate nobody", "no model called 'nobody'", "is ATELIER_ROOT the right store?"),
+    ("score models=[nobody]", "models: no model called 'nobody'", "is ATELIER_ROOT right?"),
+    ("generate nobody", "no model called 'nobody'", "is ATELIER_ROOT right?"),
     ("generate", "the following arguments are required: model", "`atelier generate --help`"),
     ("generate nobody --temperature -1", "--temperature: input should be greater", "divides the logits"),
     ("gc --forget never", "no run 'never'", "`atelier runs`"),
@@ -346,7 +346,7 @@ def test_a_mistake_in_a_kind_that_somebody_adds_is_named_by_file_and_line(tmp_pa
         line = done.stderr.splitlines()[-1]
         assert done.returncode == (1 if module else 2) and done.stdout == ""
         assert "model.bag: " in line and says in line
-        assert line.endswith("; mend it (docs/extend/adding-a-model.md)")
+        assert line.endswith("; fix it (docs/extend/adding-a-model.md)")
 
 
 def test_an_error_inside_such_a_kind_is_named_by_file_and_line(tmp_path: Path) -> None:

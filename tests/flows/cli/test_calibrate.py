@@ -1,4 +1,4 @@
-"""`plan --calibrate` for real: this machine is measured, and later plans follow from it."""
+"""`plan --calibrate` for real: this machine is measured, and later plans use the result."""
 
 import json
 from pathlib import Path

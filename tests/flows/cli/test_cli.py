@@ -1,4 +1,4 @@
-"""The command line: quick and light where a person waits, true to what Hydra and the store say."""
+"""The command line: fast to start, and consistent with Hydra and the store."""
 
 import io
 import json
@@ -213,7 +213,7 @@ def test_search_orders_layouts_by_speed_and_says_why_others_are_out(
     steps = [one["step_s"] for one in task["layouts"]]
     assert len(steps) > 10 and steps == sorted(steps)
     assert all(one["memory_gb"] <= 80 for one in task["layouts"])
-    assert any("GB a device, which has 80" in one["why"] for one in task["out"])
+    assert any("GB per device, which has 80" in one["why"] for one in task["out"])
     best = task["layouts"][0]
     assert run([*words, *best["words"].split(), "--json"]) == 0  # as it is said, it can be asked for
     row = next(one for one in json.loads(capsys.readouterr().out)["tasks"] if one["name"] == "train")

@@ -1,4 +1,4 @@
-"""`atelier generate` as a person has it: text while it is drawn, and an end at once."""
+"""`atelier generate` at a terminal: text while it is drawn, and an immediate end."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Arguments that no person would write: each answer is one short line that a terminal can show, at once."""
+"""Hostile arguments: each answer is one short line that a terminal can show."""
 
 import os
 import random

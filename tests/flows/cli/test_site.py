@@ -1,4 +1,4 @@
-"""`atelier site`: keys and cards from the command line, and what it refuses."""
+"""`atelier site`: keys and cards from the command line, and refusals."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -132,9 +132,9 @@ def test_a_card_whose_certificate_has_ended_is_not_trusted(
         (("create", "bucket"), "'bucket' is no name of a site"),
         (("accept", "any.json"), "any.json: not a site's card (site: Value error, no site may be called any"),
         (("create", "b"), "has a key already; site rotate makes a new one"),
-        (("create",), "site create: a word is missing; give the site's name"),
+        (("create",), "site create: an argument is missing; give the site's name"),
         (("accept", "nowhere.json"), "nowhere.json cannot be read"),
-        (("accept", "../b.json"), "is of b, as this site is called"),
+        (("accept", "../b.json"), "is of b, the name of this site"),
         (("accept", "key.pem"), "key.pem: "),
         (
             ("create", "c", "--address", "nowhere"),
@@ -148,31 +148,40 @@ def test_a_card_whose_certificate_has_ended_is_not_trusted(
         (("create", "c", "--address", "nosuch://a/b"), "no such kind of storage (Protocol not known: nosuch"),
         (("revoke", "../b"), "site revoke: '../b' is not trusted"),
         (("allow", "c"), "site allow: 'c' is not trusted; trusted: a"),
-        (("allow",), "site allow: a word is missing"),
+        (("allow",), "site allow: an argument is missing"),
         (("allow", "a", "--tasks", "trian"), "--tasks: there is no 'trian'; did you mean train?"),
         (("allow", "a", "--pool", "nowhere"), "--pool: there is no 'nowhere'"),
         (("allow", "a", "--pool", "local"), "--pool: local is served by Prefect"),
-        (("allow", "a", "--pool", "v100"), "--pool: v100 is a machine to plan for: nothing can run on it; a"),
+        (("allow", "a", "--pool", "v100"), "--pool: v100 is for plans only: nothing can run on it; give a"),
         (("allow", "a", "--tracker", "mlfow"), "--tracker: there is no 'mlfow'; did you mean mlflow?"),
         (("allow", "a", "--read", "../x"), "--read: '../x' is no whole path or URL"),
-        (("allow", "a", "--hourly", "much"), "--hourly: 'much' is no number of GB"),
-        (("allow", "a", "--hourly", "nan"), "--hourly: 'nan' is no number of GB"),
+        (("allow", "a", "--hourly", "much"), "--hourly: 'much' is not a number of GB"),
+        (("allow", "a", "--hourly", "nan"), "--hourly: 'nan' is not a number of GB"),
         (("allow", "a", "--send", "modle"), "--send: there is no 'modle'; did you mean model?"),
-        (("serve", "--listen", "127.0.0.1"), "--listen: '127.0.0.1' is no place to listen at; 127.0.0.1:"),
-        (("serve", "--listen", "127.0.0.1:99999"), "--listen: '127.0.0.1:99999' is no place to listen at"),
+        (
+            ("serve", "--listen", "127.0.0.1"),
+            "--listen: '127.0.0.1' is not an address to listen at; 127.0.0.1:",
+        ),
+        (
+            ("serve", "--listen", "127.0.0.1:99999"),
+            "--listen: '127.0.0.1:99999' is not an address to listen at",
+        ),
         (("create", "c", "--address", "localhost:99999"), "--address: is no address of a site"),
-        (("create", "c", "--tasks", "train"), "--tasks: is nothing for site create; --address"),
-        (("card", "--with-parent"), "--with-parent: is nothing for site card; --keys alone"),
-        (("peers", "--listen", "127.0.0.1:0"), "--listen: is nothing for site peers; --keys alone"),
+        (("create", "c", "--tasks", "train"), "--tasks: is not an option of site create; --address"),
+        (("card", "--with-parent"), "--with-parent: is not an option of site card; --keys alone"),
+        (("peers", "--listen", "127.0.0.1:0"), "--listen: is not an option of site peers; --keys alone"),
         (("cancel", "ab"), "site cancel: 0 orders begin with 'ab'"),
         (("work", "ab" * 32), "site work: there is no order abab"),
-        (("serve", "--mailbox", "s3://bucket/mail"), "--mailbox: is no folder of this machine"),
+        (("serve", "--mailbox", "s3://bucket/mail"), "--mailbox: is not a local folder"),
         (("card", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
         (("orders", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
         (("allow", "a", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
         (("peers", "--keys", "elsewhere"), "elsewhere has no site; atelier site create <name>"),
-        (("serve", "--mailbox", "key.pem"), "key.pem is a file; --mailbox <a folder, where its agent"),
-        (("serve", "--mailbox", "key.pem/mail"), "key.pem/mail cannot be made (Not a directory); --mailbox"),
+        (("serve", "--mailbox", "key.pem"), "key.pem is a file; --mailbox <a folder in which the agent"),
+        (
+            ("serve", "--mailbox", "key.pem/mail"),
+            "key.pem/mail cannot be created (Not a directory); --mailbox",
+        ),
     ],
 )
 def test_what_a_site_cannot_do_is_said_in_one_line(
@@ -222,7 +231,7 @@ def test_a_site_that_is_reached_in_a_folder_has_no_port(
     assert run(["site", "rotate"]) == 0 and Keys(tmp_path / "keys").card.is_in_bucket
     capsys.readouterr()
     assert run(["site", "serve", "--listen", "127.0.0.1:0"]) == 2
-    assert "--listen: a has no port, others reach it in file://" in capsys.readouterr().err
+    assert "--listen: a has no port; others reach it in file://" in capsys.readouterr().err
     (tmp_path / "mail").rmdir()
     assert run(["site", "serve"]) == 2
     assert "site serve: file://" in (said := capsys.readouterr().err) and "is no folder of this" in said

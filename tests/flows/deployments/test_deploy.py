@@ -1,6 +1,4 @@
-"""What a person set on the pages of a Prefect server stays when everything is deployed again; what a run's
-process makes of a run that was cancelled.
-"""
+"""Settings made on the pages of a Prefect server survive a new deployment; processes of cancelled runs."""
 
 import runpy
 import sys

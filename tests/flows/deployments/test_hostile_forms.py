@@ -1,4 +1,4 @@
-"""Hostile texts in every field of a form: refused in one harmless line, or kept as that very text."""
+"""Hostile texts in every field of a form: refused in one harmless line, or kept unchanged."""
 
 from typing import Any
 

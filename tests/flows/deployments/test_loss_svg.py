@@ -1,4 +1,4 @@
-"""The picture of a loss while it is still falling."""
+"""The plot of a loss during training."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""A stack that cannot start, or a server that cannot be used, is one clear line and exit code 2."""
+"""A stack that cannot start, or a server that cannot be used: one clear line and exit code 2."""
 
 import json
 import os
@@ -93,12 +93,12 @@ def test_a_port_in_use_is_refused_before_anything_starts(root: Path, flag: str) 
 @pytest.mark.parametrize("port", ["many", "80", "65536", "-1", "4200.0", ""])
 def test_what_is_no_port_is_refused(root: Path, port: str) -> None:
     line = refused(root, "up", f"--prefect-port={port}")
-    assert line == f"--prefect-port: {port!r} is no port; give a number from 1024 to 65535"
+    assert line == f"--prefect-port: {port!r} is not a port; give a number from 1024 to 65535"
 
 
 def test_one_port_for_both_servers_is_refused(root: Path) -> None:
     line = refused(root, "up", "--prefect-port", "43210", "--mlflow-port", "43210")
-    assert line.startswith("--mlflow-port: 43210 is Prefect's; choose another")
+    assert line.startswith("--mlflow-port: 43210 is Prefect's port; choose another")
     assert Stack(str(root)).parts() == []
 
 
@@ -125,13 +125,13 @@ def test_no_server_at_all_is_told_with_the_command_that_starts_one(root: Path) -
         line = refused(root, "worker", "local", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING=SECRET)
         code, run = said(root, "pretrain", "experiment=tiny", "tracker=none", PREFECT_API_URL=url)
     assert line.startswith(f"PREFECT_API_URL: no Prefect server answers at {url} (")
-    assert f"no Prefect server answers at {url} (" in run and "unset it: a run has one of its own" in run
+    assert f"no Prefect server answers at {url} (" in run and "unset it: a run then starts its own" in run
     assert code == 2 and "a fault in the program" not in run
 
 
 def test_a_stack_that_does_not_run_has_no_environment(root: Path) -> None:
     line = refused(root, "status", "--env")
-    assert line == f"--env: the stack of {root} does not run; atelier up starts it"
+    assert line == f"--env: the stack of {root} is not running; atelier up starts it"
 
 
 def test_a_server_of_another_version_is_named_with_its_own(root: Path) -> None:

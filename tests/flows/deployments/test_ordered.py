@@ -1,4 +1,4 @@
-"""What a site checks of an order before it does it: all of what is made, by which code, from what."""
+"""A site's checks of an order before it runs: products, code and inputs."""
 
 import http.server
 import os
@@ -90,7 +90,7 @@ def test_what_is_another_thing_here_than_at_home_is_refused(store: Store) -> Non
     [(key, product)] = order.tasks["train"].products.items()
     other = {key: product.model_copy(update={"fingerprint": "0" * 64})}
     for changed, why in (
-        (with_task(order, "train", products={}), "makes model at b, not what is asked for"),
+        (with_task(order, "train", products={}), "makes model at b, not the requested artifacts"),
         (with_task(order, "train", products=other), "is model 00000000 at a"),
         (with_task(order, "train", code="1" * 64), "has digest 11111111 at a"),
         (with_task(order, "train", task="score"), "b has no such task in pretrain"),
@@ -100,10 +100,10 @@ def test_what_is_another_thing_here_than_at_home_is_refused(store: Store) -> Non
     for name in ("learn_tokenizer", "encode"):  # another tokenizer, other tokens: of another text
         [(key, product)] = order.tasks[name].products.items()
         other = {key: product.model_copy(update={"fingerprint": "0" * 64})}
-        why = rf"is {product.kind} 00000000 at a, and {product.fingerprint[:8]} at b.*both read the same"
+        why = rf"is {product.kind} 00000000 at a, but {product.fingerprint[:8]} at b.*use the same text"
         with pytest.raises(ConfigError, match=why):
             check_tasks(with_task(order, name, products=other), nodes)
-    with pytest.raises(ConfigError, match=r"sites.parallel.b: cuda, and a gets CPUs at b"):
+    with pytest.raises(ConfigError, match=r"sites.parallel.b: cuda, but a gets CPUs at b"):
         drawn(ordered(store, parallel=Parallel(device="cuda")), store)
     with pytest.raises(ConfigError, match=r"version: a has atelier 0, b has"):
         drawn(ordered(store, version="atelier 0"), store)
@@ -177,7 +177,7 @@ def test_a_site_trains_with_those_alone_whose_policy_says_so(store: Store, tmp_p
     nodes = drawn(order, store)
     check_linked(order, nodes, policies)
     elsewhere = order.model_copy(update={"site": "c"})
-    with pytest.raises(ConfigError, match="c is none of its sites"):
+    with pytest.raises(ConfigError, match="c is not one of its sites"):
         check_linked(elsewhere, nodes, policies)
     of_another = order.model_copy(update={"home": "c"})
     with pytest.raises(ConfigError, match="b runs no task 'train' with a"):

@@ -1,5 +1,5 @@
-"""A plan over two sites as home gets it: what the other says to its part, what home says to the whole. Both
-run their own code; their mailboxes are one folder, so that no agent has to carry anything.
+"""A plan over two sites at home: the other site's replies, and home's decision. Both run their own code;
+their mailboxes are one folder, so no agent is needed.
 """
 
 import re
@@ -110,7 +110,7 @@ def test_the_layout_at_another_site_is_in_its_row(
             "{shard: 3}",
             "b: parallel: replicate 1 x shard 3 = 3 does not divide train.global_batch 4; 2 ranks",
         ),
-        ("{device: cuda}", "b: sites.parallel.b: cuda, and a gets CPUs at b"),
+        ("{device: cuda}", "b: sites.parallel.b: cuda, but a gets CPUs at b"),
     ],
 )
 def test_a_layout_that_does_not_fit_there_is_refused_with_its_place(
@@ -127,13 +127,13 @@ def test_more_in_an_hour_than_a_policy_lets_cross_is_refused_by_each_site(both: 
     plan = both.planned()
     size = plan.links[0]["costs"][0]["bytes"] / 1e9
     assert plan.refusals == [
-        f"train.model: a message of {size:.3g} GB, and a lets 1e-06 GB an hour cross to and from b; another"
+        f"train.model: a message of {size:.3g} GB, but a allows 1e-06 GB an hour to and from b; another"
         " codec, or atelier site allow b --hourly at a"
     ]
     both.policies["a"].set(SitePolicy(site="b"))
     both.allow(hourly=1.1 * size)  # for a message alone
     [refusal] = both.planned().refusals
-    assert re.match(r"b: train.model: \S+ GB an hour at \S+ s a step, and b lets 0.00\d+ cross", refusal)
+    assert re.match(r"b: train.model: \S+ GB an hour at \S+ s a step, but b allows 0.00\d+ to", refusal)
     assert refusal.endswith("a larger link.every, another codec, or atelier site allow a --hourly at b")
     both.allow(hourly=1e6)
     assert not both.planned().refusals
@@ -147,7 +147,10 @@ def test_a_training_is_not_begun_again_over_sites(both: BothSites) -> None:
 
 @pytest.mark.parametrize(
     ("pool", "says"),
-    [("local", "pool: local is served by Prefect, and runs over sites are not"), ("v100", "pool: v100 is a")],
+    [
+        ("local", "pool: local is served by Prefect, which cannot run over sites"),
+        ("v100", "pool: v100 is only"),
+    ],
 )
 def test_a_pool_on_which_orders_do_not_run_refuses_them(both: BothSites, pool: str, says: str) -> None:
     """Whatever a policy says: before anything is made there."""

@@ -1,4 +1,4 @@
-"""Checkpoints that come: as they are planned, made, and refused in one line."""
+"""Imported checkpoints: planned, made, and refused in one line."""
 
 import json
 from pathlib import Path
@@ -149,10 +149,10 @@ def test_what_changes_while_it_is_read_is_refused(study: Study, folder: Path, tm
         ("no weights", r"has no model.safetensors and no model.safetensors.index.json"),
         ("no tokenizer", r"has no tokenizer.json"),
         ("shard", "model-00001-of-"),
-        ("unknown", r"config.json: gate_scale: 2: what qwen2 would compute with it is not known"),
+        ("unknown", r"config.json: gate_scale: 2: unknown key of the family qwen2"),
         ("family", r"config.json: model_type: 'qwen9' is not known; did you mean qwen"),
-        ("code", r"config.json: auto_map: names code of its own, which is never run"),
-        ("quantised", r"config.json: quantization_config: holds quantised weights"),
+        ("code", r"config.json: auto_map: names custom code, which is never run"),
+        ("quantised", r"config.json: quantization_config: marks quantised weights"),
         ("json", r"^source: .*config.json: .*; mend this file, or get it again$"),
     ],
 )
@@ -202,7 +202,7 @@ def test_headers_that_lie_are_refused(study: Study, folder: Path, tmp_path: Path
         text = json.dumps(header | (change or {})).encode()
         size = (1 << 60) if fault == "long" else len(text)
         shard.write_bytes(size.to_bytes(8, "little") + text + whole[8 + length :])
-        with pytest.raises(DataError, match="not a file of weights"):
+        with pytest.raises(DataError, match="not a weights file"):
             made(study, planned(folder, tmp_path / "store"), tmp_path / str(number))
 
 
@@ -348,9 +348,9 @@ def test_a_plan_and_a_run_list_all_that_is_refused_of_a_source_and_make_nothing(
     assert run(["adopt", f"source={folder}"]) == 2
     assert capsys.readouterr() == ("", err)
     assert [line.removeprefix("plan: config.json: ") for line in err.splitlines()] == [
-        "gate_scale: 2: what qwen2 would compute with it is not known",
+        "gate_scale: 2: unknown key of the family qwen2",
         "rope_interleaved: True is not understood; it may be False",
-        "quantization_config: holds quantised weights; the checkpoint before it was quantised",
+        "quantization_config: marks quantised weights; use the checkpoint before quantisation",
     ]
-    assert "5: only training reads it" in out and "to make" not in out
+    assert "5: used only in training" in out and "to make" not in out
     assert not [*(tmp_path / "store").glob("*/*/record.json")]

@@ -42,13 +42,13 @@ def test_its_objectives_have_one_order(tmp_path: Path) -> None:
 )
 def test_what_needs_a_teacher_or_imitations_is_refused(tmp_path: Path, kind: str, needs: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"ahead\.objective\.{kind}: {kind} needs {needs}: there is none yet"
+        ConfigError, match=rf"ahead\.objective\.{kind}: {kind} needs {needs}, and there is none yet"
     ):
         ahead(tmp_path, "ahead=assistant", f"+ahead.objective.{kind}.kind={kind}")
 
 
 def test_a_kinds_name_is_for_an_objective_of_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="lm is of kind document"):
+    with pytest.raises(ConfigError, match="lm has kind document"):
         ahead(tmp_path, "ahead=assistant", "+ahead.objective.lm.kind=document")
 
 

@@ -1,4 +1,4 @@
-"""The layout of a run where nobody said one."""
+"""The layout of a run that sets none."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is planned can be run: a node has the layout of its ranks, and its roles can carry it."""
+"""A plan can be run: a node has the layout of its ranks, and its roles fit it."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_a_node_of_other_ranks_than_its_layout_is_refused() -> None:
 
 @pytest.mark.parametrize("flow", ["distill", "titan"])
 def test_who_starts_before_its_teacher_is_refused_by_name(flow: str) -> None:
-    with pytest.raises(ConfigError, match=r"\.start: step 0, but its teacher teacher begins at step 1"):
+    with pytest.raises(ConfigError, match=r"\.start: step 0, but its teacher teacher starts at step 1"):
         name = "assistant" if flow == "titan" else "student_a"
         compose(flow, ["experiment=tiny", "roles.teacher.start=1", f"roles.{name}.start=0"])
 
@@ -113,7 +113,7 @@ def test_a_plan_says_what_a_base_width_scales(store: Store, kind: str, said: str
     given = ["experiment=tiny", f"optim={kind}", "model.hidden=64", "model.base_width=32"]
     [note] = [note for note in make_plan(compose("pretrain", given), store).notes if "base_width" in note]
     assert note == (
-        "train: model is 2 times as wide as model.base_width 32: of matrices in blocks "
+        "train: model is 2 times as wide as model.base_width 32: for matrices in blocks "
         f"{said}, init_std times 0.707; logits times 0.5"
     )
     assert not any("base_width" in note for note in make_plan(compose("pretrain", given[:-1]), store).notes)

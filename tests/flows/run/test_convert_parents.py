@@ -1,4 +1,4 @@
-"""Conversions of several parents, planned: which ones they are, and which do not go together."""
+"""Conversions of several parents, planned: the choice of parents, and refused combinations."""
 
 import json
 from pathlib import Path
@@ -48,8 +48,11 @@ def test_a_mean_is_of_its_parents_and_weights_and_not_of_the_names_of_the_models
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("convert=average", "convert.models=[a,a]"), "convert.models: a is there twice; convert.weights"),
-        (("convert=average", "convert.models=[parent]"), "convert.models: parent is there twice"),
+        (
+            ("convert=average", "convert.models=[a,a]"),
+            "convert.models: a is given twice; use convert.weights",
+        ),
+        (("convert=average", "convert.models=[parent]"), "convert.models: parent is given twice"),
         (("convert=average",), "convert.models: is empty"),
         (("convert=merge_adapter",), "convert.adapter: is empty"),
         (("convert=merge_adapter", "convert.adapter=none"), "convert.adapter: no adapter called 'none'"),
@@ -81,14 +84,13 @@ def test_an_adapter_belongs_to_the_weights_that_it_was_tuned_on(tmp_path: Path) 
     kept_adapter(store, "prompt", one.reference.fingerprint, vectors=20)
     kept_adapter(store, "orphan", "0" * 64, rank=4)
     assert adapter_of(one, "tuned", "convert.adapter").name == "tuned"
-    fault = (
-        f"tuned is of one {one.reference.fingerprint[:8]}, not of two .* init={one.reference.fingerprint[:8]}"
-    )
+    digits = one.reference.fingerprint[:8]
+    fault = f"tuned belongs to one {digits}, not to two .* init={digits}"
     with pytest.raises(ConfigError, match=fault):
         adapter_of(two, "tuned", "convert.adapter")
-    with pytest.raises(ConfigError, match=r"orphan is of a model 00000000, not of one .* its own base"):
+    with pytest.raises(ConfigError, match=r"orphan belongs to a model 00000000, not to one .* its own base"):
         adapter_of(one, "orphan", "convert.adapter")
-    with pytest.raises(ConfigError, match="prompt is a soft prompt, which is no part of a matrix"):
+    with pytest.raises(ConfigError, match="prompt is a soft prompt and cannot be merged into matrices"):
         adapter_of(one, "prompt", "convert.adapter")
 
 

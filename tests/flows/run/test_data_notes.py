@@ -1,4 +1,4 @@
-"""What a plan says of finished data: the share that is held out, the tokens that no training reads."""
+"""Notes of a plan about finished data: the held-out share, and tokens that no training reads."""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Every key of every flow acts: another value moves a fingerprint, or is layout, or is refused by name."""
+"""Every key of every flow has an effect: another value changes a fingerprint, is layout, or is refused by
+name.
+"""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Whatever lies in a store, every command answers in a line, and does what it advises."""
+"""With any files in a store, every command answers in a line, and its advice works."""
 
 import itertools
 import os

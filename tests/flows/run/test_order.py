@@ -1,6 +1,4 @@
-"""The order in which a configuration names things: fingerprints do not depend on it, and so nothing that is
-computed may.
-"""
+"""Fingerprints do not depend on the order of keys in a configuration, so no computation may."""
 
 import contextvars
 import json

@@ -1,4 +1,4 @@
-"""Which tasks of a flow run at which site, and what is refused before anything runs."""
+"""The site of each task of a flow, and refusals before anything runs."""
 
 import random
 from pathlib import Path
@@ -135,17 +135,17 @@ def test_rows_are_shared_as_equally_as_can_be() -> None:
     ("words", "why"),
     [
         (("sites.names=[a]",), "sites: [a]: a run at one site needs no sites"),
-        (("sites.names=[a,any]",), "no site may be called any, which means something else"),
-        (("sites.names=[a,a]",), "sites: of [a,a] each has a name of its own"),
+        (("sites.names=[a,any]",), "no site may be called any: this word has another meaning"),
+        (("sites.names=[a,a]",), "sites: [a,a] has a name twice"),
         (("sites.names=[a,B]",), "sites.names"),
-        (("sites.at={train:b}",), "sites.at.train: b is none of the sites; sites=[a,b] names them"),
+        (("sites.at={train:b}",), "sites.at.train: b is not one of the sites; name them with sites=[a,b]"),
         (
             ("sites.names=[a,b]", "sites.mbps={c:5}"),
-            "sites.mbps: c is none of the sites; they are [a,b]",
+            "sites.mbps: c is not one of the sites; sites: [a,b]",
         ),
-        (("sites.names=[a,b]", "sites.at={train:c}"), "sites.at.train: c is none of the sites; "),
+        (("sites.names=[a,b]", "sites.at={train:c}"), "sites.at.train: c is not one of the sites; "),
         (("sites.names=[a,b]", "sites.at={trian:b}", "train.link.rows={a:4,b:4}"), "did you mean train?"),
-        (("sites.names=[a,b]", "train.link.rows={a:4,c:4}"), "c is none of sites"),
+        (("sites.names=[a,b]", "train.link.rows={a:4,c:4}"), "c is not one of sites"),
         (("sites.names=[a,b,c]", "train.link.rows={a:4,b:4}"), "c has nothing to do"),
         (("sites.names=[a,b]", "train.link.every=7"), "does not divide the 24 steps"),
         (("sites.name=[a,b]",), "sites.name"),
@@ -153,19 +153,19 @@ def test_rows_are_shared_as_equally_as_can_be() -> None:
             ("sites.names=[a,b]", "train.link.rows={a:4,b:4}", "sites.at={train:b}"),
             "is at b alone",
         ),
-        (("sites.names=[a,b]", "train.link.mailbox=/elsewhere"), "/elsewhere, and the agent's is"),
+        (("sites.names=[a,b]", "train.link.mailbox=/elsewhere"), "/elsewhere, but the agent's is"),
         (
             ("sites.names=[a,b]", *ELASTIC, "train.link.membership.coordinator=any"),
-            "train.link.membership.coordinator: any is for one mailbox that all sites reach, and agents carry"
-            " messages between theirs; leave it out (a, home, decides), or name one of [a,b]",
+            "train.link.membership.coordinator: any needs one mailbox that all sites reach, but agents carry"
+            " messages between several; leave it out (then a is the coordinator), or name one of [a,b]",
         ),
         (
             ("sites.names=[a,b]", "model.num_experts=4", "model.experts.router.balance=bias"),
-            "model.experts.router.balance: bias, whose bias no gradient moves",
+            "model.experts.router.balance: bias, whose bias no gradient changes",
         ),
         (
             ("sites.names=[a,b]", "model.num_experts=4", "optim=adamw", "parallel.tiers.experts=disk"),
-            "parallel.tiers.experts: disk, and sites do not exchange the experts of model from there",
+            "parallel.tiers.experts: disk, and sites cannot exchange the experts of model on disk",
         ),
     ],
 )
@@ -229,16 +229,16 @@ def test_nebula_pretrains_at_both_and_its_student_is_at_home(root: Path) -> None
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("tune.link.roles={a:[teacher],c:[student]}",), "c is none of sites"),
+        (("tune.link.roles={a:[teacher],c:[student]}",), "c is not one of sites"),
         (("tune.link.roles={a:[techer],b:[student]}",), "techer is neither teacher nor student"),
-        (("~tune.objective.logits",), "none of it learns from the teacher"),
-        (("~tune.objective.chat",), "none of it learns from answers"),
+        (("~tune.objective.logits",), "none learns from the teacher"),
+        (("~tune.objective.chat",), "none learns from answers"),
         (("tune.link.choose=[{kind:int8},{kind:int4}]",), "does nothing in the flow nebula"),
         (("tune.optim.schedule.warmup=500",), "warmup"),
         (("tune.chats.source=/nowhere.jsonl",), "tune.chats.source: "),
         (("tune.link.roles={a:[teacher],b:[]}",), "tune.link.roles: student is at no site"),
         (("tune.link.roles={a:[teacher],b:[]}",), "tune.link.roles.a=[...,student]"),
-        (("sites.at={tune.a:b}",), "and tune.link has it at a"),
+        (("sites.at={tune.a:b}",), "but tune.link has it at a"),
         (("sites=[]", "tune.link.roles={a:[teacher],b:[student]}"), "tune.link.site: is not given"),
         (
             (
@@ -286,7 +286,7 @@ def test_each_site_trains_its_own_roles_and_home_scores_all(root: Path) -> None:
 def test_roles_apart_say_at_which_site_a_run_is(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.link.site=a, or sites=\[a,b\]"):
         compose("distill", ["experiment=tiny", ROLES, "train.link.mailbox=/mail"])
-    with pytest.raises(ConfigError, match="c is none of sites"):
+    with pytest.raises(ConfigError, match="c is not one of sites"):
         compose(
             "distill",
             ["experiment=tiny", ROLES.replace("b:", "c:"), "sites.loopback=true", "sites.names=[a,b]"],
@@ -358,12 +358,12 @@ def test_a_plan_of_one_site_says_nothing_of_sites(root: Path) -> None:
 
 def test_more_fragments_than_blocks_are_refused_by_the_plan(root: Path) -> None:
     words = ["experiment=tiny", "sites.loopback=true", "sites=[a,b]", "train.link.every=6"]
-    with pytest.raises(ConfigError, match=r"train.link.fragments: 6, and the weights are \d blocks"):
+    with pytest.raises(ConfigError, match=r"train.link.fragments: 6, and there are \d blocks"):
         make_plan(compose("pretrain", [*words, "train.link.fragments=6"]), Store(str(root)))
 
 
 def test_a_rate_is_of_one_of_the_sites(root: Path) -> None:
-    with pytest.raises(ConfigError, match="c is none of"):
+    with pytest.raises(ConfigError, match="c is not one of"):
         compose("pretrain", ["experiment=tiny", "sites.loopback=true", "sites=[a,b]", "sites.mbps={c:8}"])
 
 

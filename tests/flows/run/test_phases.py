@@ -1,4 +1,4 @@
-"""Phases of the data, from the command line to fingerprints and what a gang is told."""
+"""Phases of the data, from the command line to fingerprints and the gang's run file."""
 
 import pytest
 
@@ -61,7 +61,10 @@ def test_what_is_read_first_is_identity_also_where_there_is_no_trunk(words: tupl
 
 def test_a_phase_that_reads_nothing_or_begins_outside_is_refused_at_its_key() -> None:
     for words, problem in (
-        (("data.phases.late.begin=24", PHASE[1]), r"data.phases.late.begin: step 24 is not within 24 steps"),
+        (
+            ("data.phases.late.begin=24", PHASE[1]),
+            r"data.phases.late.begin: step 24 is not within the 24 steps",
+        ),
         ((PHASE[0], "data.phases.late.weights.main=0"), r"data.phases.late.weights: no source is left"),
     ):
         with pytest.raises(ConfigError, match=problem):

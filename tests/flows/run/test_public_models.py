@@ -1,4 +1,4 @@
-"""Published configurations: their parameters to the last one, and what it takes to distil from them."""
+"""Published configurations: exact parameter counts, and the cost of distilling from them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Values from Python arrive as they are, or are refused as the command line refuses them."""
+"""Values from Python keep their type, or are refused as on the command line."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -96,19 +96,19 @@ def test_a_reference_is_the_value_of_its_key() -> None:
         ({"model": "../../etc/passwd"}, "no option"),
         ({"model": "gpt_nano,gpt_mini"}, "several values are a sweep"),
         ({"model": "[gpt_nano]] x"}, "model"),
-        ({"model": ["gpt_nano", "a]b"]}, "no option is called"),
+        ({"model": ["gpt_nano", "a]b"]}, "there is no option"),
         ({"model": 3}, "is a group, not a value"),
         ({"model": None}, "is a group, not a value"),
-        ({"train.steps=3,x": 1}, "is no key"),
+        ({"train.steps=3,x": 1}, "is not a key"),
         ({"train.steps": 10**5000}, "too many digits"),
         ({"train.steps": int("9" * 2000)}, "1000 digits"),
         ({"train.steps": object()}, "cannot be a object"),
         ({"train.steps": {1, 2}}, "cannot be a set"),
         ({"train.steps": "8, x"}, "train.steps"),
-        ({"train": {"st eps": 1}}, "is no key"),
-        ({"data.list": [{"a b": 1}]}, "is no key"),
+        ({"train": {"st eps": 1}}, "is not a key"),
+        ({"data.list": [{"a b": 1}]}, "is not a key"),
         ({"+role@roles.b": {"kind": "x"}}, "takes no mapping"),
-        ({"x\x1b[2J": 1}, "is no key"),
+        ({"x\x1b[2J": 1}, "is not a key"),
         ({"nobody": 1}, "no such key"),
         ({"train": {"sttps": 1}}, "train.sttps: no such key"),
     ],

@@ -1,4 +1,4 @@
-"""A plan says what was changed in the words of who changed it."""
+"""A plan explains a change with the user's own keys and values."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_of_several_numbers_of_one_key_the_one_that_was_given_is_named() -> None
 
 
 def test_a_digest_is_told_as_other_content() -> None:
-    assert told(product(24, 18, "ab"), product(24, 18, "cd")) == ["data.source: other content"]
-    assert told(product(24, 18, "ab"), product(24, 18, "cd", files=4)) == ["data.source: other content"]
+    assert told(product(24, 18, "ab"), product(24, 18, "cd")) == ["data.source: the content differs"]
+    assert told(product(24, 18, "ab"), product(24, 18, "cd", files=4)) == ["data.source: the content differs"]
     assert told(product(24, 18, "ab"), product(24, 18, "ab", files=4)) == ["data.source: 3 -> 4"]
     assert told(product(24, 18, "ab"), product(24, 18, "ab")) == ["its files are gone"]

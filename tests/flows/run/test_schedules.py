@@ -1,4 +1,4 @@
-"""Weights that move, and what is to be trained, in the plans of whole flows."""
+"""Moving weights, and trained parts, in the plans of whole flows."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_one_schedule_has_one_fingerprint_however_its_steps_are_written(store: S
     }
     assert len(found) == 1
     for begin, problem in (
-        ("10.7", "steps from 1 on are whole"),
+        ("10.7", "a step must be a whole number"),
         ("true", "must be a step or a share"),
     ):
         place = "roles.student_a.objective.logits.schedule"

@@ -1,4 +1,4 @@
-"""What a running flow says where there is no terminal."""
+"""Output of a running flow without a terminal."""
 
 import threading
 from io import StringIO

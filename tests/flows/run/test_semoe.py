@@ -1,4 +1,4 @@
-"""The nodes of the flow semoe: who starts from what, what waits for what, and which students are refused."""
+"""The nodes of the flow semoe: starting points, dependencies and refused students."""
 
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def test_the_teacher_is_the_same_training_whether_it_has_students_or_not(tmp_pat
         (("roles.student_few.model.num_experts=32",), "student_few.model.num_experts: 32.* nothing to merge"),
         (
             (*DENSE, "roles.student_few.model.num_experts=1", "roles.student_few.model.experts_per_token=1"),
-            "student_few.model.num_experts: 1, but",
+            "student_few.model.num_experts: 1, which cannot",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""This site among those of a run: by its key and whom it trusts; its policies' budgets."""
+"""This site among the sites of a run: by its key and its trusted peers; budgets of its policies."""
 
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
     [
         (
             Sites(names=("a", "d")),
-            "sites: d is not trusted here; atelier site accept <its card>, and there this one's",
+            "sites: d is not trusted here; atelier site accept <its card>, and accept this site's card there",
         ),
-        (Sites(names=("b", "c")), "sites: this site is a, and sites=[b,c]; name it among them"),
+        (Sites(names=("b", "c")), "sites: this site is a, but sites=[b,c]; name it among them"),
     ],
 )
 def test_a_run_has_this_site_and_those_that_it_trusts(keys: Keys, sites: Sites, says: str) -> None:

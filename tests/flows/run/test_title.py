@@ -1,4 +1,4 @@
-"""What a run is called in the lists of Prefect and MLflow."""
+"""Titles of a run in the lists of Prefect and MLflow."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How long a run is planned to take by the clock."""
+"""Planned wall-clock time of a run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How long a run waits for what other sites say of their tasks, and what it says of those that are silent."""
+"""Waiting for replies of other sites, and notices about silent ones."""
 
 import errno
 import os
@@ -233,7 +233,7 @@ def test_that_files_of_another_site_are_waited_for_is_said_again(
 def test_a_run_that_is_stopped_waits_a_while_for_a_silent_site(home: Home) -> None:
     home.tells(30, 1, "running")
     home.clock.at(40, home.context.stop.set)
-    with pytest.raises(StoppedError, match="b has not said that it stopped; its agent will stop it"):
+    with pytest.raises(StoppedError, match="b has not confirmed the stop; its agent will stop it"):
         home.make()
     assert STOPPING_S < home.clock.now - 40 < STOPPING_S + 2 * LOOK_EVERY and home.cancelled()
     assert home.states == {"curate@b": "stopped"}

@@ -1,4 +1,4 @@
-"""A round log that a training is to follow is looked at by its plan, at the site that reads it."""
+"""A plan checks the round log that a training is to follow, at the site that reads it."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run over several sites would wait for in vain is refused by its plan, and nothing else is."""
+"""A plan over several sites is refused exactly if a role would wait for messages that never arrive."""
 
 import random
 from collections.abc import Collection
@@ -69,7 +69,7 @@ def test_a_site_waits_in_vain_for_what_was_sent_and_is_gone(
         refused = [*left_alone(nodes, rows(nodes, role, at), here)]
         one, two = nodes
         expected = {
-            f"{row_name(mine, role)}: goes on after step {at[mine.name]}, ": why
+            f"{row_name(mine, role)}: continues after step {at[mine.name]}, ": why
             for mine, other in ((one, two), (two, one))
             if at[mine.name] < STEPS
             and (why := lacks(link, start, at[mine.name], at[other.name], kept[other.name]))
@@ -92,7 +92,7 @@ def test_of_an_elastic_round_those_that_were_in_it_are_asked_for(
     line = RoundLine(round=2, codecs={"a": Codec()}, sha256={"a": "0" * 64}, before="")
     Meeting(box).decide(Decision(trajectory=box.trajectory, site="a", line=line))
     [told] = left_alone(nodes, rows(nodes, "model", at), here)
-    assert told.startswith("train@b: goes on after step 6, a is at step 15, and its messages are gone")
+    assert told.startswith("train@b: continues after step 6, a is at step 15, and its messages are gone")
     put(box, 2, "a")
     assert [*left_alone(nodes, rows(nodes, "model", at), here)] == []
 

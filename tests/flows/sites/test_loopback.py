@@ -1,4 +1,4 @@
-"""Sites on this machine for the time of a run: a store has one run of them at a time, from its first on."""
+"""Sites on this machine for the time of a run: one run of a store has them at a time."""
 
 import threading
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_of_two_first_runs_in_a_store_one_makes_the_keys(
     monkeypatch.setattr(Keys, "create", create_beside_another)
     with loopback(SITES, str(tmp_path)):
         [problem] = refused
-        assert problem.startswith("another run has those in")
+        assert problem.startswith("another run uses the sites in")
         keys = [Keys(tmp_path / LOOPBACK / name / "keys") for name in SITES.names]
         assert [[*each.peers] for each in keys] == [["b"], ["a"]]
     with loopback(SITES, str(tmp_path)):
@@ -70,7 +70,7 @@ def test_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
     with loopback(SITES, str(tmp_path)):
         before = sorted(tmp_path.rglob("*"))
         with (
-            pytest.raises(ConfigError, match="another run has those in"),
+            pytest.raises(ConfigError, match="another run uses the sites in"),
             loopback(Sites(names=("a", "c"), loopback=True), str(tmp_path)),
         ):
             pass

@@ -1,4 +1,4 @@
-"""The page of a run over several sites: what its rows are of, and that no failure of it is the run's."""
+"""The page of a run over several sites: its rows; its failures do not fail the run."""
 
 import json
 import threading

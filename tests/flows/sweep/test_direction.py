@@ -1,4 +1,4 @@
-"""The best is the highest or the lowest as its metric declares, wherever a best is chosen."""
+"""The best is the highest or the lowest by the metric's declaration, wherever a best is chosen."""
 
 import threading
 from pathlib import Path
@@ -145,7 +145,7 @@ def test_two_sweeps_are_picked_from_together_with_every_point_of_both(shelf: She
 def test_sweeps_that_were_compared_differently_are_not_picked_from_together(shelf: Shelf) -> None:
     one = swept(shelf, "scores.accuracy", [0.2, 0.9])
     other = swept(shelf, "scores.loss", [0.1, 0.3], key="optim.lr")
-    with pytest.raises(ConfigError, match=r"by scores.accuracy, .* by scores.loss; give --by"):
+    with pytest.raises(ConfigError, match=r"by scores.accuracy, .* by scores.loss; give e.g. --by"):
         choose(shelf.store, [one.ledger.id, other.ledger.id], "")
     third = swept(shelf, "scores.accuracy", [0.1, 0.3], given="minimize", key="train.steps")
     with pytest.raises(ConfigError, match=r"by its highest and .* by its lowest; give --highest or --lowest"):

@@ -61,7 +61,7 @@ def test_runs_are_picked_from_exactly_when_all_are_of_one_held_out_set(shelf: Sh
             choose(shelf.store, words, "model.eval_loss")
         first = next(n for n in asked if known[n] != known[asked[0]])
         one, other = known[asked[0]] or UNKNOWN, known[first] or UNKNOWN
-        assert f"run-{asked[0]} is of {one}, run-{first} of {other}: " in str(caught.value)
+        assert f"run-{asked[0]} is on {one}, run-{first} on {other}: " in str(caught.value)
         assert "atelier score" in str(caught.value) and "\n" not in str(caught.value)
         assert len(choose(shelf.store, words, "model.loss").candidates) == len(asked)  # of the batches
 
@@ -98,7 +98,7 @@ def test_a_sweep_has_no_best_point_of_different_sets_and_says_so(shelf: Shelf) -
         session.ledger.write(entry)
         best = session.best()
         assert (best.number if best else None) == [0, 1, None][number]
-    assert f"#0 is of {SETS[0]}, #2 of {SETS[1]}: " in session.unranked()
+    assert f"#0 is on {SETS[0]}, #2 on {SETS[1]}: " in session.unranked()
 
 
 def test_a_sweep_whose_metric_no_point_has_says_so(shelf: Shelf) -> None:

@@ -1,4 +1,4 @@
-"""An Optuna study goes in the direction of its metric, and prunes in it."""
+"""An Optuna study optimises in the direction of its metric, and prunes in it."""
 
 import threading
 from pathlib import Path

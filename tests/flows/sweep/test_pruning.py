@@ -1,4 +1,4 @@
-"""A point is ended by the values of the sweep's metric, and only while that saves steps."""
+"""A point is ended early by the values of the sweep's metric, if that saves steps."""
 
 import json
 from pathlib import Path

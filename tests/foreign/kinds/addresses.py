@@ -2,8 +2,7 @@
 ports, fragments, chains and other kinds. None leads to a service of this machine that the operator has not
 named, and none to an address that is not public.
 
-Names of the drawn cases are looked up in the case, not in the world; what is no address of this machine is
-not connected to at all.
+Host names are resolved from the case, without a network. No connection is made to another machine's address.
 """
 
 import http.server

@@ -1,4 +1,4 @@
-"""Options and values that nobody would type: a value arrives as it was given, or one line refuses it."""
+"""Odd options and values: each value arrives unchanged, or one line refuses it."""
 
 import io
 import os

@@ -1,5 +1,5 @@
-"""A config.json alone, with keys that are added, taken away, null, nested or of another type: it says a
-model, and all of it is read or idle; or it is refused by the name of a key.
+"""A config.json alone, with keys that are added, removed, null, nested or of another type: it describes a
+model and every key is read or has no effect; or it is refused with the name of a key.
 """
 
 import random

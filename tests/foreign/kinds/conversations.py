@@ -1,4 +1,5 @@
-"""Conversations under drawn chat templates: what is learned is what the draw knows to be the assistant's.
+"""Conversations with drawn chat templates: the learned characters are those that the draw knows to be the
+assistant's.
 
 A case has a style, from which both the Jinja template and, apart from it, the text and its learned characters
 are written, and several conversations.

@@ -1,4 +1,4 @@
-"""Files of documents: encodings, byte order marks, line ends, blanks, sizes, what JSON has and text has not.
+"""Files of documents: encodings, byte order marks, line ends, blanks, sizes, and JSON that is not text.
 
 Each becomes a corpus, a tokenizer and tokens, with no text on both sides of the split, every letter kept and
 every document counted; or is refused by one line that names the file.

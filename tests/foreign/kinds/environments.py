@@ -1,4 +1,4 @@
-"""Environment variables of strangers' machines: a cheap command works in them, or is refused in one line."""
+"""Environment variables of foreign machines: a cheap command works in them, or is refused in one line."""
 
 import os
 import random

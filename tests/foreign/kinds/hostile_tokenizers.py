@@ -1,4 +1,6 @@
-"""A tokenizer.json of somebody who wants memory, time or a traceback: refused in one line, or it works."""
+"""A tokenizer.json that tries to use memory or time, or to cause a traceback: it works, or is refused in one
+line.
+"""
 
 import json
 import random

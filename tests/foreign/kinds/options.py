@@ -1,4 +1,4 @@
-"""Options behind prompts under drawn tokenizers: what is scored are the ids of the joint text."""
+"""Options after prompts with drawn tokenizers: the scored ids are those of the joint text."""
 
 import json
 import random

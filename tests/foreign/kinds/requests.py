@@ -1,5 +1,5 @@
-"""Requests to a served model, drawn: host names, origins, methods, paths, types and bodies. Foreign ones are
-refused and bad ones told so; none ends in a status of 500, and none takes much memory.
+"""Requests to a served model, drawn: host names, origins, methods, paths, types and bodies. Foreign and bad
+ones are refused; none ends in a status of 500 or takes much memory.
 
 The server is MLflow's own application behind Atelier's filters, in this process; a tiny model answers.
 """

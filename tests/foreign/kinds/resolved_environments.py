@@ -1,4 +1,4 @@
-"""What this process makes of strangers' environment variables: folders, names, proxies, GPUs."""
+"""Folders, names, proxies and GPUs that this process derives from foreign environment variables."""
 
 import os
 import random

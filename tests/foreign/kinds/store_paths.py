@@ -1,5 +1,5 @@
-"""Store folders of strange names, given in strange ways: all that is made lies in the folder that was named,
-or one line refuses it.
+"""Store folders with strange names, given in strange ways: all files lie in the named folder, or one line
+refuses it.
 """
 
 import os

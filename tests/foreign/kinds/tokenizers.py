@@ -1,5 +1,5 @@
-"""A tokenizer.json of any models, normalizers, pre-tokenizers, decoders and added words: the text of ids is
-that of the library's own decoder, in pieces and whole; or the file is refused in one line.
+"""A tokenizer.json with any models, normalizers, pre-tokenizers, decoders and added words: decoded text
+equals that of the library's decoder, in pieces and whole; or the file is refused in one line.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Whole runs in stores of strange names and with strangers' environment variables: all tasks complete and the
-same command again reuses each of them, or one line refuses the run.
+"""Whole runs in stores with strange names and foreign environment variables: all tasks complete and the same
+command again reuses each of them, or one line refuses the run.
 """
 
 import random
@@ -20,7 +20,7 @@ RUN = ("pretrain", "experiment=tiny")
 # variables that choose other places, ports and servers than a run of one machine has
 NOT_HERE = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "PREFECT_API_URL", "PREFECT_API_KEY")
 TALKATIVE = ("PREFECT_DEBUG_MODE", "PREFECT_LOGGING_LEVEL")  # with them Prefect prints tracebacks of its own
-PROGRESS = ("pretrain: ", "> ", "+ ", "  ", "what is finished is kept", *environments.NOTES)
+PROGRESS = ("pretrain: ", "> ", "+ ", "  ", "finished tasks are kept", *environments.NOTES)
 PROGRAM = [environments.AS_IT_IS]
 
 

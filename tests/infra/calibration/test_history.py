@@ -1,4 +1,4 @@
-"""What trainings took, of their metric lines."""
+"""Times of trainings, from their metric lines."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A code map tells what means something else from what only reads or lies otherwise."""
+"""A code map changes with the meaning of code, not with its form or place."""
 
 from pathlib import Path
 
@@ -158,7 +158,7 @@ def test_files_beside_and_packages_count_too(project: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_named_with_its_line(project: Path) -> None:
     (project / "engine/model/gpt.py").write_text("class GPT:\n    def f(\n")
-    with pytest.raises(ConfigError, match=r"engine/model/gpt\.py:2: '\(' was never closed; mend it"):
+    with pytest.raises(ConfigError, match=r"engine/model/gpt\.py:2: '\(' was never closed; correct it"):
         mapped(project)
 
 

@@ -1,4 +1,4 @@
-"""Code that is frozen comes back as it was, and nothing else comes with it or out of it."""
+"""Frozen code is restored unchanged, and contains nothing else."""
 
 import gzip
 import hashlib
@@ -136,7 +136,7 @@ def test_more_than_code_is_refused_before_it_is_stored(
 
 @pytest.mark.parametrize("digest", ["0" * 32, "../../etc", "", "a/b", "x" * 5000, "é" * 32])
 def test_a_digest_that_names_no_code_is_refused(root: str, digest: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave it blank for the code as it is now") as caught:
+    with pytest.raises(ConfigError, match="leave it blank for the present code") as caught:
         thaw(root, digest, tmp_path / "cache")
     assert caught.value.place == "code" and len(str(caught.value)) < 300
 
@@ -151,7 +151,7 @@ def test_one_wrong_byte_is_found_before_anything_is_unpacked(
         damaged = bytearray(whole)
         damaged[position] ^= 1
         place.write_bytes(damaged)
-        with pytest.raises(DamageError, match="does not have its digest"):
+        with pytest.raises(DamageError, match="does not match its digest"):
             thaw(root, digest, tmp_path / "cache")
         assert not (tmp_path / "cache").exists()
 
@@ -173,7 +173,7 @@ def test_what_is_no_plain_file_inside_is_not_unpacked(
 ) -> None:
     digest = put(root, packed_of(bad))
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(DamageError, match="is no code of Atelier"):
+    with pytest.raises(DamageError, match="is not code of Atelier"):
         thaw(root, digest, tmp_path / "cache")
     assert set(tmp_path.rglob("*")) - before == {tmp_path / "cache"}
 
@@ -187,7 +187,7 @@ def test_code_frozen_before_the_modules_had_one_package_is_refused_with_the_way_
     root: str, tmp_path: Path
 ) -> None:
     digest = put(root, packed_of(member("engine/train.py"), note=NOTE))
-    with pytest.raises(ConfigError, match="modules had other names; submit it again") as caught:
+    with pytest.raises(ConfigError, match="with other module names; submit it again") as caught:
         thaw(root, digest, tmp_path / "cache")
     assert "\n" not in str(caught.value) and list((tmp_path / "cache").iterdir()) == []
 
@@ -202,7 +202,7 @@ NO_ARCHIVES = {  # named: an id made of the bytes would hold the moment of packi
 
 @pytest.mark.parametrize("packed", NO_ARCHIVES.values(), ids=NO_ARCHIVES.keys())
 def test_what_is_no_archive_of_code_is_refused(root: str, tmp_path: Path, packed: bytes) -> None:
-    with pytest.raises(DamageError, match="is no code of Atelier"):
+    with pytest.raises(DamageError, match="is not code of Atelier"):
         thaw(root, put(root, packed), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -1,5 +1,5 @@
-"""Whatever a process of the engine has loaded to train is in the code map of its training, or left out by
-name: what a configuration picks at run time too.
+"""All code that an engine process loads to train is in the code map of its training, or left out by name,
+including code chosen by a configuration at run time.
 """
 
 import json

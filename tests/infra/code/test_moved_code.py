@@ -1,4 +1,4 @@
-"""Code that was only moved and renamed is the same code; what was changed besides is named."""
+"""Code that was only moved and renamed counts as the same; other changes are named."""
 
 import json
 from collections.abc import Iterator

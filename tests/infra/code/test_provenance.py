@@ -1,4 +1,4 @@
-"""Where code came from: uncommitted changes have a digest, files that git does not know yet too."""
+"""Provenance of code: uncommitted changes have a digest, including files that git does not track yet."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The containers' files: what every service promises, and that nothing starts without secrets. No docker."""
+"""The files of the containers: settings of every service, and no start without secrets. No docker."""
 
 import os
 import re

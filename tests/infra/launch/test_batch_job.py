@@ -1,4 +1,4 @@
-"""A gang on machines that somebody else starts: here by a batch system of plain processes."""
+"""A gang on machines started by another system: here a batch system of plain processes."""
 
 import os
 import signal
@@ -176,4 +176,4 @@ def test_a_job_that_is_ended_at_a_checkpoint_goes_on_in_another(tmp_path: Path, 
 
     batch_job.start_gang(given, hear, threading.Event(), batch=batch, per_node=1)
     assert len(batch.jobs) == 2 and Store(str(tmp_path)).find("model", FINGERPRINT) is not None
-    assert any("another job goes on" in str(message.get("warning")) for message in heard)
+    assert any("another job continues" in str(message.get("warning")) for message in heard)

@@ -1,4 +1,4 @@
-"""GPUs belong to one gang at a time, whoever asks: all commands, all users, all stores of a machine."""
+"""A GPU belongs to one gang at a time, across all commands, users and stores of a machine."""
 
 import json
 import os
@@ -232,7 +232,7 @@ def test_more_ranks_than_gpus_are_refused_with_what_there_is(
     two_gpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(ConfigError, match=r"train.*takes 2 GPUs.*there are 1.*CUDA_VISIBLE_DEVICES=1"):
+    with pytest.raises(ConfigError, match=r"train.*needs 2 GPUs.*may use 1.*CUDA_VISIBLE_DEVICES=1"):
         GpuSlots(Pool(gpu="h100", gpus=2)).check(2, "train")
 
 

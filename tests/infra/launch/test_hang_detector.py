@@ -1,4 +1,4 @@
-"""The hang detector names the rank that holds the others up, once that is a hang."""
+"""The hang detector names the rank that delays the others, once it is a hang."""
 
 import json
 import os

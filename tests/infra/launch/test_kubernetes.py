@@ -1,4 +1,4 @@
-"""What Kubernetes is asked for, against its own schema."""
+"""Requests to Kubernetes, against its own schema."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Locks that all users of a machine share: who is hostile is refused, who is dead holds nothing."""
+"""Locks shared by all users of a machine: a hostile user is refused, a dead process holds none."""
 
 import os
 import random
@@ -61,7 +61,9 @@ def test_what_is_no_plain_file_is_refused_by_name_and_nothing_behind_it_is_touch
     for number, kind in enumerate(dice.sample(kinds, len(kinds))):
         place = tmp_path / f"gpu-{number}.lock"
         hostile(kind, place, victim)
-        with pytest.raises(ConfigError, match=f"gpu-{number}.lock.*made by .*have it removed") as caught:
+        with pytest.raises(
+            ConfigError, match=f"gpu-{number}.lock.*created by .*ask root to remove it"
+        ) as caught:
             try_lock(place, FOR_ALL)
         assert "\n" not in str(caught.value), kind
     assert victim.read_text() == "theirs" and not (tmp_path / "not-there").exists()
@@ -93,10 +95,10 @@ def test_a_folder_that_a_stranger_could_change_is_passed_over_or_refused(
     monkeypatch.setattr(locks, "PLACES", (str(tmp_path / "absent"), str(open_to_all), str(sticky)))
     assert shared_folder() == sticky
     monkeypatch.setattr(locks, "PLACES", (str(open_to_all),))
-    with pytest.raises(ConfigError, match=r"ATELIER_LOCKS.*made by root with mode 1777"):
+    with pytest.raises(ConfigError, match=r"ATELIER_LOCKS.*created by root with mode 1777"):
         shared_folder()
     monkeypatch.setenv(locks.FOLDER, str(open_to_all))
-    with pytest.raises(ConfigError, match="others"):
+    with pytest.raises(ConfigError, match="other users"):
         shared_folder()
     monkeypatch.setenv(locks.FOLDER, str(sticky))
     assert shared_folder() == sticky

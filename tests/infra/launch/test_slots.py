@@ -1,4 +1,4 @@
-"""Slots are shared by all processes of a machine: never more than there are, none lost, none starved."""
+"""Slots shared by all processes of a machine: never more than there are, none lost, none starved."""
 
 import fcntl
 import random

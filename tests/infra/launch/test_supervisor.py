@@ -1,4 +1,4 @@
-"""A supervisor outlives its ranks, and its own death leaves no process writing beside the next one."""
+"""A supervisor outlives its ranks; after its own death no process writes beside the next one."""
 
 import multiprocessing
 import os

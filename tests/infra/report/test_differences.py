@@ -1,4 +1,4 @@
-"""The name of a model's run says what its command changed in its training, and nothing else."""
+"""The name of a model's run has exactly the changes that its command made to the training."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The store alone says where a model comes from and what came of it."""
+"""Ancestors and descendants of a model, from the store alone."""
 
 import json
 import xml.etree.ElementTree as ElementTree

@@ -1,4 +1,4 @@
-"""What a report says of messages between sites is what the metric lines add up to."""
+"""Traffic between sites in a report equals the sum of the metric lines."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""A report says the same in every form, and its one page needs nothing else."""
+"""A report has the same content in every form, and its page is self-contained."""
 
 import base64
 import json

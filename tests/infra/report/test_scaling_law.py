@@ -1,4 +1,4 @@
-"""The law that made the points is found again, and says what it did not see."""
+"""The scaling law is fitted back from points that it made, with an error for unseen points."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a task's `run` works with."""
+"""The context of a task's `run`."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a gang is refused before it starts: a student that comes after its start, by plan and run."""
+"""Refusals before a gang starts: a student that comes after its start, by plan and run."""
 
 import hashlib
 import json
@@ -101,7 +101,7 @@ def test_a_role_that_detects_begins_where_its_generator_has_the_tokens_that_it_l
     told = [str(each) for each in found.refusals]
     assert len(told) == (replay_from is not None)
     if replay_from is not None:
-        assert "past step 37, from which its first step, 40, learns; attach=replay trains" in told[0]
+        assert "past step 37, whose lessons its first step, 40, needs; attach=replay trains" in told[0]
         assert f"again from step {replay_from} " in told[0] and "frozen" not in told[0]
 
 
@@ -206,7 +206,7 @@ def test_a_training_whose_code_is_lost_is_refused(store: Store, table: None) -> 
     refused = other_code("train", "teacher", begun(store, [digest_of(OLD)], {}), NEW, store, None)
     assert refused is not None and refused.changes == ("engine/config/a.py (new)",)
     unknown = other_code("train", "teacher", begun(store, [], {}), NEW, store, None)
-    assert unknown is not None and "does not say by which" in str(unknown)
+    assert unknown is not None and "its code was not recorded" in str(unknown)
 
 
 def test_moved_code_that_was_changed_besides_is_refused(store: Store, table: None) -> None:

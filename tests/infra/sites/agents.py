@@ -1,5 +1,5 @@
-"""Sites with keys, a mailbox and an agent each: over mutual TLS on loopback, or through a bucket, which is a
-folder here.
+"""Helper: sites with keys, a mailbox and an agent each, over mutual TLS on loopback or through a bucket,
+which is a folder here.
 """
 
 import json

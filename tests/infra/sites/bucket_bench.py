@@ -1,4 +1,4 @@
-"""A site that answers in a bucket, its peers, and whoever writes there what they never wrote."""
+"""Helper: a site that answers in a bucket, its peers, and an attacker who writes into the bucket."""
 
 import hashlib
 import json

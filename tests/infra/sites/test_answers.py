@@ -105,7 +105,12 @@ def test_a_message_of_another_kind_than_the_trainings_is_not_taken(tmp_path: Pat
         ({"site": "c"}, "a", "never", "the message is of c, and a sends it"),
         ({"round": 10}, "a", "early", "too far ahead"),
         ({"round": 4}, "a", "over", "step 4 is over"),
-        ({"body": FileEntry(path=BODY, bytes=1001, sha256="0" * 64)}, "a", "never", "at most 1000 are taken"),
+        (
+            {"body": FileEntry(path=BODY, bytes=1001, sha256="0" * 64)},
+            "a",
+            "never",
+            "at most 1000 are accepted",
+        ),
         ({"trajectory": "cd" * 32}, "a", "early", "is not trained here"),
         ({"trajectory": CONTRIBUTED}, "a", "never", "has no messages of kind answers"),
     ],

@@ -1,4 +1,4 @@
-"""The audit log where a line cannot be written: it stays whole, and goes on; how much of it is read."""
+"""The audit log when a line cannot be written: it stays whole and is continued; how much of it is read."""
 
 import errno
 import io

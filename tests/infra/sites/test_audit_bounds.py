@@ -1,4 +1,4 @@
-"""What an audit log holds: it is bounded whoever calls, counts an hour on any clock, and names its damage."""
+"""Bounds of an audit log: lines of any caller, an hour by any clock, and named damage."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def test_a_trusted_peer_fills_no_disk_with_what_is_refused(
     log.add("refused", who="b", why="a minute later")
     whys = [json.loads(line)["why"] for line in log.path.read_text().splitlines()]
     assert [why.split()[0] for why in whys] == ["0", "1", "2", "3", "4", "of", "a"]
-    assert max(map(len, whys)) < 600 and whys[4].endswith("what else is refused in this minute has no line")
+    assert max(map(len, whys)) < 600 and whys[4].endswith("further refusals in this minute are not logged")
     assert check(log.path)
 
 
@@ -108,7 +108,7 @@ def test_a_clock_that_was_set_back_counts_an_hour_all_the_same(
 def test_nothing_is_less_than_nothing(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     hourly = Hourly(a.keys.folder, Audit(a.keys.folder / AUDIT))
-    with pytest.raises(NotTaken, match="behind its end"), hourly.admitted("b", 7000 - 10**40):
+    with pytest.raises(NotTaken, match="after its end"), hourly.admitted("b", 7000 - 10**40):
         pass
     hourly.check("b", 0)
 

@@ -1,6 +1,4 @@
-"""Whoever can write anything into the bucket may stop an exchange, and never has an answer believed, nor a
-door.
-"""
+"""An attacker who can write to the bucket can stop an exchange, but cannot forge an answer or a door."""
 
 import hashlib
 import json

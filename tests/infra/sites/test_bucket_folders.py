@@ -1,4 +1,4 @@
-"""The folders of a site in a bucket that is a folder, to which others may write as well."""
+"""The folders of a site in a bucket that is a shared folder, to which others may write."""
 
 import os
 from collections.abc import Callable

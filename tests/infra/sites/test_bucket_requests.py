@@ -1,5 +1,5 @@
-"""Whoever can write anything into the bucket may stop an exchange, and never has a request taken: objects
-that are changed, sent again, put into each other's places, or of somebody else, drawn from a seed.
+"""An attacker who can write to the bucket can stop an exchange, but no request is accepted that is changed,
+sent again, moved to another place, or of another site. Drawn from a seed.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Who keeps all that crosses between two agents, over a link or in a bucket, learns no weights, answers,
-tasks or names from it; over a link he finds about as many bytes as the agents have counted.
+"""A recording of all traffic between two agents, over a link or in a bucket, shows no weights, answers, tasks
+or names; over a link it has about as many bytes as the agents counted.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The card of a site: exactly one certificate, which is all that TLS trusts; and who is trusted by it."""
+"""The card of a site: exactly one certificate, which is all that TLS trusts; and which sites are trusted."""
 
 import json
 import threading
@@ -45,7 +45,7 @@ def test_a_card_with_anything_but_one_certificate_is_not_accepted_nor_read(tmp_p
     a, b, c = sites(tmp_path)
     change, problem = WITH_MORE[what]
     data = card(change(b.card.certificate, c.card.certificate))
-    with pytest.raises(ConfigError, match=rf"^b.json: .*{problem}.*; what `site card` printed there"):
+    with pytest.raises(ConfigError, match=rf"^b.json: .*{problem}.*; the output of `site card` there"):
         a.accept(data, "b.json")
     assert not a.peers
     (a.folder / PEERS).mkdir()

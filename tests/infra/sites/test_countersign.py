@@ -1,4 +1,6 @@
-"""Audit logs that both sites sign: what is changed, left out, cut off or forged is found and named."""
+"""Audit logs signed by both sites: lines that are changed, left out, cut off or forged are found
+and named.
+"""
 
 import base64
 import hashlib
@@ -226,7 +228,7 @@ def test_signatures_that_were_all_made_anew_are_not_what_the_other_site_holds(tm
     documents[0]["bytes"] = 7
     log_of(a).write_text(chained(documents))
     checked(a)
-    with pytest.raises(DamageError, match=r"audit.jsonl.*a has signed for b|holds a signature of a"):
+    with pytest.raises(DamageError, match=r"audit.jsonl.*a signed for b|holds a signature of a"):
         compare(log_of(a), "a", log_of(b), "b", a.keys.certificates)
 
 
@@ -329,7 +331,7 @@ def test_site_audit_prints_kinds_and_bytes_and_names_a_broken_line(tmp_path: Pat
 
     found = site_audit(a, str(log_of(b)))
     assert found.returncode == 0, found.stderr
-    assert "signed with b up to line" in found.stdout and "signatures of a, all of them" in found.stdout
+    assert "signed with b up to line" in found.stdout and "signatures of a, all match" in found.stdout
     rows = [line.split() for line in found.stdout.splitlines() if "contribution" in line]
     assert rows == [["b", way, "contribution", "1", "10,001", "1", "10,001"] for way in ("out", "in")]
     lines = lines_of(a)

@@ -1,4 +1,4 @@
-"""What a site does for a peer that says other things in the exchange than it should."""
+"""A peer that sends invalid calls in the exchange."""
 
 import errno
 import inspect

@@ -1,6 +1,4 @@
-"""Files of artifacts cross no faster than a policy lets them in an hour, at whichever site it stands and
-whichever begins.
-"""
+"""The hourly budget for files of artifacts, set at either site and with either site calling."""
 
 from contextlib import suppress
 from pathlib import Path

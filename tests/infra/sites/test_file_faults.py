@@ -1,6 +1,4 @@
-"""Files of artifacts that are damaged, cannot be read or were cut off: they are named and asked for again,
-and hold up no other.
-"""
+"""Files of artifacts that are damaged, unreadable or cut off: they are named, retried, and block no other."""
 
 import errno
 import json
@@ -88,7 +86,7 @@ def test_a_file_that_cannot_be_fetched_is_asked_for_again_later_and_holds_up_no_
             agent.exchange("b")
     assert here[0].read_bytes() == BODY and not later._known
     said = agent._refusals.lines("b")
-    assert len(said) == 2 and "is not taken here: " in said[0] and said[1].endswith(" goes on")
+    assert len(said) == 2 and "is not taken here: " in said[0] and said[1].endswith(" is accepted now")
 
 
 def test_a_file_that_is_refused_when_it_has_come_is_sent_again_later_and_said(

@@ -1,4 +1,4 @@
-"""Files of artifacts that a site sends home: those that home asked for, with the bytes of their record."""
+"""Files of artifacts that a site sends home: those that home ordered, with the digests of their record."""
 
 import hashlib
 import random
@@ -161,7 +161,7 @@ def test_a_file_comes_from_the_orders_site_after_its_record(tmp_path: Path) -> N
     with pytest.raises(NotTaken, match=r"there is no order .* to c here"):
         sites.take(sites.head(), 0, [BODY], "c")
     early = Sites(tmp_path / "other", is_answered=False)
-    with pytest.raises(NotTaken, match="its record has not come") as refused:
+    with pytest.raises(NotTaken, match="its record has not arrived") as refused:
         early.take(early.head(), 0, [BODY])
     assert refused.value.when == "early" and not early.arrived()
 

@@ -1,4 +1,4 @@
-"""Peers that hang, links that are cut without a word, callers that never end: nobody else waits for them."""
+"""Peers that hang, links that are cut silently, callers that never end: no other peer waits for them."""
 
 import os
 import resource
@@ -93,7 +93,7 @@ def test_an_agent_ends_while_a_peer_hangs(tmp_path: Path, monkeypatch: pytest.Mo
             began = time.monotonic()
         until(lambda: "b" not in {each.name for each in threading.enumerate()}, "the end of what waits for b")
         assert time.monotonic() - began < transfer.TIMEOUT_S / 2
-        with pytest.raises(CallError, match="this agent ends"):
+        with pytest.raises(CallError, match="this agent is stopping"):
             agent.exchange("b")
 
 

@@ -1,4 +1,4 @@
-"""Which contributions of another site are taken, by their heads alone."""
+"""Which contributions of another site are accepted, by their heads alone."""
 
 import hashlib
 from pathlib import Path
@@ -27,8 +27,8 @@ def contribution(*before: str) -> Contribution:
 @pytest.mark.parametrize(
     ("before", "problem"),
     [
-        ([f"s{number}" for number in range(15_000)], r"a head of \d+ bytes, at most 1048576 are taken"),
-        (["a", "c"], "is sent after a step with c, who takes no part"),
+        ([f"s{number}" for number in range(15_000)], r"a head of \d+ bytes, at most 1048576 are accepted"),
+        (["a", "c"], "is sent after a step with c, which takes no part"),
     ],
 )
 def test_a_head_that_the_mailbox_could_not_read_again_or_of_strange_sites_is_not_taken(

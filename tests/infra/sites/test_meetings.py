@@ -1,4 +1,4 @@
-"""What agents carry of an elastic membership: that sites are there, and who is in a round."""
+"""Presences and decisions of an elastic membership between agents."""
 
 import hashlib
 import json
@@ -112,10 +112,10 @@ def attacks(line: RoundLine) -> dict[str, tuple[dict[str, object], str]]:
         "far ahead": (decision(second.model_copy(update={"round": 4})), "round 4 is not the next one"),
         "a stranger": (
             decision(second.model_copy(update={"sha256": {"c": "0" * 64}})),
-            "round 2: c takes no part",
+            "round 2: c is not a site of the training",
         ),
         "lost samples": (decision(second.model_copy(update={"samples": lost})), "assigns other samples"),
-        "after the last": (decision(second.model_copy(update={"round": 10})), "is none of rounds 1 to 9"),
+        "after the last": (decision(second.model_copy(update={"round": 10})), "is not one of rounds 1 to 9"),
         "no number": (decision(second) | {"line": {"round": "x"}}, "line.round"),
         "a further field": (decision(second) | {"run": "rm"}, "run"),
         "a presence of another": (
@@ -384,7 +384,7 @@ def test_a_contribution_that_was_decided_against_is_not_taken(tmp_path: Path, ki
     assert head is not None
     with a.served():
         said = say(a, b.keys, "Offer", asked(head=json.loads(head.text)))
-    assert ("round 1 was decided without b" if kind == "without it" else "was decided on") in said
+    assert ("round 1 was decided without b" if kind == "without it" else "the decision on round 1") in said
     assert not a.box.has(1, "b")
 
 

@@ -1,4 +1,4 @@
-"""Notes of orders between sites: who may send which, what a policy lets through, and what is none."""
+"""Notes of orders between sites: permitted senders, policies, and invalid notes."""
 
 import json
 import random
@@ -116,7 +116,7 @@ def test_a_cancellation_follows_its_order(tmp_path: Path) -> None:
         (reply(order("a", "b", "other")), "a", "there is no order"),
         (cancellation(order("a", "b", "known")), "c", "is none between c and b"),
         (cancellation(order("a", "b", "other")), "a", "there is no order"),  # it may come before the order
-        (order("a", "b", "known").model_copy(update={"flow": "distill"}), "a", "is another one here"),
+        (order("a", "b", "known").model_copy(update={"flow": "distill"}), "a", "differs from the one here"),
     ],
 )
 def test_a_note_that_is_not_its_senders_is_not_taken(

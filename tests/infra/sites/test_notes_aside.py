@@ -1,4 +1,4 @@
-"""Notes of orders cross while something large is on its way."""
+"""Notes of orders cross during a large transfer."""
 
 import threading
 from pathlib import Path

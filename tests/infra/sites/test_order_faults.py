@@ -1,5 +1,5 @@
-"""Orders and other notes that cannot be read, kept or taken yet: none is lost, none ends an agent, and
-somebody is told.
+"""Orders and notes that cannot be read, stored or accepted yet: none is lost, none ends an agent, and each is
+reported.
 """
 
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_a_note_that_a_site_which_only_dials_out_cannot_take_yet_is_asked_for_ag
         assert there.order(asked.id) == asked and there.is_cancelled(asked.id)
     said, name = agent._refusals.lines("a"), f"the order {asked.id[:16]}"
     assert sum(line.startswith(f"a: {name} is not taken here: ") for line in said) == 1
-    assert f"a: {name} goes on" in said
+    assert f"a: {name} is accepted now" in said
 
 
 @pytest.mark.parametrize("silent", ["", "b"])
@@ -138,7 +138,7 @@ def test_a_large_order_waits_while_the_policy_for_its_home_is_damaged(
                 make_due(each._exchange.later[other.name])
         told = (there if silent else agent)._refusals.lines("b")
     assert [line["what"] for line in b.audited()].count("damaged") == 1
-    assert "something is damaged here" in told[0] and str(tmp_path) not in "".join(told)
+    assert "a file is damaged at this site" in told[0] and str(tmp_path) not in "".join(told)
 
 
 def test_a_note_that_is_never_taken_is_asked_for_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an agent does with many orders, with processes that die, and with orders that ended long ago."""
+"""Many orders at an agent, processes that die, and old orders."""
 
 import fcntl
 import os
@@ -106,7 +106,7 @@ def test_an_order_whose_processes_die_is_begun_again_a_few_times(orders: Orders)
     orders.does(DIES)
     orders.look_until(lambda: orders.desk.is_over(asked.id), "an end")
     assert len(orders.starts) == MOST_STARTS == 4
-    again = [line for line in orders.said if "was killed; it goes on in another" in line]
+    again = [line for line in orders.said if "was killed; it continues in another" in line]
     assert len(again) == MOST_STARTS - 1
     found = orders.reply(asked)
     assert (found.state, found.problem) == ("failed", "ended with -9")

@@ -1,5 +1,5 @@
-"""Messages, progress, policies and cards that are damaged at a site itself: nothing is lost for good, nothing
-else stands still, and somebody is told.
+"""Damaged messages, progress, policies and cards at a site itself: nothing is lost for good, nothing else
+stops, and the damage is reported.
 """
 
 import errno
@@ -66,7 +66,7 @@ def test_what_is_damaged_here_is_asked_for_again_when_it_is_mended(
             sending.exchange("b")
         assert len(said) == 1 and str(damaged) in said[0]
         [told] = sending._refusals.lines("b")
-        assert "something is damaged" in told and str(tmp_path) not in told
+        assert "a file is damaged" in told and str(tmp_path) not in told
         damaged.write_bytes(before) if of == "policy" else damaged.unlink()
         sending.exchange("b")
         assert b.box.read(1, "a") is not None
@@ -105,7 +105,7 @@ def test_a_peer_is_told_nothing_of_this_sites_own_faults(
             monkeypatch.setattr(Audit, "_append", full)
         for _ in range(2):
             told = say(a, b.keys, "Put", begin, DATA)
-            assert told == "UNKNOWN: OSError there; that site's agent says more"
+            assert told == "UNKNOWN: OSError there; see the log of that agent"
     assert len(said) == 1 and str(tmp_path / "mail") in said[0]
 
 
@@ -165,7 +165,7 @@ def test_what_a_peer_does_not_give_of_one_training_holds_up_no_other(tmp_path: P
     Mailbox(a.mail, FIRST).send(1, "a", [DATA], {}, 0, codec=Codec())
     a.send(1, DATA)
     (Path(Mailbox(a.mail, FIRST).folder(1, "a")) / "tensors.safetensors").unlink()
-    with a.served(), pytest.raises(grpc.RpcError, match="there; that site's agent says more"):
+    with a.served(), pytest.raises(grpc.RpcError, match="there; see the log of that agent"):
         Agent(b.keys, b.mail).exchange("a")
     assert b.box.read(1, "a") is not None
 

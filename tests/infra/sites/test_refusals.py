@@ -1,4 +1,4 @@
-"""What one site does not take of another's messages is said to whoever runs the agent."""
+"""An agent reports which messages of one site the other refuses."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -50,7 +50,9 @@ def test_a_training_that_a_peer_does_not_have_is_said_once_when_that_has_lasted(
         until(is_said(said, expected), "it is not said")
         begun(b, "ab" * 32)
         peer = "a" if silent else "b"
-        until(is_said(said, f"{peer}: round 1 of {'ab' * 8} goes on"), "that it goes on is not said")
+        until(
+            is_said(said, f"{peer}: round 1 of {'ab' * 8} is accepted now"), "that it is accepted is not said"
+        )
         assert said.count(expected) == 1
         assert all("\n" not in line for line in said)
 

@@ -1,4 +1,4 @@
-"""A site gets a new key and certificate: they belong together at every moment, whatever breaks off."""
+"""A new key and certificate of a site: they match at every moment, even if the rotation is killed."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What home takes into its store of what another site sends: what it has asked for, whole, in its payload."""
+"""Files from another site in the store at home: only those ordered, complete, in their payload."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_a_record_that_is_not_of_the_product_is_refused_whatever_the_order_says(
 ) -> None:
     """What is published is what the DAG here means by the product, not what an order in the mailbox does."""
     home.gets(home.sites.record)
-    with pytest.raises(AtelierError, match="b sends model m, not what was asked for"):
+    with pytest.raises(AtelierError, match="b sends model m, not the ordered artifact"):
         home.takes(home.product.model_copy(update=changes))
     assert not home.stored()
 
@@ -131,7 +131,7 @@ def test_a_file_outside_the_payload_is_refused(home: Home, path: str) -> None:
     record = home.sites.record
     with suppress(OSError):  # no file has such a name
         home.gets(record.model_copy(update={"files": (entry(path),)}).sealed())
-    with pytest.raises(AtelierError, match=f"b sends m, '{path[:80]}' of it outside its payload"):
+    with pytest.raises(AtelierError, match=f"b sends m with '{path[:80]}', which is outside its payload"):
         home.takes()
     assert not home.stored()
 

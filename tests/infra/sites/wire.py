@@ -1,6 +1,4 @@
-"""The wire between two agents: a relay on loopback that keeps all that crosses it, in both directions, as a
-capture at the link would.
-"""
+"""Helper: a relay on loopback between two agents that records all traffic in both directions."""
 
 import queue
 import socket

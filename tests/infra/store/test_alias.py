@@ -1,4 +1,4 @@
-"""`name@alias` is what was given that alias last, and nothing else."""
+"""`name@alias` is the artifact that last got the alias."""
 
 from pathlib import Path
 

@@ -105,7 +105,10 @@ def test_a_store_without_either_is_refused_with_the_way_out(
     ("address", "problem"),
     [
         ("nonsense", "cannot be used"),
-        ("sqlite:////nowhere/at/all.db", "the database of leases refuses (unable to open database file)"),
+        (
+            "sqlite:////nowhere/at/all.db",
+            "the database of leases refuses the request (unable to open database file)",
+        ),
     ],
 )
 def test_a_database_that_is_not_there_is_one_clear_error(

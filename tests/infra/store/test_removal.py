@@ -1,4 +1,4 @@
-"""What a run needs stays: whatever became of its manifest, and whenever it begins beside a removal."""
+"""Artifacts of a run are kept, even if its manifest is damaged or it begins during a removal."""
 
 import os
 import random

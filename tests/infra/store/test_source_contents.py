@@ -1,4 +1,4 @@
-"""Files from outside enter by their content, which is read again whenever it may have changed."""
+"""Files from outside are identified by their content, which is read again whenever it may have changed."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Artifacts exist once, whole, and only with their record."""
+"""An artifact exists once, complete, and only with its record."""
 
 import json
 import multiprocessing

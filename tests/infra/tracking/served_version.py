@@ -64,13 +64,11 @@ class Server:
 
     def generators(self) -> list[int]:
         """Ids of the processes under the server that generate."""
-        parents = {self.process.pid}
-        found = []
-        for pid, parent, command in sorted(processes()):
-            if parent in parents:
-                parents.add(pid)
-                found += [pid] if "atelier.engine.generate" in command else []
-        return found
+        known = [*processes()]
+        below = {self.process.pid}
+        while more := {pid for pid, parent, _ in known if parent in below} - below:
+            below |= more
+        return [pid for pid, _, command in known if pid in below and "atelier.engine.generate" in command]
 
 
 def processes() -> Iterator[tuple[int, int, str]]:

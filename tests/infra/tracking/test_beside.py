@@ -1,4 +1,4 @@
-"""TensorBoard and W&B beside MLflow: the same points once, whoever draws them, and never in the way."""
+"""TensorBoard and W&B beside MLflow: the same points once, and no effect on the run."""
 
 import shutil
 from importlib.util import find_spec

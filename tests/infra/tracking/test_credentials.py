@@ -1,4 +1,4 @@
-"""Whose server gets which credential."""
+"""Credentials for each server."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The store's MLflow database follows a store that moves, and belongs to its owner alone."""
+"""The store's MLflow database works after the store moves, and belongs to its owner alone."""
 
 import os
 import shutil
@@ -222,7 +222,7 @@ def test_a_group_that_the_folder_is_not_of_gets_nothing(tmp_path: Path):
 
 
 def test_a_store_that_mlflow_would_read_under_another_name_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"tracker: MLflow reads .*50%25 as .*50%: .*tracker=none"):
+    with pytest.raises(ConfigError, match=r"tracker: MLflow reads .*50%25 as .*50% .*tracker=none"):
         settle(Store(str(tmp_path / "50%25")))
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,6 @@
-"""A person finds a model's teacher, students, data, run and report from every page about it, and back."""
+"""Links between pages: from every page about a model to its teacher, students, data, run and report, and
+back.
+"""
 
 import os
 import re

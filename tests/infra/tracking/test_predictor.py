@@ -1,4 +1,4 @@
-"""A registered model answers prompts from its own files alone."""
+"""A registered model answers prompts with its own files alone."""
 
 import math
 import shutil
@@ -49,7 +49,7 @@ def test_any_form_of_input_becomes_one_request_a_row() -> None:
         ([{"prompt": "a", "temperature": math.inf}], "^temperature is inf; give a number$"),
         (
             {"prompt": ["a", "b"], "seed": [1]},
-            "^the lists of a request are of one length; got prompt 2, seed 1$",
+            "^the lists of a request must have equal lengths; got prompt 2, seed 1$",
         ),
         (pandas.DataFrame({"a": ["x"], "b": ["y"]}), "got a, b$"),
     ],

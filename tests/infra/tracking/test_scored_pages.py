@@ -1,4 +1,6 @@
-"""Scores of a report are metrics of runs and lead a model's page; views choose columns and charts."""
+"""Scores of a report are metrics of runs and come first on a model's page; views choose columns
+and charts.
+"""
 
 import json
 from pathlib import Path

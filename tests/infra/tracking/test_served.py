@@ -1,4 +1,4 @@
-"""`mlflow models serve` of a registered version: many clients at once, and what goes wrong for one."""
+"""`mlflow models serve` of a registered version: many clients at once, and errors of one client."""
 
 import fcntl
 import http.client

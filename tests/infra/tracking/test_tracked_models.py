@@ -211,7 +211,7 @@ def test_a_model_that_the_engine_here_does_not_compute_is_not_registered_with_it
     data = {key: made["teacher"].parents[key] for key in ("tokens.main", "tokenizer")}
     record = made.shelf.model("old", made.shelf.trajectory("old", data, end=9), data, step=9, config=old)
     tracked = tracker(root)
-    with pytest.raises(AtelierError, match=r"registering old: old is of version 9 of the kind gpt"):
+    with pytest.raises(AtelierError, match=r"registering old: old has version 9 of kind gpt"):
         tracked.register(record)
     assert "version 9" in tracked.close()[0]
     assert not client(root).search_model_versions("name = 'old'")

@@ -1,4 +1,4 @@
-"""MLflow shows each curve once, finds students by their teacher, and never gets in the way."""
+"""MLflow shows each curve once, finds students by their teacher, and never delays a run."""
 
 import json
 import shutil

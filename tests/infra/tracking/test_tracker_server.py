@@ -1,4 +1,4 @@
-"""An MLflow server that dies in the middle of a training and comes back gets the whole curve once."""
+"""An MLflow server that dies during a training and comes back gets the whole curve once."""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
-"""In what form a site's contributions cross to the others: whole numbers, or fewer bits of each, a part of
-them, or two thin factors of each matrix. What a message holds is in encoded.py. Torch-free.
+"""Codecs of contributions: fewer bits of each number, a part of the numbers, or two thin factors of each
+matrix. The tensors of a message are in encoded.py. Torch-free.
 """
 
 from typing import ClassVar, Literal
@@ -23,14 +23,14 @@ class Codec(Spec):
     kind: Literal["none", "bf16", "int8", "int4", "int2", "topk", "powersgd"] = Field(
         default="none",
         description=(
-            "none; bf16; int8, int4, int2: whole numbers with a scale a block; topk: the largest alone;"
-            " powersgd: two factors of each matrix (1905.13727)"
+            "none; bf16; int8, int4, int2: whole numbers with a scale a block; topk: only the largest"
+            " numbers; powersgd: two factors of each matrix (1905.13727)"
         ),
     )
     block: int = Field(
         default=256, ge=8, le=1 << 20, multiple_of=8, description="int8, int4, int2: numbers with one scale"
     )
-    share: float = Field(default=0.01, gt=0, le=1, description="topk: of a tensor's numbers that are sent")
+    share: float = Field(default=0.01, gt=0, le=1, description="topk: share of a tensor's numbers to send")
     rank: int = Field(default=4, ge=1, le=4096, description="powersgd: columns of each factor")
 
     @model_validator(mode="after")
@@ -47,7 +47,7 @@ class Codec(Spec):
 
     @property
     def bits(self) -> int:
-        """Of a whole number of int8, int4, int2; 0 for others."""
+        """Bits of a number of int8, int4, int2; 0 for others."""
         return int(self.kind[3:]) if self.kind.startswith("int") else 0
 
     @property

@@ -1,4 +1,4 @@
-"""What an outer step of sites that train one model does, and who takes part in it. Torch-free."""
+"""Settings of outer steps: their kind, and which sites take part. Torch-free."""
 
 from typing import ClassVar, Literal
 
@@ -16,17 +16,17 @@ class Outer(Spec):
     kind: Literal["average", "nesterov", "sparse"] = Field(
         default="average",
         description=(
-            "average of the sites' weights; Nesterov's momentum over what they moved by (DiLoCo); sparse: the"
-            " largest of what each site has gathered over the rounds, which fades (SparseLoCo, 2508.15706)"
+            "average of the sites' weights; nesterov: Nesterov momentum over their deltas (DiLoCo); sparse:"
+            " the largest numbers of each delta, with a decaying residual (SparseLoCo, 2508.15706)"
         ),
     )
-    lr: float = Field(default=1.0, gt=0, description="nesterov, sparse: of the outer step; DiLoCo's is 0.7")
+    lr: float = Field(default=1.0, gt=0, description="nesterov, sparse: outer learning rate; DiLoCo's is 0.7")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="nesterov: DiLoCo's is 0.9")
     decay: float = Field(
         default=0.95,
         gt=0,
         le=1,
-        description="sparse: what is left after a round of what was not sent; in place of a momentum",
+        description="sparse: factor of the residual in each round; in place of a momentum",
     )
 
     @model_validator(mode="after")
@@ -42,20 +42,20 @@ class Outer(Spec):
 
 
 class Membership(Spec):
-    """Who takes part in an outer step. Which sites did is in the round log (round_log.py)."""
+    """Which sites take part in an outer step. Those that did are in the round log (round_log.py)."""
 
     ABSENT: ClassVar[dict[str, Json]] = {"kind": "strict", "minimum": 1}
 
     kind: Literal["strict", "elastic"] = Field(
         default="strict",
-        description="an outer step waits for all sites, or is taken without those that are late or silent:"
-        " what they were to learn is assigned again",
+        description="strict: an outer step waits for all sites; elastic: late or silent sites are left out,"
+        " and their samples are assigned again",
     )
     minimum: int = Field(default=1, ge=1, description="elastic: sites that an outer step needs")
     deadline: float = Field(
         default=120.0,
         gt=0,
-        description="elastic: seconds that the other sites are waited for when `minimum` have contributed",
+        description="elastic: seconds to wait for the other sites once `minimum` have contributed",
         json_schema_extra=LAYOUT,  # who was in is in the round log
     )
     grace: float = Field(
@@ -67,8 +67,8 @@ class Membership(Spec):
     )
     coordinator: str = Field(
         default="",
-        description="elastic: the site that decides who is in, the first by name; any = whichever comes"
-        " first, where all sites reach one mailbox without agents",
+        description="elastic: the site that decides who is in a round (default: the first by name); any ="
+        " whichever comes first, where all sites reach one mailbox without agents",
         json_schema_extra=LAYOUT,
     )
 

@@ -69,8 +69,8 @@ def test_a_task_net_that_adds_is_version_2_and_without_nets_nothing_changed() ->
     assert "version" not in plain.arguments() and nets.arguments()["version"] == 2
     assert model_of(nets.arguments(), "config.json") == nets
     with pytest.raises(
-        ConfigError, match=r"config\.json: .*version 1 of the kind ernie.*computes version 2.*commit"
+        ConfigError, match=r"config\.json: .*version 1 of kind ernie.*computes version 2.*commit"
     ):
         model_of(nets.model_dump(mode="json"), "config.json")
-    with pytest.raises(ConfigError, match="version 3 of the kind gpt"):
+    with pytest.raises(ConfigError, match="version 3 of kind gpt"):
         model_of(GPT(**SMALL).arguments() | {"version": 3}, "config.json")

@@ -1,4 +1,4 @@
-"""Controllable rows: what stands before the text, how often, and what is scored."""
+"""Controllable rows: the text before a document, how often it is there, and which tokens are scored."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What all kinds of rows promise."""
+"""Properties that all kinds of rows share."""
 
 import re
 from pathlib import Path

@@ -138,8 +138,7 @@ def test_sentinels_that_a_vocabulary_lacks_are_refused_with_how_many_and_the_way
     few = harbour.with_sentinels(5)
     assert len(few.open(Spans(encoder=24))) > 0
     wanted = (
-        r"tokenizer\.specials: rows of the objective spans have up to 16 spans, the vocabulary has 5 "
-        r"sentinels;"
+        r"tokenizer\.specials: objective spans needs up to 16 sentinels, the vocabulary has 5;"
         r" add <\|s5\|> to <\|s15\|>.*tokenizer=bpe4k_spans"
     )
     with pytest.raises(ConfigError, match=wanted):

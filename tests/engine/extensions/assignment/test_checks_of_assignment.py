@@ -1,4 +1,6 @@
-"""Layouts that cannot assign samples by cost are refused, and a log that does not fit; its keys."""
+"""Refusals of layouts that cannot assign samples by cost, and of logs that do not fit; keys of the
+assignment.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Roles beside those that detect replaced tokens: what learns from nothing or fails later is refused."""
+"""Refusals of roles for replaced-token detection that would learn from nothing or fail later."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Roles that learn which tokens a generator has replaced: what they read, and that no stop moves a bit."""
+"""Roles that detect replaced tokens: their rows, and equal bits after any stop."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Roles that detect and come later than their generator, go on after it, or take longer: its drawings of the
+"""Detectors that start later than their generator, continue after it, or train longer: the drawings of the
 steps that they learn from are there, or are drawn again.
 """
 

@@ -1,5 +1,5 @@
-"""A generator at another site: those that detect learn the bits that they would beside it, killed or not;
-what it sends is judged before anything is learned from it.
+"""A generator at another site: detectors learn the same bits as beside it, killed or not; its messages are
+checked before they are used.
 """
 
 import random

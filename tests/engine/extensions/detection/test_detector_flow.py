@@ -1,6 +1,4 @@
-"""A generator and the role that detects what it has replaced, by `atelier distill experiment=detector`: in
-one gang, and at two sites.
-"""
+"""A generator and its detector with `atelier distill experiment=detector`: in one gang, and at two sites."""
 
 import json
 from pathlib import Path

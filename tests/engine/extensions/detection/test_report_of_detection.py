@@ -1,4 +1,4 @@
-"""What a report says of heads that detect replaced tokens."""
+"""Heads that detect replaced tokens, in a report."""
 
 from atelier.engine.config.metric import CurveLine
 from atelier.engine.extensions.detection.report import rows

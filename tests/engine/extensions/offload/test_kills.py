@@ -1,5 +1,5 @@
 """200 steps with 16 MB of expert states on disk and a quarter of them in memory, killed without warning 50
-times: the bits of all in memory, never killed. ATELIER_SEED draws other moments.
+times: the same bits as an unkilled training in memory. ATELIER_SEED draws other moments.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Expert states in a file: read as written, and damage is found."""
+"""Expert states in a file: restored as written, and damage is found."""
 
 import random
 from pathlib import Path

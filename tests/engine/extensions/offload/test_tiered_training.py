@@ -1,5 +1,5 @@
-"""Experts on disk beside the same experts in memory: the same bits, whatever leaves memory and whenever a
-training is stopped.
+"""Experts on disk beside the same experts in memory: the same bits, whichever experts leave memory and
+whenever a training is stopped.
 """
 
 from pathlib import Path
@@ -181,9 +181,9 @@ def test_what_cannot_be_on_disk_is_refused_with_a_way_out(
     ("layout", "ffn", "precision", "words"),
     [
         ({"tiers": Tiers(experts="disk")}, 96, "fp32", "the experts are on disk"),
-        ({}, 96, "fp64", "not for float64"),
-        ({}, 90, "fp32", "model.experts.ffn on a rank, 90, is no multiple of 4"),
-        ({"tensor": 2}, 24, "bf16", "model.experts.ffn on a rank, 12, is no multiple of 8"),
+        ({}, 96, "fp64", "does not work with float64"),
+        ({}, 90, "fp32", "model.experts.ffn on a rank, 90, is not a multiple of 4"),
+        ({"tensor": 2}, 24, "bf16", "model.experts.ffn on a rank, 12, is not a multiple of 8"),
     ],
 )
 def test_one_product_for_all_experts_that_cannot_be_computed_is_refused(

@@ -1,4 +1,4 @@
-"""What is not built for private trainings is refused, and what they claim is what the library says."""
+"""Refusals of what is not built for private training, and the claimed epsilon against a library."""
 
 import math
 import random

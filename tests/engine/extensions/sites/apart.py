@@ -1,4 +1,6 @@
-"""A small distillation whose roles live at different sites: a folder each, a mailbox that all reach."""
+"""Helper: a small distillation whose roles live at different sites, with a folder each and a
+shared mailbox.
+"""
 
 import hashlib
 from collections.abc import Mapping

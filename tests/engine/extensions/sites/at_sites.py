@@ -1,4 +1,4 @@
-"""Trainings of several sites on this machine: all at once, and killed."""
+"""Helper: trainings of several sites on this machine, all at once, and killed."""
 
 import json
 import random
@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from unittest.mock import patch
 
 import pytest
 
 from atelier.engine.config.error import DataError
 from atelier.engine.extensions.sites import checks
 from atelier.engine.io.fork_server import Process
+from atelier.engine.loop.stop import StopRequest
 from tests.forks import start_alone, start_gang
 
 PATIENCE_S = 120
@@ -21,8 +23,10 @@ check_sites = partial(checks.check, prefix="roles.", section="train")
 
 
 def all_at_once(sites: Iterable[str], train: Callable[[str], None]) -> None:
-    """`train` of each site, in a thread of its own; the first error is raised here, whoever still waits."""
+    """`train` of each site, in a thread of its own; the first error is raised, and stops others that wait."""
     errors: list[BaseException] = []
+    asked = StopRequest.is_asked.fget
+    assert asked is not None
 
     def at(site: str) -> None:
         try:
@@ -31,13 +35,16 @@ def all_at_once(sites: Iterable[str], train: Callable[[str], None]) -> None:
             errors.append(error)
 
     threads = [Thread(target=at, args=(site,), daemon=True) for site in sites]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + 2 * PATIENCE_S
-    while not errors and time.monotonic() < until and any(thread.is_alive() for thread in threads):
-        time.sleep(0.02)
-    if errors:
-        raise errors[0]
+    with patch.object(StopRequest, "is_asked", property(lambda stop: bool(errors) or asked(stop))):
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 2 * PATIENCE_S
+        while not errors and time.monotonic() < until and any(thread.is_alive() for thread in threads):
+            time.sleep(0.02)
+        if errors:
+            for thread in threads:
+                thread.join(PATIENCE_S)
+            raise errors[0]
     assert not any(thread.is_alive() for thread in threads), f"a site still trains after {2 * PATIENCE_S} s"
 
 

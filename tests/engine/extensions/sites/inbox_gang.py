@@ -1,5 +1,5 @@
-"""One rank of two that wait for a contribution; run as a script by test_outer_inbox.py. `what` happens to the
-rank `which` alone; how each one's waiting ends goes to a file.
+"""One of two ranks that wait for a contribution; run as a script by test_outer_inbox.py. `what` happens to
+the rank `which` alone; the end of each rank's wait goes to a file.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A teacher at another site: its students learn what they would beside it, killed or not."""
+"""A teacher at another site: its students learn the same as beside it, killed or not."""
 
 import random
 import shutil
@@ -235,7 +235,9 @@ def test_a_student_goes_on_with_no_other_teacher_than_it_began_with(
                 teacher.train(training, stop=stop)
             return
         try:
-            with pytest.raises(DataError, match=r"round-00000\d/a: .* than student learned from .*; remove "):
+            with pytest.raises(
+                DataError, match=r"round-00000\d/a: .* from those that student learned from .*; remove "
+            ):
                 student.train(sites.training(site))
         finally:
             stop.ask()
@@ -261,9 +263,9 @@ def test_after_both_stores_are_lost_an_old_mailbox_is_named(tmp_path: Path, text
     teacher, student = sites.setups.values()
     shutil.rmtree(student.folder / "trajectory")
     training, place = with_another_teacher(sites), str(tmp_path / "mail" / ANSWERS[:16])
-    with pytest.raises(DataError, match=rf"other answers to step 10 before.* without {place}"):
+    with pytest.raises(DataError, match=rf"other answers to step 10 before.* remove {place}"):
         teacher.train(training, stop=AfterSteps(teacher.folder, 100))
-    with pytest.raises(DataError, match=rf"round-000001/a: is gone, .*; begin .* without {place}"):
+    with pytest.raises(DataError, match=rf"round-000001/a: is gone, .*; remove {place}"):
         student.train(sites.training("b"), stop=AfterSteps(student.folder, 100))
 
 
@@ -307,7 +309,7 @@ def test_a_chain_trains_again_whole_or_not_at_all() -> None:
     chain = train(8, link=LINK | {"roles": {"a": ["teacher"], "b": ["middle"], "c": ["student"]}})
     found = {"teacher": role(32), "middle": student(16)}
     found["student"] = student(16).model_copy(update={"teacher": "middle", "attach": "replay"})
-    with pytest.raises(ConfigError, match=r"roles.middle.attach: refuse, and for student it may train again"):
+    with pytest.raises(ConfigError, match=r"roles.middle.attach: refuse, and it may train again for student"):
         check_sites(Parallel(shard=2), found, chain)
     found["middle"] = found["middle"].model_copy(update={"attach": "replay"})
     check_sites(Parallel(shard=2), found, chain)
@@ -332,7 +334,7 @@ def warm(heat: float) -> Role:
 def test_answers_at_another_temperature_than_the_comparison_are_refused_unless_they_are_whole() -> None:
     found = {"teacher": role(32), "student": warm(4)}
     way_out = (
-        r"kd.temperature: 4, .* 8 most likely tokens at temperature 1 alone; train.link.temperature=4, or"
+        r"kd.temperature: 4, .* 8 most likely tokens only at temperature 1; train.link.temperature=4, or"
     )
     with pytest.raises(ConfigError, match=way_out):
         check_sites(Parallel(shard=1), found, train(8, link=LINK | {"top": 8}))
@@ -369,7 +371,9 @@ def test_a_second_teacher_beside_one_elsewhere_is_refused() -> None:
     student_of_two = taught().model_copy(update={"objective": objective})
     found = {"teacher": role(32), "old": role(16), "student": student_of_two}
     where = LINK | {"roles": {"a": ["teacher"], "b": ["student", "old"]}}
-    with pytest.raises(ConfigError, match=r"objective.more.teacher: old, beside teacher at a: one teacher"):
+    with pytest.raises(
+        ConfigError, match=r"objective.more.teacher: old, beside teacher at a: such a student"
+    ):
         check_sites(Parallel(shard=1), found, train(8, link=where))
 
 

@@ -1,4 +1,4 @@
-"""Which codec a site takes, from what its link carries."""
+"""The codec that a site chooses by the rate of its link."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is in a round: a coordinator's decisions by a clock that the test moves."""
+"""Decisions of a coordinator on who is in a round, with a clock that the test moves."""
 
 import hashlib
 from pathlib import Path
@@ -181,9 +181,7 @@ def test_a_round_whose_decision_is_gone_is_refused(tmp_path: Path) -> None:
     table.contribute("a", "b", "c", number=2)
     table.look(2)
     table.box.forget(1)
-    with pytest.raises(
-        DataError, match=r"decision.json: is gone, and round 2 is decided.*begin all sites again"
-    ):
+    with pytest.raises(DataError, match=r"decision.json: is gone, and round 2 is decided.*start all again"):
         Table(tmp_path).coordinator.look(1, None)
 
 
@@ -227,7 +225,9 @@ def test_where_too_few_are_left_of_all_sites_a_round_ends_with_the_reason(tmp_pa
         "other weights": "b began with other weights",
         "not read": "message.json",
     }
-    with pytest.raises(DataError, match=rf"round 1: needs 2 sites .*of b and c cannot .*{why[fault]}.*again"):
+    with pytest.raises(
+        DataError, match=rf"round 1: needs 2 sites .*of b and c are refused: .*{why[fault]}.*again"
+    ):
         table.look()
 
 

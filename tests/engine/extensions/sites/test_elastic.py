@@ -1,5 +1,5 @@
-"""Sites of an elastic membership: some are late, silent or killed, the others go on; outer weights are the
-same bits everywhere, those of the round log, and every sample is learned once.
+"""Elastic membership: some sites are late, silent or killed, and the others continue. Outer weights have
+equal bits at all sites, and those of the round log; every sample is learned once.
 """
 
 import math

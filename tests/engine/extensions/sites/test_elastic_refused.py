@@ -1,6 +1,4 @@
-"""An elastic membership that ends with an error: what it cannot be, and what would have sites end apart, or
-wait for ever.
-"""
+"""Elastic membership: refused settings, and errors instead of different weights or an endless wait."""
 
 import json
 import shutil
@@ -75,7 +73,9 @@ def test_what_was_decided_on_is_what_is_added(tmp_path: Path, text: dict[str, st
     shutil.copytree(Path(first.mailbox("a"), trajectory, "round-000001"), here)
     shutil.rmtree(here / "b")
     shutil.copytree(there / "b", here / "b")
-    with pytest.raises(DataError, match=r"b/tensors.safetensors: is another one than was decided on"):
+    with pytest.raises(
+        DataError, match=r"b/tensors.safetensors: differs from the contribution in the decision"
+    ):
         sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
     assert not sites.setups["a"].output("m").exists()
 
@@ -93,9 +93,11 @@ def test_a_round_that_too_few_can_be_in_ends_with_what_is_wrong_with_the_others(
     body[-1] ^= 1
     (here / BODY).write_bytes(body)
     setup = sites.setups["a"]
-    with pytest.raises(DataError, match=r"round 1: needs 2 sites .* of b cannot .*safetensors: .*again"):
+    with pytest.raises(
+        DataError, match=r"round 1: needs 2 sites .* of b are refused: .*safetensors: .*again"
+    ):
         setup.train(sites.training("a", role(lr=1e-2), EVERY), stop=AfterSteps(setup.folder, 50))
-    assert "goes without" not in capsys.readouterr().out
+    assert "leaves out" not in capsys.readouterr().out
 
 
 def test_a_site_whose_first_decision_the_coordinator_has_no_more_ends(

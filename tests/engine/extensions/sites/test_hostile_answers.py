@@ -1,4 +1,4 @@
-"""Answers of a teacher at another site that do not fit: each is named, and nothing is learned from it."""
+"""Invalid answers of a teacher at another site: each is named in an error, and nothing is learned from it."""
 
 import json
 import random
@@ -66,26 +66,26 @@ def halved(tensors: Tensors, draw: random.Random) -> Tensors:
 BODIES: dict[str, tuple[dict[str, Any], Change, str]] = {
     "an id out of range": (SHORT, at("ids_NK", 64), "an id is not below the vocabulary of 64"),
     "an id twice": (SHORT, twice, "has an id twice"),
-    "not a number": (EXACT, at("values_NK", float("nan")), "a value is no log-probability"),
-    "infinite": (EXACT, at("values_NK", float("-inf")), "a value is no log-probability"),
-    "above 0": (EXACT, at("values_NK", 0.25), "a value is no log-probability"),
-    "others above 1": (EXACT, at("others_N", 0.5), "the mass of the others is no log-probability"),
-    "not 1 together": (EXACT, halved, "are not 1 together"),
-    "not 1 together in 8 bits": (SHORT, at("values_NK", 0), "are not 1 together"),
+    "not a number": (EXACT, at("values_NK", float("nan")), "a value is not a log-probability"),
+    "infinite": (EXACT, at("values_NK", float("-inf")), "a value is not a log-probability"),
+    "above 0": (EXACT, at("values_NK", 0.25), "a value is not a log-probability"),
+    "others above 1": (EXACT, at("others_N", 0.5), "the mass of the others is not a log-probability"),
+    "not sum to 1": (EXACT, halved, "do not sum to 1"),
+    "not sum to 1 in 8 bits": (SHORT, at("values_NK", 0), "do not sum to 1"),
     "fewer tokens of an answer": (SHORT, narrower, "_NK is "),
-    "fewer answers": (SHORT, shorter, "tokens together"),
-    "another type": (SHORT, wide_ids, "and not answers as link.top and values say"),
-    "a tensor missing": (SHORT, no_others, "and not answers as link.top and values say"),
+    "fewer answers": (SHORT, shorter, "they do not have"),
+    "another type": (SHORT, wide_ids, "not answers in the form of link.top and link.values"),
+    "a tensor missing": (SHORT, no_others, "not answers in the form of link.top and link.values"),
     "other rows": (SHORT, moved, r"sample \d has "),
     "another sample": (SHORT, at("samples_B", 10**6), r"sample \d is not there"),
-    "a sample twice": (SHORT, at("samples_B", 1), r"one twice|sample 1 has|sample \d is not there"),
+    "a sample twice": (SHORT, at("samples_B", 1), r"there twice|sample 1 has|sample \d is not there"),
     "no loss": (
         SHORT,
         lambda tensors, _: tensors | {"loss": tensors["loss"][:0]},
-        "names no loss of teacher",
+        "has no loss of teacher",
     ),
     "an infinite loss": (SHORT, at("loss", float("inf")), "the teacher's loss is"),
-    "a negative count": (SHORT, at("scored_B", -1), "one twice or not of"),
+    "a negative count": (SHORT, at("scored_B", -1), "is there twice, or they do not have"),
 }
 
 

@@ -1,5 +1,5 @@
-"""What a plan says of a link is what the engine sends: bytes of every message, over drawn models, trained
-weights, codecs and fragments, and of real trainings; and the time that the engine's own choice reckons with.
+"""The link cost in a plan equals the bytes that the engine sends, for drawn models, trained weights, codecs
+and fragments, and for real trainings; its times equal those of the codec chooser.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Which keys of a link a training is known by: what docs/run/sites.md says of it, for every key there is."""
+"""Which keys of a link are identity: as docs/run/sites.md says, for every key."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A training that waits for another site for long says for which, and for what."""
+"""A training that waits long for another site names the site and the missing message."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The folder in which sites' messages lie."""
+"""The mailbox folder of messages between sites."""
 
 from pathlib import Path
 from typing import Any

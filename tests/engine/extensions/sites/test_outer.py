@@ -1,4 +1,4 @@
-"""Trainings at several sites: outer weights are the same bits everywhere, killed or not."""
+"""Trainings at several sites: outer weights have equal bits everywhere, killed or not."""
 
 import hashlib
 import json
@@ -234,7 +234,7 @@ FAULTS = {  # of a message, and why it is not taken
     "cut": r"\d+ bytes, its record says \d+",
     "not finite": r"weight: is not finite",
     "shape": r"has no .*weight of shape \(",
-    "more": "has stranger, which is no part of it",
+    "more": "has stranger, which does not belong to it",
     "less": r"has no .*weight of shape \(",
     "type": r"weight is torch.float16, not torch.float32",
     "another site": "is of site a, round 1, or another training",
@@ -328,7 +328,7 @@ def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict
         ({"rows": {"a": 2, "bucket": 2}}, "no site may be called bucket"),
         ({"outer": {"kind": "average", "lr": 0.5}}, "outer.lr does nothing with kind=average"),
         ({"outer": {"kind": "nesterov", "decay": 0.5}}, "outer.decay does nothing with kind=nesterov"),
-        ({"outer": {"kind": "sparse"}}, "link.outer.kind=sparse is of the largest numbers"),
+        ({"outer": {"kind": "sparse"}}, "link.outer.kind=sparse sends the largest numbers"),
     ],
 )
 def test_a_link_that_does_not_fit_is_refused(link: dict[str, Any], problem: str) -> None:

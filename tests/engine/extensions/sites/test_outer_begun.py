@@ -1,5 +1,5 @@
-"""Sites that begin with other bits, under one fingerprint: only differences cross between them, so that their
-weights would differ for ever by what they began with.
+"""Sites that begin with different bits under one fingerprint are refused: they exchange only deltas, so their
+weights would stay different.
 """
 
 from contextlib import nullcontext

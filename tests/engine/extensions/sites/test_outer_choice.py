@@ -1,4 +1,6 @@
-"""Sites that choose their codecs round by round: equal bits everywhere, and those of the log, followed."""
+"""Sites that choose their codecs in each round: equal bits everywhere, and the same bits again
+from the log.
+"""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Contributions that are shortened to a norm, and refused above it."""
+"""Contributions that are clipped to a norm, and refused above it."""
 
 import hashlib
 import json
@@ -121,7 +121,9 @@ def test_a_huge_norm_is_refused_and_nothing_is_learned_from_it(
     body.write_bytes(raw)
     head.write_text(json.dumps(about))
     most = f"{2 * CLIP if codec else CLIP * 1.001:.4g}"
-    with pytest.raises(DataError, match=rf"{re.escape(str(place))}.*has the norm .*at most {most} is taken"):
+    with pytest.raises(
+        DataError, match=rf"{re.escape(str(place))}.*has the norm .*at most {most} is accepted"
+    ):
         sites.setups["a"].train(sites.training("a", role(lr=1e-2), EVERY))
     assert not sites.setups["a"].output("m").exists()
     shutil.rmtree(place)

@@ -1,5 +1,5 @@
-"""Contributions of fewer bits: outer weights are the same bits everywhere all the same, killed or not; what a
-codec loses is not lost; and messages that are none of it teach nothing.
+"""Codecs: outer weights have equal bits everywhere, killed or not; the compression error is fed back; and
+invalid messages are refused.
 """
 
 import hashlib
@@ -203,12 +203,12 @@ def bad_body(fault: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 REASONS = {  # why a message with a fault is not taken
     "not finite": "is not finite",
-    "more": "has stranger, which is no part of it",
+    "more": "has stranger, which does not belong to it",
     "less": "has no .* of shape",
     "shape": "has no .* of shape",
     "type": r"is torch.float16, not torch\.",
     "code": "has a code above",
-    "codec": "is int8 .*, and the training's",
+    "codec": "has codec int8 .*, and the training's",
     "repeated": "its indices do not rise",
     "outside": "its indices do not rise",
 }

@@ -1,4 +1,4 @@
-"""Outer steps that overlap with training: contributions on their way, fragments of the weights, kills between
+"""Outer steps that overlap with training: contributions in flight, fragments of the weights, kills between
 sending and taking.
 """
 
@@ -228,5 +228,5 @@ def test_more_fragments_than_blocks_are_refused_before_the_first_step(
     tmp_path: Path, text: dict[str, str]
 ) -> None:
     sites = Sites(tmp_path, text, rows={"a": 4}, every=12, fragments=12)
-    with pytest.raises(ConfigError, match=r"train.link.fragments: 12, and the weights are 4 blocks"):
+    with pytest.raises(ConfigError, match=r"train.link.fragments: 12, and there are 4 blocks"):
         sites.train(role())

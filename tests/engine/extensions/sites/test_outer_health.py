@@ -1,4 +1,4 @@
-"""Bad steps at one of several sites: it skips them alone, and all sites have the same bits all the same."""
+"""Bad steps at one of several sites: only that site skips them, and all sites still have equal bits."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ends the wait of one rank for other sites ends that of all, with the same words."""
+"""An event that ends one rank's wait for other sites ends the wait of all ranks, with the same error."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sites that train some of a model's weights together: these alone cross, and their bits are the same."""
+"""Sites that train a part of a model's weights: only these are exchanged, with equal bits."""
 
 from collections.abc import Iterable
 from pathlib import Path

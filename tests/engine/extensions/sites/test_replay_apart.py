@@ -1,4 +1,4 @@
-"""A teacher that is finished, trained again for a student at another site."""
+"""A finished teacher that is trained again for a student at another site."""
 
 import hashlib
 import json

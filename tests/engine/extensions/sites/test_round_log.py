@@ -1,4 +1,4 @@
-"""The log of rounds: what is changed in it is noticed."""
+"""The round log: changes are noticed."""
 
 import hashlib
 import json

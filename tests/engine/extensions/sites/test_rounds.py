@@ -1,4 +1,4 @@
-"""When rounds are sent and taken, and how weights are cut into fragments, over drawn links and models."""
+"""Schedule of rounds, and fragments of the weights, for drawn links and models."""
 
 import math
 import random
@@ -88,5 +88,5 @@ def test_blocks_stay_whole_and_no_fragment_has_more_than_the_least_and_a_block(s
 def test_more_fragments_than_blocks_are_refused() -> None:
     sizes = {"embed.weight": 4, "blocks.0.a": 1, "blocks.0.b": 1, "blocks.1.a": 1}
     assert cut(sizes, 3) == [{"embed.weight"}, {"blocks.0.a", "blocks.0.b"}, {"blocks.1.a"}]
-    with pytest.raises(ConfigError, match=r"fragments: 4, and the weights are 3 blocks and weights beside"):
+    with pytest.raises(ConfigError, match=r"fragments: 4, and there are 3 blocks and weights outside"):
         cut(sizes, 4)

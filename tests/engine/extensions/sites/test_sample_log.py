@@ -1,4 +1,4 @@
-"""The sample log: every sample is learned once, and what a site missed is assigned again."""
+"""The sample log: every sample is learned once, and samples that a site missed are assigned again."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The code of several sites is in a training's code map where it is part of its identity, and only there."""
+"""The code of the sites extension is in a training's code map only where it is part of its identity."""
 
 from collections.abc import Mapping
 

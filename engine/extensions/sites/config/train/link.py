@@ -1,7 +1,8 @@
-"""One training at several sites. Either all train the same model: who takes part, how many local steps there
-are between two outer steps, and what an outer step does (DiLoCo, 2311.08105; local SGD, 1805.09767). Or its
-roles live at different sites: a student learns from a teacher whose answers come as messages, the most likely
-tokens with their log-probabilities. Torch-free.
+"""Configuration of a training at several sites. Torch-free.
+
+With `rows` all sites train one model and take outer steps between local steps (DiLoCo, 2311.08105; local SGD,
+1805.09767). With `roles` the roles live at different sites: a student learns from messages of its teacher,
+which have the most likely tokens with their log-probabilities.
 """
 
 from collections.abc import Collection
@@ -52,52 +53,52 @@ class Link(Section):
         default={}, description="sequences of each step by site; together they are train.global_batch"
     )
     every: int = Field(default=50, ge=1, description="rows: steps between two outer steps (H)")
-    outer: Outer = Field(default=Outer(), description="rows: what an outer step does")
+    outer: Outer = Field(default=Outer(), description="rows: the kind of outer step")
     delay: int = Field(
         default=0,
         ge=0,
-        description="rows: steps that are trained while contributions cross, until their outer step is taken",
+        description="rows: steps that are trained while contributions cross, before their outer step",
     )
     fragments: int = Field(
         default=1,
         ge=1,
         description="rows: parts of the weights, each exchanged at its own time in `every` steps",
     )
-    codec: Codec = Field(default=Codec(), description="rows: in what form contributions cross between sites")
+    codec: Codec = Field(default=Codec(), description="rows: codec of contributions")
     choose: tuple[Codec, ...] = Field(
         default=(),
-        description="rows: codecs, the least lossy first, in place of `codec`: each site takes for each"
-        " contribution the first that its link carries in time",
+        description="rows: codecs, the least lossy first, in place of `codec`: each site takes, for each"
+        " contribution, the first codec that crosses in time",
     )
     stall: float = Field(
         default=0.05,
         ge=0,
-        description="choose: the share of a round's training time that its message may hold it up",
-        json_schema_extra=LAYOUT,  # what a wire decided is in the round log
+        description="choose: share of a round's training time by which its message may hold it up",
+        json_schema_extra=LAYOUT,  # the chosen codecs are in the round log
     )
     rounds: str = Field(
         default="",
-        description="choose, membership: the rounds.jsonl of a finished model, whose codecs and sites are"
-        " taken again",
+        description="choose, membership: the rounds.jsonl of a finished model, to use the same codecs and"
+        " sites in each round",
         json_schema_extra=LAYOUT,
     )
     membership: Membership = Field(
         default=Membership(), description="rows: whether an outer step waits for all sites"
     )
     feedback: bool = Field(
-        default=True, description="rows: what the codec lost is added to the site's next contribution"
+        default=True, description="rows: add the compression error to the site's next contribution"
     )
     clip: float = Field(
         default=0.0,
         ge=0,
-        description="rows: L2 norm, over all its weights, to which a contribution is shortened; one that is"
-        " longer is refused; 0 = any",
+        description="rows: L2 norm over all weights to which a contribution is scaled down; a longer one is"
+        " refused; 0 = any",
     )
     roles: dict[SiteName, tuple[str, ...]] = Field(
         default={},
         description="the roles that each site trains, or has as finished models; a student's teacher may be"
-        " elsewhere",
-        json_schema_extra=LAYOUT,  # what a student hears of a teacher elsewhere is identity: `answers`
+        " at another site",
+        json_schema_extra=LAYOUT,  # the form of a remote teacher's answers is identity: `answers`
     )
     top: Count | Literal["all"] = Field(
         default=32,
@@ -110,24 +111,23 @@ class Link(Section):
     temperature: float = Field(
         default=1.0,
         gt=0,
-        description="roles: at which answers are taken; with fewer tokens than all, that of the students'"
-        " objectives",
+        description="roles: temperature of the answers; unless top=all, that of the students' objectives",
     )
     ahead: int = Field(
         default=8,
         ge=1,
-        description="roles: steps that a teacher may be before the slowest site that learns from it",
+        description="roles: steps that a teacher may be ahead of the slowest site that learns from it",
         json_schema_extra=LAYOUT,
     )
     site: str = Field(
         default="",
-        description="which of the sites this run is; a run over `sites` has the roles of all",
+        description="the site of this run; a run over `sites` has the roles of all",
         json_schema_extra=LAYOUT,
     )
     mailbox: str = Field(
         default="",
-        description="a folder, or fsspec URL, that all sites read and write, or one that this site's agent"
-        " carries: their messages lie there",
+        description="folder or fsspec URL of the messages, which all sites read and write, or this site's"
+        " agent serves",
         json_schema_extra=LAYOUT,
     )
 
@@ -161,17 +161,15 @@ class Link(Section):
             self.feedback and all(codec.kind == "topk" for codec in self.codecs)
         ):
             raise ValueError(
-                "link.outer.kind=sparse is of the largest numbers, with the others kept for later rounds:"
-                " codec.kind=topk (share 0.01 to 0.03) and feedback=true"
+                "link.outer.kind=sparse sends the largest numbers and keeps the others for later rounds; it"
+                " needs codec.kind=topk (share 0.01 to 0.03) and feedback=true"
             )
         return self
 
     @model_validator(mode="after")
     def _of_choice(self) -> "Link":
         if self.choose and self.codec != Codec():
-            raise ValueError(
-                "link.codec and link.choose both say in what form contributions cross; leave one out"
-            )
+            raise ValueError("link.codec and link.choose both set the codec of contributions; leave one out")
         if len(self.choose) == 1 or len(set(map(repr, self.choose))) < len(self.choose):
             raise ValueError("link.choose: give two codecs or more, each once; link.codec is for one")
         if self.rounds and not self.rounds.startswith("/") and "://" not in self.rounds:
@@ -203,7 +201,9 @@ class Link(Section):
     def _of_roles(self) -> "Link":
         found: dict[str, str] = {}
         if "controls" in self.roles:
-            raise ValueError("link.roles: no site may be called controls, as the training of students alone")
+            raise ValueError(
+                "link.roles: controls is the training of students alone; give the site another name"
+            )
         for site in sorted(self.roles):
             for role in self.roles[site]:
                 if role in found:
@@ -212,7 +212,7 @@ class Link(Section):
         return self
 
     def at_site(self, site: str) -> "Link":
-        """The same link as it is at one of its sites."""
+        """The same link at one of its sites."""
         return self.model_copy(update={"site": site})
 
     @property
@@ -220,7 +220,7 @@ class Link(Section):
         return bool(self.rows or self.roles)
 
     def identity_for(self, role: str, teacher: str, lesson: str) -> dict[str, Json] | None:
-        """As the base's: a student of a teacher elsewhere learns from `answers`."""
+        """As in Section: a student of a remote teacher has the form of `answers`."""
         if not self.roles:
             return None
         hears = lesson == ANSWERS and self.is_apart(role, teacher)
@@ -301,22 +301,22 @@ class Link(Section):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether outer steps go on without sites that are late or silent."""
+        """Whether outer steps are taken without sites that are late or silent."""
         return self.membership.kind == "elastic"
 
     @property
     def has_log(self) -> bool:
-        """Whether a clock or a wire decides something, which the round log has."""
+        """Whether there is a round log: codecs or sites of a round depend on clocks or links."""
         return bool(self.choose) or self.is_elastic
 
     @property
     def coordinator(self) -> str:
-        """The site that decides who is in an elastic round; `any`; '' where all are."""
+        """The site that decides who is in a round; `any`; '' in a strict membership."""
         return (self.membership.coordinator or self.sites[0]) if self.is_elastic else ""
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """In which contributions may come, the least lossy first."""
+        """The codecs that contributions may have, the least lossy first."""
         return self.choose or (self.codec,)
 
     @property
@@ -325,17 +325,17 @@ class Link(Section):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether what codecs lost is kept, 4 bytes a weight."""
+        """Whether compression errors are kept, 4 bytes a weight."""
         return self.feeds_back_if_asked and self.feedback
 
     @property
     def ends_apart(self) -> bool:
-        """Whether the last round is another than a longer training has there (rounds.py)."""
+        """Whether the last round differs from the round of a longer training there (rounds.py)."""
         return self.is_linked and (self.delay > 0 or self.fragments > 1)
 
     @property
     def sites(self) -> list[str]:
-        """In the order in which what they contribute is added."""
+        """In the order in which their contributions are added."""
         return sorted(self.rows or self.roles)
 
     def site_of(self, role: str) -> str:
@@ -357,20 +357,20 @@ class Link(Section):
 
     @property
     def answers(self) -> dict[str, Json]:
-        """The identity of the answers that a student gets from a teacher elsewhere."""
+        """The identity of the answers that a student gets from a remote teacher."""
         heat: dict[str, Json] = {} if self.temperature == 1 else {"temperature": self.temperature}
         return {"top": self.top, "values": self.values} | heat
 
     @property
     def first_row(self) -> int:
-        """Of this site, among the rows of a step."""
+        """The first row of this site in a step."""
         return sum(self.rows[site] for site in self.sites[: self.sites.index(self.site)])
 
     def share(self, site: str, among: Collection[str] = ()) -> float:
-        """Of a site's rows in those of all, or of the sites `among` which it is."""
+        """A site's share of the rows of all sites, or of the sites `among`."""
         return self.rows[site] / sum(self.rows[each] for each in among or self.rows)
 
 
 def link_of(section: Spec) -> Link:
-    """The link of a training, or of a section like it; one without sites where it has none."""
+    """The link of a training, or of a section like it; without one, a link that has no sites."""
     return Link.of(section) or Link()
