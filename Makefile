@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-JOBS ?= 4
+JOBS ?= 2
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export DO_NOT_TRACK = true
 export MLFLOW_DISABLE_TELEMETRY = true
@@ -24,7 +24,7 @@ demo: setup  ## train a teacher, its student and a control, in four minutes on 2
 titan: setup  ## run ERNIE 3.0 Titan at laptop size, in eleven minutes on 2 cores
 	$(BIN)/atelier titan experiment=laptop
 
-test: setup  ## run the tests that need no root and no service, without slow ones (12 to 25 minutes on 2 cores)
+test: setup  ## run the tests that need no root and no service, without slow ones (15 to 30 minutes on 2 cores)
 	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "not root and not service and not browser and not slow and not bench and not gpu"
 
 check: setup  ## check format, lint, types, import rule (2 minutes)
