@@ -1,7 +1,7 @@
-"""Make a checkpoint of another family a model artifact: python -m atelier.engine.adopt run.json
+"""Convert a foreign checkpoint to a model artifact: python -m atelier.engine.adopt run.json
 
 run.json: config is an AdoptConfig, inputs {"tokenizer": a tokenizer artifact}; output "model". Weights are
-read and written one by one: memory does not grow with the model.
+read and written one by one, so memory does not grow with the model.
 """
 
 import sys
@@ -23,7 +23,7 @@ from atelier.engine.model.weights import Part, StoredWeights
 
 
 def adopt(run: RunFile) -> dict[str, Json]:
-    """Write the model artifact; returns the summary. Raises DataError where the source is not as it was
+    """Write the model artifact; returns the summary. Raises DataError if the source has changed since it was
     planned.
     """
     asked, scratch = parse(AdoptConfig, run.config, "config"), Path(run.scratch)
@@ -67,18 +67,18 @@ def adopt(run: RunFile) -> dict[str, Json]:
 
 
 def _sized(spec: Said, size: int, place: str) -> Said:
-    """The model with the tokenizer's vocabulary; the rows beyond it are padding."""
+    """The model with the tokenizer's vocabulary; further rows are padding."""
     if size > spec.tokens:
         raise ConfigError(
             f"{place}: vocab_size",
             f"{spec.tokens}, but the tokenizer has {size} ids",
-            "the tokenizer of this model",
+            "use the tokenizer of this model",
         )
     return spec.model_copy(update={"vocab": size, "vocab_padding": spec.tokens - size})
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code; one JSON line reports how it ended."""
+    """Run the command and return the exit code; one JSON line reports the end."""
     return run_verb("adopt", arguments, adopt)
 
 

@@ -1,5 +1,5 @@
-"""Make a low-rank adapter in peft's format an artifact, and its base with it merged a model:
-python -m atelier.engine.adopt_adapter run.json
+"""Convert a peft low-rank adapter to an artifact, and its merge with the base to a model: python -m
+atelier.engine.adopt_adapter run.json
 
 run.json: config is an AdoptAdapterConfig, inputs {"base": a model artifact}; outputs "adapter" and "model".
 Weights are merged and written one by one.
@@ -30,8 +30,8 @@ from atelier.engine.model.weights import StoredWeights, Weight
 
 
 def adopt_adapter(run: RunFile) -> dict[str, Json]:
-    """Write both artifacts; returns the summary. Raises ConfigError for what is not understood, DataError for
-    an adapter that is not of the base.
+    """Write both artifacts; returns the summary. Raises ConfigError for unsupported settings, DataError if
+    the adapter does not fit the base.
     """
     asked, scratch = parse(AdoptAdapterConfig, run.config, "config"), Path(run.scratch)
     known = {url.rsplit("/", 1)[-1]: url for url, _ in asked.files}
@@ -40,13 +40,13 @@ def adopt_adapter(run: RunFile) -> dict[str, Json]:
     how, source = scaled(config, known[CONFIG]), input_of(run, "base")
     stored, spec = read_weights(source, scratch)
     if not isinstance(spec, GPT):
-        raise ConfigError(asked.source, f"its base is of kind {spec.kind}", "a base of kind gpt")
+        raise ConfigError(asked.source, f"its base is of kind {spec.kind}", "use a base of kind gpt")
     family, additions = of_base(StoredWeights(here[WEIGHTS]), spec, how, known[WEIGHTS])
     for url, digest in asked.files:
         if content_id(url, "source") != digest:
             raise DataError(f"source: {url} has changed since it was planned; start again")
     about: dict[str, Json] = {"family": family, "rank": how.rank, **origin(asked.source, known)}
-    if "adapter" in run.outputs:  # not there from before
+    if "adapter" in run.outputs:  # not made earlier
         adapter = output_of(run, "adapter")
         for name in (CONFIG, WEIGHTS):
             adapter.add(name, here[name])
@@ -80,7 +80,7 @@ def merge(
 
 def _merged(plain: Weight, addition: Addition) -> Tensor:
     weight = plain.gather()
-    assert weight is not None  # there is one rank
+    assert weight is not None  # there is only one rank
     return with_addition(weight, *addition)
 
 
@@ -93,7 +93,7 @@ def _counted(weight: Weight, progress: Progress) -> Callable[[], Tensor | None]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code; one JSON line reports how it ended."""
+    """Run the command and return the exit code; one JSON line reports the end."""
     return run_verb("adopt_adapter", arguments, adopt_adapter)
 
 

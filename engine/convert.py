@@ -1,9 +1,8 @@
-"""Make a finished model into one of another shape: python -m atelier.engine.convert run.json
+"""Convert a finished model to another shape: python -m atelier.engine.convert run.json
 
-run.json: config is a ConvertConfig, inputs {"model"}, {"tokens"} of its training text, for a rule
-to another tokenizer {"tokenizer", "tokens.main"}, and the rule's further parents by role; output "model": a
-model artifact with its parent's tokenizer, or the other one, and `ancestry.json`: where each weight's numbers
-come from.
+run.json: config is a ConvertConfig, inputs {"model"}, {"tokens"} of its training text, for a rule to another
+tokenizer {"tokenizer", "tokens.main"}, and the rule's further parents by role; output "model": a model
+artifact with its parent's or the new tokenizer, and `ancestry.json` with the origin of each weight's numbers.
 """
 
 import sys
@@ -44,9 +43,9 @@ from atelier.engine.model.load import blank, build, read_model, read_weights, wr
 from atelier.engine.model.weights import Weight, entries_of, write_files
 from atelier.engine.parallel.gang import start_gang
 
-SEQUENCE = 128  # tokens of a row that the model reads
+SEQUENCE = 128  # tokens per row
 ROWS = 16
-OPTIMIZERS = "optimizer."  # what names of an optimiser's states begin with in a checkpoint
+OPTIMIZERS = "optimizer."  # prefix of optimiser states in a checkpoint
 
 
 def convert(run: RunFile) -> dict[str, Json]:
@@ -73,7 +72,7 @@ def convert(run: RunFile) -> dict[str, Json]:
     if asked.states:
         states = _states(load_full(asked.states, OPTIMIZERS), rule, parent, made)
         if not states:
-            problem = "grown, and the parent's last checkpoint has none of its weights': an adapter's"
+            problem = "grown, but the parent's last checkpoint has only an adapter's states"
             raise ConfigError("convert.optimizer", problem, "optimizer=dropped")
         write_files({OPTIMIZER: entries_of(states)}, states, output.add_parts)
         output.add_json(OPTIMIZER_KIND, keeps_states(asked.optim))
@@ -96,11 +95,10 @@ def _converted(rule: ConversionSpec, parent: Parent, made: ModelSpec) -> Convert
 def _states(
     saved: Mapping[str, Tensor], rule: ConversionSpec, parent: Parent, made: ModelSpec
 ) -> dict[str, Weight]:
-    """The states of a checkpoint's optimiser, `optimizer.<weight>.<state>`, as the rule makes them of those
-    of the parent's weights; of new weights none. A state that is one number is that of the weight's first
-    source.
+    """The states of a checkpoint's optimiser, `optimizer.<weight>.<state>`, converted by the rule; new
+    weights have none. A state that is one number is taken from the weight's first source.
     """
-    assert isinstance(rule, GrowingSpec)  # others have no `optimizer`
+    assert isinstance(rule, GrowingSpec)  # only these have `optimizer`
     own = {
         name.removeprefix(OPTIMIZERS): state for name, state in saved.items() if name.startswith(OPTIMIZERS)
     }
@@ -123,8 +121,8 @@ def _states(
 def _measured(
     run: RunFile, tokens: int, parent: Parent, found: Converted, made: ModelSpec, device: torch.device
 ) -> dict[str, Json]:
-    """The loss before and after on the same held-out tokens, nats a token, and their name; of several models
-    before is that of the first, and each has its own.
+    """The loss before and after on the same held-out tokens, nats per token, and their name; with several
+    parents, `before` is the first's and each has its own.
     """
     scratch, sequence = Path(run.scratch), min(SEQUENCE, num_positions(parent.spec) or SEQUENCE)
     rows, name = held_out(input_of(run, "tokens"), scratch, sequence, tokens)
@@ -132,7 +130,7 @@ def _measured(
     if parent.old is not None and parent.new is not None and parent.new is not parent.old:
         ids = old_in_new(parent.old, parent.new)
         rows = comparable(rows, ids)
-    if not rows:  # no row of which the new tokenizer has every token
+    if not rows:  # the new tokenizer has all tokens of no row
         return {}
     result: dict[str, Json] = {"held_out": name, "loss_before": mean_loss(parent.model(), rows, device)}
     others = [other for other in parent.others.values() if other.record.kind == "model"]
@@ -168,7 +166,7 @@ def _text(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code; one JSON line reports how it ended."""
+    """Run the command and return the exit code; one JSON line reports the end."""
     return run_verb("convert", arguments, convert)
 
 

@@ -75,23 +75,23 @@ from atelier.engine.parallel.gang import start_gang
 from atelier.engine.tier.ring import read_model_within, ring_of
 
 SCORES, BASELINES = "scores.json", "baselines"
-NUM_WORDS = 4  # of a prompt that is taken from the text
+NUM_WORDS = 4  # of a prompt from the text
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
 EXAMPLES_SEED = 0  # every model of every run gets the same test examples
-TRIGRAM_FROM = 16  # 2^16 tokens of training text are the fewest that it learns from
-TRIGRAM_TOKENS = 20_000_000  # of training text that the trigram learns from: its tables are in memory
+TRIGRAM_FROM = 16  # smallest training text: 2^16 tokens
+TRIGRAM_TOKENS = 20_000_000  # of training text at most, because its tables are in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exam:
-    """The held-out text and labelled examples on which every model of the run is scored."""
+    """The held-out text and labelled examples on which all models of the run are scored."""
 
-    sequence: int | None  # tokens of context in text; None: no text is scored
+    sequence: int | None  # tokens of context; None: no text is scored
     prompt: str
     vocabulary: Vocabulary
     text: HeldOutText | None
-    tokens: str  # fingerprint of the tokens artifact that the text is from
-    examples: dict[int | None, Examples]  # by shots
+    tokens: str  # fingerprint of the text's tokens artifact
+    examples: dict[int | None, Examples]  # by number of shots
     heads: HeadExam | None
 
     def asked(self, target: Target, spec: ModelSpec | None = None) -> Examples | None:
@@ -104,17 +104,17 @@ class Exam:
         return examples.prompted(soft, spec.tokens, is_paired=spec.reads_encoder)
 
     def num_tokens(self, target: Target) -> int:
-        """Tokens that scoring one model computes, for the progress report."""
+        """Tokens computed to score one model, for the progress report."""
         num_text = len(self.text.tokens_N) if target.text and self.text else 0
         examples = self.asked(target)
         return num_text + (sum(row_lengths(examples)) if examples else 0)
 
 
 def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
-    """Score the targets of the run file; each body.json is written once its model is scored. Returns the
+    """Score the targets of the run file; each body.json is written when its model is scored. Returns the
     summaries.
 
-    Only targets with an output are scored: one without was scored before.
+    Only targets with an output are scored; others were scored before.
     """
     config = parse(Scoring, run.config, "config")
     targets = targets_of(run, config)
@@ -144,26 +144,26 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
         ring = ring_of(network)
         streamed: dict[str, Json] = {} if ring is None else {"streamed": ring.counts()}
         summaries[key] = publish(run, key, scores, streamed)
-        del network  # before the next one is read: two may not fit
-        gc.collect()  # a model that is streamed and what streams it hold each other
+        del network  # before the next is read: two may not fit
+        gc.collect()  # a streamed model and its ring reference each other
     return summaries
 
 
 def targets_of(run: RunFile, config: Scoring) -> dict[str, Target]:
-    """The targets that have an output. Raises ConfigError for an output that is no target."""
+    """The targets with an output. Raises ConfigError for an output that is not a target."""
     for key in run.outputs:
         if key not in config.targets and key != BASELINES:
             known = ", ".join(config.targets) or "none"
-            raise ConfigError("run.outputs", f"{key} is no target", f"there are: {known}, and {BASELINES}")
+            raise ConfigError("run.outputs", f"{key} is not a target", f"there are: {known}, and {BASELINES}")
     return {key: target for key, target in config.targets.items() if key in run.outputs}
 
 
 def set_exam(
     run: RunFile, config: Scoring, targets: dict[str, Target], scratch: Path
 ) -> tuple[Exam, ArtifactInput]:
-    """Load the held-out text and the examples that the targets need, and the tokenizer.
+    """Load the held-out text, the examples of the targets, and the tokenizer.
 
-    Raises ConfigError when score.sequence is `auto` or the tokens are another tokenizer's.
+    Raises ConfigError if score.sequence is `auto` or the tokens are another tokenizer's.
     """
     asked, tokenizer = config.score, input_of(run, "tokenizer")
     vocabulary = Vocabulary.of(tokenizer, scratch)
@@ -234,7 +234,7 @@ def read_examples(
 
 
 def check_tokens(tokens: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vocabulary) -> None:
-    """Raise ConfigError for tokens that another tokenizer made."""
+    """Raise ConfigError if another tokenizer made the tokens."""
     made_by = tokens.record.parents.get("tokenizer", tokenizer.record.fingerprint)
     size = int(tokens.record.summary["vocab"])
     if size != vocabulary.size or made_by != tokenizer.record.fingerprint:
@@ -249,24 +249,24 @@ def check_tokens(tokens: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vo
 def check_tokenizer(
     model: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vocabulary, scratch: Path, place: str
 ) -> None:
-    """Raise ConfigError for a model with another tokenizer, even of equal size: ids would mean other text."""
+    """Raise ConfigError if the model has another tokenizer, even of equal size: ids mean other text."""
     if TOKENIZER not in model.names():
         return
     if Vocabulary.of(model, scratch).before != vocabulary.before:
         raise ConfigError(
-            place, "its texts begin otherwise than those of the tokenizer given", "the tokenizer of the model"
+            place, "its texts begin differently than the given tokenizer's", "use the model's tokenizer"
         )
     if (own := model.entry(TOKENIZER).sha256) != (given := tokenizer.entry(TOKENIZER).sha256):
         size = Vocabulary.of(model, scratch).size
         raise ConfigError(
             place,
             f"its tokenizer {own[:8]} has {size} tokens, the given {given[:8]} has {vocabulary.size}",
-            "give the tokenizer that the model was trained with, or train the model anew with this one",
+            "give the tokenizer that the model was trained with, or train a new model with this one",
         )
 
 
 def check_model(spec: ModelSpec, exam: Exam, target: Target, place: str) -> None:
-    """Raise ConfigError for a model with another vocabulary, or with fewer positions than it needs here."""
+    """Raise ConfigError if a model has another vocabulary, or fewer positions than needed here."""
     check_vocabulary(exam.vocabulary, spec, place)
     needed = exam.sequence if target.text and exam.sequence else 0
     if examples := exam.asked(target, spec):
@@ -275,7 +275,7 @@ def check_model(spec: ModelSpec, exam: Exam, target: Target, place: str) -> None
     if room is not None and room < needed:
         raise ConfigError(
             place,
-            f"has {room} learned positions, its rows have {needed} tokens",
+            f"has {room} learned positions, but its rows have {needed} tokens",
             f"score.sequence={room} would fit",
         )
 
@@ -283,7 +283,7 @@ def check_model(spec: ModelSpec, exam: Exam, target: Target, place: str) -> None
 def score(
     network: nn.Module, spec: ModelSpec, exam: Exam, target: Target, progress: Progress, place: str
 ) -> dict[str, Json]:
-    """The content of one model's scores.json. Raises DataError when the loss is not finite."""
+    """The content of one model's scores.json. Raises DataError if the loss is not finite."""
     result: dict[str, Json] = {}
     model = cast(TextModel, network)
     if target.text and exam.text is not None and exam.sequence:
@@ -320,9 +320,9 @@ def counts(text: HeldOutText) -> dict[str, int]:
 
 
 def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Path) -> dict[str, Json]:
-    """Scores that need no model, in bits per byte; the trigram is charged for first tokens as models are
-    (`text_nats`). It also learns from 2^16, 2^17 ... tokens of shuffled documents, beside models that have
-    read as many.
+    """Scores without a model, in bits per byte; the trigram is charged for first tokens like models
+    (`text_nats`). It is also trained on 2^16, 2^17 ... tokens of shuffled documents, to compare with models
+    after as many.
     """
     vocabulary = exam.vocabulary
     raw = text.raw(vocabulary)
@@ -352,8 +352,8 @@ def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Pat
 def publish(
     run: RunFile, key: str, scores: dict[str, Json], how: Mapping[str, Json] | None = None
 ) -> dict[str, Json]:
-    """Write scores.json and body.json of output `key`; the summary is the scores without `correct`, and `how`
-    they were computed.
+    """Write scores.json and body.json of output `key`; the summary has the scores without `correct`, and
+    `how` they were computed.
     """
     output = output_of(run, key)
     output.add_json(SCORES, scores)
@@ -370,7 +370,7 @@ def act(run: RunFile) -> dict[str, Json]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code; one JSON line reports how it ended."""
+    """Run the command and return the exit code; one JSON line reports the end."""
     return run_verb("evaluate", arguments, act)
 
 

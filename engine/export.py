@@ -1,8 +1,8 @@
 """Write a finished model in transformers' format: python -m atelier.engine.export run.json
 
-run.json: config is an Exporting, inputs {"model": a model artifact}, no outputs. What was written is read
-back and its logits, and where transformers is installed the ids of its tokenizer, compared with the model's
-before `done` is reported; what could not be finished is removed.
+run.json: config is an Exporting, inputs {"model": a model artifact}, no outputs. Before `done` is reported,
+the written files are read back and their logits compared with the model's; where transformers is installed,
+also the tokenizer's ids. Unfinished files are removed.
 """
 
 import json
@@ -35,9 +35,9 @@ from atelier.engine.model.weights import Part, StoredWeights, Weight, entries_of
 from atelier.engine.parallel.gang import start_gang
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TOKENS = 128  # that are compared
+TOKENS = 128  # to compare
 CARD = "README.md"
-TEXTS = 200  # that are compared
+TEXTS = 200  # to compare
 WORDS = (
     *("def", "return", "the", "HTTP", "snake_case", "camelCase", "don't", "we'LL", "x1", "12345", "3.14e-5"),
     *("Größe", "naïve", "nai\u0308ve", "\ufb01", "É", "中文", "русский", "עברית", "한국어", "🙂"),
@@ -54,7 +54,7 @@ class Exporting(Spec):
     family: str = ""
     dtype: Literal["", "float32", "float16", "bfloat16"] = ""
     card: str = ""
-    most: int = FILE_BYTES  # bytes of a shard
+    most: int = FILE_BYTES  # bytes per shard
 
 
 def export(run: RunFile) -> dict[str, Json]:
@@ -88,7 +88,7 @@ def export(run: RunFile) -> dict[str, Json]:
         ids = compare_ids(_beside(asked.url, writer, config, scratch), vocabulary, family.name)
         writer.parts(CARD, [asked.card.encode()])
         apart = _compared(asked.url, config, scratch, list(files), stored, spec, gang.device)
-        writer.json(CONFIG, config)  # last: without it the folder is no model
+        writer.json(CONFIG, config)  # last: without it the folder is not a model
     except BaseException:
         writer.undo()
         raise
@@ -102,7 +102,7 @@ def export(run: RunFile) -> dict[str, Json]:
 
 
 def _beside(url: str, writer: "_Writer", config: Mapping[str, Json], scratch: Path) -> Path:
-    """A folder with the files that were written but weights, and config.json."""
+    """A folder with the written files except weights, and config.json."""
     folder = scratch / "tokenizer"
     folder.mkdir(parents=True)
     for name in writer.written:
@@ -113,15 +113,15 @@ def _beside(url: str, writer: "_Writer", config: Mapping[str, Json], scratch: Pa
 
 
 def chosen(spec: ModelSpec, name: str) -> Family:
-    """The family to write a model as: the one of this name, or the first that can say it. Raises ConfigError,
-    with the reason, where there is none.
+    """The family for writing a model: the one of this name, or the first that can express it. Raises
+    ConfigError, with reasons, if there is none.
     """
     if not isinstance(spec, Said):
-        kinds = "families are of kinds gpt and encdec"
-        raise ConfigError("export", f"the model is of kind {spec.kind}, and {kinds}")
+        kinds = "only kinds gpt and encdec can be exported"
+        raise ConfigError("export", f"the model is of kind {spec.kind}; {kinds}")
     if name:
         if name not in families():
-            raise ConfigError("--family", f"{name!r} is not known", f"there are {', '.join(families())}")
+            raise ConfigError("--family", f"{name!r} is not known", f"there are: {', '.join(families())}")
         family = family_of({"model_type": name}, "--family")
         family.config(spec)
         return family
@@ -132,8 +132,8 @@ def chosen(spec: ModelSpec, name: str) -> Family:
         try:
             family_of({"model_type": each}, "").config(spec)
         except ConfigError as error:
-            reasons.append(f"{each}: {error.problem.removeprefix(f'{each} cannot say ')}")
-    raise ConfigError("export", f"no family can say this model ({'; '.join(reasons)})")
+            reasons.append(f"{each}: {error.problem.removeprefix(f'{each} cannot express ')}")
+    raise ConfigError("export", f"no family can express this model ({'; '.join(reasons)})")
 
 
 def _as(weight: Weight, dtype: torch.dtype) -> Weight:
@@ -147,13 +147,13 @@ def _as(weight: Weight, dtype: torch.dtype) -> Weight:
 def _documents(
     family: Family, spec: Said, vocabulary: Vocabulary, dtype: torch.dtype
 ) -> dict[str, dict[str, Json]]:
-    """The JSON files."""
+    """The JSON files of the export."""
     begin = next(iter(vocabulary.before), None)
     ends: Json = vocabulary.end_id if len(vocabulary.ends) == 1 else list(vocabulary.ends)
     ids: dict[str, Json] = {
         "bos_token_id": begin, "eos_token_id": ends, "pad_token_id": vocabulary.pad_id,
     }  # fmt: skip
-    if spec.reads_encoder:  # whose decoder begins with padding
+    if spec.reads_encoder:  # its decoder begins with padding
         ids |= {"pad_token_id": vocabulary.start_id, "decoder_start_token_id": vocabulary.start_id}
     named = {"bos_token": begin, "eos_token": vocabulary.end_id, "pad_token": ids["pad_token_id"]}
     words: dict[str, Json] = {
@@ -182,25 +182,25 @@ def _documents(
 
 
 def _check_room(url: str, size: int) -> None:
-    """Raises ConfigError when the disk has no room for the weights."""
+    """Raises ConfigError if the disk has no room for the weights."""
     if not storage.is_local(url):
         return
     free = storage.free_bytes(storage.local_path(url))
     if size > free:
         raise ConfigError(
             "export",
-            f"{url} needs {size / 1e9:.3g} GB, and its disk has {free / 1e9:.3g} free",
-            "another disk, or --dtype bfloat16",
+            f"{url} needs {size / 1e9:.3g} GB, but its disk has only {free / 1e9:.3g} free",
+            "use another disk, or --dtype bfloat16",
         )
 
 
 class _Writer:
-    """Files that are written below a url, which had nothing there before."""
+    """Files written below a url that had no files before."""
 
     def __init__(self, url: str, size: int) -> None:
         self.url, self.written, self.total = url.rstrip("/"), list[str](), 0
         if there := storage.names(self.url):
-            raise ConfigError("export", f"{self.url} has {there[0]} already", "give a new or an empty folder")
+            raise ConfigError("export", f"{self.url} contains {there[0]}", "give a new or empty folder")
         _check_room(self.url, size)
         self._progress = Progress(sys.stdout)
         self._progress.start(size, "bytes")
@@ -233,8 +233,8 @@ def _compared(
     spec: Said,
     device: torch.device,
 ) -> float:
-    """Largest distance of the logits of what was written from the model's, in units of their scale, computed
-    in float32 with one block's weights in memory. Raises DataError where what was read back is another model.
+    """The largest distance of the written model's logits from the model's, as a multiple of their scale,
+    computed in float32 with one block's weights in memory. Raises DataError if they differ.
     """
     paths = [storage.local_path(storage.join(url, name)) for name in files] if storage.is_local(url) else []
     for name in files if not paths else ():
@@ -252,7 +252,7 @@ def _compared(
     is_exact = all(back[name].dtype == weight.dtype for name, weight in stored.weights().items())
     if apart > (1e-4 if is_exact else 1.0):
         raise DataError(
-            f"{url}: read back it computes another model: logits {apart:.3g} of their scale apart"
+            f"{url}: the written files compute another model: logits differ by {apart:.3g} of their scale"
         )
     return apart
 
@@ -263,13 +263,13 @@ def most_tokens(spec: Said) -> int:
 
 def _whole(weight: Weight) -> Tensor:
     whole = weight.gather()
-    assert whole is not None  # there is one rank
+    assert whole is not None  # there is only one rank
     return whole
 
 
 @torch.inference_mode()
 def _logits(spec: Said, weights: Mapping[str, Weight], ids_BT: Tensor, device: torch.device) -> Tensor:
-    """The logits of the model with these weights, of which a block's are in memory while it computes."""
+    """The logits of the model with these weights, with one block's weights in memory at a time."""
     with blank():
         model: Model = build(spec)
 
@@ -299,25 +299,24 @@ def _logits(spec: Said, weights: Mapping[str, Weight], ids_BT: Tensor, device: t
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code; one JSON line reports how it ended."""
+    """Run the command and return the exit code; one JSON line reports the end."""
     return run_verb("export", arguments, export)
 
 
 def compare_ids(folder: Path, vocabulary: Vocabulary, family: str) -> str:
-    """Compare the ids of TEXTS texts under the AutoTokenizer of the folder, which has config.json and the
-    tokenizer's files, with those under this vocabulary; a line for the user. Raises ConfigError where they
-    differ: AutoTokenizer builds some families' tokenizers itself, with rules of its own, those of Qwen 2
-    whatever the file says (transformers 5.24).
+    """Compare the ids of TEXTS texts under the folder's AutoTokenizer with this vocabulary's; returns a line
+    for the user. Raises ConfigError if they differ: AutoTokenizer builds some families' tokenizers by its own
+    rules, those of Qwen 2 whatever the file contains (transformers 5.24).
     """
     try:
-        import transformers  # optional, and it takes seconds to load
+        import transformers  # optional; its import takes seconds
     except ImportError:
         return NOT_COMPARED
     try:
         theirs = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # of whatever type
+    except Exception as error:  # any type
         said = printable(" ".join(str(error).split()))
         raise DataError(f"export: AutoTokenizer cannot read the tokenizer ({said})") from None
     version = transformers.__version__
@@ -326,15 +325,16 @@ def compare_ids(folder: Path, vocabulary: Vocabulary, family: str) -> str:
         if ids != (ours := vocabulary.encode(text)):
             raise ConfigError(
                 "export",
-                f"AutoTokenizer of transformers {version} cuts {text!r} into {len(ids)} tokens, the model's"
-                f" tokenizer into {len(ours)} others: for family {family} it takes {type(theirs).__name__}",
-                "give another --family, or train with the tokenizer of a published model of this family",
+                f"AutoTokenizer of transformers {version} encodes {text!r} as {len(ids)} tokens, the"
+                f" model's tokenizer as {len(ours)} others: for family {family} it uses"
+                f" {type(theirs).__name__}",
+                "choose another --family, or train with a published tokenizer of this family",
             )
-    return f"ids of {TEXTS} texts are those of AutoTokenizer (transformers {version})"
+    return f"the ids of {TEXTS} texts equal those of AutoTokenizer (transformers {version})"
 
 
 def drawn_texts() -> Iterator[str]:
-    """TEXTS texts, always the same."""
+    """TEXTS fixed texts."""
     for number in range(TEXTS):
         dice = random.Random(number)
         words = dice.choices(WORDS, k=dice.randrange(1, 12))

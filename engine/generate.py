@@ -1,10 +1,10 @@
-"""Continue prompts with a trained model, answer chats or requests: python -m atelier.engine.generate run.json
+"""Continue prompts with a model, answer chats, or serve requests: python -m atelier.engine.generate run.json
 
 run.json: config is a Generation (engine/config/generation.py), inputs {"model": a model artifact}, no
-outputs. Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}.
-With `serve` every line of the input is a Request as JSON and gets one line: {"text": the whole continuation}
-or {"error": why not}, in the order of the requests, or with an `id` as soon as it is done. Rows are computed
-together; each is drawn from its own seed, and no answer depends on another.
+outputs. Prompts stream as {"prompt": number, "text": piece}, finally {"done": {"tokens", "tokens_per_s"}}.
+With `serve` every input line is a Request as JSON and gets one line: {"text": the whole continuation} or
+{"error": reason}, in request order, or with an `id` when done. Rows are computed together; each has its own
+seed, and answers do not depend on each other.
 """
 
 import sys
@@ -29,12 +29,12 @@ from atelier.engine.inference.serving import serve
 from atelier.engine.io.process import input_of, leave, run_verb, say
 from atelier.engine.parallel.gang import start_gang
 
-# parameters below which one thread is as fast as several, and no token waits for a thread that has no core
+# below this many parameters one thread is as fast, and no token waits for a thread without a core
 SMALL = 30_000_000
 
 
 def answer_prompts(generator: Generator, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:
-    """Write the pieces of each prompt's continuation as they come, then the count and speed of tokens."""
+    """Write the pieces of each prompt's continuation as they arrive, then count and speed of tokens."""
     _say_all(generator, (generator.stream(prompt, sampling) for prompt in prompts), target)
 
 
@@ -51,14 +51,14 @@ def _say_all(generator: Generator, streams: Iterable[Iterable[str]], target: Tex
 def answer_chats(
     generator: Generator, tokens: ChatTokens, chats: Iterable[str], sampling: Sampling, target: TextIO
 ) -> None:
-    """`answer_prompts` of the answers to conversations. Raises ConfigError for one that is none."""
+    """`answer_prompts` for conversations. Raises ConfigError for an invalid one."""
     prompts, ends = [tokens.prompt(conversation(chat)) for chat in chats], tokens.ends()
     _say_all(generator, (generator.answer(ids, sampling, ends) for ids in prompts), target)
 
 
 def conversation(text: str) -> list[ChatMessage]:
-    """A user's message, or the messages of a JSON list of objects. Raises ConfigError for such a list that
-    cannot be answered.
+    """A user's message, or the messages of a JSON list of objects. Raises ConfigError for a list that cannot
+    be answered.
     """
     messages = messages_of(text)
     if messages is None:
@@ -90,5 +90,5 @@ def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    # without interpreter shutdown, which cannot end a thread that waits for input
+    # without interpreter shutdown, which would wait for the input thread
     leave(run_verb("generate", sys.argv[1:], lambda run: generate(run, sys.stdin.buffer, sys.stdout)))

@@ -1,8 +1,8 @@
-"""Have a model continue the beginnings of natural paragraphs: python -m atelier.engine.imitate run.json
+"""Let a model continue the beginnings of natural paragraphs: python -m atelier.engine.imitate run.json
 
 run.json: config is an Imitate (engine/config/generation.py), inputs {"model", "tokens", "tokenizer"}, output
-"imitations": imitations.jsonl, a line {"split", "prefix", "temperature", "original", "generated"}; `original`
-and `generated` are token ids that begin with the same `prefix` tokens and end with a sentence.
+"imitations": imitations.jsonl, lines {"split", "prefix", "temperature", "original", "generated"}; `original`
+and `generated` are token ids that share the first `prefix` tokens and end with a sentence.
 
 B rows
 """
@@ -39,7 +39,7 @@ _DOCUMENT, _PLACE, _SENTENCES, _HEAT = 1, 2, 3, 4  # lanes
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A natural paragraph to continue at `temperature`; `number` names its random draws."""
+    """A natural paragraph to continue at `temperature`; `number` seeds its random draws."""
 
     split: str
     number: int
@@ -49,16 +49,16 @@ class Paragraph:
 
 
 def paragraphs(text: TokenText, sentences: Sentences, asked: Imitate, count: int) -> list[Paragraph]:
-    """Draw `count` natural paragraphs: whole sentences of one document, of which the prefix is at most half.
+    """Draw `count` natural paragraphs: whole sentences of one document; the prefix is at most half.
 
-    Raises DataError when no document is long enough.
+    Raises DataError if no document is long enough.
     """
     chance = Chance(asked.seed, "imitate", text.split)
     long_E = np.flatnonzero(text.lengths_D > asked.tokens // 2)
     if not len(long_E):
         raise DataError(
             f"{text.source()}: {text.split} has no document of {asked.tokens // 2} tokens; "
-            "a smaller imitate.tokens has some"
+            "reduce imitate.tokens"
         )
     found: list[Paragraph] = []
     for number in range(count * TRIES):
@@ -83,7 +83,7 @@ def paragraphs(text: TokenText, sentences: Sentences, asked: Imitate, count: int
 
 
 def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
-    """The paragraphs in batches of prefixes of about the same length."""
+    """The paragraphs in batches of prefixes of similar length."""
     alike = sorted(found, key=lambda each: each.prefix)
     for first in range(0, len(alike), ROWS):
         yield alike[first : first + ROWS]
@@ -96,7 +96,7 @@ def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     source, tokens = input_of(run, "model"), input_of(run, "tokens")
     generator = read_generator(source, scratch, gang.device)
     if (kind := generator.model.spec).reads_encoder:
-        raise ConfigError("imitate.model", f"is of kind {kind.kind}, which has an encoder", "a decoder")
+        raise ConfigError("imitate.model", f"is of kind {kind.kind}, which has an encoder", "use a decoder")
     check_tokenizer(source, input_of(run, "tokenizer"))
     sentences = Sentences(generator.vocabulary)
     found = _chosen(tokens, sentences, asked, scratch)
@@ -132,7 +132,7 @@ def _chosen(tokens: ArtifactInput, sentences: Sentences, asked: Imitate, scratch
         mine = paragraphs(TokenText(tokens, scratch, split), sentences, asked, count)
         if not mine:
             raise DataError(
-                f"{tokens.url}: no paragraph of {asked.tokens} tokens in {split}; imitate.tokens=32?"
+                f"{tokens.url}: no paragraph of {asked.tokens} tokens in {split}; try imitate.tokens=32"
             )
         found += mine
     return found
@@ -162,18 +162,18 @@ def _continued(
 
 
 def check_tokenizer(model: ArtifactInput, tokenizer: ArtifactInput) -> None:
-    """Raise ConfigError for a model with another tokenizer: its ids mean other text."""
+    """Raise ConfigError if the model has another tokenizer: its ids mean other text."""
     own, given = model.entry(TOKENIZER).sha256, tokenizer.entry(TOKENIZER).sha256
     if own != given:
         raise ConfigError(
             "imitate.model",
             f"its tokenizer is {own[:8]}, that of the text {given[:8]}",
-            "take one trained on it",
+            "use one trained on this text",
         )
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code; one JSON line reports how it ended."""
+    """Run the command and return the exit code; one JSON line reports the end."""
     return run_verb("imitate", arguments, lambda run: imitate(run, parse(Imitate, run.config, "config")))
 
 

@@ -1,8 +1,8 @@
 """Prepare data: python -m atelier.engine.prepare run.json
 
-The run file's task is the verb: curate, learn_tokenizer, encode, label, render, extract or
-describe. Progress, the summary or a user's error are JSON lines on stdout. Torch is never loaded: this starts
-in well under a second.
+The run file's task is the verb: curate, learn_tokenizer, encode, label, render, extract or describe.
+Progress, summary and errors are JSON lines on stdout. Torch is never imported, so this starts in well under a
+second.
 """
 
 import os
@@ -67,7 +67,7 @@ def _label(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
 
 
 def _render(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
-    from atelier.engine.data.render import render  # jinja2 takes 0.1 s to load
+    from atelier.engine.data.render import render  # importing jinja2 takes 0.1 s
 
     config = parse(RenderConfig, run.config, "config")
     output, model = output_of(run, "chats"), input_of(run, "model")
@@ -111,7 +111,7 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Json]:
         near = nearest(run.task, VERBS)
         raise ConfigError(
             "run.task",
-            f"{run.task} is no task of preparation",
+            f"{run.task} is not a preparation task",
             f"known: {', '.join(VERBS)}" + (f"; did you mean {near}?" if near else ""),
         )
     output, summary = VERBS[run.task](run, Path(run.scratch), Progress(stream))
@@ -120,7 +120,7 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Json]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code: 0, or the error's. One JSON line reports how it ended."""
+    """Run the command and return the exit code: 0, or the error's. One JSON line reports the end."""
 
     def act(run: RunFile) -> dict[str, Json]:
         if isinstance(run.layout.threads, int):  # read by the tokenizer's thread pool when it starts

@@ -1,6 +1,6 @@
 """Train every model that a run file describes: python -m atelier.engine.train run.json
 
-A single process as it is; a gang with RANK and WORLD_SIZE set in each process: `torchrun --nproc-per-node 8
+A single process runs directly; a gang needs RANK and WORLD_SIZE in each process: `torchrun --nproc-per-node 8
 -m atelier.engine.train run.json`, or Atelier's launcher. Started again, it resumes from the newest good
 checkpoints. Exit codes: 0 done, 75 stopped on request with a checkpoint, 2 bad input, 1 failed. stdout: JSON
 lines.
@@ -35,9 +35,9 @@ from atelier.engine.parallel.gang import Gang, start_gang
 
 
 def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
-    """Run all trainings one after another; checkpoints are removed last, when everything is published. One in
-    which roles diverge does not keep the others from running. Raises DivergedError for those, or
-    AllDivergedError where nothing is published.
+    """Run all trainings in order; checkpoints are removed last, when everything is published. Diverged roles
+    of one training do not stop the others. Raises DivergedError for them at the end, or AllDivergedError if
+    nothing is published.
     """
     config = parse(Trainings, run.config, "config")
     scratch = Path(run.scratch)
@@ -63,7 +63,7 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
             roles = run_training(training, services)
         except (AllDivergedError, DivergedError) as error:
             names = ", ".join(member.output for member in training.members.values() if member.output)
-            diverged[names] = error.with_traceback(None)  # it would keep the roles in memory
+            diverged[names] = error.with_traceback(None)  # a traceback would keep the roles in memory
         services = replace(services, began=time.monotonic())
         report.before += training.end
         if not training.train.keep:
@@ -75,7 +75,7 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
 
 def run_training(training: Training, services: TrainingServices) -> list[RoleState]:
     """Train all roles from their checkpoints to their ends and publish the requested outputs; returns the
-    roles that took part. After a rollback it begins again, from earlier checkpoints.
+    roles that took part. After a rollback it starts again from earlier checkpoints.
 
     Raises StoppedError after a clean stop, with everything checkpointed.
     """
@@ -94,10 +94,10 @@ def run_training(training: Training, services: TrainingServices) -> list[RoleSta
 
 def train_from(history: History, training: Training, services: TrainingServices) -> list[RoleState]:
     """One attempt, from the newest checkpoints that fit `history` to the end. Returns the roles that took
-    part; none where everything is finished.
+    part; none if everything is finished.
 
-    All roles see the batches of one clock, the gang's step; one that has come further waits for it. A role is
-    a network, its optimiser, objectives and checkpointed decisions. A checkpoint is written every
+    All roles see the batches of one clock, the gang's step; roles that are ahead wait for it. A role is a
+    network with optimiser, objectives and checkpointed decisions. Checkpoints are written every
     `train.checkpoint_every` steps, where another trajectory branches off, at the end, and before a stop.
     """
     gang, layout = services.build_context.gang, services.build_context.layout
@@ -116,16 +116,16 @@ def train_from(history: History, training: Training, services: TrainingServices)
         for clock in trainer.diverged.clocks(trainer.begin, trainer.end):
             step = trainer.begin_step(
                 clock
-            )  # who trains, on what; a stop request saves and raises StoppedError
+            )  # roles and data of the step; a stop request saves and raises StoppedError
             # forward, backward and update of every role, students beside their teacher; a bad step: no update
             outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)
             outcomes |= trainer.after_step(step)  # extensions step the roles that they own
             outcomes |= step.passed_over()  # roles that leave this step out, rolled back or away
             trainer.measure(step, outcomes)
-            trainer.exchange(step, outcomes)  # with others, where an extension does
+            trainer.exchange(step, outcomes)  # exchange with others, if an extension does
             trainer.evaluate_if_due(outcomes)
             trainer.log(step, outcomes)  # a metric line of every role
-            trainer.act_on_faults(step, outcomes)  # after a bad step: go on, raise RolledBack, or end
+            trainer.act_on_faults(step, outcomes)  # after a bad step: continue, raise RolledBack, or end
             trainer.save_if_due(clock + 1)
             trainer.show_progress(step, outcomes)
         trainer.settle()  # the last checkpoints are written

@@ -1,9 +1,9 @@
-"""Have a finished model write text: python -m atelier.engine.write run.json
+"""Let a finished model write training text: python -m atelier.engine.write run.json
 
-run.json: config is a Written (engine/config/generation.py), inputs {"model", "corpus"}, output "corpus": of
-documents that train, those that were chosen, each with its beginning as it was and the rest written by the
-model, `cut` where it has no end; held-out documents as they are. Model and reader may have different
-tokenizers. What is finished is kept beside the output, ROWS documents a file.
+run.json: config is a Written (engine/config/generation.py), inputs {"model", "corpus"}, output "corpus": the
+chosen training documents, each with its original beginning and the rest written by the model, `cut` if it has
+no end; held-out documents are unchanged. Model and reader may have different tokenizers. Finished texts are
+kept beside the output, ROWS documents per file.
 """
 
 import hashlib
@@ -33,19 +33,19 @@ from atelier.engine.io.storage import join, read_bytes, remove, write_bytes
 from atelier.engine.parallel.gang import start_gang
 
 LANE = "write"
-SPOOL = "payload-spool-"  # what is left of one is collected like any unfinished payload
+SPOOL = "payload-spool-"  # leftovers are collected like unfinished payloads
 
 
 class WrittenText(TypedDict):
-    """`cut`: at the limit of tokens, where it has no end."""
+    """`cut`: it reached the limit of tokens without an end."""
 
     text: str
     cut: NotRequired[bool]
 
 
 def write(run: RunFile, asked: Written) -> dict[str, Json]:
-    """Write documents.jsonl; returns the summary. Memory does not grow with what is written, and a run that
-    was killed goes on where it stopped. Raises DataError when no document is long enough.
+    """Write documents.jsonl; returns the summary. Memory does not grow with the text, and a killed run
+    resumes where it stopped. Raises DataError if no document is long enough.
     """
     scratch, corpus = Path(run.scratch), input_of(run, "corpus")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
@@ -54,8 +54,8 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
     begins_D, chosen_N = beginnings(documents, generator, asked)
     if not len(chosen_N):
         raise DataError(
-            f"data.written: no document has more than {asked.prefix} tokens of the model; a smaller "
-            "data.written.prefix has some"
+            f"data.written: no document has more than {asked.prefix} tokens of the model; reduce"
+            " data.written.prefix"
         )
     spool = _spool(run, gang.device.type)
     places = [join(spool, f"{first // ROWS:08d}.jsonl") for first in range(0, len(chosen_N), ROWS)]
@@ -79,7 +79,7 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
 def _assemble(
     corpus: ArtifactInput, chosen_N: np.ndarray, places: list[str], output: ArtifactOutput, scratch: Path
 ) -> dict[str, Json]:
-    """Add documents.jsonl: what was written, and held-out documents as they are. Returns the summary."""
+    """Add documents.jsonl: the written texts, and unchanged held-out documents. Returns the summary."""
     texts = (text for place in places for text in _texts(place) or ())
     numbers, is_cut = iter(map(int, chosen_N)), 0
     chosen = next(numbers)
@@ -88,7 +88,7 @@ def _assemble(
     with open(path, "w", encoding="utf-8") as target:
         for number, line in enumerate(corpus_lines(corpus, scratch)):
             if number == chosen:
-                line.pop("cut", None)  # that of the text that is replaced
+                line.pop("cut", None)  # it belongs to the replaced text
                 line, chosen = {**line, **next(texts)}, next(numbers, -1)
                 is_cut += line.get("cut", False)
             elif line["split"] == TRAIN:
@@ -109,7 +109,7 @@ def _assemble(
 
 
 def _spool(run: RunFile, device: str) -> str:
-    """Where finished texts are kept until all are: beside the output, one for what has the same bits."""
+    """The folder for finished texts until all are done: beside the output, one per set of equal bits."""
     folder, _, _ = run.outputs["corpus"].rstrip("/").rpartition("/")
     what = canonical([run.version, run.config, ROWS, str(run.layout.threads), device])
     return join(folder, f"{SPOOL}{hashlib.sha256(what).hexdigest()[:8]}")
@@ -121,7 +121,7 @@ def _keep(place: str, texts: list[WrittenText]) -> None:
 
 
 def _texts(place: str) -> list[WrittenText] | None:
-    """The texts that are kept at `place`; None where there are none, or damaged ones."""
+    """The texts kept at `place`; None if there are none, or damaged ones."""
     try:
         digest, _, body = read_bytes(place).partition(b"\n")
     except FileNotFoundError:
@@ -132,8 +132,8 @@ def _texts(place: str) -> list[WrittenText] | None:
 
 
 def beginnings(path: Path, generator: Generator, asked: Written) -> tuple[np.ndarray, np.ndarray]:
-    """Where each document begins in the file, and the places, in order, of `asked.documents` of the longer
-    ones; a model with learned positions has to have room for more.
+    """The start of each document in the file, and the indices, in order, of `asked.documents` of the longer
+    ones; with learned positions the model must have room for more.
     """
     with open(path, "rb") as file:
         begins_D = np.fromiter(accumulate(map(len, file), initial=0), dtype=np.int64)[:-1]
@@ -152,7 +152,7 @@ def beginnings(path: Path, generator: Generator, asked: Written) -> tuple[np.nda
 def _begun(
     file: IO[bytes], number: int, begins_D: np.ndarray, generator: Generator, asked: Written
 ) -> tuple[list[int], str] | None:
-    """What a document begins with: the model's ids and the text; None where it does not train or is short."""
+    """A document's first ids and their text; None if it is not for training or too short."""
     file.seek(begins_D[number])
     line = json.loads(file.readline())
     begun = generator.vocabulary.begun(line["text"], asked.prefix) if line["split"] == TRAIN else None
@@ -162,7 +162,7 @@ def _begun(
 def _continued(
     generator: Generator, numbers: np.ndarray, begun: Sequence[tuple[list[int], str]], asked: Written
 ) -> list[WrittenText]:
-    """The text of each document, drawn with random numbers of its own."""
+    """The text of each document, drawn with its own random numbers."""
     prompts, encoders = [ids for ids, _ in begun], None
     if generator.model.spec.reads_encoder:
         encoders = [[*prompt, generator.vocabulary.end_id] for prompt in prompts]
@@ -186,13 +186,13 @@ def _continued(
 
 
 def _text(vocabulary: Vocabulary, begun: tuple[list[int], str], ids: list[int], has_end: bool) -> WrittenText:
-    """What was written, without the part of a character at which it was cut."""
+    """The written text, without a partial character at its end."""
     text = begun[1] + vocabulary.behind(begun[0], ids, has_end=has_end)
     return {"text": text} if has_end else {"text": text, "cut": True}
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return the exit code; one JSON line reports how it ended."""
+    """Run the command and return the exit code; one JSON line reports the end."""
     return run_verb("write", arguments, lambda run: write(run, parse(Written, run.config, "config")))
 
 

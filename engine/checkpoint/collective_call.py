@@ -24,7 +24,7 @@ class RankGroup(Protocol):
     def world(self) -> int: ...
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """A gloo process group that carries nothing else while a save is under way; None when world is 1."""
+        """A gloo process group with no other traffic while a save is under way; None if world is 1."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SingleRank:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error as plain values: exceptions of other libraries' classes may not survive pickling."""
+    """An error as plain values, because exceptions of other libraries may not survive pickling."""
 
     kind: str
     arguments: tuple[str | int | None, ...]
@@ -72,7 +72,7 @@ def all_or_none(
     """Run `work` on every rank, then `decide` on rank 0 over all results in rank order; return this rank's
     answer.
 
-    An error in any `work` or in `decide` is raised on every rank; on the rank where it happened it is the
+    An error in any `work` or in `decide` is raised on every rank; the rank where it happened gets the
     original exception.
     """
     mine: Work | _Failure
@@ -115,7 +115,7 @@ def _gather(gang: RankGroup, item: Item) -> list[Item] | None:
         return [item]
     found = [None] * gang.world if gang.rank == 0 else None
     dist.gather_object(item, found, group=gang.group, group_dst=0)
-    return cast(list[Item] | None, found)  # the call has filled it in
+    return cast(list[Item] | None, found)  # filled in by the call
 
 
 def _scatter(gang: RankGroup, answers: list[Item] | None) -> Item:

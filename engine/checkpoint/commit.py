@@ -1,8 +1,8 @@
-"""Atomic commit of a checkpoint: whole or not at all. Rank 0 commits what all ranks wrote.
+"""Atomic commit of a checkpoint: complete or not at all. Rank 0 commits the files of all ranks.
 
 Local folders: files in a temporary sibling folder, fsync, manifest last, fsync, rename, fsync of the parent.
-Other stores have no rename: files under new names at the address itself, then manifest.json, whose appearance
-is the commit. An existing checkpoint is replaced through its manifest, in one step, on both.
+Other stores have no rename: files get new names at the address itself, then manifest.json commits them. On
+both, an existing checkpoint is replaced through its manifest in one step.
 """
 
 import secrets
@@ -38,15 +38,15 @@ class Commit:
         self.url = url.rstrip("/")
         self.attempt = secrets.token_hex(
             4
-        )  # in every file name, so that no attempt ever writes over another's files
+        )  # in every file name, so that attempts never overwrite each other's files
         parent, name = self.url.rsplit("/", 1)
         self.parent = parent
         self.place = join(parent, f"{TEMPORARY}{name}-{self.attempt}") if is_local(url) else self.url
 
     def begin(self) -> None:
-        """Create the folder and remove what killed attempts left: saves to one folder never overlap."""
+        """Create the folder and remove files of killed attempts; saves to one folder never overlap."""
         if not is_local(self.url):
-            make_remote_folder(self.url)  # ranks that each made it would race, and some stores refuse
+            make_remote_folder(self.url)  # created once: ranks would race, and some stores refuse
             return
         folder = local_path(self.parent)
         make_folder(folder)
@@ -56,9 +56,9 @@ class Commit:
         local_path(self.place).mkdir()
 
     def finish(self, manifest: Manifest) -> None:
-        """Make `manifest` the checkpoint at the address; an undamaged one with the same content stays.
+        """Make `manifest` the checkpoint at the address; an undamaged one with equal content stays.
 
-        Raises DamageError when rank 0 does not see the files that other ranks wrote.
+        Raises DamageError if rank 0 does not see the files of other ranks.
         """
         self._check_sizes(manifest)
         if exists(self.url) and self._is_there(manifest):
@@ -98,7 +98,7 @@ class Commit:
         place.rmdir()
 
     def _check_sizes(self, manifest: Manifest) -> None:
-        """Raise DamageError when rank 0 does not see what other ranks wrote: they do not share its folder."""
+        """Raise DamageError if rank 0 does not see the other ranks' files: they have another folder."""
         for entry in manifest.files:
             place = join(self.place, entry.path)
             try:
@@ -108,7 +108,7 @@ class Commit:
                     f"{place}: not visible to rank 0; checkpoints need storage that all ranks share"
                 ) from None
             if found != entry.bytes:
-                raise DamageError(f"{place}: {found} bytes where {entry.bytes} were written")
+                raise DamageError(f"{place}: has {found} bytes, but {entry.bytes} were written")
 
     def _is_there(self, manifest: Manifest) -> bool:
         try:

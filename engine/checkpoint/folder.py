@@ -1,4 +1,4 @@
-"""The checkpoints of a trajectory: list, verify, find the newest good one, retain."""
+"""The checkpoints of a trajectory: list, verify, find the newest good one, remove old ones."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ def address(folder_url: str, step: int) -> str:
 
 
 def step_of(url: str) -> int:
-    """The step in a checkpoint's folder name; raises ConfigError for any other name."""
+    """The step in a checkpoint's folder name. Raises ConfigError for any other name."""
     name = url.rstrip("/").rsplit("/", 1)[-1]
     found = _STEP.fullmatch(name)
     if not found or step_name(int(found[1])) != name:
@@ -35,7 +35,7 @@ def step_of(url: str) -> int:
 
 
 def steps(folder_url: str) -> list[int]:
-    """The steps that have a checkpoint, whole or not, ascending."""
+    """The steps that have a checkpoint, complete or not, ascending."""
     found = []
     for name in names(folder_url):
         with suppress(ConfigError):
@@ -44,7 +44,7 @@ def steps(folder_url: str) -> list[int]:
 
 
 def verify(url: str, *, trajectory: str | None = None) -> list[str]:
-    """Every damage of the checkpoint at `url`, one line each with the file; [] when it is intact."""
+    """All damage of the checkpoint at `url`, one line per file; [] if it is intact."""
     try:
         manifest = read_manifest(url, step=step_of(url), trajectory=trajectory)
     except DamageError as damage:
@@ -64,9 +64,9 @@ def verify(url: str, *, trajectory: str | None = None) -> list[str]:
 def newest_good(
     folder_url: str, *, trajectory: str, at_most: int | None = None
 ) -> tuple[int | None, list[str]]:
-    """The newest step up to `at_most` that is whole and of this trajectory, and the damages of newer ones.
+    """The newest step up to `at_most` with a complete checkpoint of this trajectory; damage of newer ones.
 
-    Reads every byte of what it verifies: call it on one rank and broadcast the result.
+    Reads every byte that it verifies: call it on one rank and broadcast the result.
     """
     damages: list[str] = []
     for step in reversed(steps(folder_url)):
@@ -80,10 +80,10 @@ def newest_good(
 
 
 def retain(folder_url: str, keep: int, protected: set[int]) -> list[int]:
-    """Remove checkpoints older than the `keep` newest, but never a protected step; returns the removed steps.
+    """Remove checkpoints older than the `keep` newest, except protected steps; returns the removed steps.
 
-    A checkpoint with a damaged manifest, a missing file or one of another size does not count, so that `keep`
-    usable ones remain. Each disappears from `steps` at once, not file by file.
+    Checkpoints with a damaged manifest, or a file that is missing or of another size, do not count, so that
+    `keep` usable ones remain. Each disappears from `steps` at once, not file by file.
 
     Raises ConfigError for keep < 1.
     """
@@ -101,7 +101,7 @@ def retain(folder_url: str, keep: int, protected: set[int]) -> list[int]:
 
 
 def looks_whole(url: str, step: int) -> bool:
-    """True when the manifest is good and every file has its size; reads no tensor data."""
+    """Whether the manifest is good and every file has its size; reads no tensor data."""
     try:
         manifest = read_manifest(url, step=step)
         return all(size(join(url, entry.path)) == entry.bytes for entry in manifest.files)
@@ -112,7 +112,7 @@ def looks_whole(url: str, step: int) -> bool:
 def drop(url: str) -> None:
     """Remove a checkpoint; it disappears from `steps` at once, not file by file."""
     if not is_local(url):
-        remove(join(url, MANIFEST))  # first: without it the rest is no checkpoint
+        remove(join(url, MANIFEST))  # first: without it the rest is not a checkpoint
         remove(url)
         return
     path = local_path(url)
@@ -124,9 +124,7 @@ def drop(url: str) -> None:
 
 
 def remove_strays(url: str, manifest: Manifest) -> None:
-    """Remove files in a checkpoint's folder that its manifest does not list: of replaced or
-    unfinished saves.
-    """
+    """Remove files that the manifest does not list, from replaced or unfinished saves."""
     listed = {MANIFEST, *(entry.path for entry in manifest.files)}
     for name in names(url):
         if name not in listed:

@@ -1,8 +1,7 @@
-"""manifest.json, whose appearance commits a checkpoint. It lists the location of each tensor's chunks, the
-values and the files' digests.
+"""manifest.json, which commits a checkpoint. It lists the location of each tensor's chunks, the values and
+the files' digests.
 
-Its own digest covers its exact bytes, at a fixed place at the beginning, and is compared before anything is
-parsed.
+Its own digest covers its exact bytes, is at a fixed place at the start, and is compared before parsing.
 """
 
 import math
@@ -40,7 +39,7 @@ class Chunk(Spec):
 
 
 class StoredTensor(Spec):
-    """A tensor: its chunks do not overlap and together cover it."""
+    """A tensor; its chunks do not overlap and together cover it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,25 +60,25 @@ class Manifest(Spec):
     trajectory: str
     world: int = Field(ge=1, description="ranks that wrote it; any number may read it")
     codes: tuple[str, ...] = Field(
-        (), description="digests of the maps of the codes that computed it, the newest last; none = not known"
+        (), description="digests of the code maps that computed it, newest last; none = unknown"
     )
     libraries: tuple[str, ...] = Field(
-        (), description="versions that computed it, the newest last; none = not known"
+        (), description="library versions that computed it, newest last; none = unknown"
     )
-    computed: str = Field("", description="arithmetic that it was computed in; '' = not known")
-    held_out: str = Field("", description="what its eval/loss was measured on; '' = not known")
+    computed: str = Field("", description="arithmetic of its computation; '' = unknown")
+    held_out: str = Field("", description="name of the windows of its eval/loss; '' = unknown")
     files: tuple[FileEntry, ...]
     tensors: dict[str, StoredTensor]
     values: list[tuple[tuple[str | int, ...], Stored]]
 
     def model_post_init(self, context: None) -> None:
         if self.schema_ != SCHEMA:
-            raise ValueError(f"schema {self.schema_} is not {SCHEMA}, the one this version reads")
+            raise ValueError(f"schema {self.schema_} is not {SCHEMA}, which this version reads")
         if any(chunk.file >= len(self.files) for stored in self.tensors.values() for chunk in stored.chunks):
-            raise ValueError("a tensor lies in a file that is not listed")
+            raise ValueError("a tensor is in a file that is not listed")
 
     def content(self) -> dict[str, Json]:
-        """What is saved, without file names: equal for two saves of one state in one layout."""
+        """The saved content without file names, equal for two saves of one state in one layout."""
         body = self.model_dump(mode="json", by_alias=True)
         return {**body, "files": [entry.sha256 for entry in self.files]}
 
@@ -89,7 +88,7 @@ class Manifest(Spec):
         return with_digest(body)
 
     def metadata(self) -> Metadata:
-        """The tensors as torch.distributed.checkpoint describes them, for its planning."""
+        """The tensors as torch.distributed.checkpoint describes them for planning."""
         described: dict[str, STORAGE_TYPES] = {}
         for name, stored in self.tensors.items():
             described[name] = TensorStorageMetadata(
@@ -104,14 +103,14 @@ class Manifest(Spec):
 
 
 def key(name: str, offset: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...]) -> str:
-    """The name of a chunk inside its file: the tensor's own for a whole tensor, else with its offset."""
+    """The name of a chunk in its file: the tensor's own for a whole tensor, otherwise with its offset."""
     return name if tuple(shape) == tuple(whole) else f"{name}@{','.join(map(str, offset))}"
 
 
 def read_manifest(url: str, *, step: int | None = None, trajectory: str | None = None) -> Manifest:
     """The verified manifest of the checkpoint at `url`.
 
-    Raises DamageError for a flipped bit or a manifest of another step or trajectory.
+    Raises DamageError for a flipped bit, or a manifest of another step or trajectory.
     """
     place = join(url, MANIFEST)
     manifest = _opened(place)
@@ -129,7 +128,7 @@ def _opened(place: str) -> Manifest:
 
 
 def read_file(place: str) -> bytes:
-    """All bytes of a file; raises DamageError when it is missing or cannot be read."""
+    """All bytes of a file. Raises DamageError if it is missing or cannot be read."""
     try:
         return read_bytes(place)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Load a checkpoint into the tensors of a state, in any layout. Nothing is parsed before its digest agrees.
+"""Load a checkpoint into a state's tensors, in any layout. Nothing is parsed before its digest is verified.
 
-Which saved chunk overlaps which local shard is computed by torch.distributed.checkpoint's planner.
+torch.distributed.checkpoint's planner finds which saved chunks overlap which local shards.
 """
 
 from collections import defaultdict
@@ -23,11 +23,11 @@ from atelier.engine.io.storage import join
 def load(url: str, state: State, *, step: int, trajectory: str, gang: RankGroup) -> Nested:
     """Fill the tensors of `state` from the checkpoint at `url`; return its Python values, nested.
 
-    Every rank calls it; the layout may differ from the one that saved. The state's own Python values are
-    ignored; tensors that only the checkpoint has are not read. DamageError names the file that is damaged or
-    not of this step and trajectory. ConfigError names the tensor that the checkpoint lacks or has with
-    another shape or dtype, before any tensor is changed. After a DamageError in a data file the tensors are
-    partly filled: load another checkpoint.
+    Every rank calls it; the layout may differ from the saving one. The state's own Python values are ignored;
+    tensors that only the checkpoint has are not read. DamageError names a file that is damaged or of another
+    step or trajectory. ConfigError names a tensor that the checkpoint lacks or has with another shape or
+    dtype, before any tensor changes. After a DamageError in a data file the tensors are partly filled: load
+    another checkpoint.
     """
     check_gang(gang)
     drain()  # a save under way uses the gang's group
@@ -38,9 +38,8 @@ def load(url: str, state: State, *, step: int, trajectory: str, gang: RankGroup)
 
 
 def load_full(url: str, prefix: str = "") -> dict[str, torch.Tensor]:
-    """All tensors of the checkpoint at `url` whose names begin with `prefix` on the CPU, whole, by dotted
-    name. Raises DamageError naming the
-    file that is damaged.
+    """All tensors of the checkpoint at `url` whose names begin with `prefix`, whole, on the CPU, by dotted
+    name. Raises DamageError naming a damaged file.
     """
     manifest = read_manifest(url, step=step_of(url))
     pieces: defaultdict[int, list[tuple[str, Chunk]]] = defaultdict(list)
@@ -72,7 +71,7 @@ class _Reading:
         if step_of(self.url) != self.step:
             raise ConfigError(
                 self.url,
-                f"the address of another step than {self.step}",
+                f"is not the address of step {self.step}",
                 "use atelier.engine.checkpoint.folder.address",
             )
         self.manifest = read_manifest(self.url, step=self.step, trajectory=self.trajectory)
@@ -83,7 +82,7 @@ class _Reading:
         self.items = self.planner.create_local_plan().items
 
     def fill(self) -> None:
-        """Read each file that this rank needs once, verify it, and copy its chunks into the tensors."""
+        """Read and verify each file that this rank needs once, and copy its chunks into the tensors."""
         wanted: defaultdict[int, list[tuple[ReadItem, Chunk]]] = defaultdict(list)
         for item in self.items:
             chunk = self._chunk(item)
@@ -107,12 +106,12 @@ class _Reading:
         stored = self.manifest.tensors.get(name)
         if stored is None:
             near = nearest(name, self.manifest.tensors)
-            raise ConfigError(place, f"has no tensor {name}", f"the nearest it has is {near}" if near else "")
+            raise ConfigError(place, f"has no tensor {name}", f"the nearest name is {near}" if near else "")
         if stored.shape != tuple(tensor.shape):
             raise ConfigError(
                 place,
                 f"{name} has shape {stored.shape}, the state's has {tuple(tensor.shape)}",
-                "build the model it was saved from",
+                "build the model that was saved",
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         if stored.dtype != dtype:
@@ -128,14 +127,14 @@ class _Reading:
 def _piece(
     url: str, manifest: Manifest, file: dict[str, torch.Tensor], name: str, chunk: Chunk
 ) -> torch.Tensor:
-    """The tensor of a parsed file that holds `chunk`. Raises DamageError when it does not match the
+    """The tensor of a parsed file that holds `chunk`. Raises DamageError if it does not match the
     manifest.
     """
     place = join(url, manifest.files[chunk.file].path)
     stored = manifest.tensors[name]
     found = file.get(key(name, chunk.offset, chunk.shape, stored.shape))
     if found is None or tuple(found.shape) != chunk.shape or found.dtype != getattr(torch, stored.dtype):
-        raise DamageError(f"{place}: does not hold {name} at {chunk.offset} as the manifest says")
+        raise DamageError(f"{place}: does not hold {name} at {chunk.offset}, where the manifest has it")
     return found
 
 

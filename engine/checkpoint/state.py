@@ -1,7 +1,7 @@
 """A checkpoint's content as flat lists: tensors by dotted name, Python values by path.
 
-Values survive JSON exactly; what cannot is refused. The name of anything that differs from rank to rank
-contains `rank.<r>.` with the rank that owns it; everything else is equal on all ranks.
+Values survive JSON exactly; others are refused. Names of values that differ between ranks contain `rank.<r>.`
+with the owning rank; everything else is equal on all ranks.
 """
 
 import math
@@ -20,7 +20,7 @@ Plain: TypeAlias = (
 )
 Tree: TypeAlias = torch.Tensor | Plain | Mapping[str | int, "Tree"]
 State = Mapping[str, Tree]
-Nested = dict[Any, Any]  # Tree without tensors: who reads it knows what was saved
+Nested = dict[Any, Any]  # Tree without tensors; readers know its types
 Value = tuple[Keys, Json]  # encoded
 
 _OWNER = re.compile(r"(?:^|\.)rank\.(\d+)(?:\.|$)")
@@ -32,15 +32,15 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def owner(name: str) -> int | None:
-    """The rank that alone owns the value called `name`; None when all ranks have the same."""
+    """The rank that owns the value `name` alone; None if all ranks have the same value."""
     found = _OWNER.search(name)
     return int(found[1]) if found else None
 
 
 def tensors_of(state: State) -> dict[str, torch.Tensor]:
-    """Every tensor of a nested dict by its dotted name; the tensors are those of `state`, not copies.
+    """Every tensor of a nested dict by dotted name, not copied.
 
-    Raises ConfigError when two tensors have the same dotted name.
+    Raises ConfigError if two tensors have the same dotted name.
     """
     result: dict[str, torch.Tensor] = {}
     for path, leaf in _leaves(state):
@@ -79,7 +79,7 @@ def values_of(state: State, rank: int) -> list[Value]:
 
 
 def merged(parts: list[list[Value]]) -> list[Value]:
-    """The values of all ranks as one list. Raises ConfigError for one that differs without a rank's name."""
+    """The values of all ranks as one list. Raises ConfigError if a value without rank in its name differs."""
     result: dict[Keys, Json] = {}
     first: dict[Keys, int] = {}
     for rank, values in enumerate(parts):
@@ -95,7 +95,7 @@ def merged(parts: list[list[Value]]) -> list[Value]:
 
 
 def nested(values: Iterable[Value]) -> Nested:
-    """The nested dict of which `values` is the flat form, without its tensors."""
+    """The nested dict whose flat form is `values`, without its tensors."""
     result: Nested = {}
     for path, value in values:
         branch = result
@@ -144,7 +144,7 @@ def encode(value: Tree, name: str) -> Json:
         raise ConfigError(
             name,
             "a tensor inside a list or tuple cannot be saved",
-            "put it in a dict, under a key of its own",
+            "put it in a dict, under its own key",
         )
     raise ConfigError(
         name,
@@ -155,12 +155,12 @@ def encode(value: Tree, name: str) -> Json:
 
 def _float(value: float, name: str) -> Json:
     if math.isnan(value):
-        raise ConfigError(name, "is NaN", "a checkpoint refuses NaN among its values")
+        raise ConfigError(name, "is NaN", "checkpoints store no NaN values")
     return value if math.isfinite(value) else {_FLOAT: repr(value)}
 
 
 def decode(value: Json) -> Plain:
-    """The value that `encode` was given: its inverse."""
+    """The inverse of `encode`."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

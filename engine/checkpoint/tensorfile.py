@@ -1,5 +1,5 @@
-"""One safetensors file of a checkpoint: hashed while it is written from the tensors' own memory, and parsed
-only after its digest agreed.
+"""One safetensors file of a checkpoint: hashed while written from the tensors' own memory, parsed only after
+its digest is verified.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ def write_tensors(url: str, name: str, tensors: dict[str, torch.Tensor]) -> File
 
 
 def read_tensors(url: str, entry: FileEntry) -> dict[str, torch.Tensor]:
-    """The tensors of a file of the checkpoint at `url`; the hashed bytes are the ones parsed.
+    """The tensors of a file of the checkpoint at `url`; exactly the hashed bytes are parsed.
 
-    Raises DamageError when size or digest do not match.
+    Raises DamageError if size or digest do not match.
     """
     place = join(url, entry.path)
     data = read_file(place)
     if len(data) != entry.bytes:
-        raise DamageError(f"{place}: {len(data)} bytes, its record says {entry.bytes}")
+        raise DamageError(f"{place}: has {len(data)} bytes, but its record has {entry.bytes}")
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise DamageError(f"{place}: content does not match its digest")
     return safetensors.torch.load(data)

@@ -1,8 +1,8 @@
-"""Save a state while training goes on: copy it, then write the copy in the background.
+"""Save a state while training continues: copy it, then write the copy in the background.
 
-Planning (which rank writes which shard, replicas once) is torch.distributed.checkpoint's. Its driver and
-writers are not used: they pickle the metadata and every non-tensor leaf, warn on every save without a process
-group, and wrap errors in their own types.
+torch.distributed.checkpoint plans which rank writes which shard, replicas once. Its driver and writers are
+not used: they pickle metadata and non-tensor values, warn on every save without a process group, and wrap
+errors in their own types.
 """
 
 import mmap
@@ -33,19 +33,19 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.model.weights import entry_of
 
-# A file is verified and parsed in memory, so this bounds what a load needs beside the state.
+# Files are verified and parsed in memory, so this limits a load's extra memory.
 FILE_BYTES = 256 << 20
 _ALIGN = 64  # bytes
 
-# One thread: saves follow one another in the order of the calls, which is the same on every rank, and only
-# one at a time uses the gang's group.
+# One thread: saves run in call order, which is equal on every rank, and only one at a time uses the gang's
+# group.
 _writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 
 Box = tuple[str, tuple[int, ...]]
 
 
 class About(TypedDict, total=False):
-    """Fields of the manifest that the caller knows."""
+    """Manifest fields that the caller knows."""
 
     codes: tuple[str, ...]
     libraries: tuple[str, ...]
@@ -54,22 +54,22 @@ class About(TypedDict, total=False):
 
 
 class Pending:
-    """A save under way. `blocked_s`: how long the caller was blocked by the copy."""
+    """A save under way. `blocked_s`: seconds that the copy blocked the caller."""
 
     def __init__(self, future: "Future[float]", blocked_s: float) -> None:
         self._future, self.blocked_s = future, blocked_s
 
     def done(self) -> bool:
-        """True when it has ended, successfully or not."""
+        """Whether it has ended, successfully or not."""
         return self._future.done()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is durable; raises the error of a failed save, the same on every rank."""
+        """Wait until the checkpoint is durable. Raises the error of a failed save, the same on every rank."""
         self._future.result()
 
     @property
     def write_s(self) -> float:
-        """Seconds from the start of writing to the commit; 0.0 until it has succeeded."""
+        """Seconds from the start of writing to the commit; 0.0 until it succeeded."""
         return self._future.result() if self.done() and self._future.exception() is None else 0.0
 
 
@@ -84,21 +84,20 @@ def save_async(
     **about: Unpack[About],
 ) -> Pending:
     """Save `state` at `url` (.../step-00000100) in the background; every rank calls it, in the same order.
-    `about` are other fields of the manifest; `spill`: a folder for the copy, of a state that does not fit
-    into memory.
+    `about`: further manifest fields; `spill`: a folder for the copy of a state that does not fit in memory.
 
-    When this returns, `state` may be changed: the save works on a copy. The copy lives until the save has
-    ended, so wait for the last save of a trajectory before the next. `state` is a nested dict of tensors,
-    DTensors and Python values (int, float, str, bool, None, lists and tuples of them) that are equal on all
-    ranks, or named `rank.<r>.*`. Raises ConfigError for an address of another step. `wait()` raises
-    ConfigError for what cannot be saved exactly and OSError for a full disk or an I/O error; then nothing of
-    this attempt is left and earlier checkpoints are unchanged.
+    After the return, `state` may change: the save uses a copy. The copy exists until the save ends, so wait
+    for a trajectory's last save before the next. `state` is a nested dict of tensors, DTensors and Python
+    values (int, float, str, bool, None, lists and tuples of them) that are equal on all ranks or named
+    `rank.<r>.*`. Raises ConfigError for an address of another step. `wait()` raises ConfigError for values
+    that cannot be saved exactly and OSError for a full disk or I/O error; then nothing of this attempt is
+    left and earlier checkpoints are unchanged.
     """
     started = time.perf_counter()
     check_gang(gang)
     if step_of(url) != step:
         raise ConfigError(
-            url, f"the address of another step than {step}", "use atelier.engine.checkpoint.folder.address"
+            url, f"is not the address of step {step}", "use atelier.engine.checkpoint.folder.address"
         )
     save = _Save(url, step, trajectory, gang, about)
     save.copy(state, spill)
@@ -115,7 +114,7 @@ def _planner() -> DefaultSavePlanner:
 
 
 def _copies(planner: DefaultSavePlanner, plan: SavePlan, spill: Path | None) -> dict[Box, torch.Tensor]:
-    """This rank's shards of all tensors, copied to CPU memory, or to a file of `spill`."""
+    """This rank's shards of all tensors, copied to CPU memory or to a file in `spill`."""
     sources = {_box(item): cast(torch.Tensor, planner.resolve_data(item)).detach() for item in plan.items}
     starts = list(
         accumulate((-(-source.nbytes // _ALIGN) * _ALIGN for source in sources.values()), initial=0)
@@ -134,14 +133,14 @@ def _copies(planner: DefaultSavePlanner, plan: SavePlan, spill: Path | None) -> 
 def _in_memory(size: int, on_device: bool) -> torch.Tensor:
     if on_device:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    # numpy asks for huge pages, torch does not: page faults are most of the copy's time
+    # numpy uses huge pages, torch does not: page faults take most of a copy's time
     return torch.from_numpy(np.empty(size, np.uint8))
 
 
 def _on_disk(size: int, folder: Path) -> torch.Tensor:
-    """Bytes of a file without a name, which is gone with the last tensor of it."""
+    """Bytes of an unnamed file, which is removed with its last tensor."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, not a signal later
+        os.posix_fallocate(file.fileno(), 0, size)  # a full disk raises now instead of a signal later
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
 
 
@@ -154,7 +153,7 @@ class _Save:
         self.values: list[Value] = []
         self.copies: dict[Box, torch.Tensor] = {}
         self.refused: Exception | None = None
-        self.commit: Commit | None = None  # this and what follows: rank 0 only
+        self.commit: Commit | None = None  # this and the following: rank 0 only
         self.described = Metadata({})
 
     def copy(self, state: State, spill: Path | None) -> None:
@@ -172,14 +171,14 @@ class _Save:
             self.refused = error
 
     def run(self) -> float:
-        """Plan collectively, write this rank's files, commit on rank 0; returns the seconds it took."""
+        """Plan collectively, write this rank's files, commit on rank 0; returns the seconds taken."""
         started = time.perf_counter()
         try:
             place, attempt, plan = all_or_none(self.gang, self._offer, self._begin)
             all_or_none(self.gang, lambda: self._write(place, attempt, plan), self._finish)
         except BaseException:
             if self.commit is not None:
-                with suppress(OSError):  # the original error is the one to raise
+                with suppress(OSError):  # raise the original error
                     self.commit.discard()
             raise
         finally:
@@ -252,7 +251,7 @@ def _key(item: WriteItem) -> str:
 
 
 def _groups(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Group the items into files of at most FILE_BYTES; a larger tensor gets a file of its own."""
+    """Group items into files of at most FILE_BYTES; a larger tensor gets its own file."""
     files: defaultdict[int, list[WriteItem]] = defaultdict(list)
     number, filled = 0, 0
     for item in sorted(items, key=_box):

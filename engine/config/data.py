@@ -217,7 +217,7 @@ class Labels(Spec):
     )
     max_chars: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
         default="auto",
-        description=f"prompts are cut to so many characters; auto: stdlib {STDLIB_CHARS}, others uncut",
+        description=f"prompts are cut to this many characters; auto: stdlib {STDLIB_CHARS}, others uncut",
     )
 
     @property

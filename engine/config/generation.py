@@ -19,7 +19,7 @@ TAGS = (
     "<|sentiment|>",
     "<|length|>",
 )  # special tokens, one before each attribute
-ROUND = 8  # requested lengths are multiples of so many tokens
+ROUND = 8  # requested lengths are multiples of this many tokens
 
 
 class GenerationAttributes(Spec):
@@ -59,7 +59,7 @@ class Sampling(Spec):
         default=1,
         ge=1,
         le=1000,
-        description="draw so many continuations and take the one that the model's own head rates most"
+        description="draw this many continuations and take the one that the model's own head rates highest"
         " natural; 1 to 1000",
     )
 

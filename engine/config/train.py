@@ -34,11 +34,11 @@ class Health(Spec):
     spike_sigmas: float = Field(
         default=6.0,
         ge=0,
-        description="spike: loss above its average by so many standard deviations and by spike_nats",
+        description="spike: loss above its average by this many standard deviations and by spike_nats",
     )
     spike_nats: float = Field(default=0.5, ge=0, description="spike: nats above the average loss")
     spike_norm: float = Field(
-        default=0.0, ge=0, description="spike: gradient norm so many times its average; 0 = not checked"
+        default=0.0, ge=0, description="spike: gradient norm as a multiple of its average; 0 = not checked"
     )
     spike_after: int = Field(default=20, ge=1, description="spike: number of first steps never judged")
     pass_over: int = Field(
@@ -61,7 +61,7 @@ class Health(Spec):
     hang_s: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         description=(
-            "restart the gang after so many seconds without progress of any rank; auto = 20 times the"
+            "restart the gang after this many seconds without progress of any rank; auto = 20 times the"
             " longest step, at least 600 s; 0 = never"
         ),
         json_schema_extra=HEALTH_LAYOUT,
@@ -213,13 +213,13 @@ class Train(Spec):
     keep_every: int = Field(
         default=0,
         ge=0,
-        description="keep checkpoints at multiples of so many steps; 0 = none",
+        description="keep checkpoints at multiples of this number of steps; 0 = none",
         json_schema_extra=LAYOUT,
     )
     keep_best: int = Field(
         default=0,
         ge=0,
-        description="keep so many checkpoints of lowest held-out loss per trajectory; 0 = none",
+        description="keep this many checkpoints of lowest held-out loss per trajectory; 0 = none",
         json_schema_extra=LAYOUT,
     )
     eval_every: int = Field(

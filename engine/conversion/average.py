@@ -1,4 +1,4 @@
-"""The mean of several models (engine/config/conversion/average.py), summed in float64."""
+"""Average several models (engine/config/conversion/average.py), summed in float64."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from atelier.engine.model.load import read_weights
 
 
 def convert(rule: AverageModels, parent: Parent, made: ModelSpec) -> Converted:
-    """The mean, in the first model's numbers. Raises ConfigError for a model of another shape."""
+    """The mean, in the first model's types. Raises ConfigError for a model of another shape."""
     models = [parent.weights]
     for role, which in rule.others.items():
         weights, spec = read_weights(parent.others[role], parent.scratch)

@@ -1,4 +1,4 @@
-"""Weights of another type (engine/config/conversion/cast.py)."""
+"""Convert weights to another type (engine/config/conversion/cast.py)."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from atelier.engine.conversion.contract import Converted, Parent, copied
 
 
 def convert(rule: Cast, parent: Parent, made: ModelSpec) -> Converted:
-    """The model as numbers of another type."""
+    """The model with weights of another type."""
     found, dtype = Converted(), getattr(torch, rule.dtype)
     widths = {weight.dtype.itemsize for weight in parent.weights.values()}
     for name, shape in made.shapes().items():
@@ -24,5 +24,5 @@ def convert(rule: Cast, parent: Parent, made: ModelSpec) -> Converted:
 def _cast(parent: Parent, name: str, dtype: torch.dtype) -> Tensor:
     cast = parent.weights[name].to(dtype)
     if not cast.isfinite().all():
-        raise ConfigError("convert.dtype", f"{name} has numbers beyond {dtype}", "dtype=bfloat16")
+        raise ConfigError("convert.dtype", f"{name} has values beyond {dtype}", "dtype=bfloat16")
     return cast

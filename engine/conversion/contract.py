@@ -1,8 +1,8 @@
-"""What a conversion is given and what it returns. engine/conversion/<kind>.py has
+"""Inputs and outputs of conversions. engine/conversion/<kind>.py has
 
     convert(rule, parent, made) -> Converted
 
-where `made` is the spec of the new model. Weights are read and made one by one, when they are written.
+where `made` is the spec of the new model. Weights are read and made one by one when they are written.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +23,8 @@ from atelier.engine.model.weights import Weight
 
 
 class WeightPiece(NamedTuple):
-    """Where some numbers of a new weight come from: a weight of a parent ('' = none), their share of the new
-    weight's numbers, what the rule did, and the parent's role.
+    """Origin of some numbers of a new weight: a weight of a parent ('' = none), their share of the new
+    weight, the rule's operation, and the parent's role.
     """
 
     source: str
@@ -33,15 +33,14 @@ class WeightPiece(NamedTuple):
     parent: str = FIRST
 
     def plain(self) -> list[Json]:
-        """As ANCESTRY has it."""
+        """As stored in ANCESTRY."""
         return [*self[:3], *([] if self.parent == FIRST else [self.parent])]
 
 
 @dataclass(frozen=True)
 class Parent:
     """A finished model. `model` reads it whole; `text`: batches of training text, for rules that read some;
-    `old` and `new`: its tokenizer and the one that the rule asks for; `others`: its further parents by role,
-    read with `scratch`.
+    `old`, `new`: its tokenizer and the requested one; `others`: further parents by role, read with `scratch`.
     """
 
     weights: Mapping[str, Tensor]
@@ -56,9 +55,7 @@ class Parent:
 
 @dataclass
 class Converted:
-    """The new model's weights, each made when it is asked for; where their numbers come from; and what the
-    record says besides.
-    """
+    """The new model's weights, each made on demand; their origins; and further entries of the record."""
 
     weights: dict[str, Weight] = field(default_factory=dict)
     ancestry: dict[str, tuple[WeightPiece, ...]] = field(default_factory=dict)
@@ -72,7 +69,7 @@ class Converted:
         make: Callable[[], Tensor],
         *pieces: WeightPiece,
     ) -> None:
-        """A weight that `make` makes."""
+        """Add a weight that `make` computes."""
 
         def checked() -> Tensor:
             made = make().contiguous()
@@ -84,7 +81,7 @@ class Converted:
         self.ancestry[name] = pieces
 
     def keep(self, name: str, parent: Parent, source: str = "") -> None:
-        """A weight of the parent as it is, under its name or from `source`."""
+        """Add an unchanged weight of the parent, under its name or from `source`."""
         found = source or name
         weight = parent.weights[found]
         self.add(name, tuple(weight.shape), weight.dtype, lambda: parent.weights[found], copied(found))
@@ -95,5 +92,5 @@ def copied(source: str, share: float = 1.0) -> WeightPiece:
 
 
 def new(how: str, share: float = 1.0) -> WeightPiece:
-    """Numbers that come from no weight of the parent."""
+    """Numbers that are not from a weight of the parent."""
     return WeightPiece("", share, how)

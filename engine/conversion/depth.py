@@ -1,5 +1,5 @@
-"""More blocks (engine/config/conversion/depth.py): each new block is a copy; with how=zero all but the first
-copy of a block add nothing to the residual stream.
+"""Add blocks (engine/config/conversion/depth.py): each new block is a copy; with how=zero all but a block's
+first copy add nothing to the residual stream.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ OUTPUTS = (
 def convert(rule: Depth, parent: Parent, made: ModelSpec) -> Converted:
     """The deeper model."""
     if not isinstance(parent.spec, GPT):
-        raise ConfigError("convert", "adds blocks to a model of kind gpt")
+        raise ConfigError("convert", "needs a model of kind gpt")
     sources = rule.sources(parent.spec.num_layers)
     found = Converted()
     for name, shape in made.shapes().items():

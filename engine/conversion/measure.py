@@ -1,4 +1,4 @@
-"""What a conversion costs: the mean loss of held-out tokens, before and after.
+"""Measure the loss of a conversion: mean loss of held-out tokens before and after.
 
 B rows, T tokens, D hidden, V vocabulary
 """
@@ -25,7 +25,7 @@ ROWS = 16
 def held_out(
     tokens: ArtifactInput, scratch: Path, sequence: int, number: int
 ) -> tuple[list[dict[str, np.ndarray]], str]:
-    """Batches of the first windows, `number` tokens or fewer, and the name of that text."""
+    """Batches of the first windows, up to `number` tokens, and the name of that text."""
     windows = Windows(tokens, scratch, HELD_OUT, sequence)
     count = min(len(windows), max(1, number // sequence))
     batches = [windows.batch(np.arange(first, min(count, first + ROWS))) for first in range(0, count, ROWS)]
@@ -33,7 +33,7 @@ def held_out(
 
 
 def comparable(batches: list[dict[str, np.ndarray]], ids: Mapping[int, int]) -> list[dict[str, np.ndarray]]:
-    """The rows of which another tokenizer has every token: what both models can be asked."""
+    """The rows of which another tokenizer has every token, so that both models can be compared."""
     known = np.array(sorted(ids))
     found = []
     for batch in batches:
@@ -53,7 +53,7 @@ def mean_loss(
     device: torch.device,
     ids: Mapping[int, int] | None = None,
 ) -> float:
-    """Nats a token. `ids`: old id -> the model's id of the same token; every token has one."""
+    """The mean loss, nats per token. `ids`: old id -> the model's id of the same token, for every token."""
     total, count = 0.0, 0
     for batch in batches:
         given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
@@ -68,7 +68,7 @@ def mean_loss(
 
 
 def _renamed(tokens_BT: Tensor, ids: Mapping[int, int]) -> Tensor:
-    """The same tokens by other ids; NOT_SCORED for those without one."""
+    """The same tokens with new ids; NOT_SCORED for tokens without one."""
     table_V = torch.full((max(ids) + 2,), NOT_SCORED, device=tokens_BT.device)
     for old, new in ids.items():
         table_V[old] = new

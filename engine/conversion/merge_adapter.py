@@ -1,4 +1,4 @@
-"""Low-rank additions merged with their base (engine/config/conversion/merge_adapter.py)."""
+"""Merge low-rank additions into their base (engine/config/conversion/merge_adapter.py)."""
 
 from functools import partial
 
@@ -11,8 +11,8 @@ from atelier.engine.model.weights import StoredWeights
 
 
 def convert(rule: MergeAdapter, parent: Parent, made: ModelSpec) -> Converted:
-    """The base with its additions, each added in float32 at least. Raises ConfigError for an adapter that is
-    not plain LoRA, DataError for one whose matrices are not the base's.
+    """The base with its additions, each added in float32 or more. Raises ConfigError for an adapter that is
+    not plain LoRA, DataError if its matrices are not the base's.
     """
     source = parent.others["adapter"]
     place = f"{source.url}/{CONFIG}"

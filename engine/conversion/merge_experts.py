@@ -1,7 +1,7 @@
 """Merge the experts of every mixture (engine/config/conversion/merge_experts.py): aligned and weighted by
 load as in MC-SMoE (2310.01334, section 3), in clusters of average linkage as in HC-SMoE (2410.08589).
 
-N tokens, X experts, K experts a token, F inner width, D hidden
+N tokens, X experts, K experts per token, F inner width, D hidden
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,11 @@ from atelier.engine.model.moe import MoE
 from atelier.engine.model.routing import Routed, Routing, TokenRows
 from atelier.engine.model.weights import in_memory
 
-Members = list[tuple[int, ...]]  # of each new expert: who it is made of, the busiest first
+Members = list[tuple[int, ...]]  # the experts merged into each new one, most used first
 
 
 class RouterRecord:
-    """What a mixture's router was asked: tokens of each expert, and the sums that correlations of its logits
-    need.
-    """
+    """Records a mixture's routing: tokens of each expert, and sums for the correlations of its logits."""
 
     def __init__(self, mixture: MoE) -> None:
         number = mixture.num_experts
@@ -49,14 +47,14 @@ class RouterRecord:
         self.load_X += chosen_P[chosen_P >= 0].bincount(minlength=len(self.load_X))
         if routed.logits_NX is not None:
             logits_NX = routed.logits_NX[rows.is_text_N].double().cpu()
-            logits_NX = logits_NX - logits_NX.mean(1, keepdim=True)  # softmax does not see what all have
+            logits_NX = logits_NX - logits_NX.mean(1, keepdim=True)  # softmax ignores a common offset
             self.sum_X += logits_NX.sum(0)
             self.product_XX += logits_NX.T @ logits_NX
             self.count += len(logits_NX)
         return routed
 
     def correlation_XX(self) -> Tensor:
-        """Of the experts' logits over tokens."""
+        """Correlations of the experts' logits over tokens."""
         mean_X = self.sum_X / max(1, self.count)
         covariance_XX = self.product_XX / max(1, self.count) - mean_X[:, None] * mean_X
         spread_X = covariance_XX.diagonal().clamp(min=1e-12).sqrt()
@@ -65,7 +63,7 @@ class RouterRecord:
 
 @torch.no_grad()
 def convert(rule: MergeExperts, parent: Parent, made: ModelSpec) -> Converted:
-    """The model with fewer experts, or none; the record says of each mixture its experts' members."""
+    """The model with fewer experts, or none; the record lists the members of each mixture's experts."""
     model, text = parent.model(), parent.text
     mixtures = {path: module for path, module in model.named_modules() if isinstance(module, MoE)}
     asked = {path: RouterRecord(mixture) for path, mixture in mixtures.items()}
@@ -77,9 +75,9 @@ def convert(rule: MergeExperts, parent: Parent, made: ModelSpec) -> Converted:
     for number, (path, mixture) in enumerate(mixtures.items()):
         members = _members(rule, asked[path], number)
         weights = {name: weight.detach() for name, weight in mixture.experts.named_parameters()}
-        load_X = asked[path].load_X + 1  # one that no token met still is someone
+        load_X = asked[path].load_X + 1  # unused experts count a little
         new = _merged(weights, members, load_X)
-        if rule.num_experts == 0 and asked[path].tokens:  # what a token's experts weigh together
+        if rule.num_experts == 0 and asked[path].tokens:  # a token's total weight of experts
             new["down"] = new["down"] * (asked[path].share / asked[path].tokens)
         for name in [name for name in found if name.startswith((f"{path}.experts.", f"{path}.router."))]:
             old = found.pop(name)
@@ -101,7 +99,7 @@ def convert(rule: MergeExperts, parent: Parent, made: ModelSpec) -> Converted:
 
 
 def _members(rule: MergeExperts, asked: RouterRecord, number: int) -> Members:
-    """Who becomes one, of mixture `number`."""
+    """The groups of experts to merge in mixture `number`."""
     total, size = len(asked.load_X), max(1, rule.num_experts)
     if rule.by == "random":
         generator = torch.Generator().manual_seed(seed_of(rule.seed, "merge_experts", number))
@@ -117,8 +115,8 @@ def _members(rule: MergeExperts, asked: RouterRecord, number: int) -> Members:
 
 
 def _merged(weights: Mapping[str, Tensor], members: Members, load_X: Tensor) -> dict[str, Tensor]:
-    """The new experts' weights [X', ...]: of each cluster the mean by load, every member's inner units in the
-    order in which they are most like the first one's.
+    """The new experts' weights [X', ...]: the mean by load of each cluster, with every member's inner units
+    in the order most similar to the first member's.
     """
     order = {each: _aligned(weights, group[0], each) for group in members for each in group[1:]}
 

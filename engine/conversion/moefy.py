@@ -1,7 +1,7 @@
-"""Experts from the neurons of dense MLPs (engine/config/conversion/moefy.py). down(f(up x)), gated or not, is
-a sum over neurons, so that all experts of a block together compute what its MLP did.
+"""Split neurons of dense MLPs into experts (engine/config/conversion/moefy.py). down(f(up x)), gated or not,
+is a sum over neurons, so all experts of a block together compute its MLP.
 
-N tokens, D hidden, F neurons of an MLP, X experts, E = F / X neurons of an expert
+N tokens, D hidden, F neurons of an MLP, X experts, E = F / X neurons per expert
 """
 
 import math
@@ -24,23 +24,23 @@ from atelier.engine.model.contract import Model
 from atelier.engine.model.router.base import assigned
 from atelier.engine.model.transformer import MLP
 
-ROUNDS, LEAST = 20, 1e-3  # of k-means, at most; gain of a round, relative, below which it ends
+ROUNDS, LEAST = 20, 1e-3  # of k-means: maximum of rounds; relative gain below which it ends
 RIDGE = 1e-3  # of the mean square of a hidden state's numbers
-MEASURED = 8  # of so many parts of the text the last one is not learned from: the record's shares are of it
+MEASURED = 8  # parts of the text; the last one is only for measuring the record's shares
 ROUTER = ".router.weight"
 
 Batch = Mapping[str, Tensor]
-See = Callable[[str, Tensor, Tensor], None]  # path of an MLP, what it reads [N, D], its activations [N, F]
+See = Callable[[str, Tensor, Tensor], None]  # path of an MLP, its inputs [N, D], its activations [N, F]
 
 
 def convert(rule: Moefy, parent: Parent, made: ModelSpec) -> Converted:
-    """The model with experts. The record has, of each block, the share of the activations that the router's
-    choice holds and the one that the best choice would.
+    """The model with experts. The record has, per block, the share of activations held by the router's choice
+    and by the best choice.
     """
     paths = [name.removesuffix(ROUTER) for name in made.shapes() if name.endswith(ROUTER)]
     batches = list(parent.text)
     if not batches:
-        raise ConfigError("convert.tokens", "reads no text", "a model whose training text is here")
+        raise ConfigError("convert.tokens", "needs training text", "use a model whose training text is here")
     model = parent.model()
     told = max(1, len(batches) // MEASURED)
     text = ReadMLPs(model, batches[:-told] or batches, paths)
@@ -78,14 +78,14 @@ def _experts(parent: Parent, source: str, order_XE: Tensor, *, is_down: bool) ->
 
 
 class ReadMLPs:
-    """Batches of text that a model reads, and what its MLPs at some paths make of them."""
+    """Batches of text for a model, and the inputs and activations of some of its MLPs."""
 
     def __init__(self, model: Model, batches: Sequence[Batch], paths: Sequence[str]) -> None:
         self.model, self.batches, self.paths = model, batches, paths
 
     @torch.no_grad()
     def read(self, see: See) -> None:
-        """Have `see` told what each MLP reads and has before `down`, of tokens that are text."""
+        """Call `see` with each MLP's inputs and activations before `down`, without padding."""
         is_text: dict[str, Tensor] = {}
         handles = []
         for path in self.paths:
@@ -116,13 +116,13 @@ class ReadMLPs:
                 handle.remove()
 
     def _side(self, path: str) -> str:
-        """The tensor that says which tokens of an MLP are text."""
+        """The name of the tensor that marks padding for an MLP's tokens."""
         spec = self.model.spec
         is_encoder = isinstance(spec, EncDec) and int(path.split(".")[1]) < spec.num_encoding
         return "encoder_documents_BU" if is_encoder else "documents_BT"
 
     def _given(self, batch: Batch) -> dict[str, Tensor]:
-        """A batch as the model reads it: an encoder the first half of each row, its decoder the second."""
+        """A batch for the model; an encoder gets the first half of each row, its decoder the second."""
         if not isinstance(self.model.spec, EncDec):
             return dict(batch)
         half = batch["tokens_BT"].shape[1] // 2
@@ -132,7 +132,7 @@ class ReadMLPs:
 
 
 def _divided(rule: Moefy, parent: Parent, paths: Sequence[str], text: ReadMLPs) -> list[Tensor]:
-    """[X, E] of each MLP: the neurons of each expert."""
+    """[X, E] the neurons of each expert, for each MLP."""
     together: dict[str, Tensor] = {}
     if rule.by == "coactivation":
 
@@ -157,15 +157,15 @@ def _divided(rule: Moefy, parent: Parent, paths: Sequence[str], text: ReadMLPs) 
 
 
 def _alike(parent: Parent, path: str) -> Tensor:
-    """[F, F] products of the neurons' input weights, those of the gate and of up of one size."""
+    """[F, F] products of the neurons' input weights, with gate and up scaled to equal size."""
     names = [f"{path}.{leaf}.weight" for leaf in ("gate", "up") if f"{path}.{leaf}.weight" in parent.weights]
     rows = [normalize(parent.weights[name].float(), dim=1) for name in names]
     return cast(Tensor, sum(each @ each.T for each in rows))
 
 
 def clusters(like_FF: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """[F] clusters of equal size, so that the sum of `like` within them is large: k-means by inner products,
-    each step the best of all assignments of equal sizes (2110.01786, section 3.2).
+    """[F] clusters of equal size with a large sum of `like_FF` inside: k-means by inner products, each step
+    the best assignment of equal sizes (2110.01786, section 3.2).
     """
     first_X = torch.randperm(len(like_FF), generator=generator)[:number]
     score_FX, best, found_F = like_FF[:, first_X], -math.inf, torch.empty(0)
@@ -182,8 +182,8 @@ def clusters(like_FF: Tensor, number: int, generator: torch.Generator) -> Tensor
 
 
 class Regression:
-    """A router's rows by least squares: of the sum of each expert's activations on what the MLP reads. With a
-    gate a neuron's activation counts by the norm of its weights in `down`; without one that chose worse.
+    """A router's rows by least squares: the sum of each expert's activations from the MLP's inputs. With a
+    gate, activations count by the norm of their weights in `down`; without one that made worse choices.
     """
 
     def __init__(self, model: Model, path: str, order_XE: Tensor) -> None:
@@ -212,8 +212,8 @@ class Regression:
 
 
 class HeldShares:
-    """Which share of an MLP's activations, as a router's regression weighs them, the K experts of each token
-    hold: those of the router, and the best.
+    """The share of an MLP's activations, weighted as in the router's regression, that each token's K experts
+    hold: the router's choice, and the best.
     """
 
     def __init__(self, router: Regression, rows_XD: Tensor, per_token: int) -> None:

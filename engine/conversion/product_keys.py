@@ -1,5 +1,5 @@
-"""Product-key memories with value rows of zero (engine/config/conversion/product_keys.py). At once the values
-have a gradient, and when they have moved the queries and keys.
+"""Add product-key memories with value rows of zero (engine/config/conversion/product_keys.py). Values have a
+gradient at once, queries and keys once the values have changed.
 """
 
 from functools import partial

@@ -1,9 +1,8 @@
-"""Experts from the blocks' MLPs (engine/config/conversion/upcycle.py). The model computes what it did:
-weights of a token's experts sum to 1, whatever its routers say.
+"""Make experts from blocks' MLPs (engine/config/conversion/upcycle.py). The model's function stays the same:
+weights of a token's experts sum to 1 for any router.
 
-Of an MLP that is cut into parts, experts g P .. g P + P - 1 are the P parts, and their router rows are
-equal: a token meets all parts of the groups that it chooses, each weighted by 1/P of its group's weight, for
-which `down` is P times as large.
+If an MLP is cut into P parts, experts g P .. g P + P - 1 are the parts of group g, with equal router rows: a
+token meets all parts of its groups, each weighted by 1/P of the group's weight, so `down` is multiplied by P.
 
 X experts, P parts, D hidden
 """
@@ -20,7 +19,7 @@ from atelier.engine.config.seed import seed_of
 from atelier.engine.conversion.contract import Converted, Parent, WeightPiece, copied, new
 from atelier.engine.model.load import blank, build, first_values
 
-GAIN = 0.01  # of orthogonal rows
+GAIN = 0.01  # scale of orthogonal rows
 
 
 def convert(rule: Upcycle, parent: Parent, made: ModelSpec) -> Converted:
@@ -45,7 +44,7 @@ def convert(rule: Upcycle, parent: Parent, made: ModelSpec) -> Converted:
             first = partial(first_values, network, name, torch.Size(shape), rule.seed, rule.kind)
             make = partial(_router, rule, shape, name) if name.endswith("router.weight") else first
             found.add(name, shape, dtype, partial(_as, dtype, make), new("router"))
-    is_wide = dtype.itemsize >= 4  # of narrower logits groups tie, and a token meets parts of two
+    is_wide = dtype.itemsize >= 4  # with narrower logits groups tie and a token may get parts of two
     found.about = {"copies": rule.num_experts // rule.finer, "is_exact": rule.finer == 1 or is_wide}
     return found
 
@@ -65,9 +64,7 @@ def _experts(rule: Upcycle, parent: Parent, source: str, *, is_down: bool) -> Te
 
 
 def _router(rule: Upcycle, shape: tuple[int, ...], name: str) -> Tensor:
-    """[X, D] rows: orthogonal, or normal; equal for the
-    parts of a group.
-    """
+    """[X, D] rows: orthogonal or normal; equal for the parts of a group."""
     generator = torch.Generator().manual_seed(seed_of(rule.seed, rule.kind, name))
     groups, width = shape[0] // rule.finer, shape[1]
     drawn = torch.empty(groups, width).normal_(0.0, 0.02, generator=generator)

@@ -1,5 +1,5 @@
-"""Another tokenizer (engine/config/conversion/vocabulary.py). Of a tied head the rows are those of the
-embedding: lowering a new token's logit moves its embedding too, along the mean hidden state alone.
+"""Replace the tokenizer (engine/config/conversion/vocabulary.py). With a tied head, lowering a new token's
+logit also moves its embedding, only along the mean hidden state.
 
 V old and W new tokens, D hidden
 """
@@ -50,7 +50,7 @@ def convert(rule: ToVocabulary, parent: Parent, made: ModelSpec) -> Converted:
 
 
 def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
-    """Of each new id the old ids that spell it, and whether it is the same token."""
+    """For each new id, the old ids that spell it, and whether it is the same token."""
     known = {name: number for number, name in enumerate(old.names()) if name}
     ids = {old.token(number): number for number in range(old.size)}
     found: list[tuple[list[int], bool]] = []
@@ -61,7 +61,7 @@ def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
             continue
         try:
             text = spelled.decode()
-        except UnicodeDecodeError:  # a part of a character: by the bytes that it has
+        except UnicodeDecodeError:  # a partial character: spell its bytes
             found.append(([ids[each] for each in token if each in ids], False))
             continue
         found.append((old.encode(text), False))
@@ -70,14 +70,14 @@ def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
 
 @torch.no_grad()
 def _mean_hidden(parent: Parent) -> Tensor:
-    """[D] the mean of the last hidden states, those that the head reads."""
+    """[D] the mean of the last hidden states, as the head reads them."""
     model, total, count = parent.model(), None, 0
     for batch in parent.text:
         hidden_ND = model(dict(batch)).hidden[batch["documents_BT"] >= 0].double()
         total = hidden_ND.sum(0) if total is None else total + hidden_ND.sum(0)
         count += len(hidden_ND)
     if total is None:
-        raise ConfigError("convert.against", "reads no text", "convert.against=0")
+        raise ConfigError("convert.against", "needs training text", "or convert.against=0")
     return (total / count).cpu()
 
 

@@ -1,9 +1,9 @@
-"""A whole multiple of the width (engine/config/conversion/width.py).
+"""Multiply the width by a whole number (engine/config/conversion/width.py).
 
-The hidden state h becomes [h, .., h]: what writes it has its rows repeated, what reads it shares its columns
-out among the copies, W h = sum_c (s_c W) h with sum_c s_c = 1. So have heads, and the MLP's inner units.
-Norms see the same mean and variance; the final one's weights are divided by c where the head is tied, whose
-rows are repeated, and multiplied by c where the model has a base width, which divides logits by c.
+The hidden state h becomes [h, .., h]: matrices that write it get repeated rows, matrices that read it split
+their columns among copies, W h = sum_c (s_c W) h with sum_c s_c = 1. Likewise for heads and the MLP's inner
+units. Norms see the same mean and variance. The final norm's weights are divided by c if the head is tied
+(its rows are repeated), and multiplied by c with a base width, which divides logits by c.
 
 D hidden, c copies
 """
@@ -25,7 +25,7 @@ def convert(rule: Width, parent: Parent, made: ModelSpec) -> Converted:
     """The wider model."""
     spec = parent.spec
     if not isinstance(spec, GPT):
-        raise ConfigError("convert", "widens a model of kind gpt")
+        raise ConfigError("convert", "needs a model of kind gpt")
     found, factor = Converted(), rule.factor(spec)
     scale = (factor if spec.tied else 1) / (factor if spec.base_width else 1)
     for name, shape in made.shapes().items():
@@ -33,7 +33,7 @@ def convert(rule: Width, parent: Parent, made: ModelSpec) -> Converted:
         make = partial(_widened, rule, parent, name, factor, scale=scale)
         found.add(name, shape, weight.dtype, make, WeightPiece(name, 1.0, f"repeated {factor} times"))
     is_wide = all(weight.dtype.itemsize >= 4 for weight in parent.weights.values())
-    found.about = {"factor": factor, "is_exact": is_wide}  # shares of narrower numbers are rounded
+    found.about = {"factor": factor, "is_exact": is_wide}  # shares of narrower types are rounded
     return found
 
 
@@ -41,7 +41,7 @@ def _widened(rule: Width, parent: Parent, name: str, factor: int, *, scale: floa
     weight, leaf = parent.weights[name], name.rsplit(".", 2)[-2]
     if leaf in ("embed", "positions", "soft"):  # [V, D]
         return weight.repeat(1, factor)
-    if leaf in ("query_norm", "key_norm"):  # of a head, which stays as wide
+    if leaf in ("query_norm", "key_norm"):  # heads keep their width
         return weight
     if name.startswith("norm."):  # the head reads all copies
         return weight.repeat(factor) / scale
@@ -52,7 +52,7 @@ def _widened(rule: Width, parent: Parent, name: str, factor: int, *, scale: floa
 
 
 def _matrix(rule: Width, weight: Tensor, name: str, factor: int, rows: int) -> Tensor:
-    """[rows * out, factor * in]: every copy of the outputs shares the inputs out in its own way."""
+    """[rows * out, factor * in]: each copy of the outputs splits the inputs among copies in its own way."""
     generator = torch.Generator().manual_seed(seed_of(rule.seed, rule.kind, name))
     blocks = []
     for _ in range(rows):

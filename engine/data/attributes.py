@@ -1,8 +1,8 @@
-"""The task `describe`: give the paragraphs of a corpus generation attributes (genre, topic, keywords,
-sentiment), for training on control prompts.
+"""The task `describe`: assign generation attributes (genre, topic, keywords, sentiment) to the paragraphs of
+a corpus, for training on control prompts.
 
-Simple rules replace the classifiers of 2112.12731: the genre is the kind of document, the topic its package
-or first folder, keywords are the words of highest tf-idf, the sentiment is counted with a small lexicon.
+Simple rules replace the classifiers of 2112.12731: genre = kind of document; topic = package or first folder;
+keywords = words of highest tf-idf; sentiment = counts with a small lexicon.
 """
 
 import json
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from atelier.engine.config.generation import Sentiment
 
 ATTRIBUTES = "attributes.jsonl"
-SHORTEST, LONGEST = 60, 2000  # characters of a paragraph
-MOST = 20_000  # paragraphs that are kept, chosen by hash
+SHORTEST, LONGEST = 60, 2000  # characters per paragraph
+MOST = 20_000  # paragraphs kept, chosen by hash
 TOPICS, KEYWORDS = 25, 3
 OTHER = "other"
 _WORD = re.compile(r"[A-Za-z_]{4,}")
@@ -34,7 +34,7 @@ deprecated warning exception raise raises raised missing unsupported false probl
 
 
 class AttributedParagraph(TypedDict):
-    """A line of attributes.jsonl: a paragraph of a document in `split`, and what describes it."""
+    """A line of attributes.jsonl: a paragraph of a document in `split`, with its attributes."""
 
     genre: str
     topic: str
@@ -47,9 +47,9 @@ class AttributedParagraph(TypedDict):
 def describe(
     corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
 ) -> dict[str, Json]:
-    """Write attributes.jsonl, an AttributedParagraph a line. Returns the summary.
+    """Write attributes.jsonl, one AttributedParagraph per line. Returns the summary.
 
-    Raises DataError when no paragraph has a usable length.
+    Raises DataError if no paragraph has a usable length.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     found: list[AttributedParagraph] = []
@@ -75,7 +75,7 @@ def describe(
 
 
 def _undescribed(line: CorpusLine, text: str) -> AttributedParagraph:
-    """A paragraph with what its document says of it; keywords and sentiment only once it is kept."""
+    """A paragraph with its document's attributes; keywords and sentiment are added if it is kept."""
     return {
         "genre": genre_of(line["id"]), "topic": topic_of(line["id"]), "keywords": [], "sentiment": "neutral",
         "text": text, "split": line["split"],
@@ -89,7 +89,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def genre_of(name: str) -> str:
-    """The kind of a document, by its id: code, documentation, a line of a file, text."""
+    """The kind of a document by its id: code, documentation, a line of a file, or text."""
     if name.endswith(".py"):
         return "test" if "test" in name else "code"
     kind, _, rest = name.partition(":")
@@ -106,7 +106,7 @@ def topic_of(name: str) -> str:
 
 
 def _name_topics(found: list[AttributedParagraph]) -> None:
-    """Keep the most frequent topics; the rest are `other`."""
+    """Keep the most frequent topics; others become `other`."""
     counts = Counter(one["topic"] for one in found)
     kept = {topic for topic, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOPICS]}
     for one in found:
@@ -122,7 +122,7 @@ def _add_keywords(found: list[AttributedParagraph]) -> None:
 
 
 def sentiment_of(text: str) -> "Sentiment":
-    """Which of the lexicon's words are more frequent in `text`, POSITIVE or NEGATIVE."""
+    """The lexicon whose words are more frequent in `text`, POSITIVE or NEGATIVE."""
     words = Counter(word.lower() for word in _WORD.findall(text))
     score = sum(words[word] for word in POSITIVE.split()) - sum(words[word] for word in NEGATIVE.split())
     return "positive" if score > 0 else "negative" if score < 0 else "neutral"

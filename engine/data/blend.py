@@ -1,4 +1,4 @@
-"""Data sets blended in shares that are fixed, or change at given samples: sample i is a pure function of
+"""Blend data sets in fixed shares, or shares that change at given samples. Sample i is a pure function of
 (seed, i), so the stream is the same for any number of ranks and after any restart.
 """
 
@@ -13,18 +13,18 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.data.counter_rng import Permutation
 
 BLOCK = 4096
-PROBED = 32  # rows by which a data set's are judged
+PROBED = 32  # rows from which a data set's row length is estimated
 
 
 Numbers = Sequence[int] | np.ndarray
 
 
 class Dataset(Protocol):
-    """A data set that a blend draws from. `length` is the T of its batches; rows that differ by epoch need
-    the `epochs` of their indices, 0 by default.
+    """A data set for a blend. `length`: T of its batches. Data sets whose rows differ by epoch use `epochs`
+    of the indices (default 0).
 
-    Three optional attributes: `extras`, the keys of its batches besides tokens, positions, documents and
-    labels; `encoder_length`, the U of its batches; and `part`, a number that labels its rows in a batch.
+    Optional attributes: `extras`, keys of its batches besides tokens, positions, documents and labels;
+    `encoder_length`, U of its batches; `part`, a number that labels its rows in a batch.
     """
 
     length: int
@@ -32,16 +32,16 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
-        """The rows at `indices` [B] as int64 arrays by the names of engine/config/batch.py: [B, T] for
-        `*_BT`, [B] for `*_B`.
+        """The rows at `indices` [B] as int64 arrays, named as in engine/config/batch.py: [B, T] for `*_BT`,
+        [B] for `*_B`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """Samples in the same shares: the samples of a block by set, the first sample, and how often each set was
-    drawn before it.
+    """A run of samples with constant shares: samples per set in a block, first sample, and earlier draws of
+    each set.
     """
 
     number: int
@@ -53,11 +53,11 @@ class _Phase:
 class Blend:
     """Endless samples of weighted data sets.
 
-    Every block of 4096 samples holds each set exactly in its share (largest remainder; at least once), in an
+    Every block of 4096 samples holds each set in its exact share (largest remainder, at least once), in an
     order keyed by the block. Within a set, each epoch visits every sample once, in an order keyed by the
-    epoch. Sample i costs the same whatever i is. `later`: samples in their order and the weights from each of
-    them on; blocks begin again there, epochs go on. Raises ConfigError for empty sets and for those whose
-    weight is never above 0. `unit`: rows are padded to a multiple of so many tokens.
+    epoch. Reading sample i costs the same for any i. `later`: ascending samples, each with the weights from
+    it on; blocks restart there, epochs continue. `unit`: rows are padded to a multiple of this number of
+    tokens. Raises ConfigError for empty sets and for sets whose weight is never above 0.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Blend:
             raise ConfigError(
                 "streams",
                 f"{len(streams)} of {[len(d) for d, _ in streams]} rows, weights by phase {every}",
-                f"1 to {BLOCK} streams with a sample or more, each with a weight above 0 in a phase",
+                f"give 1 to {BLOCK} streams, each with a sample and a weight above 0 in some phase",
             )
         self._datasets = [dataset for dataset, _ in streams]
         self._seed = seed
@@ -96,7 +96,7 @@ class Blend:
         self._parts = [getattr(dataset, "part", None) for dataset in self._datasets]
 
     def samples(self, first: int, count: int) -> list[tuple[int, int]]:
-        """(data set, sample of it) for i = first .. first + count - 1."""
+        """(data set, its sample) for i = first .. first + count - 1."""
         sets, samples, _ = self._chosen(np.arange(first, first + count))
         return list(zip(sets.tolist(), samples.tolist(), strict=True))
 
@@ -114,17 +114,17 @@ class Blend:
         return self._lengths["T"], self._lengths["U"]
 
     def row_length(self, number: int) -> int:
-        """Tokens that a row of a data set has room for, those of an encoder too."""
+        """The tokens that a row of a data set has room for, an encoder's included."""
         dataset = self._datasets[number]
         return dataset.length + int(getattr(dataset, "encoder_length", 0))
 
     def tokens(self, number: int) -> int:
-        """Tokens of a row of a data set: of the longest of its first ones."""
+        """The tokens of the longest of a data set's first rows."""
         dataset = self._datasets[number]
         return _longest(dataset.batch(np.arange(min(PROBED, len(dataset))))["documents_BT"])
 
     def _chosen(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each sample: which set, which of its samples, and in which of its epochs."""
+        """For each sample: its set, the sample in the set, and its epoch."""
         sets, drawn = np.empty_like(places), np.empty_like(places)
         firsts = np.array([phase.first for phase in self._phases])
         phases = np.searchsorted(firsts, places, side="right") - 1
@@ -142,7 +142,7 @@ class Blend:
         return sets, result, epochs
 
     def _block(self, phase: _Phase, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each place of a block of a phase: its set, and how often that set was drawn before."""
+        """For each place in a phase's block: its set, and earlier draws of that set in the block."""
         key = (phase.number, block)
         if key not in self._blocks:
             name = ("phase", phase.number, "block", block) if phase.number else ("block", block)
@@ -151,11 +151,11 @@ class Blend:
             drawn = np.empty_like(sets)
             for n, share in enumerate(phase.shares.tolist()):
                 drawn[sets == n] = phase.drawn[n] + block * share + np.arange(share)
-            self._blocks = {key: (sets, drawn)}  # the stream is read in order: only the current one is kept
+            self._blocks = {key: (sets, drawn)}  # the stream is read in order: keep the current block
         return self._blocks[key]
 
     def _drawn_before(self, place: int) -> np.ndarray:
-        """How often each set was drawn before this sample, by the last of the phases so far."""
+        """How often each set was drawn before this sample, by the last phase so far."""
         return self._drawn_in(self._phases[-1], place)
 
     def _drawn_in(self, phase: _Phase, place: int) -> np.ndarray:
@@ -165,11 +165,11 @@ class Blend:
 
     @property
     def num_rows(self) -> int:
-        """Of all data sets."""
+        """Rows of all data sets."""
         return sum(len(dataset) for dataset in self._datasets)
 
     def drawn(self, first: int, end: int) -> list[tuple[int, int, int]]:
-        """Of each data set its rows, and how often it is drawn before sample `first` and before `end`."""
+        """For each data set: its rows, and its draws before sample `first` and before `end`."""
         before, after = self._drawn_at(first).tolist(), self._drawn_at(end).tolist()
         return list(zip(map(len, self._datasets), before, after, strict=True))
 
@@ -183,10 +183,10 @@ class Blend:
         return self.rows(np.arange(first, first + count))
 
     def rows(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples at `places` [B] as one batch [B, length]; shorter samples are padded.
+        """The samples at `places` [B] as one batch [B, length], padded.
 
-        When any set has an extra key, every batch has it, with its neutral value in the rows of the others;
-        when any has a `part`, the batch has parts_B, -1 in the rows of sets without one.
+        If any set has an extra key, every batch has it, with its neutral value in other sets' rows. If any
+        set has a `part`, the batch has parts_B, -1 for sets without one.
         """
         count = len(places)
         sets_B, samples_B, epochs_B = self._chosen(places)
@@ -209,7 +209,7 @@ class Blend:
         return result
 
     def padding(self) -> dict[str, np.ndarray]:
-        """A batch of one row without a token."""
+        """A batch of one row without tokens."""
         batch = self.rows(np.array([0]))
         return {name: np.full_like(values, batch_tensor(name).fill) for name, values in batch.items()}
 
@@ -220,8 +220,8 @@ class Blend:
 
 
 def trimmed(batch: dict[str, np.ndarray], unit: int) -> dict[str, np.ndarray]:
-    """The batch without the columns that are padding in all its rows; what is left is a multiple of `unit`,
-    or all of them.
+    """The batch without columns that are padding in all rows; its length stays a multiple of `unit`, or does
+    not change.
     """
     found = {dim: batch[name] for dim, name in DOCUMENTS.items() if name in batch}
     ends = {dim: -(-_longest(documents) // unit) * unit for dim, documents in found.items()}
@@ -237,7 +237,7 @@ def _longest(documents: np.ndarray) -> int:
 
 
 def shares(weights: Sequence[float]) -> list[int]:
-    """Samples per block of each weight: largest remainder, ties to the first, at least one of each above
+    """Samples per block for each weight: largest remainder, ties to the first, at least one for weights above
     0.
     """
     exact = np.array(weights, dtype=np.float64) / sum(weights) * BLOCK

@@ -1,5 +1,5 @@
-"""The messages of a compiled translation catalogue (gettext's .mo): a header, then two tables of lengths and
-offsets, of the originals and of their translations.
+"""Read messages of a compiled translation catalogue (gettext's .mo): a header, then two tables of lengths and
+offsets, for originals and translations.
 """
 
 import re
@@ -11,10 +11,10 @@ from atelier.engine.config.error import DataError
 ORIGINAL, TRANSLATION, NAME = "msgid", "msgstr", "catalogue"
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 HEADER = 20  # bytes: magic, revision, number of messages, offsets of the two tables
-MOST = 1 << 28  # bytes of a file
+MOST = 1 << 28  # bytes per file
 CONTEXT, PLURAL = "\x04", "\0"
 _CHARSET = re.compile(rb"charset=([\w.:-]+)", re.IGNORECASE)
-_KNOWN = re.compile(  # of what Python decodes, that which takes time in proportion to its bytes
+_KNOWN = re.compile(  # Python's character sets whose decoding takes linear time
     r"utf-?8|(us-)?ascii|iso[_-]?8859[_-]\d+|latin-?\d|(windows-|cp)\d{3,4}|koi8-[rtu]|euc-(jp|kr)|gb2312|gbk|"
     r"gb18030|big5(-?hkscs)?|shift[_-]?jis|tis-?620",
     re.IGNORECASE,
@@ -24,10 +24,9 @@ _KNOWN = re.compile(  # of what Python decodes, that which takes time in proport
 def messages(
     raw: bytes, path: str, broken: Callable[[str, str], None]
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Number from 1, original and translation of each message, in their order in the file; of plurals the
-    first forms, without contexts. One that lies outside the file, or is not of the character set that the
-    catalogue names, goes to `broken` (place, problem). Raises DataError naming `path` for what is no
-    catalogue.
+    """Number (from 1), original and translation of each message, in file order; the first form of plurals,
+    without contexts. Messages outside the file, or not in the catalogue's character set, go to `broken`
+    (place, problem). Raises DataError naming `path` if the file is not a catalogue.
     """
     order = MAGIC.get(raw[:4])
     if order is None or len(raw) < HEADER:
@@ -36,17 +35,17 @@ def messages(
         raise DataError(f"{path}: more than {MOST >> 20} MiB in one catalogue")
     revision, number, *places = struct.unpack_from(f"{order}4I", raw, 4)
     if revision >> 16 > 1:
-        raise DataError(f"{path}: a catalogue of revision {revision >> 16}, known are 0 and 1")
+        raise DataError(f"{path}: a catalogue of revision {revision >> 16}; only 0 and 1 are known")
     if max(places) + 8 * number > len(raw):
         raise DataError(f"{path}: its tables of {number} messages end outside the file; copy it again")
     tables = [memoryview(raw)[place : place + 8 * number] for place in places]
     each = [struct.iter_unpack(f"{order}2I", table) for table in tables]
     if sum(length for table in tables for length, _ in struct.iter_unpack(f"{order}2I", table)) > len(raw):
-        raise DataError(f"{path}: its messages take more bytes than the file has; copy it again")
+        raise DataError(f"{path}: its messages need more bytes than the file has; copy it again")
     charset, count = "utf-8", 0
     for pair in zip(*each, strict=True):
         original, translation = (raw[offset : offset + length] for length, offset in pair)
-        if not pair[0][0]:  # what is said of the catalogue itself
+        if not pair[0][0]:  # the catalogue's header
             charset = _charset(translation, path)
             continue
         count += 1
@@ -67,13 +66,11 @@ def messages(
 
 
 def _charset(header: bytes, path: str) -> str:
-    """The character set that a catalogue's header names; UTF-8 where it names none."""
+    """The character set in a catalogue's header; UTF-8 if there is none."""
     named = _CHARSET.search(header)
     charset = named[1].decode() if named else "utf-8"
-    if charset == "CHARSET":  # as xgettext leaves it
+    if charset == "CHARSET":  # xgettext's placeholder
         return "utf-8"
     if not _KNOWN.fullmatch(charset):
-        raise DataError(
-            f"{path}: in the character set {charset[:40]}, which is not read; convert it to UTF-8"
-        )
+        raise DataError(f"{path}: character set {charset[:40]} is not supported; convert it to UTF-8")
     return charset

@@ -1,8 +1,8 @@
-"""Render chat templates, in a process of its own (engine/io/limited_process.py).
+"""Render chat templates in a separate process (engine/io/limited_process.py).
 
-A template comes with a model and is not trusted. It runs in Jinja's immutable sandbox, without loaders, files
-or attributes that begin with an underscore. One single operation of Python's C code may take hours: only the
-end of the process interrupts it.
+Templates come with models and are not trusted. They run in Jinja's immutable sandbox, without loaders, files
+or attributes that begin with an underscore. A single operation of Python's C code may take hours; only ending
+the process interrupts it.
 """
 
 import json
@@ -25,14 +25,14 @@ from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, DataError, printable
 from atelier.engine.io.limited_process import Limits, answer_all, fault
 
-MOST = 1 << 26  # characters of what is rendered
+MOST = 1 << 26  # characters of rendered text
 LARGEST_POWER = 1 << 16
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Renders = Sequence[tuple[Sequence[Mapping[str, str]], bool]]  # messages, is_prompt
 
 
 class Sandbox:
-    """A template that was sent to this process. Raises ConfigError for one that is none."""
+    """A template that was sent to this process. Raises ConfigError if it is not valid."""
 
     def __init__(self, source: str, place: str, variables: Mapping[str, str], now: str, date: str) -> None:
         self._place, self._variables = place, variables
@@ -43,7 +43,7 @@ class Sandbox:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        del environment.filters["random"], environment.globals["lipsum"]  # another text every time
+        del environment.filters["random"], environment.globals["lipsum"]  # their results differ each time
         environment.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _clock(datetime.fromisoformat(now) if now else None, date),
@@ -55,11 +55,11 @@ class Sandbox:
             self._template = environment.from_string(source)
         except MemoryError:
             raise
-        except Exception as error:  # of whatever type: the template is not trusted
-            raise ConfigError(place, f"is no chat template ({_said(error)})", "mend or remove it") from None
+        except Exception as error:  # any type: the template is not trusted
+            raise ConfigError(place, f"is not a chat template ({_said(error)})", "fix or remove it") from None
 
     def rendered(self, messages: Sequence[Mapping[str, str]], is_prompt: bool) -> dict[str, Json]:
-        """`text`, and the `spans` of generation blocks where the template has some; or an `error`."""
+        """`text`, and the `spans` of generation blocks if the template has some; or an `error`."""
         self._blocks.clear()
         self._parts.clear()
         try:
@@ -76,7 +76,7 @@ class Sandbox:
         if not self._has_blocks:
             return {"text": text}
         if not all(text[begin : begin + len(block)] == block for begin, block in self._blocks):
-            return {"error": f"{self._place}: has a generation block inside of what it writes later"}
+            return {"error": f"{self._place}: writes a generation block inside later text"}
         return {"text": text, "spans": [[at, at + len(block)] for at, block in self._blocks if block]}
 
     def _write(self, messages: Sequence[Mapping[str, str]], is_prompt: bool) -> None:
@@ -99,7 +99,7 @@ class Sandbox:
 
 
 def serve(channel: socket.socket, limits: Limits) -> None:
-    """Take a template, and render with the last one that was sent."""
+    """Receive templates and requests; render with the last template."""
     taken: list[Sandbox] = []
 
     def act(request: Json) -> Json:
@@ -111,11 +111,11 @@ def serve(channel: socket.socket, limits: Limits) -> None:
     answer_all(channel, limits, act)
 
 
-GENERATED = "\0generated"  # no name that a template could spell
+GENERATED = "\0generated"  # a name that no template can spell
 
 
 class _Generation(Extension):
-    """{% generation %}: what the assistant writes."""
+    """{% generation %}: marks the assistant's text."""
 
     tags = {"generation"}
 
@@ -130,7 +130,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Powers of whole numbers take a time that nothing interrupts: large ones are refused."""
+    """Refuses large powers of whole numbers, whose computation cannot be interrupted."""
 
     intercepted_binops = frozenset(("**",))
 
@@ -145,7 +145,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Dict:
-    """`dict` without the attributes of the type."""
+    """`dict` without the type's attributes."""
 
     def __call__(self, *items: object, **more: object) -> object:
         return dict(*items, **more)
@@ -194,8 +194,8 @@ def _clock(now: datetime | None, date: str) -> Callable[[str], str]:
     def strftime_now(format: str) -> str:
         if now is None:
             raise jinja2.TemplateError(
-                "asks for today's date (strftime_now), and its text would change from day to day; "
-                f"{date}=2024-07-26 tells it one"
+                "asks for today's date (strftime_now), so its text would differ each day; give a date:"
+                f" {date}=2024-07-26"
             )
         return now.strftime(format)
 

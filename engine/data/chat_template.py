@@ -1,8 +1,7 @@
-"""Chat templates: the Jinja text that turns messages into what a model reads, rendered as by
-transformers.
+"""Chat templates: Jinja text that turns messages into a model's input, rendered as in transformers.
 
-A template comes with a model and is not trusted: chat_sandbox renders it in a process of its own, one for
-all conversations. A rendering has CPU_S seconds of processor time, the process MEMORY bytes.
+Templates come with models and are not trusted: chat_sandbox renders them in a separate process, one for all
+conversations. A rendering has CPU_S seconds of processor time, the process MEMORY bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,8 @@ from atelier.engine.io.limited_process import LimitedProcess, LimitError, Limits
 
 CPU_S = 5.0
 MEMORY = 2 << 30
-MOST_SOURCE = 1 << 20  # characters of a template
-MOST_ENDS = 3  # of the process, after which the template is refused
+MOST_SOURCE = 1 << 20  # characters per template
+MOST_ENDS = 3  # times that the process may be ended before the template is refused
 
 
 class ChatMessage(TypedDict):
@@ -30,7 +29,7 @@ class ChatMessage(TypedDict):
 
 @dataclass(frozen=True)
 class Rendered:
-    """`spans`: characters inside {% generation %} blocks; None where the template has none of them."""
+    """`spans`: characters inside {% generation %} blocks; None if the template has none."""
 
     text: str
     spans: tuple[tuple[int, int], ...] | None
@@ -42,7 +41,7 @@ class _Answer(TypedDict):
     error: NotRequired[str]
 
 
-RenderRequest = tuple[Sequence[ChatMessage], bool]  # messages; whether what begins an answer follows them
+RenderRequest = tuple[Sequence[ChatMessage], bool]  # messages; whether to add the generation prompt
 Key = tuple[tuple[tuple[str, str], ...], bool]
 
 
@@ -51,8 +50,8 @@ def _key(messages: Sequence[ChatMessage], is_prompt: bool) -> Key:
 
 
 class ChatTemplate:
-    """`variables` are names that the template may use, such as bos_token; `now` is what it is told of the
-    time, None refuses to say; `date` the key that sets it. Raises ConfigError for a template that is none.
+    """`variables`: names for the template, such as bos_token; `now`: the time for the template, None =
+    refused; `date`: the configuration key that sets it. Raises ConfigError if the template is not valid.
     """
 
     def __init__(
@@ -78,16 +77,16 @@ class ChatTemplate:
         self._open()
 
     def prepare(self, asked: Sequence[RenderRequest]) -> None:
-        """Render all that `render` will be asked for next, in one request, which takes less time."""
+        """Render all requests that `render` will get next, at once, which is faster."""
         self._ready.clear()
         some = {_key(*each): each for each in asked}
-        with suppress(DataError):  # of all together; `render` finds the one that fails
+        with suppress(DataError):  # `render` reports the one that fails
             self._ready = dict(zip(some, self._answers(list(some.values()), most_ends=0), strict=True))
 
     def render(self, messages: Sequence[ChatMessage], *, is_prompt: bool = False) -> Rendered:
-        """The text of `messages`; with `is_prompt` and what begins an answer. Raises DataError where the
-        template fails or refuses them, or does not keep to its bounds, and ConfigError where it has not
-        MOST_ENDS times.
+        """The text of `messages`, with `is_prompt` also the generation prompt. Raises DataError if the
+        template fails, refuses them or exceeds its limits, and ConfigError after MOST_ENDS ends of the
+        process.
         """
         found = self._ready.get(_key(messages, is_prompt))
         if found is None:
@@ -101,7 +100,7 @@ class ChatTemplate:
         try:
             self._process.ask(self._opening)
         except LimitError as error:
-            raise ConfigError(self._place, f"is no chat template ({error})", "mend or remove it") from None
+            raise ConfigError(self._place, f"is not a chat template ({error})", "fix or remove it") from None
 
     def _answers(self, asked: Sequence[RenderRequest], most_ends: int) -> list[_Answer]:
         if not self._process.is_running:
@@ -112,8 +111,8 @@ class ChatTemplate:
             self._num_ends += most_ends > 0
             if most_ends and self._num_ends >= most_ends:
                 raise ConfigError(
-                    self._place, f"{error}, {most_ends} times", "mend it, or take template=plain"
+                    self._place, f"{error}, {most_ends} times", "fix it, or use template=plain"
                 ) from None
             raise DataError(f"{self._place}: {error}") from None
-        except DataError as error:  # it has not the memory
+        except DataError as error:  # out of memory
             raise DataError(f"{self._place}: {error}") from None

@@ -1,7 +1,7 @@
-"""Conversations as tokens: rendered by the chat template of a model and encoded by its tokenizer, with the
-places of what the assistant says.
+"""Conversations as tokens: rendered by a model's chat template, encoded by its tokenizer, with the positions
+of the assistant's text.
 
-The text of a special token that stands in a message is text: only the template writes special tokens.
+The text of a special token inside a message stays text: only the template writes special tokens.
 """
 
 import re
@@ -38,7 +38,8 @@ BUILT_IN = {
 }
 ENDS_OF_CHATML = ("<|im_start|>", "<|im_end|>")
 WORDS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-# no characters (Unicode, 23.7): MARK breaks the text of a special token in a message, EDGE is where one ends
+# noncharacters (Unicode, 23.7): MARK breaks the text of a special token in a message, EDGE marks the end of
+# one
 MARK, EDGE = "\ufdd0", "\ufdd1"
 PROBE: tuple[ChatMessage, ...] = (
     {"role": "user", "content": "question"},
@@ -48,7 +49,7 @@ PROBE: tuple[ChatMessage, ...] = (
 
 @dataclass(frozen=True)
 class Passage:
-    """A text to learn from, with MARKs, and the characters of it that are learned, in order."""
+    """A text with MARKs, and the ranges of its characters that are learned, in order."""
 
     text: str
     learned: tuple[tuple[int, int], ...]
@@ -56,17 +57,16 @@ class Passage:
 
 @dataclass(frozen=True)
 class ChatRow:
-    """Ids of a text, and the ids of it that are learned: `[begin, end)`, in order."""
+    """Token ids of a text, and the ranges `[begin, end)` that are learned, in order."""
 
     ids: tuple[int, ...]
     learned: tuple[tuple[int, int], ...]
 
 
 class ChatTokens:
-    """The chat template and the tokenizer of a model's artifact. `choice`: OWN, CHATML or PLAIN; `template`
-    is the text of what was chosen, `is_own` whether it is the model's; `place` is that of the chats in the
-    configuration. Raises ConfigError for a template that
-    is none, and for CHATML without its tokens.
+    """The chat template and tokenizer of a model's artifact. `choice`: OWN, CHATML or PLAIN; `template`: text
+    of the chosen one; `is_own`: whether it is the model's; `place`: configuration key of the chats. Raises
+    ConfigError for an invalid template, and for CHATML without its tokens.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ChatTokens:
         if choice == CHATML and lacking:
             raise ConfigError(
                 f"{place}.template",
-                f"chatml, and the tokenizer has no special token {lacking[0]}",
+                f"chatml, but the tokenizer has no special token {lacking[0]}",
                 "template=plain",
             )
         built_in = PLAIN if choice == PLAIN or lacking else CHATML
@@ -99,11 +99,11 @@ class ChatTokens:
         )
 
     def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The ids of a conversation and of what begins an answer. Raises DataError as `rows`."""
+        """The ids of a conversation with the generation prompt. Raises DataError as `rows`."""
         return self._tokens.ids(self._rendered(messages, is_prompt=True).text)
 
     def ends(self) -> tuple[int, ...]:
-        """Ids that end an answer: those that end texts, and what the template writes behind an answer."""
+        """Ids that end an answer: the ends of texts, and the template's token after an answer."""
         more: list[int] = []
         with suppress(DataError):  # a template may have no such conversation
             passage = self._passages(PROBE)[-1]
@@ -113,14 +113,14 @@ class ChatTokens:
         return tuple(dict.fromkeys([*self.vocabulary.ends, *more]))
 
     def holds_special(self, messages: Sequence[ChatMessage]) -> bool:
-        """Whether a message has the text of a special token."""
+        """Whether a message contains the text of a special token."""
         return any(self._tokens.pattern.search(message["content"]) for message in messages)
 
     def prepare(self, conversations: Sequence[Sequence[ChatMessage]]) -> None:
-        """Render what `rows` will need of these conversations at once, which takes less time."""
+        """Render what `rows` will need for these conversations at once, which is faster."""
         asked: list[tuple[Sequence[ChatMessage], bool]] = []
         for messages in conversations:
-            with suppress(DataError):  # which `rows` raises
+            with suppress(DataError):  # `rows` raises it
                 marked = self._marked(messages)
                 for form in (marked, messages) if marked != list(messages) else (marked,):
                     asked += [(form[:n], True) for n, one in enumerate(form) if one["role"] == ASSISTANT]
@@ -131,13 +131,13 @@ class ChatTokens:
         self._chat.prepare(asked)
 
     def rows(self, messages: Sequence[ChatMessage]) -> list[ChatRow]:
-        """One row with all that the assistant writes; or where the template writes earlier turns otherwise
-        once later ones follow (thoughts that are left out), one row for each answer, behind what the model
-        will see before it. Raises DataError where the template fails, or the answers cannot be found in what
-        it writes, or not as tokens of their own.
+        """One row with all assistant messages. If the template renders earlier turns differently when later
+        ones follow (thoughts left out), one row per answer, after the text that the model will see before it.
+        Raises DataError if the template fails, or if answers cannot be found in its text or as separate
+        tokens.
         """
         if any(EDGE in one["content"] for one in messages):
-            raise DataError(f"a message holds U+{ord(EDGE):04X}, which is no character")
+            raise DataError(f"a message holds U+{ord(EDGE):04X}, which is not a character")
         return [self._row(passage) for passage in self._passages(messages)]
 
     def _row(self, passage: Passage) -> ChatRow:
@@ -154,7 +154,7 @@ class ChatTokens:
         whole, spans = rendered.text, rendered.spans
         if spans is not None:
             if not spans:
-                raise DataError("the template's generation blocks hold nothing of this conversation")
+                raise DataError("the template's generation blocks contain nothing of this conversation")
             return [Passage(whole, spans)]
         found = list[Passage]()
         for number, message in enumerate(messages, start=1):
@@ -162,15 +162,15 @@ class ChatTokens:
                 after = self._rendered(messages[:number]).text
                 begin, end = self._begin(messages[:number], after), self._end(messages[:number], after)
                 if end <= begin:
-                    raise DataError(f"the template writes nothing of message {number}")
+                    raise DataError(f"the template writes nothing for message {number}")
                 found.append(Passage(after, ((begin, end),)))
         if all(whole.startswith(one.text[: one.learned[0][1]]) for one in found):
             return [Passage(whole, tuple(one.learned[0] for one in found))]
         return found
 
     def _begin(self, messages: Sequence[ChatMessage], after: str) -> int:
-        """Where what the model writes of the last message begins in `after`, the text of all: behind the
-        prompt for an answer.
+        """Where the model's text of the last message begins in `after`, the text of all: after the generation
+        prompt.
         """
         number, is_first = len(messages), all(one["role"] != "user" for one in messages[:-1])
         if is_first:
@@ -179,18 +179,16 @@ class ChatTokens:
         try:
             before = self._rendered(messages[:-1], is_prompt=True).text
             if is_first and before == self._rendered(messages[:-1]).text:
-                raise DataError("no user speaks before it")
+                raise DataError("no user message precedes it")
         except DataError as error:
             raise DataError(f"the template writes no prompt for message {number}: {error}") from None
         if not after.startswith(before):
-            raise DataError(
-                f"the template writes message {number} otherwise than behind its prompt for an answer"
-            )
+            raise DataError(f"the template does not write message {number} after its generation prompt")
         return len(before)
 
     def _opening(self, messages: Sequence[ChatMessage], after: str) -> int:
-        """As `_begin` where no user speaks first: as much before the content as in PROBE, because many
-        templates write another prompt behind no message, or none.
+        """As `_begin` if no user message precedes: as much text before the content as in PROBE, because many
+        templates write another prompt, or none, without messages.
         """
         asked, prompt = (self._rendered(PROBE[:1], is_prompt=each).text for each in (False, True))
         answered, content = self._rendered(PROBE).text, messages[-1]["content"]
@@ -200,17 +198,17 @@ class ChatTokens:
         for kept in (blanks, ""):  # a template may trim
             if answered.startswith(prompt) and written.endswith(answered[len(asked) : place] + kept):
                 return len(written) - len(kept) - (place - len(prompt))
-        raise DataError("the template writes other things before a first message of the assistant")
+        raise DataError("the template writes other text before a first message of the assistant")
 
     def _end(self, messages: Sequence[ChatMessage], after: str) -> int:
-        """Where the last message ends in `after`: behind the first special token that follows its content."""
+        """Where the last message ends in `after`: after the first special token that follows its content."""
         place = self._place(messages, after, is_end=True)
         behind = self._tokens.pattern.search(after, place)
         return behind.end() if behind else len(after)
 
     def _place(self, messages: Sequence[ChatMessage], after: str, *, is_end: bool) -> int:
-        """Where the content of the last message begins or ends in `after`, but for blanks: where the template
-        writes an EDGE that stands there.
+        """Where the content of the last message begins or ends in `after`, without blanks: at an EDGE placed
+        there.
         """
         content = messages[-1]["content"]
         at = len(content.rstrip()) if is_end else len(content) - len(content.lstrip())
@@ -218,21 +216,21 @@ class ChatTokens:
         text = self._rendered([*messages[:-1], edged]).text
         if text.count(EDGE) != 1 or text.replace(EDGE, "") != after:
             raise DataError(
-                f"the template does not write message {len(messages)} as it stands, so where it"
+                f"the template changes message {len(messages)}, so the place where it"
                 f" {'ends' if is_end else 'begins'} is unknown"
             )
         return text.index(EDGE)
 
     def _rendered(self, messages: Sequence[ChatMessage], *, is_prompt: bool = False) -> Rendered:
-        """The text with MARKs. Raises DataError where the template does not write a special token's text in
-        a message as it stands there.
+        """The text with MARKs. Raises DataError if the template changes the text of a special token inside a
+        message.
         """
         marked = self._marked(messages)
         found = self._chat.render(marked, is_prompt=is_prompt)
         if marked != list(messages):
             plain = self._chat.render(messages, is_prompt=is_prompt).text
             if found.text.replace(MARK, "") != plain:
-                raise DataError("the template takes the text of a special token in a message apart")
+                raise DataError("the template splits the text of a special token in a message")
         return found
 
     def _marked(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -252,17 +250,17 @@ class _Tokens:
         self.pattern = re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
     def marked(self, text: str) -> str:
-        """The text with a MARK inside each special token. Raises DataError for one that has a MARK, or a
-        special token that is too short for one.
+        """The text with a MARK inside each special token. Raises DataError if it contains a MARK, or a
+        special token too short for one.
         """
         if MARK in text:
-            raise DataError(f"a message holds U+{ord(MARK):04X}, which is no character")
+            raise DataError(f"a message holds U+{ord(MARK):04X}, which is not a character")
         if any(len(found[0]) == 1 for found in self.pattern.finditer(text)):
-            raise DataError("a message holds a special token of one character, which is always read as one")
+            raise DataError("a message holds a special token of one character, which cannot be marked")
         return self.pattern.sub(lambda found: f"{found[0][:1]}{MARK}{found[0][1:]}", text)
 
     def ids(self, text: str) -> list[int]:
-        """Raises DataError where a tokenizer cannot encode text apart from what is around it."""
+        """The ids of a text. Raises DataError if the tokenizer cannot encode parts of it separately."""
         [found] = self._all([text])
         return found
 
@@ -282,9 +280,9 @@ class _Tokens:
         return found + self._apart(text[place:], left=strips, right=False)
 
     def pieces(self, text: str, cuts: Sequence[int]) -> list[list[int]]:
-        """The ids of the parts of `text` between `cuts`, the last of which is its end: of the whole text
-        where no token lies across a cut, else of each part by itself, as a model continues a prompt. Raises
-        DataError as `ids`.
+        """The ids of the parts of `text` between `cuts` (the last cut is its end): from the whole text if no
+        token spans a cut, otherwise each part alone, as a model continues a prompt. Raises DataError as
+        `ids`.
         """
         parts = [text[begin:end] for begin, end in zip([0, *cuts[:-1]], cuts, strict=True)]
         whole, *each = self._all([text, *parts])
@@ -308,7 +306,7 @@ class _Tokens:
 
     def _check(self, ids: Sequence[int], text: str) -> None:
         if self._vocabulary.bytes_of(ids) != text.encode():
-            raise DataError("the tokenizer encodes a part of this text otherwise than within the whole")
+            raise DataError("the tokenizer encodes a part of this text differently than within the whole")
 
 
 def _plain(data: bytes, place: str) -> Tokenizer:
@@ -319,7 +317,7 @@ def _plain(data: bytes, place: str) -> Tokenizer:
 
 
 def _own_template(model: ArtifactInput, settings: Mapping[str, Json], scratch: Path) -> str:
-    """The chat template among a model's files; '' for none. Of several the one called default."""
+    """The chat template among a model's files; '' = none. Among several, the one named default."""
     if CHAT_TEMPLATE in model.names():
         try:
             return read_bytes(str(model.file(CHAT_TEMPLATE, scratch))).decode()
@@ -334,8 +332,8 @@ def _own_template(model: ArtifactInput, settings: Mapping[str, Json], scratch: P
 
 
 def _words(named: Mapping[str, Json], settings: Mapping[str, Json], vocabulary: Vocabulary) -> dict[str, str]:
-    """The special tokens that a template may name, as transformers finds them; where nothing says, those that
-    an export would.
+    """The special tokens that a template may use, found as in transformers; by default those that an export
+    would write.
     """
     found: dict[str, str] = {}
     for key in WORDS:

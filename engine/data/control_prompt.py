@@ -1,4 +1,4 @@
-"""Control prompts: generation attributes as tokens, first soft prompts for the genre, then each attribute
+"""Control prompts: generation attributes as tokens; soft prompts for the genre first, then each attribute
 after its tag.
 
 Shape letters: P tokens of a prefix.
@@ -12,8 +12,8 @@ from atelier.engine.data.vocabulary import Vocabulary
 
 
 class Prefix(NamedTuple):
-    """Token ids [P], and the soft prompt at each position, -1 = none. The text begins after them. `encoder`:
-    what an encoder reads, of models that have one.
+    """Token ids [P], and the soft prompt at each position, -1 = none; the text follows them. `encoder`:
+    encoder input, for models with an encoder.
     """
 
     ids: list[int]
@@ -22,14 +22,14 @@ class Prefix(NamedTuple):
 
     @property
     def soft(self) -> list[int] | None:
-        """The soft prompts, None where there is none."""
+        """The soft prompts; None if there are none."""
         return self.prompts if any(prompt >= 0 for prompt in self.prompts) else None
 
 
 def prefix_of(
     wishes: GenerationAttributes, vocabulary: Vocabulary, *, first_prompt: int, num_prompts: int
 ) -> Prefix:
-    """The control prompt of a text; without any attribute only the separator."""
+    """The control prompt of a text; without attributes only the separator."""
     ids, prompts = [vocabulary.pad_id] * num_prompts, list(range(first_prompt, first_prompt + num_prompts))
     said = (
         wishes.topic,
@@ -46,5 +46,5 @@ def prefix_of(
 
 
 def about(length: int) -> int:
-    """A length rounded to the multiple of ROUND that a control prompt uses."""
+    """A length rounded to a multiple of ROUND, as used in control prompts."""
     return max(ROUND, (length + ROUND // 2) // ROUND * ROUND)

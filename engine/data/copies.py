@@ -1,5 +1,5 @@
-"""Which texts are copies of each other: those that differ only in byte order marks, line ends and blanks. One
-answer for corpora, labelled examples and conversations.
+"""Decide which texts are copies of each other: those that differ only in byte order marks, line ends and
+blanks. Used for corpora, labelled examples and conversations.
 """
 
 import hashlib
@@ -8,36 +8,36 @@ from collections.abc import Iterable, Iterator
 from unicodedata import normalize
 
 BOM = "\ufeff"
-BLOCK = 1 << 20  # characters that are compared at once: a list of all words would take ten times the text
+BLOCK = 1 << 20  # characters compared at once: a list of all words would need ten times the memory
 LONGEST_WORD = (
-    1000  # characters; composing is quadratic in a run of accents, so longer words stay as they are
+    1000  # characters; composing is quadratic in a run of accents, so longer words are not composed
 )
 _BLANK = re.compile(r"\s")
 
 
 def without_bom(text: str) -> str:
-    """The text without the byte order marks at its beginning: they belong to the file. '' if it has nothing
-    else but blanks.
+    """The text without byte order marks at its beginning, which belong to the file; '' if only blanks are
+    left.
     """
     text = text.lstrip(BOM)
     return "" if BOM in text and not text.replace(BOM, "").strip() else text
 
 
 def normalised(text: str) -> str:
-    """The text by which copies are told: no byte order marks, one space for each run of blanks and line ends,
-    none at either end, characters composed (Unicode NFC). Capitals, punctuation and compatibility characters
+    """The form in which texts are compared: no byte order marks, one space per run of blanks and line ends,
+    none at the ends, characters composed (Unicode NFC). Capitals, punctuation and compatibility characters
     stay: x² and x2 are two texts.
     """
     return " ".join(filter(None, map(_normalised, _blocks(text.replace(BOM, "")))))
 
 
 def text_group(text: str) -> str:
-    """The hash that a text shares with all its copies: where it has no other group, the split's."""
+    """The hash that a text shares with its copies, used as its split group if it has no other."""
     return hashlib.sha256(normalised(text).encode(errors="surrogatepass")).hexdigest()
 
 
 def joined(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Of (text, group): the name of each group, the same for groups that have a text in common."""
+    """Merge (text, group) pairs: the name of each group, equal for groups that share a text."""
     names: dict[str, str] = {}
     first: dict[str, str] = {}
 

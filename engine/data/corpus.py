@@ -1,5 +1,5 @@
-"""Documents of finished corpora, and their split: whether a group of documents is for training or held out
-depends only on its hash, the share, and, in tiny sets, the other groups.
+"""Documents of finished corpora, and their split: a group of documents is for training or held out depending
+only on its hash, the share and, in tiny sets, the other groups.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ DOCUMENTS = "documents.jsonl"
 
 
 class CorpusLine(TypedDict):
-    """A line of documents.jsonl. Documents of one `group` are in one split, "train" or "held_out". A
-    `cut` one goes on where its text stops: it has no end. A long document may be several lines, `<id>#1` and
-    so on, all but the last `cut`.
+    """A line of documents.jsonl. Documents of one `group` are in one split, "train" or "held_out". `cut`: the
+    document continues after this line, so it has no end here. A long document may be several lines, `<id>#1`
+    and so on, all but the last `cut`.
     """
 
     id: str
@@ -28,7 +28,7 @@ class CorpusLine(TypedDict):
 
 
 class LabelledLine(TypedDict):
-    """A line of train.jsonl or test.jsonl: `completion` is one of the `options`, the same in all lines."""
+    """A line of train.jsonl or test.jsonl: `completion` is one of the `options`, equal in all lines."""
 
     prompt: str
     completion: str
@@ -48,22 +48,22 @@ TRAIN, HELD_OUT = "train", "held_out"
 
 
 def fraction(group: str) -> float:
-    """sha256 of the group as a number in [0, 1)."""
+    """The sha256 of the group as a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(group.encode()).digest()[:6], "big") / 2.0**48
 
 
 def split_of(groups: Iterable[str], held_out: float, place: str) -> dict[str, str]:
     """The split of each group: held out if its fraction is below `held_out`.
 
-    Each side gets at least one group: when the hashes leave a side empty, the group of smallest hash is held
-    out, or the one of largest hash trains. Raises DataError for fewer than two groups.
+    Each side gets at least one group: if hashes leave a side empty, the group of smallest hash is held out or
+    the one of largest hash trains. Raises DataError for fewer than two groups.
     """
     order = sorted(set(groups), key=lambda group: (fraction(group), group))
     if len(order) < 2:
         raise DataError(
-            f"{place}: {len(order)} distinct text(s), at least two are needed, one to train on and one held"
-            " out (blanks and line ends make no difference); add files or longer ones, or give one document a"
-            " line as .jsonl"
+            f"{place}: {len(order)} distinct text(s), but at least two are needed, one to train on and one"
+            " held out (blanks and line ends do not count); add files or longer ones, or give one document"
+            " per line as .jsonl"
         )
     splits = {group: HELD_OUT if fraction(group) < held_out else TRAIN for group in order}
     splits[order[0]], splits[order[-1]] = HELD_OUT, TRAIN

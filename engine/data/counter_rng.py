@@ -1,5 +1,5 @@
 """Counter-based random numbers and permutations: pure functions of (seed, names, row, epoch, position),
-independent of all other calls; nothing is stored, nothing is shuffled.
+independent of other calls, without stored state.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _M1, _M2, _GOLD = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), 
 class Permutation:
     """A bijection of 0..size-1 chosen by (seed, names).
 
-    A Feistel network over the next power of four; a result outside the range is permuted again until it falls
+    A Feistel network over the next power of four; results outside the range are permuted again until they are
     inside (cycle walking, Black and Rogaway 2002), which keeps it a bijection. Under four passes per element
     on average.
     """
@@ -94,6 +94,6 @@ def below(keys: np.ndarray, places: np.ndarray | int, lane: int, sizes: np.ndarr
 
 
 def numbered(indices: Numbers, epochs: Numbers | None) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and their epochs as int64 [B]; epoch 0 where none are given."""
+    """Indices and their epochs as int64 [B]; default epoch 0."""
     rows_B = np.asarray(indices, dtype=np.int64)
     return rows_B, np.zeros_like(rows_B) if epochs is None else np.asarray(epochs, dtype=np.int64)

@@ -1,5 +1,5 @@
-"""The task `curate`: read source files into documents.jsonl, each document in the training or the
-held-out split.
+"""The task `curate`: read source files into documents.jsonl, each document in the training or held-out
+split.
 """
 
 import json
@@ -23,19 +23,19 @@ from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import total_bytes
 
-# A long document is split into parts, each short enough to be one line of the corpus. The text of a line, and
-# no count of characters, decides whether a part ends there. So documents that share pages share most of their
+# A long document is split into parts, each short enough for one line of the corpus. Only the text of a line,
+# not a character count, decides whether a part ends there. So documents that share pages share most of their
 # parts, and copies fall on one side of the held-out split.
-SMALLEST = 1024  # characters of a part
-LONGEST = 8 << 20  # characters of a line of a corpus: as JSON 48 MiB at most, which document.py reads
-OF_A_SHARE = 32  # parts in what is to be held out
-ENDS = 4  # one line in so many may end a part
+SMALLEST = 1024  # characters per part
+LONGEST = 8 << 20  # characters per corpus line: at most 48 MiB as JSON, which document.py can read
+OF_A_SHARE = 32  # parts in the held-out share
+ENDS = 4  # one line in this many may end a part
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass
 class _Found:
-    """Counts and digests of the documents that were read, never their texts."""
+    """Counts and digests of the documents read, without their texts."""
 
     groups: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # characters
@@ -44,7 +44,7 @@ class _Found:
     duplicates: int = 0
 
     def adds(self, document: Document) -> bool:
-        """Whether the document is no copy of an earlier one."""
+        """Whether the document is not a copy of an earlier one."""
         key = bytes.fromhex(document.key)[:16]
         if key in self.keys:
             self.duplicates += 1
@@ -59,11 +59,11 @@ class _Found:
 def curate(
     source: Source, held_out: float, files: Files, output: ArtifactOutput, scratch: Path, progress: Progress
 ) -> dict[str, Json]:
-    """Write documents.jsonl, a CorpusLine a line. Returns the summary.
+    """Write documents.jsonl, one CorpusLine per line. Returns the summary.
 
-    Of copies of a text the first by order of files is kept. A document that is longer than all that is to be
-    held out is split by its parts, except source files of the standard library. Raises DataError when the
-    source has no text.
+    Among copies of a text the first by file order is kept. A document longer than the whole held-out share is
+    split by its parts, except source files of the standard library. Raises DataError if the source has no
+    text.
     """
     progress.start(total_bytes(files), "bytes")
     scratch.mkdir(parents=True, exist_ok=True)
@@ -107,8 +107,8 @@ def curate(
 def _tell(progress: Progress, sizes: dict[str, list[int]], held_out: float, apart: int) -> None:
     if apart:
         progress.warn(
-            f"{apart} document(s), longer than all that is to be held out, are split by their parts: training"
-            " reads what stands around the held-out ones"
+            f"{apart} document(s), longer than the whole held-out share, are split by their parts, so"
+            " training reads text around the held-out parts"
         )
     own, rest = (sum(sizes[name]) for name in (HELD_OUT, TRAIN))
     if said := share_note(own, own + rest, held_out, "data.held_out"):
@@ -122,12 +122,12 @@ def _line(document: Document) -> str:
     )
 
 
-Parts = list[tuple[str, int]]  # of a document: the group and the characters of each
+Parts = list[tuple[str, int]]  # of a document: group and characters of each part
 
 
 def _cut(unsplit: Path, found: _Found, *, whole: float, size: int) -> dict[int, Parts]:
-    """By number the parts of each document that is longer than `whole`, with groups of their own, or than a
-    line can be.
+    """By number: the parts of each document longer than `whole`, with their own groups, or longer than a
+    corpus line.
     """
     cut: dict[int, Parts] = {}
     long = {n for n, length in enumerate(found.sizes) if length > min(whole, LONGEST)}
@@ -150,8 +150,8 @@ def _lines_of(path: Path, numbers: set[int]) -> Iterator[tuple[int, CorpusLine]]
 def _split(
     unsplit: Path, target: Path, splits: dict[str, str], cut: dict[int, Parts]
 ) -> dict[str, list[int]]:
-    """Copy the lines, adding each one's split, those that are `cut` as several; returns the UTF-8 bytes of
-    the lines of each split.
+    """Copy the lines with their splits, documents in `cut` as several lines; returns the UTF-8 bytes of each
+    split's lines.
     """
     sizes: dict[str, list[int]] = {TRAIN: [], HELD_OUT: []}
     with open(unsplit, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8") as file:
@@ -165,7 +165,7 @@ def _split(
 
 
 def _runs(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator[CorpusLine]:
-    """The document as lines: neighbouring parts of one side are one, up to LONGEST characters."""
+    """The document as lines: neighbouring parts of one side are joined, up to LONGEST characters."""
     text, begin, count = line["text"], 0, 0
     while pieces:
         group, end, taken = pieces[0][0], begin, 0
@@ -185,18 +185,18 @@ def _runs(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator[C
 
 
 def part_size(share: float) -> int:
-    """Characters of a part, about, where `share` characters are to be held out."""
+    """Approximate characters per part if `share` characters are to be held out."""
     return int(min(max(share / OF_A_SHARE, SMALLEST), LONGEST // 3))
 
 
 def parts(text: str, size: int) -> list[str]:
-    """The text in parts of `size` characters, about: from half of it to twice as many. They end with a
-    paragraph, else a line, else a word, else anywhere.
+    """The text in parts of about `size` characters (half to twice as many). They end with a paragraph, else a
+    line, else a word, else anywhere.
     """
     ends, place, last = [0], 0, ""
     for line in _lines(text, size // 4):
         length = place + len(line) - ends[-1]
-        is_place = not line.strip() or length >= size  # a paragraph's end, or one was waited for
+        is_place = not line.strip() or length >= size  # the end of a paragraph, or long enough without one
         place += len(line)
         last = line if line.strip() else last
         may_end = length >= size // 2 and is_place and not crc32(last.encode(errors="surrogatepass")) % ENDS
@@ -209,7 +209,7 @@ def parts(text: str, size: int) -> list[str]:
 
 
 def _lines(text: str, most: int) -> Iterator[str]:
-    """The lines of a text; those longer than `most` in pieces, which end with a blank where there is one."""
+    """The lines of a text; longer lines than `most` in pieces, which end with a blank if possible."""
     for found in _LINE.finditer(text):
         line, begin = found[0], 0
         while len(line) - begin > most:

@@ -1,4 +1,4 @@
-"""The text of ids: from a table where the text of a token depends on no other token, else from the
+"""Decode ids to text: from a table if each token's text is independent of other tokens, otherwise with the
 tokenizer's own decoder.
 
 Shape letters: V vocabulary.
@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 BYTES, PIECES, OWN = "bytes", "pieces", "own"  # ways to decode
 FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-STABLE = ("WordPiece", "BPEDecoder")  # decoders of OWN that change no text which is there already
-WINDOW = 256  # tokens that a decoder of OWN reads again for each new one, at most twice as many
+STABLE = ("WordPiece", "BPEDecoder")  # OWN decoders that never change earlier text
+WINDOW = 256  # tokens that an OWN decoder reads again per new token, at most twice as many
 
 
 class TokenDecoder:
-    """The decoder of a tokenizer. `spellings_V`: the bytes of text for which each id stands within a text;
-    none for special tokens.
+    """The decoder of a tokenizer. `spellings_V`: the text bytes of each id within a text; none for special
+    tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
@@ -34,22 +34,20 @@ class TokenDecoder:
         for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
             if number not in added:
                 self.spellings_V[number] = spelled(token)
-            elif not added[number].special:  # as the normalizer writes it, except that bytes are its own
+            elif not added[number].special:  # as the normalizer writes it, unless bytes are tokens
                 text = spelled(tokenizer.id_to_token(number) or token)
                 is_own = self.way == BYTES and (token not in known or not _is_text(text))
                 self.spellings_V[number] = token.encode() if is_own else text
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
-        """The UTF-8 bytes of a text's ids; in a vocabulary of bytes also those of a part of a character."""
+        """The UTF-8 bytes of a text's ids; in a byte vocabulary also those of partial characters."""
         if self.way == OWN:
             return self._own(ids).encode()
         found = b"".join(self.spellings_V[number] for number in ids)
-        return found.replace("▁".encode(), b" ") if self.way == PIECES else found  # also of its bytes
+        return found.replace("▁".encode(), b" ") if self.way == PIECES else found  # also from byte tokens
 
     def behind(self, before: Sequence[int], ids: Sequence[int], *, has_end: bool) -> str:
-        """The text of `ids` behind `before`; without the part of a character at which it was cut where it has
-        no end.
-        """
+        """The text of `ids` after `before`; without the partial character at its end if not `has_end`."""
         if self.way != OWN:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             return decoder.decode(self.bytes_of(ids), final=has_end)
@@ -57,7 +55,7 @@ class TokenDecoder:
         return text if has_end else text.rstrip("\ufffd")
 
     def stream(self, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
-        """`behind` in pieces, as the ids come; at once where the decoder may change what it wrote before."""
+        """`behind` in pieces as ids arrive; at once if the decoder may change earlier text."""
         if self.way != OWN:
             texts = whole_characters(self.spellings_V[number] for number in ids)
             yield from (text.replace("▁", " ") for text in texts) if self.way == PIECES else texts
@@ -80,7 +78,7 @@ class TokenDecoder:
                 text = self._own(seen)
 
     def _own(self, ids: Sequence[int]) -> str:
-        known = [number for number in ids if number < self._size]  # without soft prompts
+        known = [number for number in ids if number < self._size]  # without ids of soft prompts
         return self._tokenizer.decode(known, skip_special_tokens=True)
 
     def _speller(self, document: Mapping[str, Any]) -> Callable[[str], bytes]:
@@ -103,7 +101,7 @@ class TokenDecoder:
 
 
 def _more(text: str, longer: str) -> str:
-    """The rest of the longer text behind the beginning that both share."""
+    """The rest of `longer` after the beginning that both share."""
     if longer.startswith(text):
         return longer[len(text) :]
     pairs = enumerate(zip(text, longer, strict=False))
@@ -112,7 +110,7 @@ def _more(text: str, longer: str) -> str:
 
 def _way(document: Mapping[str, Any]) -> str:
     rules = _rules(document.get("decoder"))
-    if not rules:  # the library joins with spaces, also what no pre-tokenizer parted or took spaces from
+    if not rules:  # the library joins tokens with spaces, even if no pre-tokenizer split there
         around = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")], ensure_ascii=False)
         is_joined = "▁" in around or document.get("pre_tokenizer") is None
         return BYTES if '"ByteLevel"' in around else PIECES if is_joined else OWN
@@ -120,15 +118,15 @@ def _way(document: Mapping[str, Any]) -> str:
     if kinds[0] == "ByteLevel" and set(kinds[1:]) <= {"Fuse"}:
         return BYTES
     if "Strip" in kinds[:-1] or (kinds[-1] == "Strip" and "Fuse" not in kinds):
-        return OWN  # of each token
+        return OWN  # depends on each token alone
     if "Fuse" in kinds and "Metaspace" in kinds[kinds.index("Fuse") :]:
-        return OWN  # of a text that is one token by then: it loses all its spaces
+        return OWN  # the text is one token by then and loses all spaces
     has_spaces = {"Metaspace", "Replace"} & set(kinds)
     return PIECES if has_spaces and all(map(_is_of_pieces, rules)) else OWN
 
 
 def _is_of_pieces(rule: Mapping[str, Any]) -> bool:
-    """Whether a decoder does no more than write U+2581 as a space, and leave out the first one."""
+    """Whether a decoder only writes U+2581 as a space and leaves out the first one."""
     kind = rule.get("type")
     if kind == "Strip":
         return rule.get("content") == " " and rule.get("start") in (0, 1) and rule.get("stop") == 0
@@ -138,7 +136,7 @@ def _is_of_pieces(rule: Mapping[str, Any]) -> bool:
 
 
 def _rules(decoder: Any) -> list[dict[str, Any]]:
-    """The decoders of a sequence, in order; of nested ones too."""
+    """The decoders of a sequence, in order, nested ones included."""
     if not decoder:
         return []
     if decoder.get("type") != "Sequence":
@@ -165,22 +163,21 @@ def _piece(token: str, has_bytes: bool) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character by which byte-level BPE writes each byte -> the byte: printable Latin-1 is
-    itself, the rest follow from U+0100.
+    """Byte-level BPE's printable character for each byte -> the byte: printable Latin-1 maps to itself,
+    others follow from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     table = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
     if set(table) != set(pre_tokenizers.ByteLevel.alphabet()):
-        raise RuntimeError("the tokenizers library spells bytes in another way than this file knows")
+        raise RuntimeError("the tokenizers library spells bytes in an unknown way")
     return table
 
 
 def whole_characters(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Decode a stream of bytes, emitting characters as soon as they are complete; invalid UTF-8 becomes
-    U+FFFD.
+    """Decode a byte stream, emitting characters once complete; invalid UTF-8 becomes U+FFFD.
 
-    Joined, the pieces are the text of all bytes decoded at once.
+    Joined, the pieces equal the text of all bytes decoded at once.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for piece in pieces:

@@ -1,10 +1,9 @@
-"""The task `encode`: write a corpus as token files, each document followed by the end token, except where it
-was cut.
+"""The task `encode`: write a corpus as token files, with the end token after each document that was not cut.
 
-Files for each split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy`
-(int64, the number of tokens up to and including each document's last); and `held_out.bytes.npy` (int64,
-UTF-8 bytes of each held-out document). Where the tokenizer changes held-out text (lower case, lost spaces)
-also `held_out.txt`, the documents as they were, one behind another.
+Files per split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy` (int64,
+number of tokens up to and including each document's last) and `held_out.bytes.npy` (int64, UTF-8 bytes of
+each held-out document). If the tokenizer changes held-out text (lower case, lost spaces), also
+`held_out.txt`, the original documents one after another.
 """
 
 import io
@@ -95,7 +94,7 @@ def encode(
 
 
 def _batches(corpus: ArtifactInput, scratch: Path) -> Iterator[list[CorpusLine]]:
-    """Documents in their order, about BATCH_BYTES of text at a time."""
+    """Documents in order, about BATCH_BYTES of text at a time."""
     batch, size = [], 0
     for line in corpus_lines(corpus, scratch):
         batch.append(line)

@@ -1,6 +1,6 @@
 """Labelled examples: rows for fine-tuning, and rows that score every option after one prompt.
 
-For models with an encoder it reads the prompts, and the decoder says the completions.
+With an encoder, the encoder reads prompts and the decoder predicts completions.
 
 Shape letters: B rows, T tokens of a row, U tokens of the encoder.
 """
@@ -27,8 +27,8 @@ from atelier.engine.io.artifact import ArtifactInput
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One example as ids: the prompt, and of each option what follows it. `answer` is the index of its
-    completion among the options; `num_cut` ids of the prompt had no room.
+    """One example as ids: the prompt, and the ids of each option after it. `answer`: index of the right
+    option; `num_cut`: prompt ids that had no room.
     """
 
     prompt: tuple[int, ...]
@@ -47,8 +47,8 @@ class OptionRow:
     p(label) over spans[k].
 
     Branch 0 is the prompt without its last token; every option's branch repeats that token, so the first
-    token of each option is predicted once for each, by an ordinary label. Behind an encoder, which reads
-    `encoder_U`, no token is shared: each branch begins as the decoder does.
+    token of each option is predicted by an ordinary label. With an encoder, which reads `encoder_U`, no token
+    is shared: each branch begins like the decoder's text.
     """
 
     tokens_T: np.ndarray
@@ -65,16 +65,16 @@ class Examples:
     """`num_examples` of a split ("train" or "test"; 0 = all), drawn by (seed, draw) alone: a larger draw
     contains the smaller one.
 
-    A row is prompt and completion, encoded as one text; scored are the tokens from the first one on in which
-    the texts with the options differ from the prompt alone or from each other. Where one option is the
-    beginning of another, an end token follows each; elsewhere it would only have to be learned. A prompt that
-    does not fit loses its beginning, in training and in scoring alike. All batches have the same T, the
-    longest row of this draw, so no batch depends on its rows. With `shots` every prompt follows that many
-    solved training examples, the same for all, and options have no end token: text that continues (few-shot,
-    2005.14165, section 2). `is_paired`: its batches have prompts for an encoder and completions for a
-    decoder, each encoded by itself. Raises DataError when there are fewer examples than requested, options
-    that the tokenizer does not tell apart, or an empty side where they are paired; ConfigError when
-    `sequence` has no room for an option.
+    A row is prompt and completion, encoded as one text. Scored are tokens from the first one on in which the
+    texts with the options differ from the prompt alone or from each other. If one option begins another, an
+    end token follows each option, otherwise none. A prompt that does not fit loses its beginning, in training
+    and scoring alike. All batches have the same T, the longest row of this draw. With `shots` every prompt
+    follows that many solved training examples, the same for all, and options have no end token, as in
+    continued text (few-shot, 2005.14165, section 2). `is_paired`: prompts for an encoder and completions for
+    a decoder, encoded separately.
+
+    Raises DataError if there are fewer examples than requested, options that the tokenizer cannot tell apart,
+    or an empty side of a pair; ConfigError if `sequence` has no room for an option.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Examples:
         lines = _lines(labels, split, scratch)
         if num_examples > len(lines) or not lines:
             raise DataError(
-                f"{labels.url}: {num_examples} {split} examples were asked for, there are {len(lines)}; "
-                "ask for fewer or give more"
+                f"{labels.url}: {num_examples} {split} examples were requested, but there are"
+                f" {len(lines)}; request fewer or give more"
             )
         order = Permutation(len(lines), seed, "draw", split, draw)(np.arange(num_examples or len(lines)))
         self.options: tuple[str, ...] = tuple(lines[0]["options"])
@@ -135,25 +135,25 @@ class Examples:
     def _example(
         self, asked: JointOptions, answer: int, num_cut: int, soft: SoftPrompt, first: int
     ) -> Example:
-        """Its prompt leaves room for the longest option. `num_cut`: ids of it that were cut before."""
+        """Leaves room for the longest option in its prompt. `num_cut`: prompt ids that were cut before."""
         prompt, options = (asked.whole, self._alone) if self.is_paired else (asked.prompt, asked.options)
         if self._has_ends and any_begins_another(options):
             options = tuple((*ids, self._vocabulary.end_id) for ids in options)
         if () in options:
             option = self.options[options.index(())]
-            raise DataError(f"{self._place}: the tokenizer has no token for {option!r}; name it otherwise")
+            raise DataError(f"{self._place}: the tokenizer has no token for {option!r}; rename it")
         room = self._room_before(options) - soft.length
         if room < 1:
             raise ConfigError(
                 "trainable.length",
                 f"{soft.length} vectors leave no room for a prompt: rows have room for"
                 f" {room + soft.length} tokens",
-                "fewer, or a longer sequence",
+                "give fewer, or a longer sequence",
             )
         found = tuple(soft.put(self._vocabulary.before, prompt[-room:], first))
         if not found and not self.is_paired:
             raise DataError(
-                f"{self._place}: the tokenizer joins all of the prompt"
+                f"{self._place}: the tokenizer merges the whole prompt"
                 f" {self._vocabulary.decode(asked.whole)!r} with an option; give it a longer prompt"
             )
         num_cut += max(0, len(prompt) - room)
@@ -171,18 +171,18 @@ class Examples:
         return self._room - longest
 
     def check_sides(self, place: str) -> None:
-        """Raise DataError for an example of which an encoder, or a decoder, would have nothing."""
+        """Raise DataError for an example with nothing for the encoder or nothing for the decoder."""
         for number, each in enumerate(self.examples):
             for what, text in (("prompt", each.prompt), ("completion", self.options[each.answer])):
                 if not text:
                     raise DataError(
-                        f"{place}: example {number} has an empty {what}, and a model with an encoder needs "
-                        "both sides; leave the example out"
+                        f"{place}: example {number} has an empty {what}, but a model with an encoder needs"
+                        " both sides; leave the example out"
                     )
 
     def prompted(self, soft: SoftPrompt, first: int, *, is_paired: bool) -> "Examples":
-        """The same examples for a model with a soft prompt, whose first id is `first`, for which text makes
-        room; or for one with an encoder.
+        """The same examples for a model with a soft prompt, whose first id is `first` and which takes room
+        from the text; or for a model with an encoder.
         """
         if not soft.length and is_paired == self.is_paired:
             return self
@@ -191,11 +191,11 @@ class Examples:
         return found
 
     def num_cut(self) -> int:
-        """How many examples have lost the beginning of their prompt, or of a solved one."""
+        """The number of examples whose prompt, or a solved one, lost its beginning."""
         return sum(each.num_cut > 0 for each in self.examples)
 
     def what_is_cut(self) -> str:
-        """How many examples have lost a beginning, in words; '' for none."""
+        """A sentence on examples that lost a beginning; '' for none."""
         if not self.num_cut():
             return ""
         needed = self._sequence + max(each.num_cut for each in self.examples)
@@ -205,24 +205,22 @@ class Examples:
         )
 
     def check_told_apart(self) -> None:
-        """Raise DataError where of every prompt that was cut the same is left as of one with another answer:
-        there is nothing to learn.
+        """Raise DataError if every cut prompt equals a cut prompt with another answer: nothing could be
+        learned.
         """
         answers: dict[tuple[int, ...], set[int]] = {}
         for each in self.examples:
             answers.setdefault(each.prompt, set()).add(each.answer)
         if self.num_cut() and all(len(each) > 1 for each in answers.values()):
-            raise DataError(
-                f"{self.what_is_cut()}: what is left of each is also left of one with another answer"
-            )
+            raise DataError(f"{self.what_is_cut()}: each cut prompt equals one with another answer")
 
     def _solved(self, lines: list[LabelledLine], room: int, shots: int, seed: int) -> tuple[str, int]:
-        """`shots` training examples with their completions, each followed by an empty line, and the most ids
-        that a prompt of them has lost.
+        """`shots` training examples with completions, each followed by an empty line, and the largest number
+        of ids that a prompt lost.
         """
         if shots > len(lines):
             raise DataError(
-                f"{shots} solved examples were asked for, there are {len(lines)}; ask for fewer or give more"
+                f"{shots} solved examples were requested, there are {len(lines)}; request fewer or give more"
             )
         chosen = [lines[i] for i in Permutation(len(lines), seed, "shots")(np.arange(shots))]
         cut = [self._vocabulary.ended(line["prompt"], room) for line in chosen]
@@ -238,7 +236,7 @@ class Examples:
         self, indices: Sequence[int] | np.ndarray, epochs: Sequence[int] | np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
         """The examples at `indices`, the same in all epochs: tokens, positions, documents and labels, each
-        [B, length] int64; where they are paired also the encoder's [B, encoder_length].
+        [B, length] int64; for pairs also the encoder's [B, encoder_length].
         """
         if self.is_paired:
             some = [self.examples[int(i)] for i in indices]
@@ -264,7 +262,7 @@ class Examples:
         }
 
     def _read(self, example: Example) -> list[int]:
-        """The ids that an encoder reads of the example."""
+        """The ids that an encoder reads of an example."""
         return [*example.prompt, self._vocabulary.end_id]
 
     def row_tokens(self, index: int) -> int:
@@ -273,8 +271,8 @@ class Examples:
         return len(example.prompt) + sum(map(len, example.options)) - 1
 
     def option_row(self, index: int) -> OptionRow:
-        """The example at `index` with all options after its prompt, or of a decoder behind an encoder that
-        reads the prompt.
+        """The example at `index` with all options after its prompt, or for a decoder whose encoder reads the
+        prompt.
         """
         example = self.examples[index]
         shared, last = example.prompt[:-1], example.prompt[-1:]
@@ -303,7 +301,7 @@ class Examples:
         self, indices: Sequence[int] | np.ndarray
     ) -> tuple[dict[str, np.ndarray], list[OptionRow]]:
         """Several option rows as one batch [B, T] with `branches_BT`, padded to the longest, and the rows
-        with their spans and answers.
+        with spans and answers.
         """
         rows = [self.option_row(int(i)) for i in indices]
         parts = [

@@ -1,4 +1,4 @@
-"""A tokenizer that grows: its ids and merges stay, tokens that are learned on other text follow them."""
+"""Extend a tokenizer: its ids and merges stay, tokens learned on other text follow."""
 
 import json
 from typing import Any, NamedTuple
@@ -11,22 +11,22 @@ from atelier.engine.data.vocabulary import Vocabulary, tokenizer_of
 
 
 class Change(NamedTuple):
-    """How documents of the old text are cut now."""
+    """Effect on the old text's tokens."""
 
     documents: int
-    changed: int  # documents with other ids than before
+    changed: int  # documents whose ids changed
     tokens_before: int
     tokens_after: int
 
 
 def untaught(old: bytes, place: str) -> Encoder:
-    """An empty BPE that cuts text into words as the old tokenizer does. Raises ConfigError for one that is no
-    byte-level BPE.
+    """An empty BPE with the old tokenizer's word splitting. Raises ConfigError if it is not byte-level
+    BPE.
     """
     document, known = json.loads(old), tokenizer_of(old, place)
     if document["model"].get("type") != "BPE" or "ByteLevel" not in json.dumps(document.get("pre_tokenizer")):
         kind = document["model"].get("type")
-        raise ConfigError(place, f"is no byte-level BPE but {kind}", "learn another one: leave extend out")
+        raise ConfigError(place, f"is not byte-level BPE but {kind}", "leave extend out to learn a new one")
     fresh = Encoder(models.BPE())
     fresh.pre_tokenizer, fresh.decoder = known.pre_tokenizer, decoders.ByteLevel()
     if known.normalizer is not None:
@@ -35,17 +35,16 @@ def untaught(old: bytes, place: str) -> Encoder:
 
 
 def extended(old: bytes, learned: bytes, specials: tuple[str, ...], vocab: int, place: str) -> bytes:
-    """The old tokenizer.json with those of the learned tokens that it lacks, in their order, up to `vocab`
-    ids, and with the special tokens that it lacks. Old merges come first. Raises ConfigError when there is
-    no room.
+    """The old tokenizer.json plus learned tokens that it lacks, in order, up to `vocab` ids, and special
+    tokens that it lacks. Old merges come first. Raises ConfigError if there is no room.
     """
     document, other = json.loads(old), json.loads(learned)["model"]
     ids: dict[str, int] = document["model"]["vocab"]
     added = {token["content"]: token["id"] for token in document.get("added_tokens") or []}
     first = 1 + max([*ids.values(), *added.values()])
     if vocab <= first:
-        raise ConfigError("tokenizer.vocab", f"{vocab}, and {place} has {first} ids", "give more")
-    ids |= added  # else the library would number them anew behind the longer vocabulary
+        raise ConfigError("tokenizer.vocab", f"{vocab}, but {place} has {first} ids", "give more")
+    ids |= added  # otherwise the library would renumber them after the longer vocabulary
     known, number = set(ids), first
     for name in specials:
         if name not in known:
@@ -71,7 +70,7 @@ def extended(old: bytes, learned: bytes, specials: tuple[str, ...], vocab: int, 
 
 
 def _pair(merge: Any) -> tuple[str, str]:
-    """A merge, which older files have as one string."""
+    """A merge; older files have it as one string."""
     first, second = merge.split(" ") if isinstance(merge, str) else merge
     return first, second
 
@@ -82,12 +81,12 @@ def _special(name: str, number: int) -> dict[str, object]:
 
 
 def trainer(vocab: int, alphabet: list[str]) -> trainers.BpeTrainer:
-    """Of a vocabulary that is to follow another one: without special tokens."""
+    """A trainer for a vocabulary that follows another one, without special tokens."""
     return trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet, show_progress=False)
 
 
 def change_of(old: Vocabulary, new: Vocabulary, texts: list[str]) -> Change:
-    """How texts are cut before and after."""
+    """Compare the tokens of texts before and after."""
     before, after = old.encode_all(texts), new.encode_all(texts)
     return Change(
         documents=len(texts),

@@ -1,12 +1,12 @@
 """The task `label`: make classification examples, each a prompt and its completion, one of a few options.
 
-From the standard library: docstrings, and the package or the kind of thing they document. So that no prompt
+From the standard library: docstrings, and the package or kind of thing that they document. So that no prompt
 contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
 prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
-once, so nothing of the test is in the training examples; blanks and line ends make no other text.
+once, so no test example is a training example; blanks and line ends do not count.
 
-From translation catalogues: messages, and the catalogue that they are from; those of several catalogues are
-left out. A translation is on the side of its original.
+From translation catalogues: messages, and the catalogue that they are from; messages of several catalogues
+are left out. A translation is on the side of its original.
 """
 
 import json
@@ -45,7 +45,7 @@ EACH = 24
 
 @dataclass(frozen=True)
 class TunedOn:
-    """Of examples that models are tuned on: the options, the split of each group, what they learn from."""
+    """Examples that models are tuned on: options, the split of each group, and training texts."""
 
     options: tuple[str, ...]
     splits: dict[str, str]
@@ -69,11 +69,12 @@ def label(
     place: str,
     tuned: TunedOn | None = None,
 ) -> dict[str, Json]:
-    """Write train.jsonl and test.jsonl, a LabelledLine a line. Returns the summary. `place`: of `labels` in
-    the configuration, for errors. `tuned`: models are tuned on those examples, and only scored on these: with
-    the same options, and on nothing that is in their training examples, in another language either.
+    """Write train.jsonl and test.jsonl, one LabelledLine per line. Returns the summary. `place`:
+    configuration key of `labels`, for errors. `tuned`: models are tuned on those examples and only scored on
+    these, which get the same options and contain none of their training examples, not in another language
+    either.
 
-    Raises DataError when there are too few or too many distinct completions, others than are tuned on, or
+    Raises DataError for too few or too many distinct completions, for completions not in `tuned`, and if
     nothing is left for the test.
     """
     progress.start(total_bytes(files), "bytes")
@@ -99,7 +100,7 @@ def label(
         if not test:
             raise DataError(
                 f"{place}.source: all {len(examples)} examples of {labels.source}, or their originals, are"
-                " among those that models are tuned on; give others"
+                " training examples of the tuned models; give others"
             )
     train = [e for e in examples if splits[e["group"]] == TRAIN]
     said = share_note(len(test), len(test) + len(train), labels.held_out, f"{place}.held_out")
@@ -140,12 +141,12 @@ def _line(example: PlainExample, options: list[str]) -> str:
 def _check_options(options: list[str], source: str, place: str) -> None:
     found = f"{place}.source: {source} has {len(options)} distinct completions"
     if len(options) < 2:
-        raise DataError(f"{found}; at least two are needed to choose from: give examples of another class")
+        raise DataError(f"{found}; at least two are needed: give examples of another class")
     if len(options) > MAX_OPTIONS:
         shown = ", ".join(repr(option[:30]) for option in options[:3])
         raise DataError(
-            f"{found} ({shown}, ...), at most {MAX_OPTIONS} can be scored as options; name the field of"
-            f" a class with {place}.completion=<field>"
+            f"{found} ({shown}, ...), but at most {MAX_OPTIONS} can be scored as options; name the class"
+            f" field with {place}.completion=<field>"
         )
 
 
@@ -153,8 +154,8 @@ def _check_known(options: list[str], known: Sequence[str], source: str, place: s
     strange = [option for option in options if option not in known]
     if strange:
         raise DataError(
-            f"{place}.source: {source} has the completion {strange[0][:30]!r} ({len(strange)} such), to which"
-            f" nothing is tuned; spell it as one of these, or leave it out:"
+            f"{place}.source: {source} has the completion {strange[0][:30]!r} ({len(strange)} such), which"
+            " is not an option of the tuned models; use one of these, or leave it out:"
             f" {', '.join(repr(each[:30]) for each in known)}"
         )
 
@@ -178,13 +179,13 @@ def _from_docstrings(
         if package_of(name) in packages
     ]
     splits: dict[str, str] = {}
-    for package in packages:  # each on its own, so that every one is in both splits
+    for package in packages:  # each separately, so that every package is in both splits
         splits |= split_of((name for _, name, p in answers if p == package), labels.held_out, place)
     return _examples(answers, "Package", labels.most_chars), splits
 
 
 def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[PlainExample]:
-    """Code up to a statement, and the keyword that the statement begins with; at most `EACH` of a file,
+    """Code before a statement, and the keyword that the statement begins with; at most `EACH` per file,
     chosen by hash.
     """
     seen: set[str] = set()
@@ -198,14 +199,14 @@ def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[
             before = source[: place.start(2) - 1]
             prompt = before[-max_chars:]
             if len(before) > max_chars:
-                prompt = prompt.partition("\n")[2]  # whole lines
+                prompt = prompt.partition("\n")[2]  # keep whole lines
             if (key := normalised(prompt)) and key not in seen:
                 seen.add(key)
                 yield {"prompt": prompt, "completion": f" {place[2]}", "group": name}
 
 
 def _docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, str, str]]:
-    """(docstring, file, kind), files by their hash, so that no package is always first to have a text."""
+    """(docstring, file, kind), files ordered by hash, so that no package is always the first."""
     drawn = sorted(files, key=lambda entry: fraction(stdlib_name(entry[0])))
     for name, found in docstrings(drawn, reader):
         yield found.text, name, found.kind
@@ -217,7 +218,7 @@ def package_of(name: str) -> str:
 
 
 def _largest_packages(found: list[tuple[str, str, str]], place: str) -> list[str]:
-    """The packages with most docstrings, of those with two files or more: one file cannot be in both
+    """The packages with most docstrings, of those with at least two files: one file cannot be in both
     splits.
     """
     num_docstrings = Counter(package_of(name) for _, name, _ in found)
@@ -244,11 +245,11 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
 def _from_lines(
     labels: Labels, files: Files, reader: SourceReader, counts: Counter[str]
 ) -> list[PlainExample]:
-    """Examples of rows, without copies, which are told before prompts are cut, and without messages that
-    several catalogues have. The group is the row's own `group`, else its text.
+    """Examples of rows, without copies (compared before prompts are cut) and without messages that several
+    catalogues share. The group is the row's own `group`, or its text.
     """
     found: dict[tuple[str, str], PlainExample] = {}
-    catalogues: Counter[str] = Counter()  # that have a message
+    catalogues: Counter[str] = Counter()  # number of catalogues per message
     columns = (
         Column(names=(labels.prompt, "text")),
         Column(names=(labels.completion, "label"), may_be_number=True),
@@ -275,8 +276,8 @@ def _from_lines(
 
 
 def _cut(example: PlainExample, most: int, *, is_open: bool) -> PlainExample:
-    """A prompt that is too long loses its beginning, because its end leads to the completion; a text, which
-    is followed by "Label:", loses its end.
+    """Cut a long prompt: at the beginning if its end leads to the completion, at the end if "Label:"
+    follows.
     """
     prompt = example["prompt"]
     prompt = prompt[-most:] if is_open else f"{prompt.removesuffix(ASKED)[:most].strip()}{ASKED}"
@@ -286,8 +287,8 @@ def _cut(example: PlainExample, most: int, *, is_open: bool) -> PlainExample:
 def _check_told_apart(
     examples: Sequence[PlainExample], labels: Labels, counts: Counter[str], place: str, progress: Progress
 ) -> None:
-    """Say how many prompts are cut, and how many copies are left out. Raise DataError where of every prompt
-    that was cut the same is left as of one with another answer.
+    """Report cut prompts and left-out copies. Raise DataError if every cut prompt equals a cut prompt with
+    another answer.
     """
     if counts["duplicates"]:
         progress.warn(f"{place}: {counts['duplicates']} rows are copies of others and left out")
@@ -301,15 +302,15 @@ def _check_told_apart(
     for each in examples:
         answers.setdefault(each["prompt"], set()).add(each["completion"])
     if all(len(each) > 1 for each in answers.values()):
-        raise DataError(f"{cut}, and what is left of each is also left of one with another answer; {way_out}")
+        raise DataError(f"{cut}, and each cut prompt equals one with another answer; {way_out}")
     progress.warn(f"{cut}; {way_out}")
 
 
 def _from_line(
     line: dict[str, Json], labels: Labels, reader: SourceReader, where: str
 ) -> PlainExample | None:
-    """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a broken line that
-    is skipped.
+    """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a skipped broken
+    line.
     """
     asked = labels.prompt if labels.prompt in line else "text"
     answered = labels.completion if labels.completion in line else "label"
@@ -341,8 +342,8 @@ def _from_line(
 def _from_message(
     message: dict[str, Json], labels: Labels, reader: SourceReader, where: str
 ) -> PlainExample | None:
-    """A message and what is asked of it, joined by "Label:", in the group of its original; None where there
-    is no translation.
+    """A message and its question, joined by "Label:", in the group of its original; None without
+    translation.
     """
     for field in (labels.prompt, labels.completion):
         if field not in message:

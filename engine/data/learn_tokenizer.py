@@ -1,5 +1,5 @@
-"""The task `learn_tokenizer`: train a byte-level BPE on the training split of one or more corpora, or check a
-given tokenizer.json.
+"""The task `learn_tokenizer`: train a byte-level BPE on the training split of corpora, or check a given
+tokenizer.json.
 """
 
 import re
@@ -23,16 +23,16 @@ from atelier.engine.io.process import Progress
 from atelier.engine.io.remote import ask, open_system
 from atelier.engine.io.source_files import total_bytes
 
-MEASURED = 1 << 20  # bytes of held-out text by which bytes_per_token is measured
-LONGEST_PIECE = 1024  # bytes: learning takes time by the square of a piece; source code and prose have 100
+MEASURED = 1 << 20  # bytes of held-out text for measuring bytes_per_token
+LONGEST_PIECE = 1024  # bytes: learning time is quadratic in a piece; source code and prose have up to 100
 _LONG = re.compile(
     rf"\S{{{LONGEST_PIECE // 4},}}|\s{{{LONGEST_PIECE // 4},}}"
-)  # a character has 4 bytes at most
+)  # a character has at most 4 bytes
 
 
 class TrainingTexts:
-    """The training documents of corpora, for a tokenizer to learn from. Pieces (words, runs of blanks) longer
-    than LONGEST_PIECE are learned from in parts; `cut_pieces` counts them.
+    """The training documents of corpora, for learning a tokenizer. Pieces (words, runs of blanks) longer than
+    LONGEST_PIECE are learned in parts; `cut_pieces` counts them.
     """
 
     def __init__(self, corpora: list[ArtifactInput], scratch: Path, progress: Progress) -> None:
@@ -40,7 +40,7 @@ class TrainingTexts:
         self.cut_pieces = 0
 
     def teach(self, tokenizer: Encoder, trainer: trainers.BpeTrainer) -> None:
-        """Train a tokenizer, whose own pre-tokenizer stays as it is."""
+        """Train a tokenizer; its own pre-tokenizer does not change."""
         own = tokenizer.pre_tokenizer
         short = pre_tokenizers.FixedLength(length=LONGEST_PIECE)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([own, short])
@@ -48,15 +48,15 @@ class TrainingTexts:
         tokenizer.pre_tokenizer = own
         if self.cut_pieces:
             self._progress.warn(
-                f"{self.cut_pieces} word(s) or runs of blanks have more than {LONGEST_PIECE} bytes: the"
-                " tokenizer learns from them in parts of that length"
+                f"{self.cut_pieces} word(s) or runs of blanks have more than {LONGEST_PIECE} bytes; the"
+                " tokenizer learns from parts of that length"
             )
 
     def _texts(self, own: pre_tokenizers.PreTokenizer) -> Iterator[str]:
         self._progress.start(
             sum(int(c.record.summary.get("documents", 0)) for c in self.corpora), "documents"
         )
-        keeps_blanks = len(own.pre_tokenize_str("a b")) < 2  # its pieces may be whole texts
+        keeps_blanks = len(own.pre_tokenize_str("a b")) < 2  # pieces may be whole texts
         for corpus in self.corpora:
             for line in corpus_lines(corpus, self._scratch):
                 self._progress.advance(1)
@@ -80,13 +80,13 @@ def learn_tokenizer(
     extends: ArtifactInput | None = None,
     before: list[ArtifactInput] | None = None,
 ) -> dict[str, Json]:
-    """Write tokenizer.json: the same bytes from the same training text, whatever the threads. Returns the
+    """Write tokenizer.json: equal training text gives equal bytes, with any number of threads. Returns the
     summary.
 
-    With `spec.load` the given file is written unchanged, and `texts`, of the model that it came with, say
-    how texts begin and end. `files` is its (path, content id), or empty when it need not be checked.
-    `extends`: the tokenizer that this one begins with; the summary says how the held-out text of `before` is
-    cut by both. Raises ConfigError when that file cannot be read or there is no corpus.
+    With `spec.load` the given file is written unchanged; `texts`, from its model, says how texts begin and
+    end; `files` is its (path, content id), or empty without check. `extends`: the tokenizer to extend; the
+    summary compares the held-out tokens of `before` under both. Raises ConfigError if that file cannot be
+    read or there is no corpus.
     """
     old = None if extends is None else Vocabulary.of(extends, scratch)
     texts_read = TrainingTexts(corpora, scratch, progress)
@@ -98,7 +98,7 @@ def learn_tokenizer(
         data = _learned(spec, texts_read)
     around = check_tokenizer(data, spec.load, texts) if spec.load else None
     vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER, around)
-    if extends is not None and TEXT_ENDS in extends.names():  # its texts begin and end as they did
+    if extends is not None and TEXT_ENDS in extends.names():  # texts begin and end as before
         around = parse(TextEnds, extends.json(TEXT_ENDS, scratch), TEXT_ENDS)
         vocabulary = Vocabulary.parse(data, TOKENIZER, around)
     output.add_bytes(TOKENIZER, data)
@@ -158,7 +158,7 @@ def _extended(spec: Tokenizer, extends: ArtifactInput, texts: TrainingTexts, scr
 
 
 def _held_out_texts(corpora: list[ArtifactInput], scratch: Path) -> list[str]:
-    """The first held-out documents, MEASURED bytes of them."""
+    """The first held-out documents, up to MEASURED bytes."""
     found, size = [], 0
     for corpus in corpora:
         for line in corpus_lines(corpus, scratch):
@@ -169,7 +169,7 @@ def _held_out_texts(corpora: list[ArtifactInput], scratch: Path) -> list[str]:
 
 
 def _bytes_per_token(vocabulary: Vocabulary, corpora: list[ArtifactInput], scratch: Path) -> float:
-    """UTF-8 bytes per token of held-out text, measured on its beginning; 0 without a corpus."""
+    """UTF-8 bytes per token of the first held-out text; 0 without a corpus."""
     size = tokens = 0
     for corpus in corpora:
         for line in corpus_lines(corpus, scratch):

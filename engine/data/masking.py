@@ -1,5 +1,5 @@
 """Mask whole units of a row for prediction: 80 % become <|mask|>, 10 % random tokens, 10 % stay (Devlin et
-al. 1810.04805), decided for each unit, not for each token (ERNIE, 1904.09223).
+al. 1810.04805), decided per unit, not per token (ERNIE, 1904.09223).
 
 Shape letters: B rows, T tokens of a row, U units of all rows together, K ordinary tokens.
 """
@@ -21,12 +21,12 @@ def hide(
     mask: int,
     ordinary_K: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and labels [B, T] with units hidden until they hold `targets_B` tokens of their row.
+    """Tokens and labels [B, T], with units hidden until they hold `targets_B` tokens of their row.
 
-    `units_BT` numbers units across the batch, each contiguous in one row; -1 may not be hidden. Units are
-    taken in random order while their middle is below the target, so that the share is right on average
-    whatever their sizes; at least one per row. `keys_B` are the rows' random keys (Chance.keys), `mask` the
-    id of <|mask|>, `ordinary_K` the ids that random tokens are drawn from.
+    `units_BT` numbers units across the batch, each contiguous in one row; -1 = never hidden. Units are taken
+    in random order while their middle is below the target, so that the share is right on average for any
+    sizes; at least one per row. `keys_B`: the rows' random keys (Chance.keys); `mask`: id of <|mask|>;
+    `ordinary_K`: ids for random tokens.
     """
     width = tokens_BT.shape[1]
     flat = units_BT.reshape(-1)

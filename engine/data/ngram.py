@@ -1,5 +1,4 @@
-"""Baselines that a model must beat: gzip, xz, and an interpolated token trigram, in bits per byte of held-out
-text.
+"""Baselines for models: gzip, xz, and an interpolated token trigram, in bits per byte of held-out text.
 
 Shape letters: N tokens, P predictions.
 """
@@ -10,23 +9,23 @@ import lzma
 import numpy as np
 
 BUCKETS = 24  # contexts are grouped by the power of two of their count
-EVERY = 20  # one training document in so many is for the interpolation weights
+EVERY = 20  # every 20th training document is for the interpolation weights
 EM_ROUNDS = 20
 
 
 def gzip_bits(text: bytes) -> float:
-    """Bits per byte of `text` alone under gzip -9."""
+    """Bits per byte of `text` under gzip -9."""
     return 8.0 * len(gzip.compress(text, 9, mtime=0)) / len(text)
 
 
 def xz_bits(text: bytes) -> float:
-    """Bits per byte of `text` alone under xz -9e."""
+    """Bits per byte of `text` under xz -9e."""
     return 8.0 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)
 
 
 def with_own_begin(tokens_N: np.ndarray, ends_D: np.ndarray, begin: int) -> np.ndarray:
-    """The tokens with `begin` as the first one of each document, where the end token began them: only an end
-    token ends a document then. `ends_D`: tokens up to and including each document's end.
+    """The tokens with `begin` instead of the end token at each document's start, so that an end token only
+    ends documents. `ends_D`: tokens up to and including each document's end.
     """
     starts_D = np.concatenate([[0], ends_D])
     found_N = tokens_N.astype(np.int64)
@@ -35,10 +34,10 @@ def with_own_begin(tokens_N: np.ndarray, ends_D: np.ndarray, begin: int) -> np.n
 
 
 def shuffled(tokens_N: np.ndarray, end: int) -> np.ndarray:
-    """The same documents in a random order, always the same one; one that is cut at the end stays there."""
+    """The same documents in a fixed random order; a document cut at the end stays there."""
     ends_D = np.flatnonzero(tokens_N == end) + 1
     documents = np.split(tokens_N, ends_D)
-    last = len(documents) - 1  # empty where the text ends with an end token
+    last = len(documents) - 1  # empty if the text ends with an end token
     order = [place for place in np.random.default_rng(0).permutation(len(documents)) if place != last]
     return np.concatenate([documents[place] for place in [*order, last]])
 
@@ -53,10 +52,9 @@ def trigram_bits(
 class Trigram:
     """An interpolated trigram over tokens.
 
-    Each order is mixed with the next lower one by a weight for each power of two of its context's count
-    (Jelinek and Mercer 1980), fitted by expectation maximisation on a slice of the training text with counts
-    from the rest; the lowest order is mixed with the uniform distribution. About 1.3 CPU-s for 3 M training
-    tokens.
+    Each order is mixed with the next lower one by a weight per power of two of its context's count (Jelinek
+    and Mercer 1980), fitted by expectation maximisation on a slice of the training text with counts from the
+    rest; the lowest order is mixed with the uniform distribution. About 1.3 CPU-s for 3 M training tokens.
     """
 
     def __init__(self, train_N: np.ndarray, vocab: int, end: int) -> None:
@@ -68,7 +66,7 @@ class Trigram:
 
     def bits(self, held_out_N: np.ndarray, num_bytes: int) -> float:
         """Bits per byte on the `num_bytes` of text that `held_out_N` encodes. Scores the same tokens as a
-        model: every one but the first of each document.
+        model: all except each document's first.
         """
         held_out_N = held_out_N.astype(np.int64)
         probability_P = self.probabilities(held_out_N)
@@ -76,12 +74,12 @@ class Trigram:
         return float(-np.log2(probability_P[is_scored_P]).sum() / num_bytes)
 
     def probabilities(self, tokens_P: np.ndarray) -> np.ndarray:
-        """Of each token after those before it [P]; end tokens stand before the first."""
+        """The probability of each token after those before it [P]; end tokens precede the first."""
         return _mixed(*self._counts.estimates(tokens_P), self._weights, self._vocab)
 
 
 def _fitting_slice(train_N: np.ndarray, end: int) -> np.ndarray:
-    """True for the tokens that weights are fitted on: every 20th document, or the end where there are few."""
+    """A mask of the tokens for fitting weights: every 20th document, or the end if there are few."""
     documents_N = np.cumsum(train_N == end) - (train_N == end)
     if documents_N[-1] >= EVERY:
         return documents_N % EVERY == EVERY // 2
@@ -97,7 +95,7 @@ class _Counts:
         self._uni = np.bincount(tokens_N, minlength=vocab)
         self._bi = np.unique(self._keys(tokens_N, 2), return_counts=True)
         self._tri = np.unique(self._keys(tokens_N, 3), return_counts=True)
-        # sums over the same predictions, so that each context's estimates add up to one
+        # sums over the same predictions, so that each context's estimates sum to 1
         self._context1 = np.bincount(self._keys(tokens_N, 2) // vocab, minlength=vocab)
         pairs = (
             np.add.reduceat(self._tri[1], starts)
@@ -107,7 +105,7 @@ class _Counts:
         self._context2 = (self._tri[0][starts] // vocab, pairs)
 
     def _keys(self, tokens_N: np.ndarray, order: int) -> np.ndarray:
-        """Each token with the order-1 tokens before it as one number; end tokens stand before the first."""
+        """Each token with the order-1 tokens before it as one number; end tokens precede the first."""
         padded = np.concatenate([np.full(order - 1, self._end), tokens_N])
         keys = np.zeros(len(tokens_N), dtype=np.int64)
         for back in range(order):
@@ -115,8 +113,8 @@ class _Counts:
         return keys
 
     def estimates(self, tokens_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ml_3P relative frequencies (order 1, 2, 3) of each token after its context, and counts_3P of the
-        contexts.
+        """ml_3P: relative frequencies (order 1, 2, 3) of each token after its context; counts_3P: counts of
+        the contexts.
         """
         two, three = self._keys(tokens_P, 2), self._keys(tokens_P, 3)
         found = [self._uni[tokens_P], _looked_up(self._bi, two), _looked_up(self._tri, three)]
@@ -138,20 +136,20 @@ def _starts(sorted_keys: np.ndarray) -> np.ndarray:
 
 
 def _looked_up(table: tuple[np.ndarray, np.ndarray], keys_P: np.ndarray) -> np.ndarray:
-    """The counts of `keys_P`, 0 for those that never occurred."""
+    """The counts of `keys_P`; 0 for unseen ones."""
     keys, counts = table
     places = np.minimum(np.searchsorted(keys, keys_P), len(keys) - 1)
     return np.where(keys[places] == keys_P, counts[places], 0)
 
 
 def _buckets(counts_P: np.ndarray) -> np.ndarray:
-    """0 for contexts never seen, else 1 + the power of two of their count."""
+    """0 for unseen contexts, otherwise 1 + the power of two of their count."""
     return np.minimum(np.frexp(counts_P.astype(np.float64))[1], BUCKETS - 1)
 
 
 def _fit(ml_3P: np.ndarray, counts_3P: np.ndarray, vocab: int) -> np.ndarray:
-    """weights_3K: for each order and bucket, the share of that order's own estimate, by expectation
-    maximisation, lowest order first.
+    """weights_3K: for each order and bucket, the share of that order's estimate, by expectation maximisation,
+    lowest order first.
     """
     weights_3K = np.full((3, BUCKETS), 0.5)
     lower_P = np.full(ml_3P.shape[1], 1.0 / vocab)
@@ -161,7 +159,7 @@ def _fit(ml_3P: np.ndarray, counts_3P: np.ndarray, vocab: int) -> np.ndarray:
         for _ in range(EM_ROUNDS):
             own_P = weights_3K[order][buckets_P] * ml_3P[order]
             own_P /= own_P + (1.0 - weights_3K[order][buckets_P]) * lower_P
-            # one count for each side: no weight becomes 0 or 1, a bucket without examples keeps a half
+            # one count per side: no weight becomes 0 or 1, and a bucket without examples stays at one half
             weights_3K[order] = (np.bincount(buckets_P, weights=own_P, minlength=BUCKETS) + 1.0) / (
                 sizes_K + 2.0
             )
@@ -180,6 +178,6 @@ def _mixed(ml_3P: np.ndarray, counts_3P: np.ndarray, weights_3K: np.ndarray, voc
 def _one_order(
     ml_P: np.ndarray, counts_P: np.ndarray, weights_K: np.ndarray, lower_P: np.ndarray
 ) -> np.ndarray:
-    """A context never seen has no estimate of its own: the lower order stands alone."""
+    """An unseen context has no estimate: only the lower order counts."""
     weights_P = np.where(counts_P > 0, weights_K[_buckets(counts_P)], 0.0)
     return weights_P * ml_P + (1.0 - weights_P) * lower_P

@@ -1,5 +1,5 @@
-"""Options behind a prompt, as tokens of the joint text: a tokenizer may begin a text otherwise than it
-continues one, and join the end of a prompt with the beginning of an option.
+"""Options after a prompt, as tokens of the joint text, because a tokenizer may encode a text's start
+differently, or join the end of a prompt with the beginning of an option.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from functools import cache
 from atelier.engine.config.error import DataError
 from atelier.engine.data.vocabulary import Vocabulary
 
-AT_ONCE = 256  # prompts that are encoded together
+AT_ONCE = 256  # prompts encoded together
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointOptions:
-    """A prompt and its options as ids: the ids of prompt and option k together are `prompt` and `options[k]`.
-    `whole`: the ids of the prompt alone, of which the last ones may differ.
+    """A prompt and its options as ids: `prompt` + `options[k]` are the ids of prompt and option k together.
+    `whole`: ids of the prompt alone, of which the last ones may differ.
     """
 
     prompt: tuple[int, ...]
@@ -26,10 +26,10 @@ class JointOptions:
 def continued(
     vocabulary: Vocabulary, prompts: Sequence[str], options: Sequence[str], place: str
 ) -> Iterator[JointOptions]:
-    """For each prompt, its leading ids that are the same alone and before every option; for each option, its
+    """For each prompt, its leading ids that are equal alone and before every option; for each option, the
     remaining ids.
 
-    Raises DataError for options that the tokenizer does not tell apart behind a prompt.
+    Raises DataError for options that the tokenizer cannot tell apart after a prompt.
     """
     for begin in range(0, len(prompts), AT_ONCE):
         some = prompts[begin : begin + AT_ONCE]
@@ -38,29 +38,29 @@ def continued(
             each = [next(joint) for _ in options]
             shared = min(_num_equal(whole, ids) for ids in each)
             behind = tuple(tuple(ids[shared:]) for ids in each)
-            check_apart(behind, options, f"{place}: behind {prompt[-40:]!r} the tokenizer")
+            check_apart(behind, options, f"{place}: after {prompt[-40:]!r} the tokenizer")
             yield JointOptions(prompt=tuple(whole[:shared]), options=behind, whole=tuple(whole))
 
 
 def check_apart(ids: Sequence[tuple[int, ...]], options: Sequence[str], place: str) -> None:
-    """Raise DataError for two options with the same ids."""
+    """Raise DataError for two options with equal ids."""
     if len(set(ids)) < len(ids):
         number = next(n for n, own in enumerate(ids) if own in ids[:n])
         first = options[ids.index(ids[number])]
         raise DataError(
-            f"{place} writes the options {first!r} and {options[number]!r} alike; name one of them otherwise"
+            f"{place} encodes the options {first!r} and {options[number]!r} alike; rename one of them"
         )
 
 
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many first ids are equal."""
+    """The number of equal first ids."""
     pairs = zip(left, right, strict=False)
     return next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
 
 
 @cache
 def any_begins_another(options: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether one of the options is the beginning of another, so that only its end tells them apart."""
+    """Whether one option is the beginning of another, so that only its end tells them apart."""
     return any(
         long[: len(short)] == short
         for place, short in enumerate(options)

@@ -1,4 +1,4 @@
-"""Rows of two inputs: what an encoder reads and a decoder says of it; documents cut into pieces for them.
+"""Rows with encoder and decoder inputs, and documents cut into pieces for them.
 
 Shape letters: B rows, T tokens of the decoder, U tokens of the encoder, P pieces of documents.
 """
@@ -12,13 +12,13 @@ from atelier.engine.data.tokens import TokenText
 
 Pair = tuple[
     np.ndarray | Sequence[int], np.ndarray | Sequence[int]
-]  # read by the encoder, said by the decoder
+]  # input of the encoder, output of the decoder
 
 
 def paired(pairs: Sequence[Pair], *, lengths: tuple[int, int], start: int, pad: int) -> dict[str, np.ndarray]:
     """Pairs as a padded batch: encoder_* [B, U], tokens, positions, documents and labels [B, T], int64.
 
-    The decoder reads `start` and then what it has said; all of it is scored. `lengths`: U and T.
+    The decoder reads `start`, then its own output; all of it is scored. `lengths`: U and T.
     """
     U, T = lengths
     result = {
@@ -34,7 +34,7 @@ def paired(pairs: Sequence[Pair], *, lengths: tuple[int, int], start: int, pad: 
 def side(
     prefix: str, dim: str, rows: Sequence[np.ndarray | Sequence[int]], length: int, pad: int
 ) -> dict[str, np.ndarray]:
-    """The tokens, positions and documents of one side, [B, length]: a document a row."""
+    """The tokens, positions and documents of one side, [B, length]; one document per row."""
     sizes_B = np.array([len(row) for row in rows], dtype=np.int64)
     places = np.arange(length)
     is_text = places < sizes_B[:, None]
@@ -50,7 +50,7 @@ def side(
 
 def cut_into_pieces(text: TokenText, most: int, *, with_end: bool) -> tuple[np.ndarray, np.ndarray]:
     """(where pieces begin [P], their tokens [P]): each document in pieces of `most` tokens and a rest, with
-    or without its end token.
+    or without end token.
     """
     sizes_D = text.lengths_D - (0 if with_end else 1)
     counts_D = -(-sizes_D // most)

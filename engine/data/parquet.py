@@ -1,7 +1,7 @@
-"""Rows of parquet files: only the columns that are asked for, a few at a time, read by a process of its own.
+"""Read rows of parquet files: only the requested columns, a few rows at a time, in a separate process.
 
-The format has offsets, sizes and counts that its libraries believe: a file of 299 bytes asks for gigabytes,
-one flipped bit ends the process that reads it. See parquet_process.
+Parquet libraries trust the file's offsets, sizes and counts: a file of 299 bytes can ask for gigabytes, and
+one flipped bit can end the reading process. See parquet_process.
 """
 
 import json
@@ -26,16 +26,16 @@ from atelier.engine.data.parquet_process import (
 from atelier.engine.data.row import Column
 from atelier.engine.io.limited_process import REFUSED, LimitedProcess, Limits, receive, send
 
-if TYPE_CHECKING:  # takes 0.2 s to load
+if TYPE_CHECKING:  # import takes 0.2 s
     import pyarrow as pa
 
-SILENCE_S = 300.0  # for one batch, the time for reading the file aside
+SILENCE_S = 300.0  # for one batch, without the time for reading the file
 MOST_MESSAGE = MOST_TEXT + (1 << 20)
 Broken = Callable[[str, str], None]
 
 
 class ParquetReader:
-    """The process that reads parquet files, started with the first one; a file that ends it ends no other."""
+    """The process that reads parquet files, started for the first one and after a file that ended it."""
 
     def __init__(self) -> None:
         self._process = LimitedProcess(
@@ -46,11 +46,10 @@ class ParquetReader:
     def rows(
         self, file: IO[bytes], path: str, columns: Sequence[Column], broken: Broken
     ) -> Iterator[tuple[int, dict[str, Json]]]:
-        """(row number from 1, values) of the columns that are there. Values that are not UTF-8 go to
-        `broken`.
+        """(row number from 1, values) of the columns that exist. Values that are not UTF-8 go to `broken`.
 
-        Raises DataError for a file that is damaged or cut, that claims what cannot be, that needs too much
-        memory, that lacks a column, or whose column holds no text.
+        Raises DataError for a file that is damaged, truncated, inconsistent or too large for memory, that
+        lacks a column, or whose column is not text.
         """
         number = 0
         try:
@@ -60,11 +59,11 @@ class ParquetReader:
         except (EOFError, ConnectionError, ValueError):
             how = self._process.end()
             raise DataError(
-                f"{path}: not whole parquet (its reader {how} after row {number}); copy it again"
+                f"{path}: not a complete parquet file (its reader {how} after row {number}); copy it again"
             ) from None
         except TimeoutError:
             raise DataError(
-                f"{path}: not read further than row {number} in {SILENCE_S:.0f} s; copy it again"
+                f"{path}: reading stopped at row {number} for {SILENCE_S:.0f} s; copy it again"
             ) from None
         finally:
             if not self._is_free:
@@ -75,12 +74,12 @@ class ParquetReader:
         self._process.close()
 
     def _batches(self, file: IO[bytes], path: str, columns: Sequence[Column]) -> Iterator["pa.RecordBatch"]:
-        """The rows, while the process is served with parts of the file. Raises DataError for a refusal."""
+        """The rows, while the process requests parts of the file. Raises DataError for a refusal."""
         channel, size = self._process.channel(), file.seek(0, os.SEEK_END)
         about = {"path": path, "size": size, "columns": [asdict(column) for column in columns]}
         self._is_free = False
         send(channel, OPEN, json.dumps(about).encode())
-        room = bytearray(2 * BATCH_BYTES + (1 << 20))  # used again: fresh memory costs more than its bytes
+        room = bytearray(2 * BATCH_BYTES + (1 << 20))  # reused: allocation is expensive
         while True:
             kind, body = receive(channel, MOST_MESSAGE, room)
             if kind == READ:
@@ -98,12 +97,12 @@ class ParquetReader:
 
 
 def _checked(body: memoryview) -> "pa.RecordBatch":
-    """The rows of a message. Raises ValueError for what contradicts itself."""
+    """The rows of a message. Raises ValueError if it is inconsistent."""
     import pyarrow as pa
 
     with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
         batch = stream.read_next_batch()
-    for column in batch:  # of text all but whether it is UTF-8
+    for column in batch:  # checks text, except for UTF-8
         as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
         kind = as_bytes.get(column.type)
         (column.view(kind) if kind else column).validate(full=True)

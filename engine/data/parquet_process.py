@@ -1,8 +1,7 @@
-"""Read parquet files for `parquet.rows`, in a process of its own (engine/io/limited_process.py).
+"""Read parquet files for `parquet.rows` in a separate process (engine/io/limited_process.py).
 
-What a damaged or hostile file does to the library that reads it ends this process alone: at most `MEMORY`
-bytes are mapped, and what goes to the parent are arrow streams, which it checks. The process opens no file:
-it asks the parent for every part of one.
+A damaged or hostile file can only end this process: it maps at most `MEMORY` bytes, and sends arrow streams,
+which the parent checks. It opens no file, but asks the parent for every part.
 
 Messages to the process: OPEN, PART. From it: READ (offset, length), ROWS, DONE, REFUSED.
 """
@@ -20,25 +19,25 @@ from atelier.engine.config.error import AtelierError, DataError, printable
 from atelier.engine.data.row import Column
 from atelier.engine.io.limited_process import REFUSED, Limits, receive, send
 
-if TYPE_CHECKING:  # loaded when the memory is limited
+if TYPE_CHECKING:  # imported once memory is limited
     import pyarrow as pa
     from pyarrow import parquet
 
-MEMORY = 1 << 30  # bytes of address space, of which the libraries take about 350 MB
-MOST_PART = 1 << 24  # bytes of one READ
-MOST_TEXT = 1 << 27  # bytes of one value
-MOST_PARTS = 10_000  # objects of one list
-BUFFER = 1 << 22  # packed bytes of a column that are read at a time
-BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096  # of rows in memory, about
-FEWER = 64  # times fewer rows at a time where they do not fit
-ROWS_PER_BYTE = 1024  # of a file; more have no text of their own
+MEMORY = 1 << 30  # bytes of address space; the libraries need about 350 MB
+MOST_PART = 1 << 24  # bytes per READ
+MOST_TEXT = 1 << 27  # bytes per value
+MOST_PARTS = 10_000  # objects per list
+BUFFER = 1 << 22  # packed bytes of a column read at a time
+BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096  # of rows in memory, approximately
+FEWER = 64  # factor of fewer rows at a time if they do not fit
+ROWS_PER_BYTE = 1024  # of a file; with more, rows cannot have text of their own
 SHOWN = 20  # columns named in an error
 RANGE = struct.Struct("<QQ")
 OPEN, PART, READ, ROWS, DONE = (bytes([letter]) for letter in b"OPRBD")
 
 
 class _Asked(io.RawIOBase):
-    """A file of `size` bytes whose parts the parent reads."""
+    """A file of `size` bytes whose parts are read by the parent."""
 
     def __init__(self, channel: socket.socket, size: int) -> None:
         self._channel, self._size, self._place = channel, size, 0
@@ -72,8 +71,8 @@ class _Asked(io.RawIOBase):
 
 
 def _send_rows(channel: socket.socket, path: str, size: int, columns: Sequence[Column]) -> None:
-    """Send all rows. Raises DataError for a file that is damaged or cut, claims what cannot be, lacks a
-    column, or whose column holds no text.
+    """Send all rows. Raises DataError for a file that is damaged, truncated or inconsistent, lacks a column,
+    or whose column is not text.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -94,13 +93,13 @@ def _send_rows(channel: socket.socket, path: str, size: int, columns: Sequence[C
         raise DataError(
             f"{path}: needs more than {MEMORY >> 20} MiB to be unpacked; write it again with smaller pages"
         ) from None
-    except Exception as error:  # any: of bytes that somebody else wrote
+    except Exception as error:  # any type: the bytes are not trusted
         reason = printable(" ".join(str(error).split()) or type(error).__name__)
-        raise DataError(f"{path}: not whole parquet ({reason}); copy it again") from None
+        raise DataError(f"{path}: not a complete parquet file ({reason}); copy it again") from None
 
 
 def _chosen(schema: "pa.Schema", path: str, columns: Sequence[Column]) -> list[str]:
-    """Of each column the first name that is there."""
+    """The first existing name of each column."""
     chosen, there = [], ", ".join(schema.names[:SHOWN]) + (", ..." if len(schema.names) > SHOWN else "")
     for column in columns:
         name = next((name for name in column.names if name in schema.names), "")
@@ -139,18 +138,18 @@ def _is_list(kind: "pa.DataType") -> bool:
 
 
 def _check_claims(about: "parquet.FileMetaData", chosen: list[str], path: str, size: int) -> None:
-    """Raise DataError when the footer contradicts itself or claims more rows than the file can hold."""
+    """Raise DataError if the footer contradicts itself or claims more rows than the file can hold."""
     if about.num_rows > ROWS_PER_BYTE * size:
         raise DataError(f"{path}: claims {about.num_rows} rows in {size} bytes; copy it again")
     groups = [about.row_group(index) for index in range(about.num_row_groups)]
     total = sum(group.num_rows for group in groups)
     if total != about.num_rows:
-        raise DataError(f"{path}: claims {about.num_rows} rows, and {total} in its row groups; copy it again")
+        raise DataError(f"{path}: claims {about.num_rows} rows, but {total} in its row groups; copy it again")
     for number, group in enumerate(groups):
         for column in (group.column(index) for index in range(group.num_columns)):
             if column.path_in_schema in chosen and column.num_values != group.num_rows:
                 raise DataError(
-                    f"{path}: row group {number} claims {group.num_rows} rows, and {column.num_values} in"
+                    f"{path}: row group {number} claims {group.num_rows} rows, but {column.num_values} in"
                     f" column '{printable(column.path_in_schema)}'; copy it again"
                 )
 
@@ -158,7 +157,7 @@ def _check_claims(about: "parquet.FileMetaData", chosen: list[str], path: str, s
 def _batches(
     opened: "parquet.ParquetFile", group: int, chosen: list[str], path: str
 ) -> Iterator["pa.RecordBatch"]:
-    """The rows of a row group; fewer at a time when a repeated value makes them larger than they seem."""
+    """The rows of a row group; fewer at a time if a repeated value makes them larger than expected."""
     about, done = opened.metadata.row_group(group), 0
     rows = _batch_rows(about, chosen)
     while done < about.num_rows:
@@ -177,12 +176,12 @@ def _batches(
             break
     if done != about.num_rows:
         raise DataError(
-            f"{path}: row group {group} claims {about.num_rows} rows and holds {done}; copy it again"
+            f"{path}: row group {group} claims {about.num_rows} rows, but holds {done}; copy it again"
         )
 
 
 def _batch_rows(group: "parquet.RowGroupMetaData", chosen: list[str]) -> int:
-    """Rows whose text has about BATCH_BYTES."""
+    """Number of rows with about BATCH_BYTES of text."""
     sizes = [group.column(index) for index in range(group.num_columns)]
     parts = [(each.path_in_schema, each.total_uncompressed_size) for each in sizes]
     size = sum(size for path, size in parts if path in chosen or path.split(".")[0] in chosen)

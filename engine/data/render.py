@@ -1,8 +1,7 @@
-"""The task `render`: write conversations as token files, each a row, with what the assistant wrote in it.
+"""The task `render`: write conversations as token files, one per row, with marks on the assistant's text.
 
-Files for each split: `<split>.bin` and `<split>.ends.npy` as of `encode`, and `<split>.learned.bin` (uint8, 1
-for a token that is learned). `chat_template.jinja`: what they were rendered with, where it is not the model's
-own.
+Files per split: `<split>.bin` and `<split>.ends.npy` as in `encode`, and `<split>.learned.bin` (uint8, 1 =
+token is learned). `chat_template.jinja`: the template, if it is not the model's own.
 """
 
 import hashlib
@@ -33,7 +32,7 @@ from atelier.engine.io.source_files import total_bytes
 
 ROLES = ("system", "user", ASSISTANT)
 LEARNED = "learned.bin"
-TOGETHER, TOGETHER_CHARACTERS = 64, 1 << 18  # conversations that are rendered at once, at most
+TOGETHER, TOGETHER_CHARACTERS = 64, 1 << 18  # maximum of conversations rendered at once
 
 
 def render(
@@ -48,10 +47,10 @@ def render(
     length: str = "train.sequence",
 ) -> dict[str, Json]:
     """Write the token files of both splits; rows have at most `sequence` + 1 tokens. Returns the summary.
-    `place`, `length`: the configuration's keys of `chats` and of `sequence`, for errors.
+    `place`, `length`: configuration keys of `chats` and `sequence`, for errors.
 
-    A longer row ends with the last answer that fits, one in which none fits is left out; both are counted. So
-    are copies, which may differ in blanks and line ends. Raises DataError where nothing is left.
+    A longer row ends with the last answer that fits; rows without one are left out. Both are counted, as are
+    copies, which may differ in blanks and line ends. Raises DataError if nothing is left.
     """
     progress.start(total_bytes(files), "bytes")
     scratch.mkdir(parents=True, exist_ok=True)
@@ -76,19 +75,19 @@ def render(
                 learned.write(_mask(fitting).tobytes())
     if counts["cut"] or counts["too_long"]:
         progress.warn(
-            f"longer than {length}={sequence} tokens: {counts['cut']} rows end with an earlier answer,"
-            f" {counts['too_long']} are left out"
+            f"{counts['cut']} rows are longer than {length}={sequence} tokens and end with an earlier"
+            f" answer, {counts['too_long']} are left out"
         )
     if not groups:
         source = f"{place}.source: "
         if counts["too_long"]:
             raise DataError(
                 f"{source}no answer in {chats.source} ends within {length}={sequence} tokens;"
-                f" {length}={longest} would hold the first one of each row"
+                f" {length}={longest} has room for the first answer of each row"
             )
         raise DataError(
-            f"{source}{chats.source} holds no conversation ({reader.skipped} broken rows left out); give"
-            " another"
+            f"{source}{chats.source} has no conversation ({reader.skipped} broken rows left out); give"
+            " another source"
         )
     splits = split_of(groups, chats.held_out, f"{place}.source")
     summary = _split(scratch, output, [splits[group] for group in groups], lengths, dtype)
@@ -127,14 +126,14 @@ def _conversations(
             counts["conversations"] += 1
             counts["each_answer"] += len(rows) > 1
             counts["special_text"] += tokens.holds_special(messages)
-            # of one prompt all answers are in one split
+            # all answers of one prompt are in one split
             yield _digest(messages[:1]) if chats.has_pairs else digest, rows
 
 
 def _distinct(
     chats: Chats, files: Files, reader: SourceReader, counts: Counter[str]
 ) -> Iterator[tuple[str, str, list[ChatMessage]]]:
-    """The place, digest and messages of each conversation, exact copies left out."""
+    """The place, digest and messages of each conversation, without exact copies."""
     seen: set[str] = set()
     for where, messages in _messages(chats, files, reader):
         if isinstance(messages, str):
@@ -151,7 +150,7 @@ def _distinct(
 def _together(
     found: Iterator[tuple[str, str, list[ChatMessage]]],
 ) -> Iterator[list[tuple[str, str, list[ChatMessage]]]]:
-    """As many at a time as are rendered at once."""
+    """Groups of conversations that are rendered at once."""
     some, size = [], 0
     for each in found:
         some.append(each)
@@ -171,7 +170,7 @@ def _digest(messages: list[ChatMessage]) -> str:
 def _messages(
     chats: Chats, files: Files, reader: SourceReader
 ) -> Iterator[tuple[str, list[ChatMessage] | str]]:
-    """The place of each row, and its messages or why it has none to learn from."""
+    """The place of each row, and its messages or the reason why it has none."""
     if is_stdlib(chats.source):
         for name, found in docstrings(files, reader):
             prompt = " ".join(found.text.partition("\n\n")[0].split())
@@ -201,7 +200,7 @@ def _pair(prompt: str, answer: str) -> list[ChatMessage]:
 
 
 def messages_of(row: dict[str, Json], field: str) -> list[ChatMessage] | str:
-    """The messages of a row, or why it has none to learn from."""
+    """The messages of a row, or the reason why it has none."""
     if field not in row:
         return f"field '{field}' is missing; fields there: {fields_of(row)}"
     found = checked(row[field], f"field '{field}'", f"message {{}} of '{field}'")
@@ -211,8 +210,8 @@ def messages_of(row: dict[str, Json], field: str) -> list[ChatMessage] | str:
 
 
 def checked(given: Json, whole: str, each: str) -> list[ChatMessage] | str:
-    """The given value as messages, or the reason why it is none. `whole`, `each`: names of the value and of a
-    message, by its number, in the reason.
+    """The given value as messages, or the reason why it is not. `whole`, `each`: names of the value and of a
+    message (by number) in the reason.
     """
     if not isinstance(given, list):
         return f"{whole} is {kind_of(given)}, not a list of messages"
@@ -223,7 +222,7 @@ def checked(given: Json, whole: str, each: str) -> list[ChatMessage] | str:
             return f"{place} is {kind_of(message)}, not an object with role and content"
         there: dict[str, Json] = {key: value for key, value in message.items() if value is not None}
         if more := sorted(there.keys() - {"role", "content"}):
-            return f"{place} has '{more[0]}'; only role and content are learned from"
+            return f"{place} has '{more[0]}'; only role and content are supported"
         role = there.get("role")
         if role not in ROLES:
             return f"{place} has the role {role!r}; known: {', '.join(ROLES)}"
@@ -236,7 +235,7 @@ def checked(given: Json, whole: str, each: str) -> list[ChatMessage] | str:
 
 
 def _fitting(row: ChatRow, most: int, counts: Counter[str]) -> ChatRow | None:
-    """The row up to its last answer that ends within `most` ids; None where there is none."""
+    """The row up to its last answer that ends within `most` ids; None if there is none."""
     kept = tuple(span for span in row.learned if span[1] <= most)
     if not kept:
         counts["too_long"] += 1

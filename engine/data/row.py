@@ -1,4 +1,4 @@
-"""Rows of a source: which columns are asked of files of rows, and why a value of one is not text."""
+"""Columns of a source's rows, and the reason if a value is not text."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from atelier.engine.config.error import printable
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column, or field, of a source's rows, under the first of `names` that is there."""
+    """A column, or field, of a source's rows: the first of `names` that exists."""
 
     names: tuple[str, ...]
     is_needed: bool = True
     may_be_number: bool = False
-    is_list: bool = False  # of objects, not text
+    is_list: bool = False  # a list of objects instead of text
 
 
 def text_problem(line: dict[str, Json], wanted: str) -> str:
-    """Why the field `wanted` of a line is not text; '' when it is."""
+    """The reason why the field `wanted` of a line is not text; '' if it is."""
     if wanted not in line:
         return f"field '{wanted}' is missing; fields there: {fields_of(line)}"
     text = line[wanted]
@@ -33,7 +33,7 @@ def text_problem(line: dict[str, Json], wanted: str) -> str:
 
 
 def fields_of(line: dict[str, Json]) -> str:
-    """The names of a line's fields, for an error; of many the first and the last."""
+    """The names of a line's fields, for an error; the first and the last if there are many."""
     return printable(", ".join(sorted(line))) or "none"
 
 

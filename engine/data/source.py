@@ -1,4 +1,4 @@
-"""The documents of a text source, file by file."""
+"""Read the documents of a text source, file by file."""
 
 import io
 import tokenize
@@ -27,7 +27,7 @@ Files = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One text of a source. Documents of one `group` go into the same split, of one `key` are copies; `kind`
+    """One text of a source. Documents of one `group` share a split, documents of one `key` are copies; `kind`
     is for the summary.
     """
 
@@ -39,11 +39,11 @@ class Document:
 
 
 def documents(source: Source, files: Files, reader: SourceReader) -> Iterator[Document]:
-    """Every document of the source, in the order of the files; empty ones are left out."""
+    """Every document of the source, in file order, without empty ones."""
     if is_stdlib(source.source):
         part, is_whole = stdlib_part(source.source), ":" not in source.source
         yield from _stdlib_documents(files, reader, part)
-        if is_whole and part != "code":  # not when only some packages are wanted
+        if is_whole and part != "code":  # not if only some packages are wanted
             yield from _builtin_documents()
         return
     names = short_names(path for path, _ in files)
@@ -74,7 +74,7 @@ def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReade
 
 
 def _document(name: str, text: str, kind: str, group: str = "") -> Iterator[Document]:
-    """The document with this text; none if it is empty. Without a `group` its copies are one."""
+    """The document with this text; none if it is empty. Without `group`, copies form one."""
     text = without_bom(text)
     if text.strip():
         key = text_group(text)
@@ -82,8 +82,8 @@ def _document(name: str, text: str, kind: str, group: str = "") -> Iterator[Docu
 
 
 def _as_lines(name: str) -> str:
-    """The name of the .jsonl file that holds the same rows: how they are packed changes no document's id.
-    (.jsonl.gz keeps its own.)
+    """The name of the .jsonl file with the same rows, so that packing does not change document ids (.jsonl.gz
+    keeps its own).
     """
     ending = next((each for each in (*PARQUET, *TAR, LINES[-1]) if name.endswith(each)), "")
     return name.removesuffix(ending) + LINES[0] if ending else name
@@ -99,7 +99,7 @@ def _stdlib_documents(files: Files, reader: SourceReader, part: str) -> Iterator
             text = (
                 standard_library.prose(text, path) if part == "prose" else standard_library.code(text, path)
             )
-        if name == TOPICS:  # the file itself would hold every topic, also the held-out ones
+        if name == TOPICS:  # the file itself contains every topic, held-out ones included
             for topic, body in standard_library.topics(text):
                 group = f"{name}:{topic}"
                 yield from _document(group, body, "topic", group)
@@ -113,7 +113,7 @@ def _builtin_documents() -> Iterator[Document]:
 
 
 def docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, standard_library.Docstring]]:
-    """The docstrings of files of the standard library, each with the name of its file there."""
+    """The docstrings of standard library files, each with its file's name there."""
     for path, expected in files:
         name = stdlib_name(path)
         source = decode_source(reader.whole(path, expected), path)
@@ -133,7 +133,7 @@ def stdlib_name(path: str) -> str:
 
 
 def decode_source(raw: bytes, path: str) -> str:
-    """Decode Python source by its declared encoding. Raises DataError when that fails."""
+    """Decode Python source by its declared encoding. Raises DataError if that fails."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding).replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""Read the files of a source, packed or not, row by row, and check each file against the planned content
+"""Read the files of a source, compressed or not, row by row, and check each file against the planned content
 id.
 """
 
@@ -27,8 +27,8 @@ from atelier.engine.io.remote import open_system
 from atelier.engine.io.source_files import BLOCK, CATALOGUE, PARQUET, TAR, check_package, content_id, reading
 from atelier.engine.io.storage import is_local, local_path
 
-MOST_TEXT = 1 << 30  # bytes of one text, however it is stored: a line, a file, what is packed in it
-# stores whose files are read by ranges, exactly those that are asked for
+MOST_TEXT = 1 << 30  # bytes per text after unpacking: a line or a file
+# stores that can read exactly the requested ranges
 BY_RANGES = ("hf://", "s3://", "s3a://", "http://", "https://", "gs://", "gcs://", "abfs://", "az://")
 Row = tuple[int, str, dict[str, Json]]  # number from 1, place for errors, values
 
@@ -53,8 +53,8 @@ class _Watched(io.RawIOBase):
 
 
 class SourceReader:
-    """Reads files that must be unchanged since the run was planned; on a broken line stops, or skips it.
-    What it started ends with its `with`.
+    """Reads files that must be unchanged since the run was planned. At a broken line it stops, or skips it.
+    Its `with` ends what it started.
     """
 
     def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
@@ -71,16 +71,16 @@ class SourceReader:
             self._progress.warn(f"{self.skipped} broken rows are left out, the first of them {self._first}")
 
     def broken(self, where: str, problem: str) -> None:
-        """Raise DataError for a broken line, or count it; a warning says at the end how many there were."""
+        """Raise DataError for a broken line, or count it for a warning at the end."""
         if self._stop:
             raise DataError(
-                f"{where}: {problem}; mend it, or leave such lines out with {self._place}.on_error=skip"
+                f"{where}: {problem}; fix it, or skip such lines with {self._place}.on_error=skip"
             )
         self.skipped, self._first = self.skipped + 1, self._first or f"{where}: {problem}"
 
     @contextmanager
     def opened(self, path: str, expected: str) -> Iterator[IO[bytes]]:
-        """The (unpacked) bytes of `path`. Raises DataError when the file is gone or its content id is not
+        """The (unpacked) bytes of `path`. Raises DataError if the file is gone or its content id differs from
         `expected`.
         """
         check_package(path, path)
@@ -101,8 +101,8 @@ class SourceReader:
 
     @contextmanager
     def seekable(self, path: str, expected: str) -> Iterator[IO[bytes]]:
-        """The bytes of `path` in any order, of a remote file only those that are asked for. Raises DataError
-        as `opened`; a local file is read once more for it.
+        """The bytes of `path` in any order; of a remote file only the requested ones. Raises DataError as
+        `opened`; a local file is read once more for that.
         """
         check_package(path, path)
         with _named(path):
@@ -129,8 +129,8 @@ class SourceReader:
             return found
 
     def rows(self, path: str, expected: str, columns: Sequence[Column]) -> Iterator[Row]:
-        """The rows of a file of rows, in order; memory holds a few. The member .txt of a sample is the
-        value of the last name of the first column.
+        """The rows of a file of rows, in order; memory holds a few. A sample's member .txt is the value of
+        the first column's last name.
         """
         if path.endswith(PARQUET):
             with self.seekable(path, expected) as file:
@@ -149,7 +149,7 @@ class SourceReader:
             yield from self._of_lines(path, expected)
 
     def _of_lines(self, path: str, expected: str) -> Iterator[Row]:
-        """Of a .jsonl file; blank lines are numbered and left out."""
+        """The rows of a .jsonl file; blank lines are numbered and left out."""
         with self.opened(path, expected) as file:
             for number, raw in enumerate(iter(lambda: file.readline(MOST_TEXT + 1), b""), start=1):
                 where = f"{path}:{number}"
@@ -160,7 +160,7 @@ class SourceReader:
                     yield number, where, row
 
     def _of_samples(self, samples: Iterator[tar.Sample], path: str, text_name: str) -> Iterator[Row]:
-        """Of each sample one row, or one for each line of its .jsonl."""
+        """One row per sample, or one per line of its .jsonl."""
         number = 0
         for sample in samples:
             where = f"{path}: {printable(sample.key)}"
@@ -193,7 +193,7 @@ class SourceReader:
 
     def _parsed(self, raw: bytes, where: str) -> dict[str, Json] | None:
         try:
-            line = json.loads(raw.decode("utf-8-sig"))  # bytes would be taken for UTF-16 where they may be
+            line = json.loads(raw.decode("utf-8-sig"))  # json.loads(bytes) would also detect UTF-16
         except UnicodeDecodeError as error:
             self.broken(where, f"byte {error.start} of the line is not UTF-8")
         except (ValueError, RecursionError) as error:
@@ -206,12 +206,12 @@ class SourceReader:
 
 
 def _is_blank(line: bytes) -> bool:
-    """Whether a line has nothing, a byte order mark apart."""
+    """Whether a line is empty except for a byte order mark."""
     return not line.removeprefix(BOM_UTF8).strip()
 
 
 class _Seekable(io.RawIOBase):
-    """A file of which parts are read, and counted."""
+    """A file that is read in parts, with a count of the bytes."""
 
     def __init__(self, inner: IO[bytes], path: str, progress: Progress) -> None:
         self._inner, self._path, self._progress = inner, path, progress
@@ -239,19 +239,19 @@ class _Seekable(io.RawIOBase):
         return len(block)
 
     def leave_out_the_rest(self) -> None:
-        """Count what was not read, too: the file is done."""
+        """Count unread bytes too: the file is done."""
         self._progress.advance(max(0, self.seek(0, io.SEEK_END) - self._count))
 
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Convert the errors of reading `path` to DataErrors with it."""
+    """Convert errors of reading `path` to DataErrors that name it."""
     try:
         yield
     except FileNotFoundError:
         raise DataError(f"{path}: gone since the run was planned; run the same command again") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not whole gzip data ({error})") from None
+        raise DataError(f"{path}: not complete gzip data ({error})") from None
 
 
 def _unpacked(file: IO[bytes], path: str) -> IO[bytes]:
@@ -261,7 +261,7 @@ def _unpacked(file: IO[bytes], path: str) -> IO[bytes]:
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """Numbers that change when a local file does; none for other files."""
+    """Numbers that change if a local file does; none for other files."""
     if not is_local(path):
         return ()
     stat = os.stat(local_path(path))

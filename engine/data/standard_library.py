@@ -1,5 +1,5 @@
-"""Texts of the standard library besides its source files: pydoc topics, docs of built-in modules, docstrings
-with their owners.
+"""Texts of the standard library besides source files: pydoc topics, docs of built-in modules, docstrings with
+their owners.
 """
 
 import ast
@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def topics(source: str) -> list[tuple[str, str]]:
-    """(topic, text) of pydoc_data/topics.py, sorted; parsed, never run."""
+    """(topic, text) of pydoc_data/topics.py, sorted; the file is parsed, never run."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
@@ -27,7 +27,7 @@ def topics(source: str) -> list[tuple[str, str]]:
 
 def builtin_docs() -> list[tuple[str, str]]:
     """(module, text) for each module compiled into this interpreter: its docstring, then signature and
-    docstring of everything it defines.
+    docstring of all its members.
     """
     found = []
     for name in sorted(sys.builtin_module_names):
@@ -51,8 +51,8 @@ def _module_docs(name: str) -> Iterator[str]:
 
 
 def _documented(word: str, name: str, value: type | MethodDescriptorType | BuiltinFunctionType) -> str:
-    """Signature and docstring; '' without a docstring. Addresses in defaults are removed: they differ from
-    process to process.
+    """Signature and docstring; '' without docstring. Addresses in defaults are removed, because they differ
+    between processes.
     """
     doc = inspect.getdoc(value)
     if not doc:
@@ -67,20 +67,20 @@ def _documented(word: str, name: str, value: type | MethodDescriptorType | Built
 
 @dataclass(frozen=True, kw_only=True)
 class Docstring:
-    """A docstring, and what it documents."""
+    """A docstring and the thing that it documents."""
 
     text: str
     kind: str  # module, class, method or function
-    signature: str = ""  # of a method or function
+    signature: str = ""  # for methods and functions
 
 
 def docstrings(source: str, path: str) -> list[Docstring]:
-    """Every docstring of a source file in its order, indentation stripped; [] when it is not valid Python of
-    this version.
+    """Every docstring of a source file, in order, without indentation; [] if it is not valid Python for this
+    version.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd escapes in others' sources are not ours to report
+            warnings.simplefilter("ignore")  # ignore odd escapes in foreign sources
             tree = ast.parse(source, path)
     except (SyntaxError, ValueError):
         return []
@@ -91,12 +91,12 @@ def docstrings(source: str, path: str) -> list[Docstring]:
 
 
 def prose(source: str, path: str) -> str:
-    """The docstrings of a source file, an empty line between them."""
+    """The docstrings of a source file, separated by empty lines."""
     return "\n\n".join(found.text for found in docstrings(source, path)) + "\n"
 
 
 def code(source: str, path: str) -> str:
-    """A source file without its docstrings; '' when it is not valid Python of this version."""
+    """A source file without its docstrings; '' if it is not valid Python for this version."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

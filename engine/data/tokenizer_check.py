@@ -1,5 +1,5 @@
-"""Check a tokenizer.json of somebody else before it enters the store, in a process of its own
-(engine/io/limited_process.py): that process computes first what every later one computes of it.
+"""Check a foreign tokenizer.json before it enters the store, in a separate process
+(engine/io/limited_process.py) that first computes everything later processes compute with it.
 """
 
 import json
@@ -19,8 +19,8 @@ from atelier.engine.io.limited_process import LimitedProcess, LimitError, Limits
 MEMORY, CPU_S = 2 << 30, 60.0
 MOST_IDS = 1 << 22  # the largest public vocabularies have about a million
 LONGEST_TOKEN = 1 << 16  # characters
-MOST_GROWTH = 64.0  # times the length of a text, by rules that replace; NFKD has 18 at most
-RUN = 100  # times that a character is repeated in a text that is tried
+MOST_GROWTH = 64.0  # times a text's length, by replacing rules; NFKD has at most 18
+RUN = 100  # repetitions of a character in a trial text
 WAY_OUT = "give the tokenizer.json that the model was published with"
 TEXTS = (
     "".join(map(chr, range(32, 127))),
@@ -28,24 +28,24 @@ TEXTS = (
     "Größe naïve đem Ελληνικά русский עברית العربية हिन्दी ไทย 中文字符。日本語、한국어",
     "🙂👩\u200d👧 ﷺ ẛ\u0323 \ufeff\u200b\x00\x7f",
 )
-DECODED = 512  # ids that are decoded together
+DECODED = 512  # ids decoded together
 
 
 def check_tokenizer(data: bytes, place: str, texts: AdoptedEnds | None) -> TextEnds | None:
-    """How texts begin and end with this tokenizer.json, where `texts` of its model are given. Raises
-    ConfigError for one that is none, or whose ids, memory or time are beyond what the limits allow.
+    """How texts begin and end with this tokenizer.json, if its model's `texts` are given. Raises ConfigError
+    if it is not valid, or if its ids, memory or time exceed the limits.
     """
     process = LimitedProcess("atelier.engine.data.tokenizer_check", Limits(MEMORY, CPU_S))
     given = None if texts is None else texts.model_dump(mode="json")
     try:
-        # latin-1: any bytes are text, whose characters the other side takes for bytes again
+        # latin-1 maps any bytes to text and back
         ends = process.ask([data.decode("latin-1"), place, given])
     except LimitError as error:
-        raise ConfigError(place, f"not a tokenizer.json that can be used: {error}", WAY_OUT) from None
+        raise ConfigError(place, f"not a usable tokenizer.json: {error}", WAY_OUT) from None
     except ConfigError:
         raise
     except DataError as error:
-        raise ConfigError(place, f"not a tokenizer.json that can be used: {error}", WAY_OUT) from None
+        raise ConfigError(place, f"not a usable tokenizer.json: {error}", WAY_OUT) from None
     finally:
         process.close()
     return None if ends is None else parse(TextEnds, ends, place)
@@ -62,10 +62,10 @@ def serve(channel: socket.socket, limits: Limits) -> None:
 
 
 def checked(data: bytes, place: str, texts: AdoptedEnds | None) -> TextEnds | None:
-    """In the child: `check_tokenizer`."""
+    """`check_tokenizer`, in the child process."""
     try:
         document = json.loads(data)
-    except (ValueError, RecursionError) as error:  # ValueError: also what is not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError includes invalid UTF-8
         raise ConfigError(place, f"not a tokenizer.json ({error})", WAY_OUT) from None
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         raise ConfigError(place, "not a tokenizer.json: it has no model", WAY_OUT)
@@ -81,14 +81,14 @@ def checked(data: bytes, place: str, texts: AdoptedEnds | None) -> TextEnds | No
             )
             raise ConfigError(f"{place}: added_tokens", fault, WAY_OUT)
     if vocabulary.size > MOST_IDS:
-        raise ConfigError(place, f"has {vocabulary.size} ids, and {MOST_IDS} are the most", WAY_OUT)
+        raise ConfigError(place, f"has {vocabulary.size} ids, more than {MOST_IDS}", WAY_OUT)
     _try(vocabulary, tokenizer_of(data, place), [*TEXTS, *_runs(document)])
     return ends
 
 
 def check_ids(document: Mapping[str, Any], place: str) -> None:
-    """Raise ConfigError for ids that are too large, or none, or those of two tokens. The library makes room
-    for the highest one.
+    """Raise ConfigError for ids that are too large, missing, or shared by two tokens. The library allocates
+    room for the highest one.
     """
     vocab = document["model"].get("vocab")
     if isinstance(vocab, dict):
@@ -104,7 +104,7 @@ def check_ids(document: Mapping[str, Any], place: str) -> None:
         _check_tokens(zip(tokens, range(len(tokens)), strict=True), f"{place}: model.vocab")
     added = document.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
-        raise ConfigError(f"{place}: added_tokens", "is no list of objects", WAY_OUT)
+        raise ConfigError(f"{place}: added_tokens", "is not a list of objects", WAY_OUT)
     _check_tokens(((each.get("content"), each.get("id")) for each in added), f"{place}: added_tokens")
 
 
@@ -115,26 +115,26 @@ def _check_tokens(tokens: Any, place: str) -> None:
             fault = f"the token {shown} has the id {printable(number, 40)}; ids are 0 to {MOST_IDS - 1}"
             raise ConfigError(place, fault, WAY_OUT)
         if not isinstance(token, str) or len(token) > LONGEST_TOKEN:
-            fault = f"the token {shown} is no text of {LONGEST_TOKEN} characters at most"
+            fault = f"the token {shown} is not a text of at most {LONGEST_TOKEN} characters"
             raise ConfigError(place, fault, WAY_OUT)
 
 
 def check_rules(document: Mapping[str, Any], place: str) -> None:
-    """Raise ConfigError for rules that draw lots, or make a text far longer than it is."""
+    """Raise ConfigError for rules that are random, or make a text far longer."""
     if document["model"].get("dropout"):
         fault = (
-            f"is {printable(document['model']['dropout'], 40)}: the same text would have other ids each time"
+            f"is {printable(document['model']['dropout'], 40)}: the same text would get other ids each time"
         )
-        raise ConfigError(f"{place}: model.dropout", fault, "null")
+        raise ConfigError(f"{place}: model.dropout", fault, "set it to null")
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         if (growth := _growth(document.get(part))) > MOST_GROWTH:
-            fault = f"its rules make a text up to {growth:.3g} times as long, and {MOST_GROWTH:g} is the most"
+            fault = f"its rules make a text up to {growth:.3g} times as long; {MOST_GROWTH:g} is the limit"
             raise ConfigError(f"{place}: {part}", fault, WAY_OUT)
 
 
 def _growth(part: Any) -> float:
-    """How much longer a text becomes at most by rules that replace: rules multiply where one may read what
-    an earlier one wrote.
+    """The largest factor by which replacing rules lengthen a text; factors multiply if one rule may read
+    another's output.
     """
     growth, written = 1.0, set[str]()
     for rule in _rules(part):
@@ -152,7 +152,7 @@ def _growth(part: Any) -> float:
 
 
 def _rules(given: Any) -> Iterator[Mapping[str, Any]]:
-    """All objects of a part, at any depth, in their order."""
+    """All objects of a part, at any depth, in order."""
     left = [given]
     while left:
         each = left.pop()
@@ -163,8 +163,8 @@ def _rules(given: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _runs(document: Mapping[str, Any]) -> list[str]:
-    """Long runs of a character and of words, and behind them what patterns name: where a pattern takes a time
-    that doubles with every character, it is there that it does.
+    """Long runs of characters and words, followed by characters named in patterns: patterns whose time
+    doubles with every character are slow there.
     """
     patterns = "".join(str(rule.get("Regex", "")) for rule in _rules(document))
     named = sorted(set(patterns))[:RUN]
@@ -178,7 +178,7 @@ def _try(vocabulary: Vocabulary, tokenizer: Tokenizer, texts: Sequence[str]) -> 
     for text in texts:
         grown = len(tokenizer.normalizer.normalize_str(text)) if tokenizer.normalizer is not None else 0
         if grown > MOST_GROWTH * (len(text) + 1):
-            raise DataError(f"its normalizer makes {grown} characters of {len(text)}")
+            raise DataError(f"its normalizer makes {grown} characters from {len(text)}")
         vocabulary.decode(vocabulary.encode(text))
     for first in range(0, vocabulary.size, DECODED):
         vocabulary.decode(range(first, min(first + DECODED, vocabulary.size)))

@@ -1,5 +1,5 @@
-"""Token files: one split of a tokens artifact, memory-mapped; its documents as windows of equal length; rows
-of unequal length as one padded batch.
+"""Token files: one memory-mapped split of a tokens artifact; documents as windows of equal length; rows of
+unequal length as a padded batch.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ def token_dtype(vocab: int) -> str:
 
 
 class TokenText:
-    """One split's tokens and documents: document d is tokens begins_D[d] .. ends_D[d] - 1, the last of which
-    is its end token unless it was cut.
+    """One split's tokens and documents. Document d is tokens begins_D[d] .. ends_D[d] - 1; the last is its
+    end token unless it was cut.
     """
 
     def __init__(self, tokens: ArtifactInput, scratch: Path, split: str) -> None:
@@ -49,17 +49,17 @@ class TokenText:
         return np.where(places == clipped, self.tokens_N[clipped].astype(np.int64), outside)
 
     def source(self) -> str:
-        """The setting that this split's text comes from, for errors."""
+        """The configuration key of this split's text, for errors."""
         return "data.source" if self.split == TRAIN else "data.held_out"
 
 
 class Windows:
-    """A split of a tokens artifact, cut into windows of `sequence` tokens and the one that follows (they
-    overlap by that one token).
+    """A split of a tokens artifact as windows of `sequence` tokens plus the next one (windows overlap by that
+    token).
 
-    The label of a token is the one after it, unless that belongs to the next document: an end token is
-    predicted, the token after an end token is not, because it has no context. So each document's first token
-    is never scored. Raises DataError when the split is shorter than a window.
+    A token's label is the next token, unless that belongs to the next document: end tokens are predicted, a
+    document's first token is not, because it has no context. Raises DataError if the split is shorter than a
+    window.
     """
 
     def __init__(self, tokens: ArtifactInput, scratch: Path, split: str, sequence: int) -> None:
@@ -69,8 +69,8 @@ class Windows:
             more = "more text" if split == "train" else "a larger data.held_out"
             fits = f", or set train.sequence={size - 1} or less" if size > SHORTEST else ""
             raise DataError(
-                f"{text.source()}: {split} has {size} tokens in {len(text.ends_D)} documents, a window needs"
-                f" {sequence + 1}; give {more}{fits}"
+                f"{text.source()}: {split} has {size} tokens in {len(text.ends_D)} documents, but a window"
+                f" needs {sequence + 1}; give {more}{fits}"
             )
         self._tokens_N, self._ends_D = text.tokens_N, text.ends_D
         self._begins_D = np.concatenate([[0], text.ends_D])
@@ -83,10 +83,10 @@ class Windows:
     def batch(
         self, indices: Sequence[int] | np.ndarray, epochs: Sequence[int] | np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """The windows at `indices`, the same in all epochs: tokens, positions, documents and labels, each
-        [B, T] int64.
+        """The windows at `indices`, the same in all epochs: tokens, positions, documents and labels, each [B,
+        T] int64.
 
-        Positions count from where the document begins in the window, so they stay below T; documents are
+        Positions count from the document's start within the window, so they stay below T; documents are
         numbered from 0 in each row.
         """
         starts_B = np.asarray(indices, dtype=np.int64) * self.length
@@ -104,8 +104,8 @@ class Windows:
 
 
 def segments(tokens_BT: np.ndarray, documents_BT: np.ndarray, cls: int, sep: int) -> np.ndarray:
-    """The number of the segment that each token is in, [B, T], -1 for `cls`, `sep` and padding: rows
-    <|cls|> segment <|sep|> segment ..., of one document each.
+    """[B, T] the number of each token's segment, -1 for `cls`, `sep` and padding, in rows <|cls|> segment
+    <|sep|> segment ... of one document each.
     """
     is_sep_BT = tokens_BT == sep
     is_text_BT = ~is_sep_BT & (tokens_BT != cls) & (documents_BT != PADDING)
@@ -113,7 +113,7 @@ def segments(tokens_BT: np.ndarray, documents_BT: np.ndarray, cls: int, sep: int
 
 
 def packed(rows: Sequence[np.ndarray], length: int, pad: int) -> dict[str, np.ndarray]:
-    """A padded batch with one document per row, bidirectional, nothing scored: [B, length] int64 and
+    """A padded batch with one document per row, bidirectional, without labels: [B, length] int64 and
     bidirectional_B.
     """
     sizes_B = np.array([len(row) for row in rows], dtype=np.int64)

@@ -1,9 +1,9 @@
 """The task `extract`: find triples (head, relation, tail) in a corpus, each with a sentence that states or
 documents it.
 
-From Python source: which module defines a name, which class a method belongs to, what a class is derived
-from, what a function raises, with the first sentence of the docstring of the head. From any other text:
-sentences that begin "X is a Y".
+From Python source: the module that defines a name, the class of a method, base classes, exceptions that a
+function raises, each with the first sentence of the head's docstring. From other text: sentences that begin
+"X is a Y".
 """
 
 import ast
@@ -22,7 +22,7 @@ from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
-MAX_CHARS = 400  # of a sentence
+MAX_CHARS = 400  # per sentence
 _END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])\s+(?=\S)|(?<=[。！？])|\n\s*\n")
 _POINTING = r"(?!(?:This|That|It|There|Here|These|Those|What|Which|He|She|They|We|You|I|One)\b)"
 _NAME = r"(?:[A-Z][\w.'-]*|[a-z]\w*[._(]\w*\)?)"
@@ -34,7 +34,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Triple(NamedTuple):
-    """`head` stands in `relation` to `tail`; `text` is the sentence that states or documents it."""
+    """`head` has the `relation` to `tail`; `text` is the sentence that states or documents it."""
 
     head: str
     relation: str
@@ -47,8 +47,8 @@ def extract(
 ) -> dict[str, Json]:
     """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
 
-    Of equal triples the first is kept, but one of the training documents before any held-out one, so that
-    held-out triples were not trained on. Raises DataError when there are none.
+    Of equal triples the first is kept, training documents before held-out ones, so that held-out triples were
+    not trained on. Raises DataError if there are none.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     found: dict[tuple[str, str, str], tuple[Triple, str]] = {}
@@ -76,7 +76,7 @@ def extract(
 
 
 def triples(name: str, text: str) -> Iterator[Triple]:
-    """The triples of one document, in its order; `name` is its path where it is a source file."""
+    """The triples of one document, in order; `name` is its path if it is a source file."""
     tree = _parsed(text) if name.endswith(".py") else None
     if tree is None:
         yield from _of_prose(text)
@@ -88,14 +88,14 @@ def triples(name: str, text: str) -> Iterator[Triple]:
 def _parsed(text: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd escapes in others' sources are not ours to report
+            warnings.simplefilter("ignore")  # ignore odd escapes in foreign sources
             return ast.parse(text)
     except (SyntaxError, ValueError):
         return None
 
 
 def _of_body(node: ast.AST, module: str, owner: str | None) -> Iterator[Triple]:
-    """Definitions at the top of a module and in its classes; those inside functions have no name outside."""
+    """Definitions at the top level of a module and of its classes, without those inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Definition):
             yield from _of_definition(child, module, owner)
@@ -121,7 +121,7 @@ def _of_definition(node: _Definition, module: str, owner: str | None) -> Iterato
 
 
 def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """The exceptions that a function's own body names in `raise`, each once."""
+    """The exceptions that a function's own body raises by name, each once."""
     names = []
     for inner in ast.walk(node):
         if isinstance(inner, ast.Raise) and inner.exc is not None:
@@ -132,7 +132,7 @@ def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first end of a sentence or blank line, on one line; '' if one word or longer than
+    """The text up to the first sentence end or blank line, on one line; '' if it is one word or longer than
     MAX_CHARS.
     """
     words = _END.split(text.strip(), maxsplit=1)[0].split()

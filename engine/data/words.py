@@ -11,13 +11,13 @@ from atelier.engine.data.counter_rng import mixed
 from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 
-LONGEST = 16  # tokens of a word; longer runs (scripts without spaces, base64) are cut
-MOST = 4  # words of a unit
+LONGEST = 16  # tokens per word; longer runs (scripts without spaces, base64) are cut
+MOST = 4  # words per unit
 _JOINERS, _SPACE = b"._", b" \t\n\r\x0b\x0c"
 
 
 def is_word_byte(byte: int) -> bool:
-    """Letters, digits, and every byte of a character beyond ASCII."""
+    """Whether the byte is a letter, a digit, or part of a character beyond ASCII."""
     return byte >= 0x80 or bytes([byte]).isalnum()
 
 
@@ -31,7 +31,7 @@ class Spelling:
         def table(holds: Callable[[int], bool]) -> np.ndarray:
             return np.array([holds(n) for n in range(len(tokens))], dtype=bool)
 
-        self.ordinary_V = table(lambda n: bool(tokens[n]))  # stands for text: not a special token
+        self.ordinary_V = table(lambda n: bool(tokens[n]))  # is text, not a special token
         self.is_blank_V = table(lambda n: not bare[n])  # white space or nothing
         self.is_first_V = table(lambda n: bool(tokens[n]) and is_word_byte(tokens[n][0]))
         self.is_last_V = table(lambda n: bool(tokens[n]) and is_word_byte(tokens[n][-1]))
@@ -39,7 +39,7 @@ class Spelling:
         self.is_capital_V = table(lambda n: bare[n][:1].isupper())
         self.is_joiner_V = table(lambda n: 0 < len(bare[n]) <= 3 and not bare[n].strip(_JOINERS))
         self.is_joined_V = self.is_joiner_V & table(lambda n: tokens[n] == bare[n])  # no space before it
-        # an underscore before a word, also behind a bracket or a dot, and one at its end
+        # an underscore before a word, also after a bracket or dot, and one at its end
         self.is_score_V = table(lambda n: bare[n][-1:] == b"_") | (
             self.is_joiner_V & table(lambda n: b"_" in bare[n])
         )
@@ -49,19 +49,19 @@ class Spelling:
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a batch. `words_BT` numbers them across all rows, from 0; a token that is in no word, such
-    as punctuation, counts as a word of its own.
+    """The words of a batch. `words_BT` numbers them across all rows, from 0; a token outside words, such as
+    punctuation, is its own word.
     """
 
     words_BT: np.ndarray
     first_W: np.ndarray  # place of each word's first token in the flattened rows
-    is_linked_W: np.ndarray  # by its spelling or as a phrase to the word before it, in the same row
+    is_linked_W: np.ndarray  # by spelling or as a phrase, to the word before it in its row
 
 
 def word_starts(tokens_BT: np.ndarray, spelling: Spelling) -> np.ndarray:
-    """[B, T] bool: whether a token begins a word, an identifier (os.path, snake_case) being one word."""
+    """[B, T] bool: whether a token begins a word; an identifier (os.path, snake_case) is one word."""
     first_BT, last_BT = spelling.is_first_V[tokens_BT], spelling.is_last_V[tokens_BT]
-    # a dot or underscore belongs to the word before it when one follows; an underscore also at its end
+    # a dot or underscore joins two words; an underscore may also end one
     joined_BT, score_BT = spelling.is_joined_V[tokens_BT], spelling.is_score_V[tokens_BT]
     after_BT, before_BT = _shifted(last_BT, 1), _shifted(first_BT, -1)
     only_BT = spelling.is_only_score_V[tokens_BT]
@@ -75,8 +75,8 @@ def word_starts(tokens_BT: np.ndarray, spelling: Spelling) -> np.ndarray:
 
 
 def find_words(tokens_BT: np.ndarray, spelling: Spelling, phrases: np.ndarray) -> Words:
-    """The words of every row, and which are one unit with the word before: runs of capitalised words, and
-    pairs whose hash is in `phrases` (sorted uint64); at most four words.
+    """The words of every row, and which of them form a unit with the word before: runs of capitalised words,
+    and pairs whose hash is in `phrases` (sorted uint64); at most four words.
     """
     starts_BT = word_starts(tokens_BT, spelling)
     first_W = np.flatnonzero(starts_BT)
@@ -111,7 +111,7 @@ def word_hashes(flat: np.ndarray, first_W: np.ndarray) -> np.ndarray:
 
 
 def pair_hashes(hashes_W: np.ndarray) -> np.ndarray:
-    """uint64 hash of each word with the one before it; 0 for the first."""
+    """uint64 hash of each word with the word before it; 0 for the first."""
     pairs_W = np.zeros_like(hashes_W)
     pairs_W[1:] = mixed(hashes_W[:-1] * np.uint64(3) + hashes_W[1:])
     return pairs_W
@@ -149,10 +149,10 @@ class Sentences:
         self._is_blank_V = np.array([bool(t) and t.isspace() for t in tokens])
 
     def ends(self, tokens_N: np.ndarray) -> np.ndarray:
-        """The places 1 .. N - 1 before which a sentence ends; white space belongs to what precedes it."""
+        """The places 1 .. N - 1 before which a sentence ends; white space belongs to the preceding token."""
         is_blank = self._is_blank_V[tokens_N]
         places = np.arange(len(tokens_N))
-        # the last token before each place that is not white space alone, and the ends of lines from there on
+        # last token before each place that is not only white space, and the line ends from there on
         last = np.maximum.accumulate(np.where(is_blank, 0, places))[:-1]
         lines = np.cumsum(self._is_line_V[tokens_N])
         num_lines = lines[:-1] - np.where(last > 0, lines[last - 1], 0)
@@ -162,20 +162,20 @@ class Sentences:
         return np.flatnonzero(ends & ~is_blank[1:]) + 1
 
     def whole(self, ids: list[int], prefix: int) -> list[int]:
-        """Truncated ids without their last, unfinished sentence, unless that would remove most of what
-        follows the first `prefix` ids.
+        """Truncated ids without their last, unfinished sentence, unless that would remove most of the ids
+        after the first `prefix`.
         """
         least = prefix + (len(ids) - prefix) // 2
         cuts = [cut for cut in self.ends(np.array(ids)).tolist() if cut >= least]
         return ids[: cuts[-1]] if cuts else ids
 
 
-STRETCHES, STRETCH = 64, 1 << 16  # at most 4M tokens are looked at, in stretches spread over the text
+STRETCHES, STRETCH = 64, 1 << 16  # at most 4M tokens are read, in stretches spread over the text
 
 
 def find_phrases(text: TokenText, spelling: Spelling, *, count: int, pmi: float) -> np.ndarray:
-    """Hashes (sorted uint64) of the pairs of words, a space apart, seen `count` times or more, whose
-    pointwise mutual information log2 p(a b) / (p(a) p(b)) is `pmi` bits or more (Church and Hanks 1990).
+    """Hashes (sorted uint64) of word pairs, one space apart, seen `count` times or more, whose pointwise
+    mutual information log2 p(a b) / (p(a) p(b)) is at least `pmi` bits (Church and Hanks 1990).
     """
     places_N = _places(len(text))
     if len(places_N) < 2:

@@ -1,4 +1,4 @@
-"""Unpack zstd (RFC 8878) as it is read, with bounded memory."""
+"""Unpack zstd (RFC 8878) while reading, with bounded memory."""
 
 import io
 from typing import IO
@@ -7,13 +7,13 @@ from typing_extensions import Buffer
 
 from atelier.engine.config.error import DataError
 
-MOST_WINDOW = 1 << 27  # bytes; what zstd itself unpacks without being told to: `--long=27`
-PIECE = 1 << 9  # packed bytes at a time: 4 of them can be 128 KiB of the same byte, all of them 16 MiB
+MOST_WINDOW = 1 << 27  # bytes, zstd's own default limit (`--long=27`)
+PIECE = 1 << 9  # packed bytes at a time: 4 bytes can expand to 128 KiB, all of them to 16 MiB
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes of the frames of `inner`, one after another. Raises DataError naming `path` for what is
-    damaged, cut, or needs more than `MOST_WINDOW` to be unpacked.
+    """The bytes of `inner`'s frames, one after another. Raises DataError naming `path` if data is damaged or
+    truncated, or needs more than `MOST_WINDOW` to unpack.
     """
 
     def __init__(self, inner: IO[bytes], path: str) -> None:
@@ -23,7 +23,7 @@ class Unpacked(io.RawIOBase):
         self._error = zstandard.ZstdError
         self._unpacker = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW)
         self._frame = self._unpacker.decompressobj()
-        self._is_inside = False  # of a frame
+        self._is_inside = False  # inside of a frame
         self._packed, self._ready = b"", memoryview(b"")
 
     def readable(self) -> bool:
@@ -36,7 +36,7 @@ class Unpacked(io.RawIOBase):
             if not self._packed:
                 if self._is_inside:
                     raise DataError(
-                        f"{self._path}: not whole zstd data: it ends within a frame; copy it again"
+                        f"{self._path}: incomplete zstd data: it ends within a frame; copy it again"
                     )
                 return 0
             self._unpack()

@@ -26,15 +26,15 @@ from atelier.engine.inference.sampling import (
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.tier.ring import read_model_within
 
-TOGETHER = 16  # candidates that are drawn at once
-HEAD = "natural"  # class head of models that rank their own samples
+TOGETHER = 16  # candidates drawn at once
+HEAD = "natural"  # class head of models that rank their samples
 
 
 class RankedText(NamedTuple):
-    """A continuation, and how natural the model finds it."""
+    """A continuation with its naturalness by the model."""
 
     text: str
-    natural: float  # probability in [0, 1], by the model's own class head
+    natural: float  # probability in [0, 1] by the model's class head
 
 
 class Generator:
@@ -46,17 +46,17 @@ class Generator:
         self.num_tokens = 0
 
     def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """The continuation of `prompt`, streamed in whole characters; an empty prompt starts after the
-        token that begins texts, or else one that ends them. With best_of > 1 the most natural candidate, once
-        all are drawn.
+        """The continuation of `prompt`, streamed in whole characters; an empty prompt starts after the token
+        that begins texts, or else one that ends them. With best_of > 1 the most natural candidate, once all
+        are drawn.
         """
         if sampling.best_of > 1:
             return iter([self.ranked(prompt, sampling)[0].text])
         return self._streamed(self.before(prompt, sampling), sampling, self.vocabulary.ends)
 
     def ranked(self, prompt: str, sampling: Sampling) -> list[RankedText]:
-        """`best_of` continuations, by descending probability of being natural under the model's adversarial
-        head (self-ranking of 2112.12731, section 3.3).
+        """`best_of` continuations, by descending naturalness under the model's adversarial head (self-ranking
+        of 2112.12731, section 3.3).
 
         Raises ConfigError for a model without that head.
         """
@@ -94,7 +94,7 @@ class Generator:
         return float(logits_BC.float().softmax(-1)[0, 1])
 
     def before(self, prompt: str, sampling: Sampling) -> Prefix:
-        """The prefix of the text: the control prompt, if any attributes are given, and the prompt."""
+        """The prefix of the text: the control prompt, if attributes are given, and the prompt."""
         if sampling.wishes.is_empty:
             ids = self._ids(prompt)
             if self.model.spec.reads_encoder:
@@ -106,7 +106,7 @@ class Generator:
         return Prefix([*prefix.ids, *ids], [*prefix.prompts, *[-1] * len(ids)])
 
     def _drawn(self, before: Prefix, sampling: Sampling, seeds: list[int]) -> list[list[int]]:
-        """A continuation for each seed, each with the same draws as if it were drawn alone."""
+        """A continuation for each seed, with the same draws as if drawn alone."""
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def draws(_: int) -> Tensor:
@@ -129,14 +129,14 @@ class Generator:
         return rows
 
     def _genre(self, wishes: GenerationAttributes) -> tuple[int, int]:
-        """The first soft prompt of the requested genre, and how many there are."""
+        """The first soft prompt of the requested genre, and their number."""
         num_prompts = getattr(self.model, "num_prompts", 0)
         if not num_prompts:
             raise ConfigError(
                 "control prompt",
-                "the model was not trained on such prompts (genre, topic ...)",
-                "leave them out; the teacher of `atelier titan` learns them by an objective of kind control"
-                " (conf/objective/titan.yaml)",
+                "the model was not trained with control prompts (genre, topic ...)",
+                "leave them out; the teacher of `atelier titan` learns them with an objective of kind"
+                " control (conf/objective/titan.yaml)",
             )
         length = num_prompts // len(GENRES)
         return (GENRES.index(wishes.genre) * length, length - 1) if wishes.genre else (0, 0)
@@ -161,7 +161,7 @@ class Generator:
         return "".join(self.stream(prompt, sampling))
 
     def answer(self, ids: list[int], sampling: Sampling, ends: tuple[int, ...]) -> Iterator[str]:
-        """What follows `ids` up to one of `ends`, streamed in whole characters."""
+        """The text after `ids` up to one of `ends`, streamed in whole characters."""
         return self._streamed(Prefix(self.prompted(ids), []), sampling, ends)
 
     def _streamed(self, before: Prefix, sampling: Sampling, ends: tuple[int, ...]) -> Iterator[str]:
@@ -176,10 +176,10 @@ class Generator:
 def read_generator(
     source: ArtifactInput, scratch: Path, device: torch.device, *, memory: int = 0
 ) -> Generator:
-    """Load a model artifact and the tokenizer in it; weights and arithmetic in float32. `memory`: bytes of
-    weights that are in memory at once; 0 = all.
+    """Load a model artifact with its tokenizer; weights and arithmetic in float32. `memory`: bytes of weights
+    in memory at once; 0 = all.
 
-    Raises ConfigError when their vocabularies differ, and when the memory is too small for the model.
+    Raises ConfigError if their vocabularies differ, or if the memory is too small for the model.
     """
     model, spec = read_model_within(source, scratch, memory, device=device, dtype=torch.float32)
     vocabulary = Vocabulary.of(source, scratch)
@@ -188,7 +188,7 @@ def read_generator(
 
 
 def check_judge(model: TextModel, vocabulary: Vocabulary) -> None:
-    """Raise ConfigError for ranking with a model that has no head for natural text."""
+    """Raise ConfigError if a model used for ranking has no head for natural text."""
     if HEAD not in getattr(model, "classes", {}):
         raise ConfigError(
             "best-of",
@@ -199,10 +199,10 @@ def check_judge(model: TextModel, vocabulary: Vocabulary) -> None:
 
 
 def check_vocabulary(vocabulary: Vocabulary, spec: ModelSpec, place: str) -> None:
-    """Raise ConfigError for a model whose vocabulary is not the tokenizer's."""
+    """Raise ConfigError if a model's vocabulary is not the tokenizer's."""
     if vocabulary.size != spec.ids:
         raise ConfigError(
             place,
             f"the model has {spec.ids} tokens, the tokenizer {vocabulary.size}",
-            "use the tokenizer that the model was trained with, or train the model anew with this one",
+            "use the tokenizer that the model was trained with, or train a new model with this one",
         )

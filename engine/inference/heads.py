@@ -1,4 +1,4 @@
-"""What heads of classes get right on held-out rows, and what is got right without a network.
+"""Accuracy of class heads on held-out rows, and of simple rules without a network.
 
 B rows, T tokens of a row
 """
@@ -27,16 +27,16 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.objective.classes import class_logits
 
-SEED = 0  # of rows: the same for every model
-AT_ONCE = 16  # rows of a forward pass
-TRAINED_ON = 4000  # rows that a logistic regression learns from, at most
+SEED = 0  # of rows, the same for every model
+AT_ONCE = 16  # rows per forward pass
+TRAINED_ON = 4000  # maximum of training rows for a logistic regression
 
 Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadExam:
-    """The rows on which heads are judged: the first `number` of a fixed order, by kind of objective."""
+    """The rows for scoring heads: the first `number` in a fixed order, by kind of objective."""
 
     specs: Mapping[str, RowClasses]
     sources: Mapping[str, ArtifactInput]  # by kind of artifact
@@ -56,19 +56,19 @@ class HeadExam:
             yield rows.batch(np.sort(order[first : first + AT_ONCE]))
 
     def shares(self, kind: str, said: Callable[[Batch], np.ndarray]) -> HeadScore:
-        """The share of rows whose class is what is said of it."""
+        """The share of rows whose class `said` predicts right."""
         is_right = [said(batch) == batch["classes_B"] for batch in self.batches(kind)]
         return {"right": float(np.concatenate(is_right).mean()), "rows": sum(map(len, is_right))}
 
 
 def judged(model: nn.Module, exam: HeadExam) -> dict[str, HeadScore]:
-    """What each head of the model gets right, by kind of objective."""
+    """The accuracy of each head of the model, by kind of objective."""
     return {kind: exam.shares(kind, partial(said_by, model, spec)) for kind, spec in exam.specs.items()}
 
 
 @torch.inference_mode()
 def said_by(model: nn.Module, spec: RowClasses, batch: Batch) -> np.ndarray:
-    """The class [B] to which the model's head gives the largest logit."""
+    """The class [B] with the largest logit of the model's head."""
     weights = dict(model.named_parameters())
     device = next(iter(weights.values())).device
     given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
@@ -79,15 +79,15 @@ def said_by(model: nn.Module, spec: RowClasses, batch: Batch) -> np.ndarray:
 
 
 def without_network(exam: HeadExam, trigram: Trigram, text_N: np.ndarray) -> dict[str, HeadScore]:
-    """What is got right by a simple rule, and by saying one class always, by kind of objective; `trigram` has
-    learned from `text_N`. Raises ConfigError for a kind that has no rule here.
+    """The accuracy of a simple rule, and of always predicting one class, by kind of objective; `trigram` was
+    trained on `text_N`. Raises ConfigError for a kind without a rule.
     """
     # scikit-learn takes a second to import
     rivals = importlib.import_module("atelier.engine.inference.rivals")
     found: dict[str, HeadScore] = {}
     for kind, spec in exam.specs.items():
         guess = 1 / spec.num_classes
-        if isinstance(spec, Reorder):  # a row shows of how many segments it is
+        if isinstance(spec, Reorder):  # a row shows its number of segments
             guess = spec.max_segments / spec.num_classes
             said = partial(rivals.likeliest, spec=spec, nats=rivals.trigram_nats(trigram))
             by = "order of fewest nats by a trigram"
@@ -99,7 +99,7 @@ def without_network(exam: HeadExam, trigram: Trigram, text_N: np.ndarray) -> dic
             said = rivals.by_bigrams(list(exam.batches(kind, TRAIN, TRAINED_ON)))
             by = "logistic regression on bigrams"
         else:
-            raise ConfigError(f"config.heads.{kind}", "nothing stands beside this head", "leave it out")
+            raise ConfigError(f"config.heads.{kind}", "no rule to compare it with", "leave it out")
         share = exam.shares(kind, said)
         found[kind] = HeadScore(right=share["right"], rows=share["rows"], by=by, guess=guess)
     return found

@@ -1,5 +1,5 @@
-"""What can be said of rows with classes without a network, beside heads that have one: orders by a text's
-likelihood, distances from what two fragments have in common, natural text from its bigrams.
+"""Classify rows without a network, to compare with class heads: orders by likelihood of the text, distances
+by overlap of two fragments, natural text by its bigrams.
 
 B rows, T tokens of a row, N tokens of a text, V vocabulary
 """
@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from atelier.engine.config.objective.reorder import Reorder, orders
 from atelier.engine.data.ngram import Trigram
 
-EDGE = 16  # tokens at the ends of fragments, next to each other where they are adjacent
+EDGE = 16  # tokens at the fragments' touching ends
 
 Batch = Mapping[str, np.ndarray]
 Nats = Callable[[list[np.ndarray]], np.ndarray]  # of texts of equal length
@@ -46,7 +46,7 @@ def trigram_nats(trigram: Trigram) -> Nats:
 
 
 class Overlap:
-    """Eleven numbers of what two fragments have in common, weighted by how rare tokens are in `text_N`."""
+    """Eleven numbers on the overlap of two fragments, weighted by rarity of tokens in `text_N`."""
 
     def __init__(self, text_N: np.ndarray, vocab: int) -> None:
         text_N = text_N.astype(np.int64)
@@ -81,7 +81,7 @@ class Overlap:
 
 
 def by_overlap(overlap: Overlap, train: Sequence[Batch]) -> Callable[[Batch], np.ndarray]:
-    """The class [B] of a row's distance, by a logistic regression that has learned from `train`."""
+    """A classifier of a row's distance [B]: a logistic regression trained on `train`."""
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
     classes = np.concatenate([batch["classes_B"] for batch in train])
     model.fit(np.concatenate([overlap.numbers(batch) for batch in train]), classes)
@@ -89,7 +89,7 @@ def by_overlap(overlap: Overlap, train: Sequence[Batch]) -> Callable[[Batch], np
 
 
 def by_bigrams(train: Sequence[Batch]) -> Callable[[Batch], np.ndarray]:
-    """The class [B] of a row, by a logistic regression on its tokens and pairs of them."""
+    """A classifier of rows [B]: a logistic regression on tokens and pairs of tokens."""
     model: Pipeline = make_pipeline(
         TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\S+", sublinear_tf=True),
         LogisticRegression(C=100.0, max_iter=2000),

@@ -1,10 +1,9 @@
-"""Continue several texts together, each with the bits that it has alone.
+"""Continue several texts together, each with the same bits as alone.
 
-A product of matrices rounds a row otherwise in a batch of another size, but alike in one of the same size,
-whatever the other rows are. So a pass always has SLOTS rows, filled up where there are fewer, and what would
-depend on other rows is computed row by row: prompts, attention to a row's own cache, experts, draws. That
-nothing else depends on a row's slot or on other rows is checked with the model itself when it is loaded;
-where something does, every row is computed by itself.
+Matrix products round rows differently for different batch sizes, but alike for one size, whatever the other
+rows are. So a pass always has SLOTS rows, filled up if there are fewer, and operations that depend on other
+rows run row by row: prompts, attention to a row's own cache, experts, draws. When a model is loaded, it is
+tested that nothing else depends on slot or other rows; if something does, rows are computed alone.
 
 N slots, T tokens (1), S tokens seen, V vocabulary, D hidden, H heads, K key/value heads, E head width
 """
@@ -26,16 +25,16 @@ from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.moe import Mixed, MoE
 from atelier.engine.tier.ring import ring_of
 
-SLOTS = 8  # on every machine: the bits depend on it
-MASK_BYTES = 16  # of an entry of a mask, with what making it takes
-SCORE_BYTES = 12  # of an entry and head, where attention has a bias of its own
-CLOSE = 1e-3  # of the largest logit: more than rounding changes between a pass of one row and one of SLOTS
+SLOTS = 8  # the same on every machine, because bits depend on it
+MASK_BYTES = 16  # per entry of a mask, temporaries included
+SCORE_BYTES = 12  # per entry and head, if attention has its own bias
+CLOSE = 1e-3  # share of the largest logit: above rounding differences between a pass of one row and of SLOTS
 
 
 @dataclass
 class ServedRow:
-    """A text that is being continued: `ids` were drawn, `num_seen` tokens are in the cache, prompt included.
-    `fault`: why it ended before its end.
+    """A text being continued: `ids` were drawn, `num_seen` tokens are cached, prompt included. `fault`: why
+    it ended early.
     """
 
     before: Prefix
@@ -50,12 +49,12 @@ class ServedRow:
 
     @property
     def is_read(self) -> bool:
-        """Whether its whole prompt is in the cache."""
+        """Whether its whole prompt is cached."""
         return self.num_seen >= len(self.before.ids)
 
 
 class Last(NamedTuple):
-    """A row's last token, which is not yet in its cache, and the token's position."""
+    """A row's last token, which is not cached yet, and its position."""
 
     token: int
     place: int
@@ -63,7 +62,7 @@ class Last(NamedTuple):
 
 
 class Rows:
-    """Passes of a model over rows; `num_passes` counts them, those of prompts included."""
+    """Passes of a model over rows; `num_passes` counts them, prompts included."""
 
     def __init__(self, model: TextModel, ends: Sequence[int]) -> None:
         self.model, self.ends, self.num_passes = model, ends, 0
@@ -75,14 +74,14 @@ class Rows:
             self.are_together = self._is_exact()
 
     def room(self, before: Prefix, sampling: Sampling) -> int:
-        """Bytes of keys and values that the row of a text may take; raises as `begin`."""
+        """Bytes of keys and values that a text's row may need; raises as `begin`."""
         one = self.model.new_cache(1, 1, self.model.head_weight.dtype)
         longest = room_behind(self.model, before.ids, sampling.max_tokens) + len(before.encoder or ())
         return longest * sum(each.keys.nbytes + each.values.nbytes for each in one.blocks)
 
     def reading(self, before: Prefix) -> int:
-        """Bytes that a pass over the beginning of a text takes for its mask; an encoder, which reads all of
-        it at once, also for the scores of its heads.
+        """Bytes of the mask of a pass over the start of a text; for an encoder, which reads everything at
+        once, also of its heads' scores.
         """
         size = len(before.encoder or ())
         heads = cast(int, getattr(self.model.spec, "num_heads", 1))
@@ -92,9 +91,9 @@ class Rows:
         )
 
     def begin(self, before: Prefix, sampling: Sampling) -> ServedRow:
-        """Read the beginning of a text, or as much of it as one pass reads.
+        """Read the start of a text, as far as one pass reads.
 
-        Raises ConfigError for a beginning longer than the learned positions.
+        Raises ConfigError if it is longer than the learned positions.
         """
         longest = room_behind(self.model, before.ids, sampling.max_tokens)
         cache = self.model.new_cache(1, longest, self.model.head_weight.dtype)
@@ -104,7 +103,7 @@ class Rows:
         return row
 
     def read(self, row: ServedRow) -> None:
-        """Read the next piece of the row's prompt; after the last one draw the first id."""
+        """Read the next piece of the row's prompt; after the last piece draw the first id."""
         before, begin = row.before, row.num_seen
         end = min(begin + piece_of(len(before.ids)), len(before.ids))
         soft = None if before.soft is None else before.soft[begin:end]
@@ -117,7 +116,7 @@ class Rows:
             self._draw(row, logits_V)
 
     def step(self, rows: Sequence[ServedRow]) -> None:
-        """Draw the next id of each of these rows, SLOTS at most, which are not done."""
+        """Draw the next id of each of these unfinished rows, at most SLOTS."""
         last = [Last(row.ids[-1], row.num_seen, row.cache) for row in rows]
         if self.are_together:
             self.num_passes += 1
@@ -132,7 +131,7 @@ class Rows:
     def _draw(self, row: ServedRow, logits_V: Tensor) -> None:
         try:
             token = sample(logits_V, row.sampling.temperature, row.sampling.top_p, row.draws)
-        except DataError as error:  # the logits are not finite: this row ends, others go on
+        except DataError as error:  # the logits are not finite: only this row ends
             row.fault, row.is_done = error, True
             return
         if token in self.ends:
@@ -143,7 +142,7 @@ class Rows:
 
     @torch.inference_mode()
     def _logits(self, rows: Sequence[Last]) -> Tensor:
-        """[rows, V] after the last tokens, which join the caches."""
+        """[rows, V] logits after the last tokens, which join the caches."""
         device, empty = self.model.head_weight.device, SLOTS - len(rows)
         tokens_NT = torch.tensor([*(row.token for row in rows), *[self.ends[0]] * empty], device=device)[
             :, None
@@ -164,8 +163,8 @@ class Rows:
         return (hidden_NTD[:, -1] @ head_DV)[: len(rows)].float()
 
     def _is_exact(self) -> bool:
-        """Whether a row's logits have the same bits in the first slot and in others, alone and beside others,
-        and are those of a pass of that row by itself but for rounding.
+        """Whether a row's logits have equal bits in the first and other slots, alone and beside others, and
+        equal those of a pass of that row alone except for rounding.
         """
         size = self.model.spec.ids
         beside = [self._read([n % size]) for n in range(1, SLOTS)]
@@ -178,7 +177,7 @@ class Rows:
                 self._logits([_copied(row), *map(_copied, beside)])[:1],
                 self._logits([*map(_copied, beside), _copied(row)])[-1:],
             ]
-        except (RuntimeError, ConfigError):  # attention of another kind; a model of one position
+        except (RuntimeError, ConfigError):  # another kind of attention, or a model with one position
             return False
         same = all(bool((each_NV == alone_V).all()) for each_NV in found)
         return same and bool((alone_V - plain_V).abs().max() <= CLOSE * plain_V.abs().max())
@@ -194,8 +193,8 @@ def _copied(row: Last) -> Last:
 
 
 class _Pass:
-    """The pass that computes now: how many of its slots are rows (0: no pass over SLOTS), and the rows' keys
-    and values in the block that computes.
+    """The current pass: its number of used slots (0 = no pass over SLOTS), and the rows' keys and values in
+    the current block.
     """
 
     num_rows = 0
@@ -203,13 +202,13 @@ class _Pass:
 
 
 class _Block(Seen):
-    """One block's keys and values of all rows of a pass, each in the row's own buffers."""
+    """One block's keys and values of all rows of a pass, in each row's own buffers."""
 
     def __init__(self, seen: Sequence[Seen], now: _Pass) -> None:
         self._seen, self._now = seen, now
 
     def extend(self, key_BKTE: Tensor, value_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Append each row's to its own; `_RowAttend`, which follows, reads them there."""
+        """Append each row's keys and values to its own; `_RowAttend` reads them there."""
         for at, seen in enumerate(self._seen):
             seen.extend(key_BKTE[at : at + 1], value_BKTE[at : at + 1])
         self._now.seen = self._seen
@@ -217,8 +216,8 @@ class _Block(Seen):
 
 
 class _Caches(Cache):
-    """The caches of a pass's rows as one, for a mask as long as the longest: documents are 0, and -1 where a
-    row has no token.
+    """The caches of a pass's rows as one, for a mask of the longest row: documents are 0, or -1 where a row
+    has no token.
     """
 
     def __init__(self, caches: Sequence[Cache], places_NT: Tensor, now: _Pass) -> None:
@@ -235,7 +234,7 @@ class _Caches(Cache):
 
 
 class _RowAttend(nn.Module):
-    """Attention that a pass over SLOTS rows computes for each row by itself, over its own keys."""
+    """Attention computed row by row in passes over SLOTS rows, each over its own keys."""
 
     def __init__(self, inner: Attend, now: _Pass) -> None:
         super().__init__()
@@ -246,7 +245,7 @@ class _RowAttend(nn.Module):
             return self.inner(query_BHTE, key_BKSE, value_BKSE, mask)
         mixed_NHTE = torch.zeros_like(query_BHTE)
         for at, seen in enumerate(self._now.seen):
-            # a copy: a product may round otherwise from an address that is no multiple of 64 bytes
+            # copy: products may round differently at addresses that are not multiples of 64 bytes
             query = query_BHTE[at : at + 1].clone()
             key, value = seen.keys[:, :, : seen.length], seen.values[:, :, : seen.length]
             mixed_NHTE[at] = self.inner(query, key, value, mask[at : at + 1, ..., : seen.length])[0]
@@ -254,8 +253,8 @@ class _RowAttend(nn.Module):
 
 
 class _RowMixture(nn.Module):
-    """A mixture of experts that a pass over SLOTS rows computes for each row by itself: how many tokens an
-    expert has changes how its products round.
+    """A mixture of experts computed row by row in passes over SLOTS rows, because an expert's number of
+    tokens changes the rounding.
     """
 
     def __init__(self, inner: MoE, now: _Pass) -> None:
@@ -275,7 +274,7 @@ class _RowMixture(nn.Module):
 
 
 def _take_apart(network: nn.Module, now: _Pass) -> None:
-    """Have attention and mixtures computed row by row in passes over SLOTS rows, and nothing else changed."""
+    """Make attention and mixtures compute row by row in passes over SLOTS rows; nothing else changes."""
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Attend):

@@ -1,4 +1,4 @@
-"""Autoregressive sampling: pick a token, cache keys and values.
+"""Autoregressive sampling with cached keys and values.
 
 B rows, P tokens of a prompt, T tokens, D hidden, V vocab
 """
@@ -16,12 +16,12 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.model.attention import Cache
 from atelier.engine.model.contract import Output
 
-MASKED = 1 << 22  # entries of one pass's attention mask: a text of up to 2,048 tokens is read by one pass
-FEWEST = 64  # tokens of a pass over a longer one
+MASKED = 1 << 22  # entries of a pass's attention mask: one pass reads up to 2,048 tokens
+FEWEST = 64  # minimum of tokens per pass over longer texts
 
 
 class TextModel(Protocol):
-    """What sampling and scoring use of a model: an engine.model.contract.Model with a key/value cache."""
+    """The part of engine.model.contract.Model that sampling and scoring use."""
 
     spec: ModelSpec
 
@@ -33,18 +33,18 @@ class TextModel(Protocol):
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache: ...
 
     def class_logits(self, hidden_BD: Tensor, name: str) -> Tensor:
-        """[B, C]; only models with class heads have it."""
+        """[B, C] logits; only for models with class heads."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """Draw one token id of softmax(logits / temperature), cut to its nucleus: the fewest most probable tokens
-    that together reach `top_p` (1904.09751). Temperature 0 takes the most probable token, of equals the
-    lowest id, and draws nothing.
+    """Draw a token id from softmax(logits / temperature) cut to its nucleus: the fewest most probable tokens
+    that together reach `top_p` (1904.09751). Temperature 0 takes the most probable token (the lowest id of
+    equals) without a draw.
 
-    Computed in float64 on the CPU from one uniform draw: the same logits and seed give the same token.
+    Computed in float64 on the CPU from one uniform draw, so equal logits and seed give equal tokens.
     """
     draw_1 = torch.zeros(1, dtype=torch.float64)
     if temperature:
@@ -55,7 +55,7 @@ def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.
 def sample_rows(logits_BV: Tensor, temperatures_B: Tensor, top_p: float, draws_B: Tensor) -> Tensor:
     """One token id [B] per row at the row's temperature, as `sample`, from uniform draws in [0, 1).
 
-    Raises DataError when the logits are not finite.
+    Raises DataError if the logits are not finite.
     """
     logits_BV = logits_BV.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(logits_BV).all()):
@@ -87,13 +87,13 @@ def continuations(
     soft: Sequence[int] | None = None,
     encoders: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
-    """The continuation of each prompt, up to and including the first of `ends`, or until both together have
-    `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at
-    position t; `soft` are the soft prompts at the positions of each prompt, which then all have one length;
-    `encoders` what an encoder reads, of models that have one.
+    """The continuation of each prompt, up to and including the first of `ends` or `length` ids in total, each
+    at its temperature [B]. `draws(t)`: uniform draws [B] for the ids at position t; `soft`: soft prompts at
+    the positions of prompts, which must then have equal length; `encoders`: encoder inputs, for models with
+    an encoder.
 
-    While the longer prompts are still being read, shorter ones are already continued: few prompts of similar
-    length are fast.
+    Shorter prompts are continued while longer ones are still read: most efficient for few prompts of similar
+    length.
     """
     sizes_B = torch.tensor([len(prompt) for prompt in prompts])
     first, last = int(sizes_B.min()), int(sizes_B.max())
@@ -122,14 +122,14 @@ def continuations(
 
 
 def num_positions(spec: ModelSpec) -> int | None:
-    """How many tokens a row may have: the learned positions; None for rotary ones, which have no limit."""
+    """The maximum of tokens per row: the learned positions; None for rotary positions."""
     return getattr(spec, "max_positions", None) if getattr(spec, "positions", "") == "learned" else None
 
 
 def room_behind(model: TextModel, prompt: Sequence[int], most: int) -> int:
-    """The largest length in tokens of `prompt` with its continuation, when at most `most` are drawn.
+    """The largest length in tokens of `prompt` with its continuation of at most `most` tokens.
 
-    Raises ConfigError when the prompt is longer than the positions that the model learned.
+    Raises ConfigError if the prompt is longer than the learned positions.
     """
     room = num_positions(model.spec)
     if room is None:
@@ -138,9 +138,9 @@ def room_behind(model: TextModel, prompt: Sequence[int], most: int) -> int:
         raise ConfigError(
             "prompt",
             f"has {len(prompt)} tokens, but the model learned {room} positions",
-            f"shorten it to {room} tokens, or take a model with positions=rope",
+            f"shorten it to {room} tokens, or use a model with positions=rope",
         )
-    return min(len(prompt) + most, room + 1)  # nothing is predicted from the last token: it needs no position
+    return min(len(prompt) + most, room + 1)  # the last token predicts nothing and needs no position
 
 
 def continuation(
@@ -151,11 +151,11 @@ def continuation(
     soft: list[int] | None = None,
     encoder: list[int] | None = None,
 ) -> Iterator[int]:
-    """Token ids after `prompt` (one id or more), at most `sampling.max_tokens`; stops before any of `ends`
-    and where learned positions end. Raises ConfigError for a prompt longer than those.
+    """Token ids after `prompt` (at least one id), at most `sampling.max_tokens`, up to one of `ends` or the
+    last learned position. Raises ConfigError for a longer prompt than that.
 
-    `soft` are the soft prompts at the prompt's positions, -1 = none; `encoder` what an encoder reads. It
-    draws from its own generator, seeded by `sampling.seed` alone, so nothing else affects it.
+    `soft`: soft prompts at the prompt's positions, -1 = none; `encoder`: encoder input. Draws come from a
+    generator seeded by `sampling.seed` alone.
     """
     longest = room_behind(model, prompt, sampling.max_tokens)
     generator = torch.Generator().manual_seed(sampling.seed)
@@ -181,7 +181,7 @@ def next_logits(
     soft: list[int] | None = None,
     encoder: list[int] | None = None,
 ) -> Tensor:
-    """Logits [V] after the tokens `new`, which follow the `num_seen` cached tokens and join the cache."""
+    """Logits [V] after the tokens `new`, which follow `num_seen` cached tokens and are cached."""
     device = model.head_weight.device
     prompts_BT = None if soft is None else torch.tensor([soft], device=device)
     read = None if encoder is None else encoder_inputs([encoder], device)
@@ -189,13 +189,13 @@ def next_logits(
 
 
 def piece_of(num_new: int, num_seen: int = 0, num_rows: int = 1) -> int:
-    """How many of `num_new` tokens after `num_seen` one pass over so many rows reads."""
+    """The number of the `num_new` tokens after `num_seen` that one pass over `num_rows` rows reads."""
     entries = num_rows * (num_seen + num_new)
     return num_new if num_new * entries <= MASKED else min(num_new, max(FEWEST, MASKED // entries))
 
 
 def encoder_inputs(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
-    """What an encoder reads of each row, as tensors of a batch; shorter ones are padded."""
+    """Encoder inputs as padded tensors of a batch."""
     longest = max(map(len, rows))
     places_BU = torch.arange(longest, device=device).expand(len(rows), -1)
     is_text_BU = places_BU < torch.tensor([[len(row)] for row in rows], device=device)
@@ -212,8 +212,8 @@ def _last_logits(
     prompts_BT: Tensor | None = None,
     read: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Logits [B, V] after the last of these tokens, without those of padding. Many tokens are read in pieces:
-    memory grows with their number, not with its square.
+    """Logits [B, V] after the last of these tokens, without padding. Many tokens are read in pieces, so that
+    memory grows linearly, not quadratically.
     """
     places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
     given = {
@@ -227,5 +227,5 @@ def _last_logits(
     for begin in range(0, new_BT.shape[1], size):
         batch = {name: tensor[:, begin : begin + size] for name, tensor in given.items()}
         hidden_BTD = model(batch | (read or {}), cache=cache).hidden
-        read = None  # the cache has it
+        read = None  # it is cached now
     return (hidden_BTD[:, -1] @ model.head_weight[: model.spec.ids].t()).float()

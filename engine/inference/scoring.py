@@ -1,7 +1,6 @@
-"""Score held-out text and labelled options with a model, in nats; logits are computed for a few tokens at a
-time.
+"""Score held-out text and labelled options with a model, in nats, with logits of a few tokens at a time.
 
-B rows, T tokens of a row, N tokens, D documents (hidden width where a model is used), V vocabulary
+B rows, T tokens of a row, N tokens, D documents (hidden width if a model is used), V vocabulary
 """
 
 import math
@@ -28,8 +27,8 @@ from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model
 from atelier.engine.tier.ring import outputs_of
 
-TOKENS_AT_ONCE = 2048  # a forward pass; more is slower on a CPU
-LOGITS_AT_ONCE = 1 << 21  # fp32 logits that still fit in a core's share of the cache
+TOKENS_AT_ONCE = 2048  # per forward pass; more is slower on a CPU
+LOGITS_AT_ONCE = 1 << 21  # fp32 logits that fit in a core's share of the cache
 
 Batch = dict[str, Tensor]
 Advance = Callable[[int], None]
@@ -37,12 +36,12 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutText:
-    """The beginning of the held-out split: whole documents, or the first one cut when it alone is too long.
+    """The beginning of the held-out split: whole documents, or a part of the first one if it alone is too
+    long.
 
-    ends_D: tokens up to and including each document's end token. num_bytes: UTF-8 bytes of the documents'
-    text. original: these bytes, None where the tokens hold them. is_begun: documents begin with a token of
-    their own, which is no text. start, end: what a decoder behind an encoder reads first, and the encoder
-    last. place: of the tokens artifact.
+    ends_D: tokens up to and including each document's end token. num_bytes: UTF-8 bytes of the text.
+    original: these bytes, None if the tokens encode them. is_begun: documents begin with a non-text token.
+    start, end: first decoder token after an encoder, and the encoder's last. place: the tokens artifact.
     """
 
     tokens_N: np.ndarray
@@ -55,9 +54,7 @@ class HeldOutText:
     place: str = ""
 
     def raw(self, vocabulary: Vocabulary) -> bytes:
-        """The UTF-8 bytes of the documents' text. Raises DataError where neither the tokens hold them nor
-        `original`.
-        """
+        """The UTF-8 bytes of the text. Raises DataError if neither the tokens nor `original` have them."""
         if self.original is not None:
             return self.original
         documents = np.split(self.tokens_N, self.ends_D[:-1])
@@ -65,8 +62,8 @@ class HeldOutText:
         return vocabulary.bytes_of(self.tokens_N)
 
     def pairs(self, sequence: int) -> Iterator[Batch]:
-        """For models with an encoder: every token but the documents' first ones is predicted once by the
-        decoder, at most `sequence` of them in a row; the encoder reads as many before them in their document.
+        """Rows for models with an encoder: the decoder predicts every token except documents' first ones, at
+        most `sequence` per row; the encoder reads as many tokens before them in their document.
         """
         pairs: list[Pair] = []
         for first, last in zip([0, *self.ends_D[:-1].tolist()], self.ends_D.tolist(), strict=True):
@@ -81,8 +78,8 @@ class HeldOutText:
             yield {name: torch.from_numpy(values) for name, values in rows.items()}
 
     def batches(self, sequence: int) -> Iterator[Batch]:
-        """All tokens as rows of `sequence`, with documents cut and isolated as in training; the last row,
-        which training leaves out, is padded. Every token is a label, except the documents' first ones.
+        """All tokens as rows of `sequence`, with documents isolated as in training; the last row, which
+        training leaves out, is padded. Every token is a label, except documents' first ones.
         """
         size = len(self.tokens_N)
         num_rows, at_once = -(-(size - 1) // sequence), max(1, TOKENS_AT_ONCE // sequence)
@@ -110,8 +107,8 @@ class HeldOutText:
 def read_held_out(
     tokens: ArtifactInput, vocabulary: Vocabulary, scratch: Path, max_tokens: int
 ) -> HeldOutText:
-    """The first held-out documents, at most `max_tokens` tokens; of a longer first one its beginning. Raises
-    DataError for a beginning whose bytes are not known.
+    """The first held-out documents, at most `max_tokens` tokens, or the beginning of a longer first one.
+    Raises DataError if the bytes of that beginning are unknown.
     """
     dtype = token_dtype(int(tokens.record.summary["vocab"]))
     ends = np.load(tokens.file("held_out.ends.npy", scratch), allow_pickle=False)
@@ -148,19 +145,19 @@ def read_held_out(
 
 
 def _check_holds(place: str, found: int, num_bytes: int) -> None:
-    """Raise DataError where tokens hold other bytes than their text has and there is no copy of it."""
+    """Raise DataError if tokens do not encode the text's bytes and there is no copy of it."""
     if found != num_bytes:
         raise DataError(
-            f"{place}: tokens that hold {found:,} of {num_bytes:,} bytes of held-out text, as their tokenizer"
-            f" changes texts, and no {ORIGINAL}: an earlier version made them; move this folder away, the"
-            " next run makes it again"
+            f"{place}: the tokens encode {found:,} of {num_bytes:,} bytes of held-out text, because their"
+            f" tokenizer changes texts, and {ORIGINAL} is missing: an earlier version made them; move this"
+            " folder away, and the next run makes it again"
         )
 
 
 def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
-    """Nats of all tokens of `text`. A document's first token has no context, and no model learns to predict
-    it: it is charged ln V, the same for every model of a vocabulary; nothing where it is no text. So every
-    byte is accounted for, as with a compressor.
+    """Nats of all tokens of `text`. A document's first token has no context and is not learned: it is charged
+    ln V, equally for all models of a vocabulary, or nothing if it is not text. So every byte is accounted
+    for, as with a compressor.
     """
     total = 0.0 if text.is_begun else len(text.ends_D) * math.log(vocab)
     has_encoder = model.spec.reads_encoder
@@ -174,9 +171,7 @@ def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int,
 
 @torch.inference_mode()
 def label_nats(model: TextModel, batches: Iterable[Batch]) -> Iterator[Tensor]:
-    """-ln p(label) of every scored token of each batch, in order of rows and places, float64 [N] on the
-    CPU.
-    """
+    """-ln p(label) of every scored token of each batch, in order, float64 [N] on the CPU."""
     device = model.head_weight.device
     batches, read = tee(batches)
     placed = ({name: values.to(device) for name, values in batch.items()} for batch in read)
@@ -203,7 +198,7 @@ def _nats(model: TextModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a model chose among the options of each example: by likelihood, and by likelihood per token."""
+    """A model's choices among each example's options: by likelihood, and by likelihood per token."""
 
     correct: list[int]
     correct_normalised: list[int]
@@ -215,16 +210,16 @@ def row_lengths(examples: Examples) -> list[int]:
 
 
 def num_places(examples: Examples) -> int:
-    """Positions that the longest prompt with the longest option needs."""
+    """Positions needed by the longest prompt with the longest option."""
     return max(len(each.prompt) + max(map(len, each.options)) for each in examples.examples) - 1
 
 
 def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices:
-    """For each example the option with the highest sum of ln p over its tokens and the end token (the first
-    of equals), and the option with the highest mean. All options follow one prompt in one row.
+    """For each example: the option with the highest sum of ln p over its tokens and end token (the first of
+    equals), and the one with the highest mean. All options follow one prompt in one row.
     """
     lengths = row_lengths(examples)
-    order = np.argsort(lengths, kind="stable")  # rows of a batch are about as long: little padding
+    order = np.argsort(lengths, kind="stable")  # similar lengths per batch: little padding
     at_once = max(1, TOKENS_AT_ONCE // max(lengths))
     correct, normalised = [0] * len(examples), [0] * len(examples)
     each, read = tee(order[first : first + at_once] for first in range(0, len(examples), at_once))

@@ -1,5 +1,5 @@
-"""Answer requests, a JSON line each, as they come: rows of several requests are computed together, and one
-joins at the next token when another ends. What is said to one request depends on no other
+"""Answer JSON requests, one per line, as they arrive. Rows of several requests are computed together; a
+waiting one joins at the next token after another ends. Answers do not depend on other requests
 (engine/inference/rows.py).
 """
 
@@ -22,21 +22,21 @@ from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.io.machine import num_cores
 from atelier.engine.io.process import say
 
-LONGEST = 500_000  # characters of a prompt, and of its wishes: tokens of a text take up to 350 bytes for each
+LONGEST = 500_000  # characters of a prompt and its wishes: tokens take up to 350 bytes per character
 WAY_OUT = 'send {"prompt": "..."} on one line'
 
 
 @dataclass
 class Ticket:
-    """Who asked: the `id` of a request, None where it has none; and what it is told, once that is known."""
+    """A request's `id` (None if it has none) and its answer, once known."""
 
     number: int | None
     answer: Continuation | None = None
 
 
 class ServedRequest(NamedTuple):
-    """A request that can be answered. `room`: bytes of keys and values; `reading`: of a pass over its prompt,
-    one of which runs at a time.
+    """A request that can be answered. `room`: bytes of its keys and values; `reading`: bytes of a pass over
+    its prompt; one such pass runs at a time.
     """
 
     ticket: Ticket
@@ -47,11 +47,11 @@ class ServedRequest(NamedTuple):
 
 
 def serve(generator: Generator, lines: Iterable[bytes], target: TextIO, *, memory: int) -> None:
-    """Answer every line with one line: those with an `id` when they are done, with that id, the others in
-    their order. A request that fails gets its error and affects no other. `memory`: bytes of keys and values
-    of all rows that are computed; what does not fit waits.
+    """Answer every line with one line: requests with an `id` when done, with that id, others in order. A
+    failing request gets its error and affects no other. `memory`: bytes of keys and values of all rows;
+    requests beyond it wait.
 
-    Returns when all are answered after the last line, or nobody reads the answers any more.
+    Returns after the last line is answered, or if the reader is gone.
     """
     inbox: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_read, args=(lines, inbox), daemon=True).start()
@@ -77,10 +77,10 @@ def _read(lines: Iterable[bytes], inbox: "SimpleQueue[bytes | None]") -> None:
 
 
 def _is_left(target: TextIO) -> bool:
-    """Whether the pipe has no reader any more: the process that asked is gone."""
+    """Whether the pipe's reader, the asking process, is gone."""
     try:
         number = target.fileno()
-    except OSError:  # no file
+    except OSError:  # not a file
         return False
     poll = select.poll()
     poll.register(number, 0)
@@ -88,14 +88,14 @@ def _is_left(target: TextIO) -> bool:
 
 
 class Departure(NamedTuple):
-    """{"id": 3, "leave": true}: nobody waits for the answer to request 3 any more."""
+    """{"id": 3, "leave": true}: the answer to request 3 is no longer needed."""
 
 
 def parse_request(line: bytes) -> tuple[int | None, Request | Departure | ConfigError]:
-    """The `id` of a request, None where it has none, and the request or why it is none."""
+    """The request's `id` (None if it has none), and the request or its error."""
     try:
         document = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError: also what is not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError includes invalid UTF-8
         return None, ConfigError("request", f"not JSON ({error})", WAY_OUT)
     if not isinstance(document, dict):
         return None, ConfigError("request", "not a JSON object", WAY_OUT)
@@ -111,7 +111,7 @@ def parse_request(line: bytes) -> tuple[int | None, Request | Departure | Config
 
 
 class Desk:
-    """Requests that wait, rows that are computed, and answers that must not overtake others."""
+    """Waiting requests, rows being computed, and answers that must stay in order."""
 
     def __init__(self, generator: Generator, target: TextIO, memory: int) -> None:
         self._generator, self._target, self._memory = generator, target, memory
@@ -126,8 +126,8 @@ class Desk:
         return bool(self._waiting or self._running)
 
     def take(self, line: bytes) -> None:
-        """Have the request of a line wait, or say why it cannot be answered; or leave one for which nobody
-        waits any more.
+        """Queue the request of a line, answer why it cannot be done, or drop one that is not needed any
+        more.
         """
         number, request = parse_request(line)
         if isinstance(request, Departure):
@@ -144,7 +144,7 @@ class Desk:
             self._answer(ticket, {"error": str(error)})
 
     def _leave(self, number: int | None) -> None:
-        """Free the rows of a request; it gets no answer."""
+        """Free the rows of a request, without an answer."""
         self._waiting = deque(asked for asked in self._waiting if asked.ticket.number != number)
         self._running = [each for each in self._running if each[0].ticket.number != number]
 
@@ -159,22 +159,22 @@ class Desk:
         if reading > self._memory:
             raise ConfigError(
                 "prompt",
-                f"reading {len(before.encoder or before.ids)} tokens needs {reading / 1e9:.2g} GB, and there"
-                f" are {self._memory / 1e9:.2g} GB",
+                f"reading {len(before.encoder or before.ids)} tokens needs {reading / 1e9:.2g} GB, but"
+                f" there are only {self._memory / 1e9:.2g} GB",
                 "shorten it",
             )
         if room + reading > self._memory:
             raise ConfigError(
                 "max_tokens",
-                f"{request.max_tokens} tokens after {len(before.ids)} need {(room + reading) / 1e9:.2g} GB of"
-                f" keys, values and masks, and there are {self._memory / 1e9:.2g} GB for all rows",
-                "ask for fewer, or shorten the prompt",
+                f"{request.max_tokens} tokens after {len(before.ids)} need {(room + reading) / 1e9:.2g} GB"
+                f" of keys, values and masks, but only {self._memory / 1e9:.2g} GB is free for all rows",
+                "request fewer, or shorten the prompt",
             )
         return ServedRequest(ticket, request, before, room, reading)
 
     def advance(self) -> None:
-        """Begin with what waits while there is room, read a piece of one prompt that is longer than a pass
-        reads, then draw one token of every row that is read.
+        """Start waiting requests while there is room, read a piece of one prompt that is longer than a pass,
+        then draw one token for every row whose prompt is read.
         """
         while self._waiting and self._has_room(self._waiting[0]):
             self._begin(self._waiting.popleft())
@@ -195,7 +195,7 @@ class Desk:
         return len(self._running) < self._most and used <= self._memory
 
     def _begin(self, asked: ServedRequest) -> None:
-        if asked.request.best_of > 1:  # its candidates are drawn and compared at once, while all others wait
+        if asked.request.best_of > 1:  # candidates are drawn and compared at once; others wait
             try:
                 text = self._generator.text(asked.request.prompt, asked.request)
             except AtelierError as error:

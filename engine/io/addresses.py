@@ -1,9 +1,9 @@
-"""Which addresses a source may be read from where strangers choose it, by a form: public ones, and those that
-the operator names. Otherwise a form reads what only this machine's or network's own processes should reach
-(server-side request forgery). Torch-free.
+"""Which addresses a source may be read from if a form chose it: public ones, and those that the operator
+names. Otherwise a form could read services that only this machine or network should reach (server-side
+request forgery). Torch-free.
 
-A name is checked by the addresses that it leads to, at the moment of the connection, whatever it led to
-before and whoever redirected there.
+A name is checked by the addresses that it resolves to when connecting, whatever it resolved to before and
+whoever redirected there.
 """
 
 import errno
@@ -18,10 +18,8 @@ from urllib.parse import urlsplit
 
 from atelier.engine.config.error import ConfigError, printable
 
-NAMED = (
-    "ATELIER_FORM_ADDRESSES"  # in the environment: sources are chosen by forms; its value names more hosts
-)
-WAY_OUT = f"{NAMED} in the environment of `atelier up` or `atelier worker` names other hosts that may be read"
+NAMED = "ATELIER_FORM_ADDRESSES"  # environment variable: forms choose sources; its value lists further hosts
+WAY_OUT = f"{NAMED} in the environment of `atelier up` or `atelier worker` lists further readable hosts"
 CLOSED = tuple(
     map(
         ip_network,
@@ -33,11 +31,11 @@ CLOSED = tuple(
             "192.88.99.0/24",  # relays of 6to4
         ),
     )
-)  # closed, though ipaddress says "global"
-NOWHERE = ("192.0.2.1", "2001:db8::1")  # for documentation: no machine has them
+)  # refused, though ipaddress says "global"
+NOWHERE = ("192.0.2.1", "2001:db8::1")  # for documentation; no machine has them
 PORTS = {"http": 80, "https": 443}
-CHECKED = tuple(PORTS)  # kinds whose every connection is checked
-# kinds without a host of their own: it is fixed, in the environment, or there is none
+CHECKED = tuple(PORTS)  # schemes whose every connection is checked
+# schemes without a host: it is fixed, in the environment, or does not exist
 HOSTLESS = (
     "", "file", "local", "memory", "data", "hf", "github", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss",
     "adl", "zip", "tar", "simplecache", "filecache", "blockcache", "sqlite", "models",
@@ -45,22 +43,22 @@ HOSTLESS = (
 INNER = (
     ip_network("64:ff9b::/96"),
     ip_network("2002::/16"),
-)  # IPv6 that leads to an IPv4 address: NAT64, 6to4
+)  # IPv6 ranges that map to IPv4 addresses: NAT64, 6to4
 KIND = re.compile(r"[A-Za-z][\w+.-]+")
-LINK = re.compile(r"[A-Za-z][\w+-]+")  # of a chain: fsspec takes a bare word for a kind, a file has a dot
+LINK = re.compile(r"[A-Za-z][\w+-]+")  # in a chain, fsspec takes a bare word for a scheme; a file has a dot
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str], Iterable[str]]
 
 
 def resolved(name: str) -> list[str]:
-    """The addresses of a name, none for one that is unknown."""
+    """The addresses of a name; none if it is unknown."""
     with suppress(OSError, UnicodeError):
         return [str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     return []
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the open Internet, not of this machine, its networks or its cloud."""
+    """Whether an address is on the public Internet, not of this machine, its networks or its cloud."""
     address = inner(ip_address(text))
     if not address.is_global or address.is_multicast or address.is_reserved:
         return False
@@ -68,8 +66,8 @@ def is_public(text: str) -> bool:
 
 
 def _is_own(address: Address) -> bool:
-    """Whether an interface of this machine has it. Where the system lets any address be bound, none counts as
-    its own.
+    """Whether an interface of this machine has the address. If the system lets any address be bound, none
+    counts as its own.
     """
     return _can_bind(str(address)) and not _can_bind(NOWHERE[isinstance(address, IPv6Address)])
 
@@ -85,7 +83,7 @@ def _can_bind(text: str) -> bool:
 
 
 def inner(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for."""
+    """The IPv4 address that an IPv6 address maps to."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -97,14 +95,12 @@ def inner(address: Address) -> Address:
 
 
 def is_allowed(text: str, port: int, named: str, resolve: Resolve = resolved) -> bool:
-    """Whether an address may be connected to: a public one, or one that is `named`."""
+    """Whether an address may be connected to: a public one, or one in `named`."""
     return is_public(text) or _is_named(text, port, named, resolve)
 
 
 def _is_named(text: str, port: int, named: str, resolve: Resolve) -> bool:
-    """Whether an address is one of the hosts, networks and host:port that are `named` with commas or
-    blanks.
-    """
+    """Whether an address is in `named`: hosts, networks and host:port, separated by commas or blanks."""
     address = inner(ip_address(text))
     for entry in named.replace(",", " ").split():
         host, number = _split(entry)
@@ -114,7 +110,7 @@ def _is_named(text: str, port: int, named: str, resolve: Resolve) -> bool:
 
 
 def _split(entry: str) -> tuple[str, int | None]:
-    """Host and port of an entry; an IPv6 address with a port stands in brackets."""
+    """Host and port of an entry; IPv6 addresses with a port are in brackets."""
     if entry.startswith("["):
         host, _, port = entry[1:].partition("]")
         return host, int(port[1:]) if port[1:].isdecimal() else None
@@ -131,41 +127,43 @@ def _networks(host: str, resolve: Resolve) -> Iterator[Any]:
 
 
 def check_address(url: str, place: str, named: str | None = None) -> None:
-    """Raise ConfigError for an address that a form may not name: of a kind whose connections are not checked,
-    or whose host is written as an address that is not allowed. Names are not looked up here.
+    """Raise ConfigError for an address that a form may not use: of a scheme whose connections are not
+    checked, or with a host written as a refused address. Names are not resolved here.
     """
     named = os.environ.get(NAMED, "") if named is None else named
     for part in url.split("::"):
         kind, mark, _ = part.partition("://")
         is_kind = KIND.fullmatch(kind) if mark else "::" in url and LINK.fullmatch(kind)
-        kind = kind.lower() if is_kind else ""  # what is no kind opens nothing
+        kind = kind.lower() if is_kind else ""  # other text opens nothing
         if kind.partition("+")[0] in HOSTLESS:
             continue
         try:
             found = urlsplit(part)
             host, port = found.hostname or "", found.port or PORTS.get(kind, 0)
         except ValueError as error:
-            raise ConfigError(place, f"{printable(part, 80)} is no address ({error})", WAY_OUT) from None
+            raise ConfigError(place, f"{printable(part, 80)} is not an address ({error})", WAY_OUT) from None
         problem = _fault(kind, host, port, named)
         if problem:
             raise ConfigError(place, problem, WAY_OUT)
 
 
 def _fault(kind: str, host: str, port: int, named: str) -> str:
-    """Why a form may not name a host, '' when it may."""
+    """The reason why a form may not use a host; '' if it may."""
     if is_named(host, port, named):
         return ""
     if kind not in CHECKED:
-        return f"{printable(kind, 40)}:// names a host, and forms read such only by http and https"
+        return f"{printable(kind, 40)}:// names a host; forms may read hosts only by http and https"
     if not host:
         return "names no host"
     text = written(host)
-    return f"{printable(host, 80)} is no public address" if text and not is_allowed(text, port, named) else ""
+    return (
+        f"{printable(host, 80)} is not a public address" if text and not is_allowed(text, port, named) else ""
+    )
 
 
 def is_named(host: str, port: int, named: str | None = None) -> bool:
-    """Whether the operator names a host as it is written: its name, or an address in a network. Names are not
-    looked up.
+    """Whether the operator lists a host as written: its name, or an address in a network. Names are not
+    resolved.
     """
     named = os.environ.get(NAMED, "") if named is None else named
     entries = [_split(entry.lower()) for entry in named.replace(",", " ").split()]
@@ -176,8 +174,8 @@ def is_named(host: str, port: int, named: str | None = None) -> bool:
 
 
 def with_hosts(named: str, urls: Iterable[str]) -> str:
-    """Add to `named` the hosts of `urls` that are written as addresses, each with its port. A host's name is
-    not added, because it may lead elsewhere later.
+    """Add to `named` the hosts of `urls` that are written as addresses, with their ports. Host names are not
+    added, because they may resolve differently later.
     """
     found = [urlsplit(url) for url in urls if url.startswith(tuple(f"{kind}://" for kind in CHECKED))]
     texts = [(written(one.hostname or ""), one.port or PORTS[one.scheme]) for one in found]
@@ -186,7 +184,7 @@ def with_hosts(named: str, urls: Iterable[str]) -> str:
 
 
 def written(host: str) -> str:
-    """The address that a host is written as, however (0x7f.1, 2130706433, localhost); '' for a name."""
+    """The address that a host is written as, in any form (0x7f.1, 2130706433, localhost); '' for a name."""
     host = host.rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
         return "127.0.0.1"
@@ -198,15 +196,15 @@ def written(host: str) -> str:
 
 
 def open_socket(found: tuple[Any, ...]) -> socket.socket:
-    """A socket for one of getaddrinfo's rows. Raises PermissionError for an address that is not allowed."""
+    """A socket for one of getaddrinfo's rows. Raises PermissionError for a refused address."""
     family, kind, protocol, _, (host, port, *_) = found
     if not is_allowed(str(host).partition("%")[0], int(port), os.environ.get(NAMED, "")):
-        raise PermissionError(errno.EACCES, f"{host} is no public address; {NAMED} names others")
+        raise PermissionError(errno.EACCES, f"{host} is not a public address; {NAMED} lists further ones")
     return socket.socket(family, kind, protocol)
 
 
-async def checked_client(**given: Any) -> Any:  # of aiohttp, which is an optional package
-    """An HTTP client whose every connection goes to an allowed address, also behind redirects."""
+async def checked_client(**given: Any) -> Any:  # types of aiohttp, an optional package
+    """An HTTP client that connects only to allowed addresses, also after redirects."""
     import aiohttp  # optional
 
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=open_socket), **given)

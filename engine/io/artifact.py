@@ -1,5 +1,5 @@
-"""A gang's view of artifacts: read a verified input, write an output's files and body.json. The task
-publishes them, with a record. Torch-free.
+"""Artifacts as a gang sees them: read verified inputs, write an output's files and body.json. The task
+publishes them with a record. Torch-free.
 """
 
 import hashlib
@@ -37,9 +37,9 @@ class ArtifactInput:
     record: Record
 
     def entry(self, name: str) -> FileEntry:
-        """The entry of the file called `name` (its last path part, or its path below the payload folder).
+        """The entry of the file `name` (its last path part, or its path below the payload folder).
 
-        Raises FileNotFoundError when the record has none.
+        Raises FileNotFoundError if the record has none.
         """
         for entry in self.record.files:
             if entry.path == name or entry.path.split("/", 1)[-1] == name:
@@ -51,7 +51,7 @@ class ArtifactInput:
         return [entry.path.split("/", 1)[-1] for entry in self.record.files]
 
     def file(self, name: str, scratch: Path) -> Path:
-        """A verified local path of a file: in place for a local store, else a copy in `scratch`."""
+        """A verified local path of a file: in place for a local store, otherwise a copy in `scratch`."""
         entry = self.entry(name)
         url = join(self.url, entry.path)
         if is_local(url):
@@ -66,7 +66,7 @@ class ArtifactInput:
         return target
 
     def json(self, name: str, scratch: Path) -> dict[str, Json]:
-        """The JSON object that is the content of a file."""
+        """The JSON object in a file."""
         return read_object(str(self.file(name, scratch)))
 
     def lines(self, name: str, scratch: Path) -> list[dict[str, Json]]:
@@ -82,7 +82,7 @@ def open_input(url: str) -> ArtifactInput:
 
 
 class ArtifactOutput:
-    """The files of one output: `add` each, then `close` with the summary; body.json is written last and lists
+    """The files of one output: `add` each, then `close` with the summary. body.json is written last and lists
     the digests.
     """
 
@@ -101,7 +101,7 @@ class ArtifactOutput:
         self._entries.append(FileEntry(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
 
     def add_parts(self, name: str, parts: Iterable[Part]) -> None:
-        """Add a file of these parts, written and hashed one after another."""
+        """Add a file made of these parts, written and hashed one by one."""
         entry = put_parts(join(self.url, name), parts)
         self._entries.append(entry.model_copy(update={"path": name}))
 
@@ -111,7 +111,7 @@ class ArtifactOutput:
         )
 
     def close(self, summary: Mapping[str, Json]) -> None:
-        """Write body.json: the entries of the files, and the summary."""
+        """Write body.json: entries of the files, and the summary."""
         body = {"files": [entry.model_dump() for entry in self._entries], "summary": summary}
         with writing(join(self.url, BODY)) as file:
             file.write(json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False).encode())

@@ -1,5 +1,5 @@
-"""A folder as transformers saves it, at any address: its files, how texts begin and end, and what of it comes
-in. Torch-free.
+"""A folder in transformers' format at any address: its files, its weights, and how texts begin and end.
+Torch-free.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,17 @@ from atelier.engine.io.weight_files import INDEX, WEIGHTS, read_index
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
-ABOUT = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md")  # that say where it is from
+ABOUT = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md")  # files that say where it is from
 BESIDE = (
     *ABOUT,
     TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
-KIND = "a folder as transformers saves it"
+KIND = "give a folder as transformers saves it"
 
 
 def opened(source: str) -> tuple[str, str, list[str]]:
-    """A source of the hub at its commit, its folder, and the names there. Raises ConfigError for an address
-    with a password, and what `names` raises for one that cannot be had.
+    """The source (pinned to a commit on the hub), its folder, and the names there. Raises ConfigError for an
+    address with a password, and errors of `names`.
     """
     check_no_password(source, "source")
     source = pinned(source.rstrip("/"), "source") if "://" in source else source
@@ -44,7 +44,7 @@ def read_texts(folder: str, there: list[str], config: Mapping[str, Json]) -> Ado
 
 
 def texts_of(documents: Sequence[Mapping[str, Json]]) -> AdoptedEnds:
-    """How texts begin and end, of the configurations of the model, of generation and of the tokenizer."""
+    """How texts begin and end by the configurations of model, generation and tokenizer."""
     ends: list[int] = []
     for document in documents:
         said = document.get("eos_token_id")
@@ -58,8 +58,8 @@ def texts_of(documents: Sequence[Mapping[str, Json]]) -> AdoptedEnds:
 
 
 def _start_of(config: Mapping[str, Json], tokenizer: Mapping[str, Json]) -> int | None:
-    """The id that a decoder behind an encoder reads first; None where there is no encoder, or it is a padding
-    token that is found by its name.
+    """The first id of a decoder after an encoder; None without encoder, or if it is the padding token, which
+    is found by name.
     """
     pad = config.get("pad_token_id", 0)
     start = config.get("decoder_start_token_id", pad)
@@ -71,9 +71,9 @@ def _start_of(config: Mapping[str, Json], tokenizer: Mapping[str, Json]) -> int 
 
 
 def weights_of(folder: str, there: list[str]) -> list[str]:
-    """The files of weights: one, or the shards that the index names."""
+    """The weights files: one, or the shards named in the index."""
     if not there:
-        raise ConfigError("source", f"{folder} is no folder, or empty", KIND)
+        raise ConfigError("source", f"{folder} is not a folder, or empty", KIND)
     if WEIGHTS in there:
         return [WEIGHTS]
     if INDEX in there:
@@ -81,13 +81,13 @@ def weights_of(folder: str, there: list[str]) -> list[str]:
     pickled = [name for name in there if name.endswith(PICKLES)]
     if pickled:
         raise DataError(
-            f"source: {pickled[0]} is a pickle, which is never opened; save it as safetensors where it is "
-            "trusted"
+            f"source: {pickled[0]} is a pickle, which is never opened; save it as safetensors where you"
+            " trust it"
         )
     raise ConfigError("source", f"{folder} has no {WEIGHTS} and no {INDEX}", KIND)
 
 
 def missing_of(source: str, there: Sequence[str]) -> list[ConfigError]:
-    """The files beside the weights that are not there."""
+    """Errors for missing files other than weights."""
     needed = (CONFIG, TOKENIZER)
     return [ConfigError("source", f"{source} has no {name}", KIND) for name in needed if name not in there]

@@ -1,13 +1,13 @@
-"""Fork server: a process that has imported the modules of ranks and forks them, so that a rank starts in
-milliseconds: `python -m atelier.engine.io.fork_server <whose>`, its standard input one end of a Unix socket.
+"""Client of the fork server: a process that has imported the ranks' modules and forks them, so that a rank
+starts in milliseconds: `python -m atelier.engine.io.fork_server <name>`, with one end of a Unix socket as
+standard input. The server is engine/io/forking.py.
 
-It imports the modules that the first message names and initialises nothing: there is no thread, CUDA context
-or process group when it forks. The owner of the other end of its standard input opens connections; each
-connection can start processes and receives their exit codes. A started process gets the environment,
-descriptors, session and visible arguments that an executed one would have. The server ends when its standard
-input and all connections are closed and the processes have ended. Linux only (pidfd); torch-free at first.
-Not multiprocessing's: that one passes pickles and reports exit codes only to its own parent process. The
-server's side is engine/io/forking.py.
+The server imports the modules named in the first message and initialises nothing: when it forks there is no
+thread, CUDA context or process group. The owner of the other end opens connections; each can start processes
+and receives their exit codes. A started process gets the environment, descriptors, session and visible
+arguments of an executed one. The server ends when its standard input and all connections are closed and the
+processes have ended. Linux only (pidfd); torch-free at first. multiprocessing's fork server is not used: it
+passes pickles and reports exit codes only to its parent process.
 """
 
 import json
@@ -25,9 +25,9 @@ from typing import Protocol
 
 from atelier.engine.io.forking import MESSAGE, Answer, ForkingProcess, StartRequest
 
-TITLE = 512  # characters reserved in its argument memory for those of the processes that it forks
-PATIENCE_S = 5.0  # for the exit of forked processes
-ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
+TITLE = 512  # characters reserved in its argument memory for the arguments of forked processes
+PATIENCE_S = 5.0  # wait for the exit of forked processes
+ANSWER_S = 300.0  # wait for imports and a fork, even on a busy machine
 
 
 class Process(Protocol):  # of a rank, executed or forked
@@ -47,11 +47,11 @@ class Process(Protocol):  # of a rank, executed or forked
 
 
 class Refused(OSError):
-    """The server is gone or cannot start this process: nothing was started; execute it instead."""
+    """The server is gone or cannot start this process. Nothing was started: execute it instead."""
 
 
 def is_possible() -> bool:
-    """Whether this system has what the server needs."""
+    """Whether this system supports the server."""
     return hasattr(os, "pidfd_open") and hasattr(socket, "SOCK_SEQPACKET")
 
 
@@ -76,7 +76,7 @@ class ForkServer:
         self._is_used = False
 
     def connect(self) -> socket.socket:
-        """A new connection, to be passed on as a descriptor. Raises Refused when the server is gone."""
+        """A new connection, to pass on as a descriptor. Raises Refused if the server is gone."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -88,7 +88,7 @@ class ForkServer:
         return ours
 
     def close(self) -> None:
-        """Stop accepting connections and end the server; its forked processes are not affected."""
+        """Accept no more connections and end the server; forked processes are not affected."""
         self._control.close()
         if self._is_used:
             with suppress(subprocess.TimeoutExpired):
@@ -117,13 +117,12 @@ class Connection:
         inherited: Mapping[str, int],
         is_stopped: Callable[[], bool] = bool,
     ) -> "Forked":
-        """Run `module`.main(arguments) in a process of its own session. `inherited`: environment variable ->
-        descriptor whose number it is to hold.
+        """Run `module`.main(arguments) in a process with its own session. `inherited`: environment variable
+        -> descriptor whose number it gets.
 
-        Raises Refused when nothing was started, also when `is_stopped` becomes true while waiting for the
-        server.
+        Raises Refused if nothing was started, also if `is_stopped` becomes true while waiting for the server.
         """
-        # a process whose start was not received must not run: it waits for a byte
+        # a process whose start was not acknowledged must not run: it waits for a byte
         wait_end, go_end = os.pipe()
         try:
             request: StartRequest = {
@@ -174,7 +173,7 @@ class Connection:
         self._channel.close()
 
     def code_of(self, pid: int) -> int | None:
-        """The exit code of `pid` that the server has reported; None when it has not reported one yet."""
+        """The exit code of `pid` reported by the server; None if not reported yet."""
         self._channel.setblocking(False)
         while self.is_open and pid not in self._codes:
             try:
@@ -188,7 +187,7 @@ class Connection:
                 break
             message: Answer = json.loads(data)
             self._codes[message.get("pid", 0)] = message.get("code", 0)
-        return self._codes.pop(pid, None)  # a later process may get the same number
+        return self._codes.pop(pid, None)  # a later process may get the same pid
 
 
 @dataclass
@@ -209,7 +208,7 @@ class Forked:
             if time.monotonic() - self.ended_at > PATIENCE_S:  # the server hangs
                 self.connection.is_open = False
             if not self.connection.is_open:
-                self.code = -signal.SIGKILL  # the exit code is lost: its output decides
+                self.code = -signal.SIGKILL  # the exit code is lost; the output decides
         if self.code is not None and self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -218,7 +217,7 @@ class Forked:
     def wait(self) -> int:
         while (code := self.poll()) is None:
             _has_ended(self.pidfd, 1.0)
-            time.sleep(0.005)  # for the server's message
+            time.sleep(0.005)  # wait for the server's message
         return code
 
     def terminate(self) -> None:

@@ -1,5 +1,5 @@
-"""The process of a fork server (engine/io/fork_server.py): it has imported the modules of ranks, and forks a
-rank for each request.
+"""The fork server's process (engine/io/fork_server.py): it has imported the ranks' modules and forks a rank
+per request.
 """
 
 import ctypes
@@ -19,17 +19,17 @@ from typing import NoReturn, TypedDict
 
 from atelier.engine.io import source_check
 
-MOST_DESCRIPTORS = 64  # passed to one process
-MESSAGE = 1 << 17  # bytes: the largest request, an environment
-# read when the interpreter or a library is loaded: a fork cannot get other values than its server has
-SET_LATER = ("OMP_NUM_THREADS",)  # set by torch.set_num_threads for every compute thread
-# what scikit-learn, joblib and threadpoolctl set in a process that imports them, where it is not set
+MOST_DESCRIPTORS = 64  # maximum passed to one process
+MESSAGE = 1 << 17  # bytes of the largest request, mostly its environment
+# read at load time of the interpreter or a library: a fork has its server's values
+SET_LATER = ("OMP_NUM_THREADS",)  # torch.set_num_threads sets it for every compute thread
+# set by scikit-learn, joblib and threadpoolctl on import, if not set
 SET_BY_IMPORTS = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
 
 
 class StartRequest(TypedDict):
-    """A process to fork; with it go its descriptors: out, err, one to wait for, then the inherited ones."""
+    """A process to fork. Its descriptors come along: out, err, one to wait for, then the inherited ones."""
 
     module: str
     arguments: list[str]
@@ -39,7 +39,7 @@ class StartRequest(TypedDict):
 
 
 class Answer(TypedDict, total=False):
-    """The server's: the `pid` of a process that it started, with `code` once it has ended; or a refusal."""
+    """The server's answer: the `pid` of a started process, with `code` once it has ended; or a refusal."""
 
     pid: int
     code: int
@@ -53,7 +53,7 @@ class ForkingProcess:
         self.modules = {name: importlib.import_module(name) for name in modules}
         source_check.remember_sources()
         gc.collect()
-        gc.freeze()  # pages of what is imported stay shared: no collection of a child's writes to them
+        gc.freeze()  # imported pages stay shared: a child's garbage collection does not write to them
         self.selector = selectors.DefaultSelector()
         self.control = control
         self.connections: set[socket.socket] = set()
@@ -88,7 +88,7 @@ class ForkingProcess:
         try:
             request = json.loads(data)
             reason = self._against(request) or self._fork(request, descriptors, connection)
-        except (OSError, ValueError) as error:  # out of processes or descriptors: only this start fails
+        except (OSError, ValueError) as error:  # no processes or descriptors left: only this start fails
             reason = str(error)
         if reason:
             _tell(connection, {"refused": reason})
@@ -108,7 +108,7 @@ class ForkingProcess:
         return ""
 
     def _against(self, request: StartRequest) -> str:
-        """Why a fork would differ from an executed process; '' when it would not."""
+        """The reason why a fork would differ from an executed process; '' if it would not."""
         if request["module"] not in self.modules:
             return f"{request['module']} is not loaded"
         ours, theirs = (_loaded(env) for env in (os.environ, request["env"]))
@@ -126,7 +126,7 @@ class ForkingProcess:
             _tell(connection, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _child(self, request: StartRequest, descriptors: list[int]) -> NoReturn:
-        """In the forked process: set it up as requested, keep nothing of the server open, run the module."""
+        """In the forked process: set it up as requested, close the server's descriptors, run the module."""
         code = 1
         try:
             os.setsid()
@@ -158,7 +158,7 @@ class ForkingProcess:
 
 
 def _loaded(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that libraries read when they are loaded, without those that libraries set themselves."""
+    """The variables that libraries read at load time, without those that libraries set themselves."""
     return {
         name: value
         for name, value in env.items()
@@ -167,7 +167,7 @@ def _loaded(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _initialised() -> str:
-    """State of this process that a fork must not inherit; '' when there is none."""
+    """State of this process that a fork must not inherit; '' if there is none."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"it has {threads} threads"

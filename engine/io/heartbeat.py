@@ -1,4 +1,4 @@
-"""A rank's heartbeat: its step and phase in a few bytes of a memory-mapped file, overwritten in place (about
+"""A rank's heartbeat: its step and phase in a memory-mapped file of a few bytes, overwritten in place (about
 a microsecond) and read by the supervisor's hang detector. Torch-free.
 """
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-PULSE = "ATELIER_PULSE"  # the folder, in the environment of a rank
+PULSE = "ATELIER_PULSE"  # environment variable of a rank: the folder
 _BYTES = struct.Struct("<qqd24s")
 SIZE = _BYTES.size
 
 
 @dataclass(frozen=True)
 class RankProgress:
-    """The progress of a rank: the step it works on, its number of beats in that step, its phase."""
+    """A rank's progress: current step, number of beats in it, phase."""
 
     step: int = 0
     beat: int = 0
-    limit_s: float = 0.0  # no beat for longer is a hang; 0 = no limit
+    limit_s: float = 0.0  # longer without beat is a hang; 0 = no limit
     phase: str = ""
 
     @property
@@ -47,22 +47,18 @@ LONGEST_STEPS = 20
 
 
 class Heartbeat:
-    """Writes the training's progress to a file that the hang detector watches; without one only keeps
-    track.
-    """
+    """Writes the training's progress to a file for the hang detector; without a file it only keeps track."""
 
     def __init__(self, file: mmap.mmap | None = None) -> None:
         self._file = file
         self._hang_s: float | Literal["auto"] = 0.0
         self._longest_s = 0.0
-        self._begun = 0.0  # start of the current usual step; 0 = no such step
+        self._begun = 0.0  # start of the current step with limit; 0 = none
         self._step = self._beat = 0
 
     @staticmethod
     def of_rank(rank: int) -> "Heartbeat":
-        """The heartbeat of a rank in the folder that the environment names; without a file if it
-        names none.
-        """
+        """The heartbeat of a rank in the folder named by the environment; without a file if it names none."""
         folder = os.environ.get(PULSE, "")
         if not folder:
             return Heartbeat()
@@ -71,7 +67,7 @@ class Heartbeat:
             return Heartbeat(mmap.mmap(file.fileno(), SIZE))
 
     def watch(self, hang_s: float | Literal["auto"]) -> None:
-        """Set the limit: from now on a usual step without a beat for so long is a hang; 0 = never."""
+        """Set the limit for a usual step without a beat; 0 = none."""
         self._hang_s, self._longest_s = hang_s, 0.0
 
     def begin(self, step: int, *, is_usual: bool) -> None:
@@ -84,7 +80,7 @@ class Heartbeat:
         self.at("begin")
 
     def rest(self, phase: str) -> None:
-        """Begin a phase without time limit, until the next step begins: loading, saving, publishing."""
+        """Begin a phase without time limit, until the next step: loading, saving, publishing."""
         if self._begun:
             self._longest_s = max(self._longest_s, time.monotonic() - self._begun)
         self._begun = 0.0

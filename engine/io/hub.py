@@ -1,5 +1,5 @@
-"""Addresses of the hub, hf://...: a branch is resolved to its commit once, when a run is planned, so that
-what is read is what was planned. Torch-free.
+"""Addresses on the hub, hf://...: a branch is resolved to its commit once, when a run is planned, so that
+exactly the planned content is read. Torch-free.
 """
 
 import re
@@ -10,27 +10,27 @@ from atelier.engine.io.remote import open_system
 
 HUB = "hf://"
 FORMS = "hf://datasets/<owner>/<name>[@<revision>]/<path>, or hf://<owner>/<name>[@<revision>] for a model"
-REACH = "check the network, and HF_ENDPOINT where it is set; or copy the files here and give their path"
+REACH = "check the network, and HF_ENDPOINT if set; or copy the files here and give their path"
 ANSWER_S = 20.0
 _COMMIT = re.compile(r"hf://(?:\w+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
 
 
 def pinned(url: str, place: str) -> str:
-    """`url` at the commit that its revision (by default the main branch) is now; addresses of other stores,
-    and of buckets, which have no commits, as they are. Raises ConfigError for what the hub does not have or
-    show, or when it cannot be reached.
+    """`url` at the current commit of its revision (default: the main branch); addresses of other stores, and
+    of buckets, which have no commits, are unchanged. Raises ConfigError if the hub cannot be reached, or does
+    not have or show it.
     """
     if not url.startswith(HUB) or "::" in url:
         return url
     shown = printable(url)
     try:
-        import huggingface_hub  # optional, and half a second
+        import huggingface_hub  # optional; its import takes half a second
         from huggingface_hub import errors
     except ImportError as error:
         raise ConfigError(
             place, f"{shown} needs the package huggingface_hub", "pip install huggingface_hub (the extra hf)"
         ) from error
-    huggingface_hub.logging.set_verbosity_error()  # it tells each of its retries
+    huggingface_hub.logging.set_verbosity_error()  # otherwise it reports each retry
     try:
         system = cast(huggingface_hub.HfFileSystem, open_system(url)[0])
         found = huggingface_hub.parse_hf_uri(url)
@@ -40,7 +40,7 @@ def pinned(url: str, place: str) -> str:
         about = api.repo_info(found.id, repo_type=found.type, revision=found.revision, timeout=ANSWER_S)
     except errors.GatedRepoError:
         raise ConfigError(
-            place, f"{shown} is shown only to those whom its owner lets in", "ask there, and set HF_TOKEN"
+            place, f"{shown} needs its owner's permission", "request access there, and set HF_TOKEN"
         ) from None
     except errors.RepositoryNotFoundError:
         raise ConfigError(
@@ -56,8 +56,8 @@ def pinned(url: str, place: str) -> str:
         problem = f"{shown}: {system.endpoint} answered {error.response.status_code}"
         raise ConfigError(place, problem, "HF_TOKEN may be missing or wrong; else try again later") from None
     except (ValueError, errors.HFValidationError) as error:
-        raise ConfigError(place, f"{shown} is no address of the hub ({printable(error)})", FORMS) from None
-    except Exception as error:  # of its HTTP client, which has changed between versions
+        raise ConfigError(place, f"{shown} is not a hub address ({printable(error)})", FORMS) from None
+    except Exception as error:  # from its HTTP client, which differs between versions
         problem = f"{shown} cannot be reached ({type(error).__name__}: {printable(error)})"
         raise ConfigError(place, problem, REACH) from error
     if not re.fullmatch(r"[0-9a-f]{40}", str(about.sha)):
@@ -68,12 +68,12 @@ def pinned(url: str, place: str) -> str:
 
 
 def commit_of(url: str) -> str:
-    """The commit in an address of the hub; '' where there is none: a branch, or another store."""
+    """The commit in a hub address; '' if there is none: a branch, or another store."""
     found = _COMMIT.match(url)
     return found[1] if found else ""
 
 
 def without_commit(url: str) -> str:
-    """The path in the repository, from its /, of an address with a commit; any other address as it is."""
+    """The path in the repository, from its /, of an address with a commit; other addresses unchanged."""
     found = _COMMIT.match(url)
     return url[found.end(1) :] if found else url

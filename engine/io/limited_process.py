@@ -1,10 +1,9 @@
-"""A process for what files of somebody else make a library compute, with limits of memory and of processor
-time: python -m atelier.engine.io.limited_process MODULE MEMORY CPU_S, with a socket as its stdin. Torch-free.
+"""Run a library on untrusted files in a process with limited memory and processor time: python -m
+atelier.engine.io.limited_process MODULE MEMORY CPU_S, with a socket as stdin. Torch-free.
 
-What a hostile file does to a library ends this process alone: no signal handler, no exception and no lock of
-the library is in the way. The child imports MODULE under its limits and calls its `serve(channel, limits)`.
-
-Messages are a kind (one byte), a number of bytes, and the bytes.
+A hostile file can only end this process; no signal handler, exception or lock of the library interferes. The
+child imports MODULE under its limits and calls its `serve(channel, limits)`. Messages are a kind (one byte),
+a number of bytes, and the bytes.
 """
 
 import importlib
@@ -29,16 +28,16 @@ from atelier.engine.config.error import AtelierError, ConfigError, DataError, pr
 HEAD = struct.Struct("<cQ")
 ASK, ANSWER, REFUSED = b"A", b"B", b"E"
 MOST_MESSAGE = 1 << 30  # bytes of a request or an answer
-SILENCE_S = 300.0  # without any answer
+SILENCE_S = 300.0  # limit without any answer
 NO_MEMORY = 88  # exit code
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-SECRET = ("PREFECT_", "MLFLOW_")  # variables with credentials, which no file of a stranger needs
+SECRET = ("PREFECT_", "MLFLOW_")  # variables with credentials, which untrusted files do not need
 SETTINGS = dict.fromkeys(ONE_THREAD, "1") | {"RUST_BACKTRACE": "0"}
 
 
 class Limits(NamedTuple):
-    """`memory`: bytes of address space; `cpu_s`: seconds of processor time of one request that `answer_all`
-    answers, 0 for any.
+    """`memory`: bytes of address space; `cpu_s`: seconds of processor time per request of `answer_all`, 0 =
+    no limit.
     """
 
     memory: int
@@ -49,13 +48,13 @@ class Limits(NamedTuple):
 
 
 class LimitError(AtelierError):
-    """The process ended before it had answered. The text says why, as the end of a sentence."""
+    """The process ended before it answered. The text gives the reason as the end of a sentence."""
 
     exit_code = 2
 
 
 class LimitedProcess:
-    """The process that runs `module`, started with the first request; one that has ended is started again."""
+    """The process that runs `module`, started with the first request, and again if it has ended."""
 
     def __init__(self, module: str, limits: Limits, silence_s: float = SILENCE_S) -> None:
         self._module, self._limits, self._silence_s = module, limits, silence_s
@@ -86,8 +85,8 @@ class LimitedProcess:
         return self._channel
 
     def ask(self, request: Json) -> Json:
-        """The module's answer. Raises the ConfigError or DataError with which it refuses, and LimitError
-        where the process ends, or says nothing.
+        """The module's answer. Raises the ConfigError or DataError of its refusal, and LimitError if the
+        process ends or is silent.
         """
         try:
             channel = self.channel()
@@ -96,13 +95,13 @@ class LimitedProcess:
             answer: Json = json.loads(bytes(body))
         except (EOFError, ConnectionError, ValueError):
             how = self.end()
-            is_killed = how.startswith("ended")  # as Rust does where it gets no memory
+            is_killed = how.startswith("ended")  # as Rust does without memory
             told = f" (it has {self._limits.memory >> 20} MiB of memory)" if is_killed else ""
             raise LimitError(how + told) from None
         except TimeoutError:
             self.close()
             raise LimitError(f"gives no answer in {self._silence_s:g} s") from None
-        except BaseException:  # as of Ctrl-C: the answer would be taken for that of the next request
+        except BaseException:  # such as Ctrl-C: the answer would be mistaken for the next request's
             self.close()
             raise
         if kind == REFUSED:
@@ -112,7 +111,7 @@ class LimitedProcess:
         return answer
 
     def end(self) -> str:
-        """End the process, which has ended or closed its socket; returns how, in words."""
+        """End the process, which has ended or closed its socket; returns the cause in words."""
         if self._process is None:
             return "gave no answer"
         with suppress(subprocess.TimeoutExpired):
@@ -145,8 +144,8 @@ def send(channel: socket.socket, kind: bytes, *parts: Buffer) -> None:
 
 
 def receive(channel: socket.socket, most: int, room: Buffer = b"") -> tuple[bytes, memoryview]:
-    """A message of at most `most` bytes, in `room` where it fits. Raises EOFError when the other end is
-    closed or says more.
+    """A message of at most `most` bytes, in `room` if it fits. Raises EOFError if the other end is closed or
+    sends more.
     """
     kind, length = HEAD.unpack(_exactly(channel, memoryview(bytearray(HEAD.size))))
     if length > most:
@@ -166,12 +165,12 @@ def _exactly(channel: socket.socket, target: memoryview) -> memoryview:
 
 
 def answer_all(channel: socket.socket, limits: Limits, act: Callable[[Json], Json]) -> None:
-    """In the child: answer each request with what `act` makes of it, or why it refuses, as long as the
-    parent asks. Whatever a library raises is a refusal: the panics of those in Rust are no Exceptions.
+    """In the child: answer each of the parent's requests with the result of `act`, or with its refusal.
+    Anything that a library raises is a refusal, panics of Rust libraries included, which are not Exceptions.
     """
     while True:
         _, body = receive(channel, MOST_MESSAGE)
-        signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # SIGPROF, which nothing handles, ends the process
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # SIGPROF has no handler and ends the process
         kind, reply = _tried(act, body, limits)
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(channel, kind, json.dumps(reply).encode())
@@ -191,23 +190,23 @@ def _tried(act: Callable[[Json], Json], body: memoryview, limits: Limits) -> tup
 
 
 def fault(error: BaseException) -> str:
-    """The error of a library, on one line."""
+    """A library's error on one line."""
     said = printable(" ".join(str(error).split()))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def main(module: str, memory: str, cpu_s: str) -> None:
     """Limit this process and serve until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end of the socket closes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the socket
     limits = Limits(int(memory), float(cpu_s))
     for kind, most in ((resource.RLIMIT_AS, limits.memory), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # not on every system
+        with suppress(ValueError, OSError):  # not supported everywhere
             resource.setrlimit(kind, (most, most))
     channel = socket.socket(fileno=sys.stdin.fileno())
     with suppress(EOFError, ConnectionError):
         try:
             importlib.import_module(module).serve(channel, limits)
-        except MemoryError:  # for a request or an answer as such
+        except MemoryError:  # for the request or answer itself
             os._exit(NO_MEMORY)
     os._exit(0)
 

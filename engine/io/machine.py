@@ -1,7 +1,7 @@
-"""The resources that this process may use: cores, memory, 16-bit arithmetic. Torch-free.
+"""Resources that this process may use: cores, memory, 16-bit arithmetic. Torch-free.
 
-Containers limit both by control groups (cgroup v1 and v2), which neither the number of cores nor the memory
-that the system names takes into account. `root` is where /proc and /sys lie, for tests.
+Containers limit both by control groups (cgroup v1 and v2), which the system's number of cores and memory do
+not reflect. `root`: location of /proc and /sys, for tests.
 """
 
 import os
@@ -14,7 +14,7 @@ CPU, MEMORY = "cpu", "memory"  # controllers
 
 
 def cores(root: Path = ROOT) -> list[int]:
-    """Numbers of the cores that this process may use: those of its affinity, as many as its quota of CPU time
+    """The numbers of the cores that this process may use: those of its affinity, as many as its CPU quota
     pays for, at least one.
     """
     try:
@@ -26,7 +26,7 @@ def cores(root: Path = ROOT) -> list[int]:
 
 
 def num_cores(root: Path = ROOT) -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(cores(root))
 
 
@@ -37,8 +37,8 @@ def memory_gb(root: Path = ROOT) -> float:
 
 
 def has_half() -> bool:
-    """Whether the CPUs have 16-bit arithmetic that is worth using: x86 with AVX-512, ARM with bf16
-    instructions (engine/model/placement.py checks the same with torch).
+    """Whether the CPUs have fast 16-bit arithmetic: x86 with AVX-512, ARM with bf16 instructions
+    (engine/model/placement.py checks the same with torch).
     """
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
@@ -48,7 +48,7 @@ def has_half() -> bool:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Quotas of CPU time of the process's groups and those above, in cores."""
+    """CPU quotas, in cores, of the process's groups and those above."""
     for folder in _groups(root, CPU):
         with suppress(OSError, ValueError, ZeroDivisionError):
             if (folder / "cpu.max").exists():
@@ -56,12 +56,12 @@ def _quotas(root: Path) -> Iterator[float]:
             else:
                 quota = (folder / "cpu.cfs_quota_us").read_text()
                 period = (folder / "cpu.cfs_period_us").read_text()
-            if (cores := int(quota) / int(period)) > 0:  # v1: -1 is none; v2: the word max
+            if (cores := int(quota) / int(period)) > 0:  # no quota: -1 in v1, the word max in v2
                 yield cores
 
 
 def _memory_limits(root: Path) -> Iterator[int]:
-    """Limits of memory of the process's groups and those above, bytes; without one v1 has a huge number."""
+    """Memory limits, in bytes, of the process's groups and those above; v1 has a huge number for none."""
     for folder in _groups(root, MEMORY):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with suppress(OSError, ValueError):
@@ -70,8 +70,8 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the process's control group for a controller, in v1 and v2, and of all groups above it that
-    are visible. A container may see its own group at the mount itself, under a path that is not there.
+    """Folders of the process's control group for a controller, in v1 and v2, and of all visible groups above
+    it. A container may see its own group at the mount, under a path that does not exist.
     """
     own = _own_groups(root)
     for kind, controllers, top, mount in _mounts(root):
@@ -85,7 +85,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _own_groups(root: Path) -> dict[str, str]:
-    """Path of the process's group by controller, "" for v2."""
+    """Path of the process's group by controller; "" for v2."""
     found = {}
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -95,7 +95,7 @@ def _own_groups(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, list[str], str, str]]:
-    """Mounted hierarchies: cgroup or cgroup2, controllers, the group at the mount, where it is mounted."""
+    """Mounted hierarchies: cgroup or cgroup2, controllers, the group at the mount, the mount point."""
     with suppress(OSError):
         for line in (root / "proc/self/mountinfo").read_text().splitlines():
             where, _, what = line.partition(" - ")

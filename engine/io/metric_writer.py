@@ -1,7 +1,7 @@
-"""Write the metric lines of one trajectory to sealed segments under `<trajectory>/metrics/`. Torch-free.
+"""Write a trajectory's metric lines to sealed segments in `<trajectory>/metrics/`. Torch-free.
 
-A segment appears whole or not at all and is never changed, so any store can hold it and any process may read
-it meanwhile.
+A segment appears completely or not at all and never changes, so any store can hold it and any process may
+read it meanwhile.
 """
 
 import json
@@ -18,8 +18,8 @@ LOOK = "eval/"
 
 
 def next_attempt(url: str, at_least: int) -> int:
-    """The attempt number of this process's segments: above every earlier attempt's in the folder, so that the
-    latest attempt supersedes them.
+    """The attempt number of this process's segments: above all earlier ones in the folder, so that the latest
+    attempt supersedes them.
     """
     earlier = [int(name.split("-")[1]) for name in names(join(url, FOLDER)) if is_segment(name)]
     return max([at_least, *(number + 1 for number in earlier)])
@@ -40,8 +40,8 @@ class Segments:
         self._under_way: tuple[list[str], Future[None]] | None = None
 
     def add(self, line: MetricLine) -> None:
-        """Add a line; seal when it has held-out losses, or when the oldest line would otherwise wait more
-        than ten seconds until the next one comes.
+        """Add a line. Seal if it has held-out losses, or if the oldest line would otherwise wait more than
+        ten seconds.
         """
         now = self._clock()
         pace = now - self._latest if self._lines else 0.0
@@ -49,15 +49,15 @@ class Segments:
             self._opened = now
         self._latest = now
         self._lines.append(json.dumps(line.model_dump(), separators=(",", ":"), allow_nan=False))
-        is_look = any(name.startswith(LOOK) for name in line.values)  # rare, and needed for decisions
+        is_look = any(name.startswith(LOOK) for name in line.values)  # rare and needed for decisions
         if is_look or now + pace - self._opened >= SEAL_AFTER:
-            with suppress(OSError):  # the lines stay buffered; the next checkpoint's flush reports the error
+            with suppress(OSError):  # lines stay buffered; the next checkpoint's flush reports the error
                 self._seal()
 
     def flush(self) -> None:
-        """Seal all lines and wait until that is done."""
+        """Seal all lines and wait until they are written."""
         if self._under_way is not None:
-            with suppress(Exception):  # _settle takes its lines back
+            with suppress(Exception):  # _settle takes the lines back
                 self._under_way[1].result()
             self._settle()
         if self._lines:
@@ -73,7 +73,7 @@ class Segments:
             self._under_way, self._lines = (self._lines, future), []
 
     def _settle(self) -> None:
-        """Take back the lines of a finished write that failed."""
+        """Take back the lines of a failed write."""
         if self._under_way is not None and self._under_way[1].exception() is not None:
             self._lines = self._under_way[0] + self._lines
         self._under_way = None

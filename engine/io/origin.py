@@ -1,4 +1,4 @@
-"""Where what is adopted is from: its source, revision and licence."""
+"""Origin of an adopted model: source, revision and licence."""
 
 import re
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from atelier.engine.io.hub import commit_of
 
 CARD = "README.md"
 LICENCE = re.compile(r"^licen[sc]e:[ \t]*([\w.+-]+)[ \t]*$", re.MULTILINE)
-MOST_CARD = 1 << 20  # bytes that are read of a model card
+MOST_CARD = 1 << 20  # bytes read of a model card
 
 
 def origin(source: str, known: Mapping[str, str]) -> dict[str, Json]:
     """The fields of a record about `source`. `known`: the URLs of its files by name."""
-    is_here = storage.is_local(source)  # of this machine's folders a record names the last
+    is_here = storage.is_local(source)  # a record has only the last part of local folders
     where = storage.local_path(source).absolute().name if is_here else source
     return {
         "source": where,
@@ -24,7 +24,7 @@ def origin(source: str, known: Mapping[str, str]) -> dict[str, Json]:
 
 
 def _licence(known: Mapping[str, str]) -> str:
-    """The licence by the model card, or the name of a licence file."""
+    """The licence in the model card, or the name of a licence file."""
     if CARD in known:
         found = LICENCE.search(storage.read_bytes(known[CARD], MOST_CARD).decode(errors="replace"))
         if found:

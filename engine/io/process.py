@@ -1,5 +1,5 @@
-"""Run an engine command as a process: its run file, inputs by name, progress and errors as JSON lines on
-stdout. Torch-free.
+"""Run an engine command as a process: run file, inputs by name, progress and errors as JSON lines on stdout.
+Torch-free.
 """
 
 import faulthandler
@@ -29,8 +29,8 @@ def say(stream: TextIO, message: Message | Continuation) -> None:
 
 
 class Progress:
-    """Counts work and writes `{"progress": done, "total": total, "unit": unit, "rate": per_second}`, at most
-    twice a second.
+    """Counts work and writes `{"progress": done, "total": total, "unit": unit, "rate": per_second}` at most
+    twice per second.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Progress:
         self._total, self._unit, self._done, self._began = total, unit, 0, self._clock()
 
     def warn(self, what: str) -> None:
-        """Say what a person should know of the work."""
+        """Send a warning for the user."""
         say(self._stream, {"warning": what})
 
     def advance(self, amount: int) -> None:
@@ -63,15 +63,14 @@ class Progress:
 
 LOADED = time.monotonic()
 faulthandler.enable()  # a crash prints a traceback
-INTERRUPTED = 130  # what a shell reports after Ctrl-C
+INTERRUPTED = 130  # a shell's exit code after Ctrl-C
 
 
 def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], Mapping[str, Json] | None]) -> int:
-    """Run `act` on the run file named in `arguments`, and say what it returns as `done`; returns the exit
-    code: 0, or that of the error, which is reported on stdout as JSON. A closed stdout ends the process
-    silently.
+    """Run `act` on the run file in `arguments` and report its result as `done`; returns the exit code: 0, or
+    that of the error, which is reported on stdout as JSON. A closed stdout ends the process silently.
     """
-    assert isinstance(sys.stdout, TextIOWrapper)  # of a process of its own
+    assert isinstance(sys.stdout, TextIOWrapper)  # stdout of a separate process
     run: RunFile | None = None
     sys.stdout.reconfigure(encoding="utf-8")
     try:
@@ -89,7 +88,7 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], Mapping[s
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # else the interpreter reports an error when it flushes the closed pipe at exit
+        # otherwise the interpreter reports an error when it flushes the closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -99,14 +98,14 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], Mapping[s
 
 
 def say_last(run: RunFile | None, error: AtelierError) -> None:
-    """Report the error that ends this process, into the room reserved for it where the disk is full."""
+    """Report the error that ends this process; if the disk is full, into the reserved space."""
     if run is not None:
         (Path(run.scratch) / RESERVE).unlink(missing_ok=True)
     say(sys.stdout, to_line(error))
 
 
 def began() -> float:
-    """When this process was started, on the clock of time.monotonic(), before its imports."""
+    """When this process was started, before its imports, on the clock of time.monotonic()."""
     try:
         stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK")
@@ -116,8 +115,8 @@ def began() -> float:
 
 
 def leave(code: int) -> NoReturn:
-    """Flush and end this process with `code`, without interpreter shutdown. A gang's processes end this way:
-    gloo's threads occasionally abort a normal shutdown ("terminate called without an active exception").
+    """Flush and end this process with `code`, without interpreter shutdown, because gloo's threads
+    occasionally abort a normal shutdown ("terminate called without an active exception").
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -126,7 +125,7 @@ def leave(code: int) -> NoReturn:
 
 
 def read_run(path: str) -> RunFile:
-    """The run file at `path`. Raises ConfigError when it is missing or invalid."""
+    """The run file at `path`. Raises ConfigError if it is missing or invalid."""
     try:
         return RunFile.model_validate_json(Path(path).read_bytes())
     except OSError as error:
@@ -136,7 +135,7 @@ def read_run(path: str) -> RunFile:
 
 
 def input_of(run: RunFile, name: str) -> ArtifactInput:
-    """The artifact given as input `name`. Raises ConfigError when it is not given or does not exist."""
+    """The artifact of input `name`. Raises ConfigError if it is not given or does not exist."""
     given = f"given: {', '.join(run.inputs) or 'none'}"
     if name not in run.inputs:
         raise ConfigError("run.inputs", f"{run.task} needs the input {name}", given)
@@ -149,7 +148,7 @@ def input_of(run: RunFile, name: str) -> ArtifactInput:
 
 
 def output_of(run: RunFile, name: str) -> ArtifactOutput:
-    """The output called `name`. Raises ConfigError when the run file has none."""
+    """The output `name`. Raises ConfigError if the run file has none."""
     if name not in run.outputs:
         given = f"given: {', '.join(run.outputs) or 'none'}"
         raise ConfigError("run.outputs", f"{run.task} writes {name}", given)

@@ -1,4 +1,4 @@
-"""Proxies of the environment are for other machines: programs of this machine reach each other directly."""
+"""Exempt loopback from the environment's proxies, so that local programs connect directly."""
 
 from collections.abc import MutableMapping
 from importlib.util import find_spec
@@ -6,16 +6,16 @@ from importlib.util import find_spec
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "ws_proxy", "wss_proxy")
 EXEMPT = "no_proxy"
-ONLY_GRPC = "no_grpc_proxy"  # where it is set, gRPC does not read no_proxy
-SOCKS = "socksio"  # without this package HTTP clients refuse to start when a SOCKS proxy is set
+ONLY_GRPC = "no_grpc_proxy"  # if it is set, gRPC does not read no_proxy
+SOCKS = "socksio"  # without this package HTTP clients do not start if a SOCKS proxy is set
 
 
 def exempt_loopback(environment: MutableMapping[str, str]) -> list[str]:
-    """Add loopback to the hosts that no proxy is used for; what the user has exempted stays. Both spellings
-    are set, as some libraries read only one. Without a proxy nothing is changed: on macOS `no_proxy` alone
-    hides the system's proxies.
+    """Add loopback to the hosts without proxy; the user's exemptions stay. Both spellings are set, because
+    some libraries read only one. Without a proxy nothing changes: on macOS `no_proxy` alone hides the
+    system's proxies.
 
-    A SOCKS proxy that nothing installed can use is removed. Returns a note for each.
+    A SOCKS proxy that no installed package supports is removed. Returns a note for each.
     """
     notes = []
     for name in _given(environment):
@@ -37,8 +37,8 @@ def _given(environment: MutableMapping[str, str]) -> list[str]:
 
 
 def _extended(given: str) -> str:
-    """The list with the loopback names that it lacks, IPv6 without brackets, which httpx does not read.
-    "*" exempts everything, but only alone.
+    """The list plus missing loopback names, IPv6 without brackets, which httpx does not read. "*" exempts
+    everything, but only alone.
     """
     words = [word.strip().removeprefix("[").removesuffix("]") for word in given.split(",") if word.strip()]
     return ",".join(words if words == ["*"] else [*words, *(name for name in LOOPBACK if name not in words)])

@@ -1,8 +1,8 @@
-"""Access to remote stores: every request has a time limit, every failure is an OSError, and changed
-credentials are read again. Torch-free.
+"""Access remote stores: every request has a time limit, every failure is an OSError, and changed credentials
+are read again. Torch-free.
 
-By default S3's client waits minutes for a silent server, writes without a limit, serves listings from a
-cache, and raises errors of its own.
+By default S3's client waits minutes for a silent server, writes without a limit, lists from a cache, and
+raises its own errors.
 """
 
 import os
@@ -47,12 +47,12 @@ class FileSystem(Protocol):
 
 
 S3 = ("s3", "s3a")
-ANSWER_S = 30.0  # for a small request, including retries
-LISTING_S = 600.0  # for all names below a folder
-SLOWEST = 1 << 20  # bytes a second of a large request
-IN_MEMORY = 32 << 20  # bytes of a file that are buffered in memory before a temporary file is used
-MOST_RACES = 10  # attempts for one folder: each lost race means that another client created one on the path
-AGAIN_S = 5.0  # between two checks for changed credentials
+ANSWER_S = 30.0  # limit for a small request, retries included
+LISTING_S = 600.0  # limit for all names below a folder
+SLOWEST = 1 << 20  # bytes per second of a large request
+IN_MEMORY = 32 << 20  # bytes buffered in memory; larger files use a temporary file
+MOST_RACES = 10  # attempts for one folder; another client may create folders on the path meanwhile
+AGAIN_S = 5.0  # minimum time between checks for changed credentials
 # s3fs itself retries quick failures five times
 CLIENT = {
     "connect_timeout": 5,
@@ -66,8 +66,8 @@ _lock = threading.Lock()
 
 
 def options(url: str) -> dict[str, Any]:  # of fsspec, which declares no types
-    """Options to open the filesystem of `url`. Client options in the environment (FSSPEC_S3) override
-    ours. Where forms choose what is read, every connection by http is checked, also inside a chain.
+    """Options for opening the filesystem of `url`. Client options in the environment (FSSPEC_S3) override
+    them. If forms choose sources, every http connection is checked, also inside a chain.
     """
     if NAMED in os.environ and (kinds := [kind for kind in CHECKED if f"{kind}://" in url]):
         return {kind: {"get_client": checked_client} for kind in kinds}
@@ -87,17 +87,17 @@ Argument = str | bytes | float
 
 # the answers are Any: fsspec declares no types of what its methods return
 def ask(system: FileSystem, name: str, *given: Argument, num_bytes: int = 0, **named: Argument) -> Any:
-    """Call a method of a filesystem within a time limit, which grows with `num_bytes`."""
+    """Call a filesystem's method within a time limit, which grows with `num_bytes`."""
     if isinstance(system, AsyncFileSystem):
         named["timeout"] = ANSWER_S + num_bytes / SLOWEST
     return _polite(system, lambda: getattr(system, name)(*given, **named), *given[:1])
 
 
 def ask_in_time(system: FileSystem, name: str, *given: Argument, **named: Argument) -> Any:
-    """As `ask`, for any kind of filesystem: one without limits of its own is called in a thread, which is
-    abandoned when it does not answer. Listings have a longer limit.
+    """As `ask`, for any filesystem: one without own limits is called in a thread, which is abandoned if it
+    does not answer. Listings have a longer limit.
 
-    Raises TimeoutError when there is no answer.
+    Raises TimeoutError if there is no answer.
     """
     seconds = LISTING_S if name in ("find", "glob", "ls") else ANSWER_S
     if isinstance(system, AsyncFileSystem):
@@ -130,7 +130,7 @@ def _in_thread(name: str, ask_it: Callable[[], Result], seconds: float) -> Resul
 
 
 def _polite(system: FileSystem, act: Callable[[], Result], path: Argument = "") -> Result:
-    """The result of `act`. Errors that name no file get a note that names `path`."""
+    """The result of `act`. Errors without a file name get a note with `path`."""
     try:
         with _errors():
             try:
@@ -146,14 +146,14 @@ def _polite(system: FileSystem, act: Callable[[], Result], path: Argument = "") 
 
 
 def _renew(system: FileSystem) -> bool:
-    """Have the client read its credentials again, since they may have been revoked and renewed; at most once
-    in AGAIN_S seconds.
+    """Make the client read its credentials again, which may have been replaced; at most once per AGAIN_S
+    seconds.
     """
     if not is_s3(system):
         return False
     with _lock:
         if time.monotonic() - _renewed.get(id(system), -AGAIN_S) < AGAIN_S:
-            return True  # another thread has just done it
+            return True  # another thread has just done so
         _renewed[id(system)] = time.monotonic()
     cast(Any, system).connect(refresh=True)  # S3's own
     return True
@@ -174,8 +174,8 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def writing(system: FileSystem, path: str) -> Iterator[IO[bytes]]:
-    """A binary file that is uploaded to `path` when the block ends without an error. It is buffered here
-    first: a store commits what was sent when its file is closed, even by an error.
+    """A binary file that is uploaded to `path` if the block ends without error. It is buffered here first,
+    because a store commits the sent bytes when its file is closed, even after an error.
     """
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
         yield file
@@ -192,8 +192,8 @@ def writing(system: FileSystem, path: str) -> Iterator[IO[bytes]]:
 
 
 def make_parent(system: FileSystem, path: str) -> None:
-    """Create the folder of `path` in stores that have folders; not in S3, which would create a bucket for a
-    mistyped name.
+    """Create the folder of `path` in stores with folders; not in S3, where a mistyped name would create a
+    bucket.
     """
     if is_s3(system):
         return
@@ -201,7 +201,7 @@ def make_parent(system: FileSystem, path: str) -> None:
     for attempt in range(1, MOST_RACES + 1):
         try:
             return ask(system, "makedirs", folder, exist_ok=True)
-        except Exception:  # each kind of store has errors of its own
+        except Exception:  # errors differ by kind of store
             # another client may have created it, or a folder above it, since the last listing
             system.invalidate_cache()
             if ask(system, "isdir", folder):
@@ -217,11 +217,11 @@ def fetch(system: FileSystem, path: str, target: Path) -> None:
 
 
 def read(system: FileSystem, path: str) -> bytes:
-    """The whole of a file. Raises FileNotFoundError when there is none."""
+    """The whole of a file. Raises FileNotFoundError if there is none."""
     try:
         return ask(system, "cat_file", path, num_bytes=IN_MEMORY)
     except TimeoutError:
-        size = ask(system, "size", path)  # the file is larger, or the store is silent: then this fails
+        size = ask(system, "size", path)  # fails if the file is larger or the store is silent
         if size <= IN_MEMORY:
             raise
         return ask(system, "cat_file", path, num_bytes=size)
@@ -231,11 +231,11 @@ def read_range(system: FileSystem, path: str, begin: int, end: int) -> bytes:
     """These bytes of a file."""
     exact = {} if isinstance(system, AsyncFileSystem) else {"cache_type": "none"}  # else it reads 5 MB ahead
     found = ask(system, "cat_file", path, start=begin, end=end, num_bytes=end - begin, **exact)
-    return found[: end - begin]  # some servers know no ranges
+    return found[: end - begin]  # some servers do not support ranges
 
 
 def remove(system: FileSystem, path: str) -> None:
-    """Remove a file or everything below a folder, one by one: some servers refuse S3's bulk removal."""
+    """Remove a file, or everything below a folder one by one: some servers refuse S3's bulk removal."""
     if not is_s3(system):
         ask(system, "rm", path, recursive=True)
         return
@@ -246,8 +246,8 @@ def remove(system: FileSystem, path: str) -> None:
 
 
 def open_system(url: str) -> tuple[FileSystem, str]:
-    """fsspec's filesystem of `url` and the path in it. A local path, also behind file://, does not pass
-    through fsspec's reading of URLs: it would cut `c::d`.
+    """fsspec's filesystem of `url`, and the path in it. Local paths, file:// included, bypass fsspec's URL
+    parsing, which would cut `c::d`.
     """
     if is_path(url.removeprefix(FILE)):
         return cast(FileSystem, LocalFileSystem()), absolute(url.removeprefix(FILE))

@@ -1,8 +1,8 @@
-"""Read what a client sends to `mlflow models serve`: JSON or CSV of bounded size and depth, as rows of texts
-and numbers. MLflow itself reads CSV fields as numbers ("007" as 7), answers a deep document with status 500
-and makes arrays as wide as the longest text.
+"""Read request bodies for `mlflow models serve`: JSON or CSV of limited size and depth, as rows of texts and
+numbers. MLflow itself reads CSV fields as numbers ("007" as 7), answers deep documents with status 500 and
+makes arrays as wide as the longest text.
 
-This file imports nothing of the project: registered models carry it to the server that MLflow starts.
+This file imports nothing of the project, because registered models carry it to the server that MLflow starts.
 """
 
 import csv
@@ -13,20 +13,20 @@ from itertools import islice
 from typing import Any, NoReturn
 
 MOST_BYTES = 8 << 20
-MOST_DEPTH = 32  # brackets within each other; the deepest form of a request has 3
+MOST_DEPTH = 32  # levels of brackets; the deepest request form has 3
 MOST_ROWS = 10_000
-MOST_LINES = 2 * MOST_ROWS + 2  # of CSV; some programs write an empty one after each
-MOST_WORDS = 300_000  # marks and texts of a document; 10,000 rows that give every value have 220,000
+MOST_LINES = 2 * MOST_ROWS + 2  # of CSV; some programs write an empty line after each
+MOST_WORDS = 300_000  # marks and texts per document; 10,000 rows with all values have 220,000
 MOST_DIGITS = 100
 FORMS = ("inputs", "instances", "dataframe_records", "dataframe_split")
 SEVERAL = "send several requests"
 TYPES = ("application/json", "text/csv")
-# texts, so that marks in them do not count; possessive: a long one takes no memory
+# texts, so that marks inside do not count; possessive: long ones take no memory
 WORD = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},:]', re.DOTALL)
 
 
 class BodyRefused(Exception):
-    """Why a body cannot be read, with the status of the answer."""
+    """The reason why a body cannot be read, with the status of the answer."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -34,8 +34,8 @@ class BodyRefused(Exception):
 
 
 def plain_body(kind: str, body: bytes) -> bytes:
-    """The body as JSON of the two forms whose values MLflow leaves as they are: a column `prompt` with a dict
-    a row, and `prompt` itself, which is answered by a bare list. Raises BodyRefused.
+    """The body as JSON in one of two forms whose values MLflow does not change: a column `prompt` with one
+    dict per row; or `prompt` itself, which is answered by a bare list. Raises BodyRefused.
     """
     if len(body) > MOST_BYTES:
         raise BodyRefused(f"the body is larger than {MOST_BYTES >> 20} MiB; {SEVERAL}", 413)
@@ -55,14 +55,14 @@ def plain_body(kind: str, body: bytes) -> bytes:
         raise BodyRefused(f"a request has {forms[0]} and params; got {cut(', '.join(other))} besides")
     params = document.get("params") or {}
     if not isinstance(params, dict) or "prompt" in params:
-        raise BodyRefused(f"params is {shown(params)}; give an object of values that all rows have")
+        raise BodyRefused(f"params is {shown(params)}; give an object of values for all rows")
     rows = rows_of(forms[0], document[forms[0]])
     _check_shared(params, len(rows))
     return _column([params | _given(row) for row in rows])
 
 
 def check_type(kind: str) -> str:
-    """The type of the body without its parameters. Raises BodyRefused for one that is not read."""
+    """The body's type without its parameters. Raises BodyRefused for an unsupported one."""
     name, *more = (part.strip() for part in kind.lower().split(";"))
     if name not in TYPES or any(part not in ("", "charset=utf-8", 'charset="utf-8"') for part in more):
         raise BodyRefused(f"Content-Type is {shown(kind)}; send {' or '.join(TYPES)} in UTF-8", 415)
@@ -70,8 +70,8 @@ def check_type(kind: str) -> str:
 
 
 def read_json(body: bytes) -> Any:
-    """A document of JSON alone: no NaN, no number that a machine does not hold. Raises BodyRefused, before it
-    is read where it has so many values that others would wait for it.
+    """Parse strict JSON: no NaN, no number beyond a float. Raises BodyRefused, before parsing if there are so
+    many values that other requests would wait.
     """
     depth = 0
     for number, found in enumerate(WORD.finditer(body)):
@@ -95,12 +95,12 @@ def _whole(digits: str) -> int:
 
 
 def _constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def csv_rows(body: bytes) -> list[dict[str, str]]:
-    """A dict a line, by the names of the first line; all fields are texts, empty ones are left out. Raises
-    BodyRefused.
+    """One dict per line, with names from the first line; all fields are texts, empty ones are left out.
+    Raises BodyRefused.
     """
     csv.field_size_limit(MOST_BYTES)
     try:
@@ -127,7 +127,7 @@ def csv_rows(body: bytes) -> list[dict[str, str]]:
     _check_shared(names, len(lines))
     for number, line in enumerate(lines, 2):
         if len(line) != len(names):
-            raise BodyRefused(f"row {number - 1} has {len(line)} fields, and there are {len(names)} names")
+            raise BodyRefused(f"row {number - 1} has {len(line)} fields, but there are {len(names)} names")
     return [
         {name: text for name, text in zip(names, line, strict=True) if text or name == "prompt"}
         for line in lines
@@ -135,7 +135,7 @@ def csv_rows(body: bytes) -> list[dict[str, str]]:
 
 
 def rows_of(form: str, given: Any) -> list[Any]:
-    """The rows of one of MLflow's forms. Raises BodyRefused."""
+    """The rows in one of MLflow's forms. Raises BodyRefused."""
     if form == "dataframe_split":
         given = _joined(given)
     elif form == "dataframe_records" and not isinstance(given, list):
@@ -148,12 +148,12 @@ def rows_of(form: str, given: Any) -> list[Any]:
 
 
 def columns_of(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an object with a list a column, or with values that all rows have. Raises BodyRefused."""
+    """The rows of an object with one list per column, or with values for all rows. Raises BodyRefused."""
     many = {key: value for key, value in given.items() if isinstance(value, list)}
     counts = {len(value) for value in many.values()} or {1}
     if len(counts) > 1:
         told = ", ".join(f"{shown(key)} {len(value)}" for key, value in many.items())
-        raise BodyRefused(f"the lists of a request are of one length; got {cut(told)}")
+        raise BodyRefused(f"the lists of a request must have one length; got {cut(told)}")
     _check_number(max(counts))
     _check_shared({key: None if key in many else value for key, value in given.items()}, max(counts))
     return [
@@ -169,7 +169,7 @@ def _joined(given: Any) -> list[dict[str, Any]]:
         or not isinstance(data, list)
         or not all(isinstance(n, str) for n in names)
     ):
-        raise BodyRefused('dataframe_split is {"columns": [names], "data": [[values], ...]}')
+        raise BodyRefused('dataframe_split must be {"columns": [names], "data": [[values], ...]}')
     names = ["prompt"] if len(names) == 1 else names
     _check_shared(names, len(data))
     for number, row in enumerate(data, 1):
@@ -179,7 +179,7 @@ def _joined(given: Any) -> list[dict[str, Any]]:
 
 
 def _given(row: Any) -> dict[str, Any]:
-    """A row without the values that it leaves to `params`."""
+    """A row without the values that it takes from `params`."""
     if not isinstance(row, dict):
         return {"prompt": row}
     return {key: value for key, value in row.items() if value is not None or key == "prompt"}
@@ -191,9 +191,9 @@ def _check_number(rows: int) -> None:
 
 
 def _check_shared(values: Any, rows: int) -> None:
-    """Each row has a copy of them, also of names: of one short body, thousands."""
+    """Each row gets a copy of them and their names: a short body could become thousands."""
     if len(json.dumps(values)) * rows > MOST_BYTES:
-        problem = f"what all {rows} rows have is larger than {MOST_BYTES >> 20} MiB in all"
+        problem = f"the shared values of {rows} rows are larger than {MOST_BYTES >> 20} MiB in total"
         raise BodyRefused(f"{problem}; {SEVERAL}", 413)
 
 
@@ -207,5 +207,5 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """`text` as far as an answer repeats it."""
+    """`text`, cut for an answer."""
     return text if len(text) <= 60 else f"{text[:60]}..."

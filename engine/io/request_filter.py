@@ -1,8 +1,8 @@
-"""Refuse web requests from pages of other sites (CSRF), under foreign host names (DNS rebinding), and with
-bodies that cannot be read.
+"""Refuse web requests from other sites' pages (CSRF), under foreign host names (DNS rebinding), and with
+unreadable bodies.
 
-A server that listens on loopback is reached by every page that is open in a browser of its machine. This file
-imports nothing of the project: registered models carry it to the server that MLflow starts.
+Every page open in a browser can reach a loopback server of its machine. This file imports nothing of the
+project, because registered models carry it to the server that MLflow starts.
 """
 
 import json
@@ -17,14 +17,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-PORTS = {"http": 80, "https": 443}  # kinds, each with the port that its clients leave out
+PORTS = {"http": 80, "https": 443}  # schemes, each with the port that clients leave out
 REFUSED = "this server answers only to its own address and its own pages"
 
 
 class RequestFilter:
     """ASGI middleware: passes requests to the server's own URLs and from their pages, refuses others with
-    403. Without `own` these are loopback and the address at which the request arrived, and `more`, hosts as
-    "model.example" or "model.example:8443". `advice` ends what a refused client reads.
+    403. Without `own` these are loopback, the address at which the request arrived, and `more`, hosts such as
+    "model.example" or "model.example:8443". `advice`: end of the refusal's text.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RequestFilter:
         elif scope["type"] == "http":
             await answer(send, 403, "text/plain", self._refusal)
         else:
-            await send({"type": "websocket.close", "code": 1008})  # before accepting: HTTP status 403
+            await send({"type": "websocket.close", "code": 1008})  # before accepting, so HTTP status 403
 
     def _is_own(self, scope: Scope) -> bool:
         own = self._origins or self._here(scope.get("server"))
@@ -62,9 +62,9 @@ class RequestFilter:
 
 
 class BodyFilter:
-    """ASGI middleware: what is posted to `path` is passed on as the JSON that `read` makes of its content
-    type and body. What `read` raises as `refusal`, an exception with a status, is answered in one line. A
-    body is read up to `most` bytes and one more part.
+    """ASGI middleware: passes on a POST to `path` as the JSON that `read` makes from content type and body. A
+    `refusal` that `read` raises, an exception with a status, is answered in one line. A body is read up to
+    `most` bytes and one more part.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class BodyFilter:
 
 
 def host_of(name: str) -> str:
-    """An address as it stands in a URL."""
+    """An address as written in a URL."""
     try:
         address = ip_address(name)
     except ValueError:
@@ -118,7 +118,7 @@ def host_of(name: str) -> str:
 
 
 async def answer(send: Send, status: int, kind: str, body: bytes) -> None:
-    """Send a whole answer."""
+    """Send a complete answer."""
     headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Check that this process runs the code it was started for: source files as they were when imported.
+"""Check that this process runs the code that it was started for: source files unchanged since import.
 Torch-free.
 """
 
@@ -14,19 +14,19 @@ from atelier import PROJECT
 from atelier.engine.config.error import ConfigError
 
 PACKAGE = "atelier."
-SUPERVISED = "ATELIER_GUARD_FD"  # in the environment of what a supervisor has started
+SUPERVISED = "ATELIER_GUARD_FD"  # environment variable of processes started by a supervisor
 
 _loaded: dict[str, str] = {}
 
 
 def source_digest(content: bytes) -> str:
-    """The digest by which source files are compared: sha256, 16 digits."""
+    """The digest for comparing source files: 16 digits of sha256."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def remember_sources() -> None:
-    """Record the digests of all loaded modules of the project: for a process that forks others later, when
-    the files may have changed.
+    """Record the digests of all loaded modules of the project, for a process that forks later, when files may
+    have changed.
     """
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "/")
@@ -36,19 +36,19 @@ def remember_sources() -> None:
 
 
 def check_sources(wanted: Mapping[str, str]) -> None:
-    """Import the files that are `wanted`, so that none changes between this check and its use, then raise
-    ConfigError when a supervised process has other code: one run would mix two versions. A process started by
-    hand runs whatever code there is.
+    """Import the `wanted` files, so that none changes between check and use, then raise ConfigError if a
+    supervised process has other code: one run would mix two versions. A process started by hand runs any
+    code.
     """
     if SUPERVISED not in os.environ:
         return
     for file in wanted:
-        with suppress(Exception):  # what cannot be imported is named below, or where it is used
+        with suppress(Exception):  # import errors are reported below, or at use
             importlib.import_module(f"{PACKAGE}{file.removesuffix('.py').replace('/', '.')}")
     for file, expected in wanted.items():
         if _now(file) != expected:
             raise ConfigError(
-                file, "was changed while this run was going", "run the same command again: it goes on"
+                file, "changed during this run", "run the same command again: it resumes from its checkpoint"
             )
 
 

@@ -1,4 +1,4 @@
-"""The files of a text source and the content id of each, the same for planner and engine. Torch-free."""
+"""The files of a text source and their content ids, equal for planner and engine. Torch-free."""
 
 import glob
 import hashlib
@@ -37,12 +37,13 @@ NEEDED = {".zst": ("zstandard", "zstd"), ".parquet": ("pyarrow", "parquet")}  # 
 TOPICS = "pydoc_data/topics.py"
 BLOCK = 1 << 20
 WAY_OUT = (
-    "check that the address is right, that it answers from here, and that its keys are in the environment"
+    "check that the address is right, that it can be reached from here, and that its keys are in the"
+    " environment"
 )
-REVISIONS = ("github", "git")  # kinds of address in which an @ leads to a revision: org:repo@branch
-MOST_FILES = 1_000_000  # of one source
-MOST_NAMES = 10_000  # of a folder that are compared with a mistyped one
-# properties of a file, as stores report them, that change with its content; the first one found is used
+REVISIONS = ("github", "git")  # address kinds in which @ precedes a revision: org:repo@branch
+MOST_FILES = 1_000_000  # per source
+MOST_NAMES = 10_000  # names of a folder that are compared with a mistyped one
+# file properties reported by stores that change with the content; the first one found is used
 MARKS = (
     "ETag",
     "etag",
@@ -55,11 +56,11 @@ MARKS = (
     "modify",
     "modificationTime",
 )
-MOST_UNMARKED = 1 << 30  # bytes of a file without any of these: it is hashed instead
+MOST_UNMARKED = 1 << 30  # bytes of a file without any of these, which is hashed instead
 
-# Left out of the standard library: tests, what is installed beside it, bundled wheels, build facts of this
-# one machine (they name its paths), and the generated character tables of `encodings` (near-copies of each
-# other: 14 % of all tokens).
+# Left out of the standard library: tests, installed packages, bundled wheels, build facts of this machine
+# (with its paths), and generated character tables of `encodings` (near-copies of each other: 14 % of all
+# tokens).
 _NOT_FOLDERS = {
     "test",
     "tests",
@@ -74,13 +75,13 @@ _NOT_FILES = {"sitecustomize.py", "usercustomize.py"}
 
 
 def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
-    """The files of `source.source`, sorted: absolute local paths, or URLs (of the hub with their commit).
-    `place`: of it in the configuration, for errors.
+    """The files of `source.source`, sorted: absolute local paths, or URLs (hub URLs with commit). `place`:
+    its configuration key, for errors.
 
-    `stdlib`: the sources of this interpreter's standard library. Else a file, a folder (all text files below
-    it) or an fsspec glob. Raises ConfigError for a path that does not exist, a kind of file that cannot be
-    read or needs a package that is missing, or an fsspec URL that cannot be opened; DataError for a folder or
-    glob without any text file.
+    `stdlib`: the sources of this interpreter's standard library. Otherwise a file, a folder (all text files
+    below it) or an fsspec glob. Raises ConfigError for a missing path, a kind of file that cannot be read or
+    needs a missing package, or an fsspec URL that cannot be opened; DataError for a folder or glob without
+    text files.
     """
     if is_stdlib(source.source):
         return stdlib_files(source.source.partition(":")[2])
@@ -88,7 +89,7 @@ def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
     place, endings = place or f"{name}.source", TEXT + ROWS if name == "data" else ROWS
     fields = (getattr(source, "field", ""), getattr(source, "prompt", ""))
     if source.source.endswith(CATALOGUE) or {*fields} & {*MESSAGE}:
-        endings += CATALOGUE  # only where they are asked for: many folders have some beside their text
+        endings += CATALOGUE  # only if requested: many folders have some beside their text
     check_no_password(source.source, place)
     system, path = _filesystem(pinned(source.source, place), place)
     with reading(source.source, place):
@@ -101,7 +102,7 @@ def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
 
 
 def check_package(path: str, place: str) -> None:
-    """Raise ConfigError when files like `path` are read by a package that is missing."""
+    """Raise ConfigError if a package for reading files like `path` is missing."""
     package, extra = next((NEEDED[ending] for ending in NEEDED if path.endswith(ending)), ("", ""))
     if package and find_spec(package) is None:
         where = f"{printable(path)} needs the package {package}"
@@ -114,7 +115,7 @@ def _text_files(
     shown, known = printable(given), f"known: {', '.join(endings)}"
     if remote.ask_in_time(system, "isfile", path):
         if not _has_ending(path, endings):
-            raise ConfigError(place, f"{shown} is not a file of text", known)
+            raise ConfigError(place, f"{shown} is not a text file", known)
         return [_address(system, path)]
     found = _listed(system, path, given, place)
     if len(found) > MOST_FILES:
@@ -124,14 +125,14 @@ def _text_files(
     kept = sorted(_address(system, name) for name in found if _has_ending(name, endings))
     if not kept:
         raise DataError(
-            f"{place}: {shown} has no file of text (looked in {printable(path)}: {len(found)} other files);"
+            f"{place}: {shown} has no text file (looked in {printable(path)}: {len(found)} other files);"
             f" {known}"
         )
     return kept
 
 
 def _has_ending(path: str, endings: tuple[str, ...]) -> bool:
-    """Whether a file's name ends so; what follows a ? or # in an address by http is no part of the name."""
+    """Whether a file's name has one of these endings; in an http address, without the part after ? or #."""
     name = re.split("[?#]", path)[0] if path.startswith(("http://", "https://")) else path
     return path.endswith(endings) and name.endswith(endings)
 
@@ -141,10 +142,10 @@ def stdlib_folder() -> Path:
 
 
 def stdlib_files(packages: str = "") -> list[str]:
-    """The .py files of the running interpreter's standard library, sorted by their path in it; all of them,
-    or those of the packages and modules that `packages` lists with commas.
+    """The .py files of the running interpreter's standard library, sorted by their path in it: all, or those
+    of the comma-separated `packages`.
 
-    Raises ConfigError for an unknown package, DataError when there are no sources.
+    Raises ConfigError for an unknown package, DataError if there are no sources.
     """
     root, found = stdlib_folder(), []
     for folder, folders, names in os.walk(root):
@@ -173,7 +174,7 @@ def _is_stdlib_source(name: str) -> bool:
 
 
 def total_bytes(files: Iterable[tuple[str, str]]) -> int:
-    """Total size of the files: a missing file counts 0 and is reported when it is read."""
+    """Total size of the files; a missing file counts 0 and is reported when it is read."""
     total = 0
     for path, _ in files:
         with reading(path, path):
@@ -183,29 +184,29 @@ def total_bytes(files: Iterable[tuple[str, str]]) -> int:
 
 
 def local_copy(url: str, digest: str, scratch: Path) -> Path:
-    """A local file as it is, a copy of a remote one below `scratch`. Raises DataError for a copy that is not
-    what its store says it is.
+    """A local file itself, or a copy of a remote one below `scratch`. Raises DataError if the copy differs
+    from the store's digest.
     """
     if storage.is_local(url):
         return storage.local_path(url)
     path = scratch / url.rsplit("/", 1)[-1]
     storage.fetch(url, path)
     if not digest.startswith("remote:") and content_id(str(path)) != digest:
-        raise DataError(f"source: {url} came otherwise than its store says it is; start again")
+        raise DataError(f"source: the download of {url} does not match its store's digest; start again")
     return path
 
 
 def content_id(path: str, place: str = "") -> str:
-    """The content id of a file: sha256 of a local one; for a remote one sha256 where its server reports it,
-    its etag (or time of change) and size, or sha256 if the server reports none. Errors name `place`.
+    """The content id of a file: sha256 of a local one; of a remote one sha256 if its server reports it,
+    otherwise its etag (or time of change) and size, otherwise its computed sha256. Errors name `place`.
 
-    Raises ConfigError when the server reports neither and the file is too large to hash.
+    Raises ConfigError if the server reports none and the file is too large to hash.
     """
     system, name = _filesystem(path, place or path)
     if isinstance(system, LocalFileSystem):
         return _digest(open(name, "rb"))
     with reading(path, place or path):
-        if not commit_of(path):  # what a commit has never changes
+        if not commit_of(path):  # the content of a commit never changes
             system.invalidate_cache()
         about = remote.ask_in_time(system, "info", name)
         lfs = about.get("lfs")
@@ -242,13 +243,13 @@ def _unmarked(path: str) -> ConfigError:
 
 @contextmanager
 def reading(given: str, place: str) -> Iterator[None]:
-    """Convert a store's errors to one ConfigError with the address: each kind of store has its own errors.
-    Damage is of the user's own file, which nothing makes again: a DataError.
+    """Convert a store's errors, which differ by kind of store, to a ConfigError with the address. Damage is
+    of the user's own file, which no run makes again, so it is a DataError.
     """
     try:
         yield
     except DamageError as damage:
-        raise DataError(f"{place}: {damage}; mend this file, or get it again") from None
+        raise DataError(f"{place}: {damage}; fix this file, or get it again") from None
     except AtelierError:
         raise
     except Exception as error:
@@ -262,20 +263,20 @@ def _reason(error: Exception) -> str:
 
 
 def check_no_password(url: str, place: str) -> None:
-    """Raise ConfigError for an address with user and password: it would be kept in records, tags and logs."""
+    """Raise ConfigError for an address with user and password, which records, tags and logs would keep."""
     for part in url.split("::"):
         kind, _, rest = part.partition("://")
         user = rest.split("/")[0].rpartition("@")[0]
         if ":" in user and kind not in REVISIONS:
             raise ConfigError(
                 place,
-                f"{printable(kind, 40)}://...@... has a password in it, which records would keep",
-                "give them by the environment: AWS_..., or FSSPEC_<kind> for other stores",
+                f"{printable(kind, 40)}://...@... contains a password, which records would store",
+                "set credentials in the environment: AWS_..., or FSSPEC_<kind> for other stores",
             )
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
-    """Each path without the folders that all share: the same wherever the files are."""
+    """Each path without the folders that all share, which makes it independent of their location."""
     parts = {path: PurePosixPath(path).parts for path in paths}
     shared = 0
     for level in zip(*(folders[:-1] for folders in parts.values()), strict=False):
@@ -294,7 +295,7 @@ def _filesystem(url: str, place: str) -> tuple[remote.FileSystem, str]:
             f"{printable(url)}: no such kind of storage ({printable(error)})",
             "give a path or an fsspec URL",
         ) from None
-    except Exception as error:  # some kinds of storage ask their server at once
+    except Exception as error:  # some kinds of storage contact their server at once
         raise ConfigError(place, f"{printable(url)} cannot be opened ({_reason(error)})", WAY_OUT) from error
 
 
@@ -303,12 +304,12 @@ def _address(system: remote.FileSystem, path: str) -> str:
 
 
 def _listed(system: remote.FileSystem, path: str, given: str, place: str) -> list[str]:
-    """All files of a folder or glob, at most `MOST_FILES` + 1. Raises ConfigError when it does not exist."""
+    """All files of a folder or glob, at most `MOST_FILES` + 1. Raises ConfigError if it does not exist."""
     if remote.ask_in_time(system, "isdir", path):
         return _below(system, path)
     shown = printable(given)
     if not glob.has_magic(path):
-        what = "is no regular file" if remote.ask_in_time(system, "exists", path) else "does not exist"
+        what = "is not a regular file" if remote.ask_in_time(system, "exists", path) else "does not exist"
         raise ConfigError(place, f"{shown} {what} (looked for {printable(path)})", _nearest_in(system, path))
     found = [str(name) for name in remote.ask_in_time(system, "glob", path) if system.isfile(name)]
     if not found:
@@ -326,7 +327,7 @@ def _below(system: remote.FileSystem, path: str) -> list[str]:
 
 
 def _nearest_in(system: remote.FileSystem, path: str) -> str:
-    """Advice: the name most like the missing one in its deepest existing folder. Discloses no other names."""
+    """Advice: the name most similar to the missing one in its deepest existing folder, and no other."""
     parts = path.split("/")
     for depth in range(len(parts) - 1, 0, -1):
         folder = "/".join(parts[:depth]) or "/"

@@ -1,8 +1,8 @@
 """Files at any fsspec URL, with the guarantees that artifacts need: atomic writes, exclusive creates, digests
 on read. Torch-free.
 
-What is no URL is a local path (engine/io/local_url.py). A local commit is: write a temporary file, fsync,
-rename or link, fsync the folder.
+Anything that is not a URL is a local path (engine/io/local_url.py). A local commit: write a temporary file,
+fsync, rename or link, fsync the folder.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ from atelier.engine.io.remote import ask, open_system
 
 BLOCK = 1 << 20
 TEMPORARY = ".tmp-"
-Part = bytes | memoryview  # of a file's content
-Stamp = tuple[int, int, int]  # of a file: time of change, bytes, inode
-UMASK = os.umask(0o077)  # there is no other way to read it
+Part = bytes | memoryview  # part of a file's content
+Stamp = tuple[int, int, int]  # of a file: time of change, size, inode
+UMASK = os.umask(0o077)  # the only way to read it
 os.umask(UMASK)
 _memory_lock = threading.Lock()
 
@@ -41,8 +41,8 @@ def join(url: str, *parts: str) -> str:
 
 
 def filesystem(url: str) -> tuple[remote.FileSystem, str]:
-    """The fsspec filesystem of `url` and the path in it. Raises ConfigError for an unknown kind of storage or
-    an invalid URL.
+    """The fsspec filesystem of `url`, and the path in it. Raises ConfigError for an unknown kind of storage
+    or an invalid URL.
     """
     try:
         return open_system(url)
@@ -52,7 +52,7 @@ def filesystem(url: str) -> tuple[remote.FileSystem, str]:
         ) from None
     except OSError:
         raise
-    except Exception as error:  # some kinds open their underlying file at once, with errors of their own
+    except Exception as error:  # some kinds open their file at once, with their own errors
         raise ConfigError(
             url, f"cannot be opened ({type(error).__name__}: {error})", "check that the address is right"
         ) from None
@@ -63,7 +63,7 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> Path:
-    """The path of a local URL. Raises ConfigError for any other."""
+    """The path of a local URL. Raises ConfigError for others."""
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
         raise ConfigError(url, "is not a local folder")
@@ -71,8 +71,8 @@ def local_path(url: str) -> Path:
 
 
 def reach(url: str) -> None:
-    """Raise ConfigError unless files can be written under `url`: checked before work whose result could not
-    be kept. A local folder is not checked.
+    """Raise ConfigError unless files can be written under `url`; called before work whose result could not be
+    stored. Local folders are not checked.
     """
     probe = join(url, f"{TEMPORARY}probe")
     try:
@@ -81,7 +81,7 @@ def reach(url: str) -> None:
             remove(probe)
     except ConfigError:
         raise
-    except Exception as error:  # each kind of store has errors of its own
+    except Exception as error:  # errors differ by kind of store
         raise ConfigError(
             url,
             f"the store cannot be written to ({type(error).__name__}: {error})",
@@ -90,7 +90,7 @@ def reach(url: str) -> None:
 
 
 def size(url: str) -> int:
-    """Bytes of a file. Raises FileNotFoundError when there is none."""
+    """Bytes of a file. Raises FileNotFoundError if there is none."""
     system, path = filesystem(url)
     return ask(system, "size", path)
 
@@ -108,7 +108,7 @@ def fetch(url: str, target: Path) -> None:
 
 
 def stamp_of(path: str | Path) -> Stamp | None:
-    """By which a local file is known to be another one than before; None where there is none."""
+    """A stamp that changes with a local file; None if there is no file."""
     try:
         about = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -124,8 +124,8 @@ def exists(url: str) -> bool:
 def read_bytes(url: str, most: int = 0) -> bytes:
     """The whole of a file, of at most `most` bytes (0: any size).
 
-    Raises DamageError for a larger file and for anything but a regular file (a folder, a pipe that would
-    block, an endless device).
+    Raises DamageError for a larger file, and for anything but a regular file (a folder, a blocking pipe, an
+    endless device).
     """
     system, path = filesystem(url)
     if isinstance(system, LocalFileSystem):
@@ -141,7 +141,7 @@ def read_bytes(url: str, most: int = 0) -> bytes:
 
 
 def read_range(url: str, begin: int, end: int) -> bytes:
-    """These bytes of a file, fewer where it ends before. Raises DamageError as `read_bytes`."""
+    """These bytes of a file, or fewer if it ends earlier. Raises DamageError as `read_bytes`."""
     system, path = filesystem(url)
     if isinstance(system, LocalFileSystem):
         with open_regular(path) as file:
@@ -156,29 +156,27 @@ def open_regular(path: str | Path) -> IO[bytes]:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise DamageError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
+        raise DamageError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}")
     return os.fdopen(descriptor, "rb")
 
 
 def read_json(url: str, what: str = "JSON") -> Json:
-    """The untrusted document at `url`. Raises DamageError when it exceeds limits of size, depth or
-    numbers.
-    """
+    """The untrusted document at `url`. Raises DamageError if it exceeds limits of size, depth or numbers."""
     return parse_json(read_bytes(url, MOST_BYTES), url, what)
 
 
 def read_object(url: str, what: str = "a JSON object") -> dict[str, Json]:
-    """As `read_json`, for a document that has to be an object."""
+    """As `read_json`, for a document that must be an object."""
     return parse_object(read_bytes(url, MOST_BYTES), url, what)
 
 
 def read_as(kind: type[SpecType], url: str, what: str) -> SpecType:
-    """As `read_object`, as a spec. Raises DamageError when it is not one."""
+    """As `read_object`, parsed as a spec. Raises DamageError if it does not fit."""
     return parse_as(kind, read_bytes(url, MOST_BYTES), url, what)
 
 
 def read_text(url: str) -> str:
-    """The text of a file. Raises DamageError when it is not UTF-8."""
+    """The text of a file. Raises DamageError if it is not UTF-8."""
     try:
         return read_bytes(url).decode()
     except UnicodeDecodeError:
@@ -186,7 +184,7 @@ def read_text(url: str) -> str:
 
 
 def names(url: str) -> list[str]:
-    """Names directly under a folder, sorted, temporary ones left out; [] when there is no such folder."""
+    """Names directly under a folder, sorted, without temporary ones; [] if there is no such folder."""
     system, path = filesystem(url)
     if isinstance(system, LocalFileSystem):
         try:
@@ -204,15 +202,15 @@ def names(url: str) -> list[str]:
 
 
 def write_bytes(url: str, data: bytes) -> None:
-    """Write `data` to `url`, replacing its content: readers see the old or the new content, never a part."""
+    """Write `data` to `url`, replacing its content: readers see either the old or the new content."""
     with writing(url) as file:
         file.write(data)
 
 
 @contextmanager
 def writing(url: str, *, makes_folder: bool = True) -> Iterator[IO[bytes]]:
-    """A binary file that appears at `url` whole when the block ends, or not at all after an error. Raises
-    FileNotFoundError where a local folder is not there, and is not made.
+    """A binary file that appears at `url` completely when the block ends, or not at all after an error.
+    Raises FileNotFoundError if a local folder is missing and not `makes_folder`.
     """
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
@@ -237,13 +235,13 @@ def writing(url: str, *, makes_folder: bool = True) -> Iterator[IO[bytes]]:
 
 
 def has_exclusive_create(url: str) -> bool:
-    """Whether `create_exclusive` works here; infra/store/conditional_create.py has ways for other stores."""
+    """Whether `create_exclusive` works here; infra/store/conditional_create.py covers other stores."""
     return isinstance(filesystem(url)[0], LocalFileSystem | MemoryFileSystem)
 
 
 def create_exclusive(url: str, data: bytes) -> bool:
-    """Create `url` with `data` unless it exists: True for exactly one of any number of racing callers, and
-    only whole content is ever seen.
+    """Create `url` with `data` unless it exists: True for exactly one of racing callers; only complete
+    content is ever visible.
 
     Local: fsync, then link(2) (fsspec's own exclusive mode is not atomic). Memory: a lock in this process.
     Raises ConfigError for other stores.
@@ -265,7 +263,7 @@ def create_exclusive(url: str, data: bytes) -> bool:
         attempts -= 1
         try:
             return _link_new(Path(path), data)
-        except (FileNotFoundError, FileExistsError):  # its folder was removed meanwhile: create it again
+        except (FileNotFoundError, FileExistsError):  # its folder was removed meanwhile; create it again
             if attempts == 0:
                 raise
 
@@ -290,16 +288,14 @@ def _link_new(target: Path, data: bytes) -> bool:
 
 
 def _temporary(folder: Path) -> tuple[int, str]:
-    """A new file with the permissions of the umask (mkstemp's own would exclude the other users of a shared
-    store).
-    """
+    """A new file with permissions of the umask (mkstemp's would exclude other users of a shared store)."""
     descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
     os.fchmod(descriptor, 0o666 & ~UMASK)
     return descriptor, name
 
 
 def make_remote_folder(url: str) -> None:
-    """Create a folder in a remote store that has folders."""
+    """Create a folder in a remote store with folders."""
     system, path = filesystem(url)
     remote.make_parent(system, join(path, "file"))
 
@@ -320,7 +316,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(url: str) -> None:
-    """Remove a file or a folder with everything in it; no error when it does not exist."""
+    """Remove a file, or a folder with everything in it; no error if it does not exist."""
     with suppress(FileNotFoundError):
         remote.remove(*filesystem(url))
 
@@ -338,7 +334,7 @@ def digest_of(url: str) -> FileEntry:
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk of a folder, which need not be there yet."""
+    """Free bytes on the disk of a folder, which need not exist yet."""
     return shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
 
 
@@ -349,15 +345,15 @@ def put_file(local: Path, url: str) -> FileEntry:
 
 
 def put_parts(url: str, parts: Iterable[Part]) -> FileEntry:
-    """Write the parts to `url` one after another and return the file's entry. Of a part nothing
-    is kept when the next is taken.
+    """Write the parts to `url` one by one and return the file's entry. A part is released before the next is
+    taken.
     """
     with writing(url) as target:
         return hashed(url, parts, target.write)
 
 
 def hashed(url: str, parts: Iterable[Part], write: Callable[[memoryview], int] = len) -> FileEntry:
-    """Size and sha256 of a file of these parts, as its entry; each block of at most BLOCK bytes also goes to
+    """The entry (size and sha256) of a file of these parts; each block of at most BLOCK bytes also goes to
     `write`.
     """
     digest, total = hashlib.sha256(), 0
@@ -368,7 +364,7 @@ def hashed(url: str, parts: Iterable[Part], write: Callable[[memoryview], int] =
 
     for part in parts:
         total += _in_blocks(part, take)
-        del part  # it may be a tensor's memory, and the next one is on its way
+        del part  # it may be a tensor's memory; free it before the next
     return FileEntry(path=url.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
 
 
@@ -380,7 +376,7 @@ def _in_blocks(part: Part, take: Callable[[memoryview], None]) -> int:
 
 
 def verify(url: str, entry: FileEntry, name: str = "") -> None:
-    """Compare the file at `url` with its entry. Raises DamageError naming the file (by `name` when `url` is a
+    """Compare the file at `url` with its entry. Raises DamageError naming the file (as `name` if `url` is a
     copy).
     """
     name = name or url
@@ -389,6 +385,6 @@ def verify(url: str, entry: FileEntry, name: str = "") -> None:
     except FileNotFoundError:
         raise DamageError(f"{name}: missing") from None
     if found.bytes != entry.bytes:
-        raise DamageError(f"{name}: {found.bytes} bytes, its record says {entry.bytes}")
+        raise DamageError(f"{name}: has {found.bytes} bytes, but its record has {entry.bytes}")
     if found.sha256 != entry.sha256:
         raise DamageError(f"{name}: content does not match its digest")

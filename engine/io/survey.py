@@ -1,5 +1,5 @@
-"""A list of all that would come in of a checkpoint, changes nothing or is refused, from its configuration and
-the headers of its weights alone. Torch-free.
+"""List everything that would come in from a checkpoint, has no effect or is refused, reading only its
+configuration and weights headers. Torch-free.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ COMES_IN, IDLE, REFUSED, OPEN = "comes in", "idle", "refused", "not judged"
 
 
 class SurveyRow(TypedDict):
-    """A key, a file or the weights of a checkpoint. `state`: comes in, idle, refused, or not judged where
-    something else has to be mended first; `why`: the value that comes in, or the reason.
+    """A key, a file or the weights of a checkpoint. `state`: comes in, idle, refused, or not judged if
+    something else must be fixed first; `why`: the value that comes in, or the reason.
     """
 
     what: str
@@ -42,13 +42,13 @@ class Survey(NamedTuple):
 
     @property
     def refused(self) -> list[str]:
-        """A line each."""
+        """The refused rows, one line each."""
         return [f"{row['what']}: {row['why']}" for row in self.rows if row["state"] == REFUSED]
 
 
 def survey(source: str) -> Survey:
-    """Read what is small of a folder as transformers saves it. Raises ConfigError for an address that cannot
-    be had; all else is in the rows.
+    """Read the small files of a folder in transformers' format. Raises ConfigError for an address that cannot
+    be read; everything else is in the rows.
     """
     with reading(source, "source"):
         source, folder, there = opened(source)
@@ -71,11 +71,11 @@ def survey(source: str) -> Survey:
 
 
 def survey_adapter(source: str) -> Survey:
-    """As `survey`, of a folder as peft saves it: its config alone."""
+    """As `survey`, for a folder in peft's format: its config alone."""
     with reading(source, "source"):
         source, folder, there = opened(source)
         rows = [
-            _refused(ConfigError("source", f"{source} has no {name}", "a folder as peft saves it"))
+            _refused(ConfigError("source", f"{source} has no {name}", "give a folder as peft saves it"))
             for name in (adapters.CONFIG, adapters.WEIGHTS)
             if name not in there
         ]
@@ -88,7 +88,7 @@ def survey_adapter(source: str) -> Survey:
     refused = {error.place: error for error in errors}
     for name, value in config.items():
         if (place := f"{adapters.CONFIG}: {name}") not in refused:
-            idle = "changes nothing of what the finished adapter computes"
+            idle = "no effect on a finished adapter's output"
             is_read = name in adapters.READ
             rows.append(_row(place, COMES_IN if is_read else IDLE, short(value) if is_read else idle))
     return Survey([*rows, *map(_refused, errors)])
@@ -130,19 +130,19 @@ def _of_weights(
     types = ", ".join(sorted({each.dtype for each in stored.values()}))
     many = f"{len(stored)} weights of type {types} in {len(files)} file{'s' * (len(files) > 1)}"
     if found is None or found.spec is None:
-        yield _row("weights", OPEN, f"{many}: {CONFIG} has to say a model first")
+        yield _row("weights", OPEN, f"{many}: {CONFIG} must describe a model first")
         return
     matched = matching(stored, family_of(config, CONFIG), found.spec)
     yield _row("weights", COMES_IN, f"{many}: {found.spec.num_params():,} parameters")
     for other in matched.copies:
-        yield _row(other, COMES_IN, "if it has the numbers of the embedding")
+        yield _row(other, COMES_IN, "if its values equal the embedding's")
     for line in matched.refused:
         name, _, why = line.partition(" ")
         yield _row(name.rstrip(":"), REFUSED, why)
 
 
 def _of_texts(folder: str, there: list[str], config: Mapping[str, Json]) -> Iterator[SurveyRow]:
-    """How texts begin and end, and the files that go on with the model."""
+    """How texts begin and end, and the files that are kept with the model."""
     try:
         texts = read_texts(folder, there, config)
     except AtelierError as error:
@@ -153,4 +153,4 @@ def _of_texts(folder: str, there: list[str], config: Mapping[str, Json]) -> Iter
     )
     ends = ", ".join(map(str, texts.ends)) or "as tokenizer.json has it"
     yield _row("texts", COMES_IN, f"begin with: {begin}; end with: {ends}")
-    yield from (_row(name, COMES_IN, "goes on with the model") for name in BESIDE if name in there)
+    yield from (_row(name, COMES_IN, "is kept with the model") for name in BESIDE if name in there)

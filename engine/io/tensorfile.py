@@ -1,7 +1,7 @@
-"""Headers of safetensors files, so that files can be written and hashed a tensor at a time. The bytes are
-those of the library's own writer, which needs all tensors and the whole file in memory. Torch-free.
+"""Headers of safetensors files, for writing and hashing files one tensor at a time. The bytes equal those of
+the library's own writer, which needs all tensors and the whole file in memory. Torch-free.
 
-The format is eight bytes of header length, a JSON header and the raw bytes of the tensors.
+The format: eight bytes of header length, a JSON header, the raw bytes of the tensors.
 """
 
 import json
@@ -14,9 +14,9 @@ from atelier.engine.config.base import Json
 from atelier.engine.io.storage import open_regular
 
 _ALIGN = 8  # bytes
-NARROW = 1 << 16  # ids of vocabularies up to here are written with 16 bits
-# the format's words and the bytes of an element, in the library's order of tensors in a file: so every tensor
-# starts at a multiple of its element size
+NARROW = 1 << 16  # vocabularies up to this size have 16-bit ids
+# the format's type names and element sizes, in the library's tensor order: every tensor starts at a multiple
+# of its element size
 ELEMENT_BYTES = {
     "U64": 8,
     "I64": 8,
@@ -38,7 +38,7 @@ _ORDER = {dtype: place for place, dtype in enumerate(ELEMENT_BYTES)}
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a file; `dtype` is the format's word."""
+    """A tensor of a file; `dtype` as named in the format."""
 
     name: str
     dtype: str
@@ -50,20 +50,20 @@ class TensorEntry(NamedTuple):
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies in a file: its entry and the position of its first byte."""
+    """A tensor's place in a file: its entry and the position of its first byte."""
 
     entry: TensorEntry
     begin: int
 
 
 def in_file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
-    """The tensors in the order in which the library writes them: by type, then by name."""
+    """The tensors in the library's order: by type, then by name."""
     return sorted(entries, key=lambda entry: (_ORDER[entry.dtype], entry.name))
 
 
 def head(entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
     """The header: the bytes of a file before its tensors, which follow in the order of `entries`. At most one
-    key of metadata: the library writes several in random order.
+    metadata key, because the library writes several in random order.
     """
     header: dict[str, Json] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
@@ -81,7 +81,7 @@ def head(entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = No
 
 
 def places(path: Path) -> list[TensorPlace]:
-    """The tensors of a file that the library has accepted, and where they lie."""
+    """The tensors of a file that the library has accepted, with their places."""
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

@@ -1,5 +1,5 @@
-"""Folders and name of the user who runs this process, also without HOME, without an entry in passwd, with a
-HOME that is missing or read-only. Torch-free.
+"""Folders and name of the user of this process, even without HOME or passwd entry, or if HOME is missing or
+read-only. Torch-free.
 """
 
 import os
@@ -12,12 +12,12 @@ from pathlib import Path
 from atelier.engine.config.error import ConfigError, printable
 
 ATELIER = ".cache/atelier"
-NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where Python's getpass looks, before it asks passwd
+NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # variables that Python's getpass reads before passwd
 PLOTS, EPOCH = "MPLCONFIGDIR", "SOURCE_DATE_EPOCH"
 
 
 def home() -> Path:
-    """The user's folder: $HOME, else passwd's; where neither can be written, one beside temporary files."""
+    """The user's folder: $HOME, otherwise passwd's; if neither is writable, one beside temporary files."""
     return next((place for place in _homes() if _is_writable(place / ATELIER)), None) or _spare()
 
 
@@ -27,36 +27,36 @@ def own_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """For what may be deleted at any time: $XDG_CACHE_HOME/atelier where that is a whole path, else
-    ~/.cache/atelier. It need not exist.
+    """The folder for data that may be deleted at any time: $XDG_CACHE_HOME/atelier if that is an absolute
+    path, otherwise ~/.cache/atelier. It need not exist.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~")
     return base / "atelier" if base.is_absolute() else own_folder()
 
 
 def expanded(path: str, place: str) -> Path:
-    """Expand ~ in `path`. Raises ConfigError about the setting `place` when the home folder is not known."""
+    """Expand ~ in `path`. Raises ConfigError for the setting `place` if the home folder is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         problem = f"{path}: no home folder is known"
-        raise ConfigError(place, problem, "give a whole path, or set HOME") from None
+        raise ConfigError(place, problem, "give an absolute path, or set HOME") from None
 
 
 def with_home(path: str) -> str:
-    """Expand a leading ~ in `path`; unchanged when that home folder is not known."""
+    """Expand a leading ~ in `path`; unchanged if that home folder is unknown."""
     return os.path.expanduser(path)
 
 
 def user_name() -> str:
-    """The user's login name, `uid-<number>` where it has none."""
+    """The user's login name; `uid-<number>` if there is none."""
     found = next((name for key in NAMES if (name := os.environ.get(key))), "")
     return found or (entry.pw_name if (entry := _entry()) else f"uid-{os.getuid()}")
 
 
 def complete_user(environment: MutableMapping[str, str]) -> None:
-    """Set what libraries fail without: HOME where it is no folder, a name where passwd has none, a folder for
-    matplotlib's fonts where the home cannot be written. What is there stays.
+    """Set variables that libraries need: HOME if it is not a folder, a name if passwd has none, a folder for
+    matplotlib's fonts if the home is not writable. Existing ones stay.
     """
     if not os.path.isdir(environment.get("HOME", "")) or not os.path.isabs(environment["HOME"]):
         environment["HOME"] = str(next(iter(_homes()), None) or _spare())
@@ -80,14 +80,14 @@ def _entry() -> pwd.struct_passwd | None:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether the folder can be made, or files in it: its nearest parent that exists is a writable folder."""
+    """Whether the folder or files in it can be created: its nearest existing parent is writable."""
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _spare() -> Path:
-    """A private folder beside temporary files. Raises ConfigError when there can be none."""
+    """A private folder beside temporary files. Raises ConfigError if there can be none."""
     way_out = "set HOME to a folder that you may write to"
     try:
         place = Path(tempfile.gettempdir()) / f"atelier-{os.getuid()}"
@@ -101,9 +101,9 @@ def _spare() -> Path:
 
 
 def drop_unreadable(environment: MutableMapping[str, str]) -> list[str]:
-    """Remove variables that libraries cannot read when they are imported; a note for each."""
+    """Remove variables that libraries cannot read on import; a note for each."""
     value = environment.get(EPOCH, "0")
     if value.isascii() and value.isdecimal():
         return []
     del environment[EPOCH]
-    return [f"{EPOCH} is {printable(value, 40)}, and numpy and matplotlib need a whole number: left out"]
+    return [f"{EPOCH} is {printable(value, 40)}, but numpy and matplotlib need a whole number: left out"]

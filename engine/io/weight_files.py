@@ -1,5 +1,5 @@
-"""The files that hold a model's weights: model.safetensors, or for large models shards and an index that
-names the shard of every tensor, as transformers writes and reads them. Torch-free.
+"""The files of a model's weights: model.safetensors, or for large models shards with an index of every
+tensor's shard, as in transformers. Torch-free.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from atelier.engine.config.record import FileEntry
 from atelier.engine.io.tensorfile import TensorEntry, in_file_order
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-METADATA = {"format": "pt"}  # of a file of weights
+METADATA = {"format": "pt"}  # of a weights file
 AGAIN = "the model has to be written again"  # the way out of a model that was written wrong
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
@@ -24,8 +24,8 @@ def shard_name(number: int, count: int) -> str:
 
 
 def plan_files(entries: Iterable[TensorEntry], most: int) -> dict[str, list[TensorEntry]]:
-    """The tensors of each file, in file order: one file, or shards of at most `most` bytes of tensors; a
-    larger tensor has a shard of its own.
+    """The tensors of each file, in file order: one file, or shards of at most `most` bytes; a larger tensor
+    gets its own shard.
     """
     shards: list[list[TensorEntry]] = [[]]
     filled = 0
@@ -49,10 +49,10 @@ def index_of(files: Mapping[str, Sequence[TensorEntry]]) -> bytes:
 
 
 def read_index(index: Mapping[str, Json], known: Iterable[str], place: str) -> dict[str, set[str]]:
-    """The names of the tensors that each shard has to hold, by shard. `known`: the files that there are.
+    """The tensor names of each shard. `known`: the existing files.
 
-    Raises DataError for a document that is no index, for a shard outside the model's folder and for one that
-    is not there.
+    Raises DataError for a document that is not an index, for a shard outside the model's folder, and for a
+    missing one.
     """
     owners, there = index.get("weight_map"), set(known)
     if not isinstance(owners, dict) or not owners:
@@ -63,7 +63,7 @@ def read_index(index: Mapping[str, Json], known: Iterable[str], place: str) -> d
         if not isinstance(shard, str):
             raise DataError(f"{where} is {_short(shard)}, not the name of a file; {AGAIN}")
         if "/" in shard or "\\" in shard or shard in ("", ".", ".."):
-            raise DataError(f"{where} is {_short(shard)}, which leaves the model's folder; {AGAIN}")
+            raise DataError(f"{where} is {_short(shard)}, which is outside the model's folder; {AGAIN}")
         if shard not in there:
             raise DataError(f"{where} is {_short(shard)}, a file that the model does not have; {AGAIN}")
         shards.setdefault(shard, set()).add(name)
@@ -71,21 +71,21 @@ def read_index(index: Mapping[str, Json], known: Iterable[str], place: str) -> d
 
 
 def check_shard(found: Iterable[str], wanted: Iterable[str], shard: str, place: str) -> None:
-    """Raise DataError unless a shard holds the tensors that the index says it holds."""
+    """Raise DataError unless a shard holds exactly the tensors in the index."""
     found, wanted = set(found), set(wanted)
     if found == wanted:
         return
     faults = [f"no {_short(name)}" for name in sorted(wanted - found)]
-    faults += [f"{_short(name)}, which the index does not say" for name in sorted(found - wanted)]
+    faults += [f"{_short(name)}, which is not in the index" for name in sorted(found - wanted)]
     many = f" ({len(faults)} differences in all)" if len(faults) > 1 else ""
     raise DataError(f"{place}: {shard} holds {faults[0]}{many}; {AGAIN}")
 
 
 def weights_digest(files: Iterable[FileEntry], place: str) -> str:
-    """The digest of a model's weights: of one file its sha256; of shards the sha256 over their sorted lines
-    `name sha256`. `files` are the model's, below any folder.
+    """The digest of a model's weights: the sha256 of one file; for shards the sha256 of their sorted lines
+    `name sha256`. `files`: the model's, in any folder.
 
-    Raises DamageError when there are none.
+    Raises DamageError if there are none.
     """
     digests = {entry.path.rsplit("/", 1)[-1]: entry.sha256 for entry in files}
     if WEIGHTS in digests:

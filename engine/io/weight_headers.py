@@ -1,6 +1,4 @@
-"""The header of a safetensors file at any address, read alone: what weights are there, without their bytes.
-Torch-free.
-"""
+"""Read only the header of a safetensors file at any address: its weights, without their bytes. Torch-free."""
 
 from typing import TypeGuard
 
@@ -10,14 +8,14 @@ from atelier.engine.config.error import DamageError, DataError, printable
 from atelier.engine.io import storage
 from atelier.engine.io.tensorfile import ELEMENT_BYTES, TensorEntry
 
-LENGTH = 8  # bytes that say how long the header is
-MOST_HEADER = 64 << 20  # bytes; one of 100,000 weights has 12 MB
+LENGTH = 8  # bytes of the header's length
+MOST_HEADER = 64 << 20  # bytes; a header of 100,000 weights has 12 MB
 METADATA = "__metadata__"
 
 
 def header(url: str) -> list[TensorEntry]:
-    """The weights of a file. Raises DataError for a file whose header is none, or says what its size does
-    not allow.
+    """The weights of a file. Raises DataError for an invalid header, or one that does not fit the file's
+    size.
     """
     size = storage.size(url)
     length = int.from_bytes(storage.read_range(url, 0, LENGTH), "little")
@@ -35,20 +33,20 @@ def header(url: str) -> list[TensorEntry]:
         entries.append(entry)
         end = max(end, last)
     if LENGTH + length + end != size:
-        problem = f"its header says {LENGTH + length + end} bytes, and it has {size}"
+        problem = f"its header implies {LENGTH + length + end} bytes, but it has {size}"
         raise DataError(f"{url}: not a weights file ({problem})")
     return entries
 
 
 def _entry(name: str, about: Json, url: str) -> tuple[TensorEntry, int]:
-    """A weight, and where its bytes end."""
+    """A weight, and the end of its bytes."""
     told = section_of(about)
     dtype, shape, offsets = str(told.get("dtype")), told.get("shape"), told.get("data_offsets")
     if dtype in ELEMENT_BYTES and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2:
         entry = TensorEntry(name, dtype, tuple(shape))
         if offsets[1] - offsets[0] == entry.num_bytes:
             return entry, offsets[1]
-    raise DataError(f"{url}: not a weights file (what it says of {printable(name)})")
+    raise DataError(f"{url}: not a weights file (invalid entry of {printable(name)})")
 
 
 def _are_counts(value: Json) -> TypeGuard[list[int]]:

@@ -184,7 +184,7 @@ def _stretched(turns: Tensor, theta: float, rope: Rope) -> tuple[Tensor, float]:
     width = 2 * len(turns)
 
     def place(made: float) -> float:
-        """The index of the frequency that makes so many turns."""
+        """The index of the frequency that makes this many turns."""
         return width * math.log(rope.original / (made * 2 * math.pi)) / (2 * math.log(theta))
 
     first = max(math.floor(place(rope.fast)), 0)

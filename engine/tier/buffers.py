@@ -1,5 +1,5 @@
-"""A fixed number of buffers for units of numbers that lie in files: weights, moments, gradients. Threads of
-their own read what is asked for, and write back what has changed, while others compute.
+"""A fixed number of buffers for units of numbers in files: weights, moments, gradients. Threads read
+requested units and write back changed ones while others compute.
 """
 
 import threading
@@ -16,18 +16,18 @@ from atelier.engine.tier.policy import Policy
 
 
 class Backing(Protocol):
-    """Where units are when they are in no buffer. One thread reads, one writes, never the same unit."""
+    """Storage of units that are in no buffer. One thread reads, one writes, never the same unit."""
 
     def read(self, unit: int, into: Tensor, /) -> None:
-        """Raises DamageError for a unit that is not as it was written, and OSError."""
+        """Raises DamageError for a unit that differs from the written one, and OSError."""
 
     def write(self, unit: int, state: Tensor, /) -> None:
         """Raises OSError for a full or failing disk."""
 
 
 class TransferThreads:
-    """A thread that reads and one that writes, each in the order in which it is asked. `busy_s`: how long one
-    of them has worked at least.
+    """A reading and a writing thread, each working in request order. `busy_s`: busy time of the busier
+    one.
     """
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class TransferThreads:
         self.busy_s = 0.0
 
     def read(self, act: Callable[[], None], after: Iterable["Future[None]"] = ()) -> "Future[None]":
-        """`after`: writes that have to be done before."""
+        """`after`: writes that must be done before."""
         return self._reader.submit(self._timed, act, [each for each in after if not each.done()])
 
     def write(self, act: Callable[[], None]) -> "Future[None]":
         return self._writer.submit(self._timed, act)
 
     def _timed(self, act: Callable[[], None], after: Sequence["Future[None]"] = ()) -> None:
-        wait(after)  # whoever asked for a write learns that it failed
+        wait(after)  # failures are raised to the requester of the write
         with self._lock:
             if not self._working:
                 self._began = time.perf_counter()
@@ -63,11 +63,11 @@ class TransferThreads:
 
 
 class Buffers:
-    """`size` buffers of `floats` numbers, one after another; `align`: of the first, in bytes. A unit that was
-    asked for, or is in use, keeps its buffer; of the others `policy` says which one leaves, and it is written
-    back if it has changed: once units leave, before its turn comes, so that nobody waits for that.
-    `renew` is called with a unit and its numbers whenever it is taken, and says whether it changed them.
-    `most`: units that were in buffers at once; `waited_s`: until what was taken had been read.
+    """`size` consecutive buffers of `floats` numbers; `align`: alignment of the first, in bytes. A requested
+    or used unit keeps its buffer; of the others, `policy` chooses which one leaves. A changed unit is written
+    back; once units have to leave, this happens ahead of its turn, so that nothing waits for it. `renew` is
+    called with a unit and its numbers when it is taken, and returns whether it changed them. `most`: most
+    units in buffers at once; `waited_s`: waiting time for reads.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class Buffers:
         room = torch.empty(size * floats + align // dtype.itemsize, dtype=dtype, device=device)
         begin = -room.data_ptr() % align // dtype.itemsize
         self.buffers = room[begin : begin + size * floats].view(size, floats)
-        self._rows = self.buffers.unbind()  # once: what recomputation records has no part of this class
+        self._rows = self.buffers.unbind()  # once, so that recomputation records nothing of this class
         self._free = list(range(size))
         self._place: dict[int, int] = {}  # buffer by unit
         self._ready: dict[int, Future[None]] = {}
         self._awaited: set[int] = set()
-        self._used: dict[int, int] = {}  # how often a unit is in use
+        self._used: dict[int, int] = {}  # number of current uses of a unit
         self._changed: set[int] = set()
-        self._writes: list[Future[None]] = []  # whose end nobody has looked at
+        self._writes: list[Future[None]] = []  # writes whose result was not checked yet
         self._emptied: dict[int, Future[None]] = {}  # by buffer: its last write
         self._stored: dict[int, Future[None]] = {}  # by unit: its last write
         self.hits = self.misses = self.evictions = self.most = 0
@@ -106,8 +106,8 @@ class Buffers:
         return unit in self._place
 
     def ask(self, unit: int, *, is_new: bool = False) -> bool:
-        """Begin to read a unit that will be taken, unless it is there; False when no buffer is free.
-        `is_new`: whatever was written of it, its numbers are of no use.
+        """Start reading a unit that will be taken, unless it is there; False if no buffer is free. `is_new`:
+        its stored numbers are not needed.
         """
         if unit not in self._place:
             if not self._free and not self._evict():
@@ -122,7 +122,7 @@ class Buffers:
         return True
 
     def ask_all(self, units: Iterable[int]) -> int:
-        """Ask for as many of these, from the first on, as there are buffers for; how many that is."""
+        """Request as many of these, in order, as there are buffers; returns their number."""
         asked = 0
         for unit in units:
             if not self.ask(unit):
@@ -131,10 +131,10 @@ class Buffers:
         return asked
 
     def take(self, unit: int, *, is_new: bool = False) -> Tensor:
-        """The buffer of a unit, once it is read; its own until `give`. Raises what reading it raised, or
-        writing what left.
+        """The buffer of a unit, once it is read, reserved until `give`. Raises errors of its read, or of the
+        write of a unit that left.
         """
-        while not self.ask(unit, is_new=is_new):  # what was asked for before was not taken: a wrong guess
+        while not self.ask(unit, is_new=is_new):  # earlier requests were not taken: wrong guesses
             wrong = next((other for other in self._awaited if other not in self._used), None)
             if wrong is None:
                 raise RuntimeError(f"{self.size} buffers are in use at once")
@@ -177,25 +177,25 @@ class Buffers:
             self.give(unit, changed=changes)
 
     def ask_no_more(self) -> None:
-        """What was asked for and not taken leaves."""
+        """Release units that were requested but not taken."""
         for unit in self._awaited - self._used.keys():
             self._drop(unit)
 
     def discard(self, unit: int) -> None:
-        """Nobody needs the numbers of this unit any more: they are not written back."""
+        """Do not write back this unit, whose numbers are no longer needed."""
         self._changed.discard(unit)
         if unit in self._place and unit not in self._used:
             self._ready[unit].exception()
             self._forget(unit)
 
     def write_all(self) -> None:
-        """Write back all that has changed; buffers keep their units."""
+        """Write back all changes; buffers keep their units."""
         for unit in sorted(self._changed):
             self._write_back(unit)
         self._check_writes(wait=True)
 
     def finish(self) -> None:
-        """Wait for what has begun: nothing is read or written any more, until something is asked for."""
+        """Wait for all started reads and writes; none starts until the next request."""
         wait([*self._ready.values(), *self._writes])
 
     def drop_all(self) -> None:
@@ -209,7 +209,7 @@ class Buffers:
     # inside
 
     def _fill(self, unit: int, place: int, *, is_new: bool) -> "Future[None]":
-        """Begin to read a unit into a buffer, once what was there is written, and the unit itself."""
+        """Start reading a unit into a buffer, after pending writes of the buffer and of the unit."""
         before = [self._emptied.pop(place, None), self._stored.pop(unit, None)]
         after = [each for each in before if each is not None and not each.done()]
         if not is_new:
@@ -221,7 +221,7 @@ class Buffers:
         return ready
 
     def _write_back(self, unit: int) -> None:
-        """Begin to write a unit."""
+        """Start writing a unit."""
         place = self._place[unit]
         self._changed.discard(unit)
         done = self.worker.write(lambda: self.backing.write(unit, self._rows[place]))
@@ -229,7 +229,7 @@ class Buffers:
         self._writes.append(done)
 
     def _check_writes(self, *, wait: bool) -> None:
-        """Raise what writing raised."""
+        """Raise errors of writes."""
         while self._writes and (wait or self._writes[0].done()):
             self._writes.pop(0).result()
 
@@ -242,12 +242,12 @@ class Buffers:
 
     @property
     def _idle(self) -> list[int]:
-        """The units that nobody uses or waits for."""
+        """Units that are neither used nor requested."""
         return [unit for unit in self._place if unit not in self._used and unit not in self._awaited]
 
     def _drop(self, unit: int) -> None:
-        """Take a unit's buffer away."""
-        wait([self._ready[unit]])  # a wrong guess may still be on its way into the buffer
+        """Release a unit's buffer."""
+        wait([self._ready[unit]])  # a wrong guess may still be being read
         if unit in self._changed:
             self._write_back(unit)
         self._forget(unit)

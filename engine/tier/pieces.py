@@ -1,4 +1,4 @@
-"""Units of weights as they lie in a model's files, in pieces."""
+"""Units of weights in a model's files, in pieces."""
 
 import os
 import weakref
@@ -20,11 +20,11 @@ class FileSpan(NamedTuple):
     offset: int  # bytes
     count: int
     dtype: torch.dtype
-    into: int  # number of the first one
+    into: int  # index of the first one
 
 
 class StoredUnits:
-    """Units by number, each the numbers of its sources. Nothing is written. Counts the bytes that it read."""
+    """Units by number, each with the numbers of its sources. Read-only; counts the bytes read."""
 
     def __init__(self, units: Sequence[Sequence[FileSpan]]) -> None:
         self.units = units
@@ -43,7 +43,7 @@ class StoredUnits:
             target.copy_(staged)
 
     def write(self, unit: int, state: Tensor) -> None:
-        raise AssertionError("weights that are only read have changed")
+        raise AssertionError("read-only weights have changed")
 
     def _read(self, source: FileSpan, target: Tensor) -> None:
         view = memoryview(cast(Any, target.view(torch.uint8).numpy()))
@@ -52,8 +52,9 @@ class StoredUnits:
             count = os.preadv(file, [view[done:]], source.offset + done)
             if not count:
                 raise DamageError(
-                    f"{source.path} ends before byte {source.offset + len(view)}, which it had when opened",
-                    "its file was changed meanwhile: start again, with the model made or fetched anew",
+                    f"{source.path} ends before byte {source.offset + len(view)}, which was there when it"
+                    " was opened",
+                    "its file was changed: make or fetch the model again",
                 )
             done += count
         self.bytes_read += len(view)

@@ -1,4 +1,4 @@
-"""Which state leaves a full cache."""
+"""Policies that choose which state leaves a full cache."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,19 +6,19 @@ from typing import Protocol
 
 class Policy(Protocol):
     def used(self, slot: int) -> None:
-        """A slot was asked for, and is in the cache."""
+        """Called when a slot is used and in the cache."""
 
     def left(self, slot: int) -> None:
-        """A slot is no longer in the cache."""
+        """Called when a slot has left the cache."""
 
     def victim(self, there: Sequence[int]) -> int:
-        """Which of these slots is to leave."""
+        """The slot that should leave, of those in the cache."""
         ...
 
 
 class LeastOftenUsed:
-    """By hits that decay: SE-MoE's rule (2205.10034, algorithm 2). As printed, only a slot with at least
-    `threshold` hits may leave, and nothing is said where none has: then the one with the fewest leaves.
+    """Fewest hits, which decay: SE-MoE's rule (2205.10034, algorithm 2). As printed, only a slot with at
+    least `threshold` hits may leave; if there is none, the slot with fewest hits leaves here.
     """
 
     def __init__(self, threshold: float = 0.0, decay: float = 0.5, every: int = 1000) -> None:
@@ -57,7 +57,7 @@ class LeastRecentlyUsed:
 
 
 class FirstStay:
-    """What came first stays; the newest leaves."""
+    """The newest slot leaves; the first ones stay."""
 
     def __init__(self) -> None:
         self.order: dict[int, None] = {}
@@ -74,8 +74,8 @@ class FirstStay:
 
 
 class FarthestOnWay:
-    """Were all slots needed in order, there and back as in the forward and the backward pass, what would be
-    needed last leaves.
+    """The slot needed last leaves, if all slots are needed in order, forth and back as in forward and
+    backward passes.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Ring-memory inference (SE-MoE, 2205.10034, section 3.2): a model that is larger than the memory for it. Its
-blocks and experts stay in the model's files and come into a few buffers just before they compute, read while
-others compute. The arithmetic is the model's own: results have the same bits.
+"""Ring-memory inference (SE-MoE, 2205.10034, section 3.2) for models larger than memory: blocks and experts
+stay in the model's files and are read into a few buffers just before they compute, while others compute.
+Results have the same bits as in memory.
 
 X experts of a mixture, P tokens sorted by expert, D hidden
 """
@@ -28,11 +28,11 @@ from atelier.engine.tier.buffers import Buffers, TransferThreads
 from atelier.engine.tier.pieces import FileSpan, StoredUnits
 from atelier.engine.tier.policy import LeastRecentlyUsed
 
-RING = "ring"  # attribute of a model that is streamed
+RING = "ring"  # attribute of a streamed model
 
 
 class Piece(NamedTuple):
-    """A weight of a unit: which module has it under which name, and its numbers in the unit's buffer."""
+    """A weight of a unit: its module, its name there, and its numbers in the unit's buffer."""
 
     owner: nn.Module
     leaf: str
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Weights that come and go together: those of a block but its experts', or those of one expert."""
+    """Weights that are loaded together: a block's without its experts', or one expert's."""
 
     pieces: list[Piece]
     sources: list[FileSpan]
@@ -65,7 +65,7 @@ def read_model_within(
     place: str = "--memory",
 ) -> tuple[Model, ModelSpec]:
     """The model of an artifact for inference, and its spec, with at most `memory` bytes of weights in memory
-    at once; 0, or where they fit: all. Raises ConfigError at `place` when two blocks and two experts do not
+    at once (all if they fit, or if 0). Raises ConfigError at `place` if two blocks and two experts do not
     fit; otherwise as `read_model`.
     """
     if not memory:
@@ -80,13 +80,13 @@ def read_model_within(
 
 
 def ring_of(model: nn.Module) -> "Ring | None":
-    """What streams the model; None where all of it is in memory."""
+    """The ring that streams the model; None if all of it is in memory."""
     found = model.__dict__.get(RING)
     return found if isinstance(found, Ring) else None
 
 
 def outputs_of(model: Model, batches: Iterable[dict[str, Tensor]]) -> Iterator[Output]:
-    """The model's outputs of these batches, one after another; of a model that is streamed, some batches at
+    """The model's outputs for these batches, one after another; for a streamed model several batches at
     once.
     """
     ring = ring_of(model)
@@ -107,12 +107,12 @@ def outputs_of(model: Model, batches: Iterable[dict[str, Tensor]]) -> Iterator[O
 
 
 class Ring:
-    """The blocks and experts of one model, which is on the meta device. Before a block computes its weights
-    become views of a buffer, and the block after it is asked for; a mixture asks for the experts of its
-    tokens once the router has spoken: those that are there first, then those with most tokens.
+    """The blocks and experts of a model on the meta device. Before a block computes, its weights become views
+    of a buffer and the next block is requested. A mixture requests the experts of its tokens once the router
+    has chosen: first those in memory, then those with most tokens.
 
-    `is_mapped`: the bits are to be those of `read_model`, which maps the files; else of weights in memory of
-    their own. `rank`: which of the ranks that share experts equally.
+    `is_mapped`: give the bits of `read_model`, which maps files; otherwise of weights in their own memory.
+    `rank`: index among the ranks that split experts equally.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Ring:
     ) -> None:
         self.model, self.files, self.device, self.dtype, self.place = model, files, device, dtype, place
         self.is_mapped, self.rank = is_mapped, rank
-        model.__dict__[RING] = self  # which lives as long as the model
+        model.__dict__[RING] = self  # it lives as long as the model
         self.names = {module: path for path, module in model.named_modules()}
         blocks = blocks_of(model)
         mixtures = [module for module in model.modules() if isinstance(module, ExpertWeights)]
@@ -145,7 +145,7 @@ class Ring:
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
         self.after = {number: number + 1 for number in range(self.shares.stay, len(blocks) - 1)}
         self.last = len(blocks) - 1
-        self.num_met = 0  # experts that had tokens, over all passes of their mixtures
+        self.num_met = 0  # experts with tokens, over all passes of mixtures
         self._inside: set[int] = set()  # blocks that compute
         self.after[self.last] = self.shares.stay
         for number, block in enumerate(blocks[self.shares.stay :], self.shares.stay):
@@ -180,8 +180,8 @@ class Ring:
         return Unit(pieces, sources, self._up(end))
 
     def _source(self, name: str, after: int, row: int | None = None, first: int = 0) -> FileSpan:
-        """A stored weight, or a row of it (of those from `first` on), behind so many numbers of a buffer: as
-        far into a line as the same weight is in memory.
+        """A stored weight, or a row of it counted from `first`, placed after `after` numbers of a buffer,
+        with the same offset in a cache line as in memory.
         """
         path, offset, shape, dtype = self.files.place(name)
         count = math.prod(shape if row is None else shape[1:])
@@ -192,7 +192,7 @@ class Ring:
         return FileSpan(path, begin, count, dtype, self._up(after) + within % self._line)
 
     def _up(self, floats: int) -> int:
-        """As many numbers, or those that complete a line."""
+        """The number rounded up to whole cache lines, if required."""
         return -(-floats // self._line) * self._line
 
     @property
@@ -200,7 +200,7 @@ class Ring:
         return LINE // self.dtype.itemsize
 
     def _divided(self, memory: int, rest: Unit) -> Shares:
-        """Raises ConfigError for too little memory."""
+        """Raises ConfigError if there is too little memory."""
         size = self.dtype.itemsize
         blocks = [unit.floats * size for unit in self.blocks]
         expert = max((unit.floats for unit in self.experts), default=0) * size
@@ -211,7 +211,7 @@ class Ring:
         return shares
 
     def _stay(self, units: Sequence[Unit]) -> None:
-        """Bring units to memory for good."""
+        """Load units into memory permanently."""
         files = StoredUnits([unit.sources for unit in units])
         for number, unit in enumerate(units):
             buffer = torch.empty(unit.floats, dtype=self.dtype, device=self.device)
@@ -231,12 +231,12 @@ class Ring:
 
     @property
     def bytes_read(self) -> int:
-        """By the buffers, since the beginning."""
+        """Bytes read by the buffers so far."""
         found = (buffers.backing for buffers in (self.block_buffers, self.expert_buffers))
         return sum(one.bytes_read for one in found if isinstance(one, StoredUnits))
 
     def counts(self) -> dict[str, Json]:
-        """What was in memory at most, and what came and went."""
+        """Peak memory and loads of units."""
         blocks, experts = self.block_buffers, self.expert_buffers
         return {
             "blocks": len(self.blocks),
@@ -250,7 +250,7 @@ class Ring:
         }
 
     def read_all(self) -> None:
-        """Read every block and expert that does not stay, once, as a pass does that computes nothing."""
+        """Read every block and expert that is not resident once, as a pass without computation does."""
         asked = [(self.block_buffers, range(self.shares.stay, len(self.blocks)))]
         asked += [(self.expert_buffers, range(len(self.experts)))]
         for buffers, units in asked:
@@ -259,11 +259,11 @@ class Ring:
                 buffers.ask_all(units[unit - units.start + 1 :][:1])
                 buffers.give(unit)
 
-    # in a forward pass
+    # during a forward pass
 
     def outputs(self, batches: Sequence[dict[str, Tensor]]) -> Iterator[Output]:
-        """The model's outputs of several batches, each as if it were alone: every block of `blocks` computes
-        all of them before the next one, so that it is read once.
+        """The model's outputs for several batches, each as if alone: every block computes all of them before
+        the next, so it is read once.
         """
         model, blocks = self.model, self.model.blocks
         shared = [model.shared(batch) for batch in batches]
@@ -281,7 +281,7 @@ class Ring:
             yield model.leave(some, others, last)
 
     def _enter(self, number: int, block: nn.Module, given: tuple[Any, ...]) -> None:  # as torch calls a hook
-        if number != self.last:  # of a model with branches, those that are computed
+        if number != self.last:  # only computed blocks, in a model with branches
             self.after[self.last] = number
         self.last = number
         self.blocks[number].install(self.block_buffers.take(number))
@@ -289,7 +289,7 @@ class Ring:
         self.block_buffers.ask(self.after.get(number, number))
 
     def _leave(self, number: int, block: nn.Module, given: tuple[Any, ...], result: object) -> None:
-        if number in self._inside:  # else it could not be entered
+        if number in self._inside:  # otherwise entering it failed
             self._inside.discard(number)
             self.block_buffers.give(number)
 
@@ -310,7 +310,7 @@ class Ring:
 
 
 def stored_by(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The weights that a module holds itself, as an artifact has them."""
+    """The weights that a module holds itself, as in an artifact."""
     own = list(module.named_parameters(recurse=False))
     kept = [
         each
@@ -321,7 +321,7 @@ def stored_by(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def put(owner: nn.Module, leaf: str, weight: Tensor) -> None:
-    """Set a parameter or buffer of a module to a tensor, which it shares."""
+    """Set a parameter or buffer of a module to a tensor, without copy."""
     if leaf in owner._parameters:
         owner._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
     else:

@@ -40,7 +40,7 @@ def as_words(overrides: Sequence[str | Mapping[str, Value]], values: Mapping[str
                 words += _words(key, value, 0)
         else:
             raise ConfigError(
-                "overrides", f"{shown_as(one)} is no override", "give 'key=value' or {'key': value}"
+                "overrides", f"{shown_as(one)} is not an override", "give 'key=value' or {'key': value}"
             )
     return words
 

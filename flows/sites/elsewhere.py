@@ -73,7 +73,7 @@ class Elsewhere:
         --fresh, which orders do not have.
         """
         if self._frozen.resume.fresh:
-            raise ConfigError("--fresh", "is for runs at one site", "begin it again at each site by itself")
+            raise ConfigError("--fresh", "is for runs at one site", "use it separately at each site")
         orders: dict[str, SiteOrder] = {}
         try:
             for site in self._there:
@@ -97,7 +97,7 @@ class Elsewhere:
                 time.sleep(LOOK_EVERY)
             if reply is not None and not reply.is_last:
                 refusals.append(
-                    f"{site} has said nothing for {PLANNING_S:.0f} s after '{reply.problem or reply.state}';"
+                    f"{site} has not replied for {PLANNING_S:.0f} s after '{reply.problem or reply.state}';"
                     " is its agent still there?"
                 )
                 continue
@@ -255,7 +255,7 @@ class Elsewhere:
             if reply is not None and silent != heard.number and heard.silence > PATIENCE_S:
                 silent = heard.number
                 where = "" if "running" in said else "; there: atelier site orders"
-                context.say(node, waiting=f"{node.site} has said nothing for {PATIENCE_S:.0f} s{where}")
+                context.say(node, waiting=f"{node.site} has not replied for {PATIENCE_S:.0f} s{where}")
             time.sleep(LOOK_EVERY)
 
     def _take_files(self, node: Node, context: RunContext) -> None:

@@ -41,7 +41,7 @@ class HangDetector:
         behind = min(stands.values(), key=lambda stand: stand.place)
         if not behind.limit_s or self._still_s <= behind.limit_s:
             return ""
-        return f"{self._told(stands)}; nothing moved for {self._still_s:.0f} s"
+        return f"{self._told(stands)}; no progress for {self._still_s:.0f} s"
 
     def _read(self, rank: int) -> RankProgress | None:
         with suppress(OSError):
@@ -55,7 +55,7 @@ class HangDetector:
         states = {rank: _state(pid) for rank, pid in self._pids.items()}
         if len(late) == len(stands):  # equally far: those that do not just sleep in a collective
             late = [rank for rank in late if states[rank]] or late
-        words = [f"rank {rank} stands at {_where(stands[rank], states[rank])}" for rank in late]
+        words = [f"rank {rank} is at {_where(stands[rank], states[rank])}" for rank in late]
         others = [rank for rank in stands if rank not in late]
         if others:
             first = _where(stands[others[0]], "")

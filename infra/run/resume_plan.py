@@ -53,7 +53,7 @@ class OtherCode:
         if not self.changes:
             what = "its code was not recorded"
         return (
-            f"{self.node}: the training of {self.role} stands at step {self.step} of other code ({what});"
+            f"{self.node}: the training of {self.role} stopped at step {self.step} with other code ({what});"
             f" --accept-code continues with the present code, --fresh {self.node} restarts it"
         )
 

@@ -169,7 +169,7 @@ def _make_local(url: str, parent: int, mode: int) -> int:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise BucketError(f"{url} is a link, or no folder") from None
+            raise BucketError(f"{url} is a link, or not a folder") from None
         raise
     if is_made and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 == PRIVATE:
         with suppress(PermissionError):
@@ -189,7 +189,7 @@ def _read_local(path: str, most: int) -> bytes:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DamageError("it is no file")
+        raise DamageError("it is not a file")
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -202,7 +202,9 @@ def check_bucket(url: str, place: str) -> None:
     out = "check that it is there, that you may write there, and the credentials in the environment"
     try:
         if is_local(url) and not Path(local_path(url)).is_dir():
-            raise ConfigError(place, f"{url} is no folder of this machine", "a folder that is there: mkdir")
+            raise ConfigError(
+                place, f"{url} is not a folder of this machine", "make it with mkdir, or give another"
+            )
         probe, data = join(url, f"{storage.TEMPORARY}probe-{os.urandom(8).hex()}"), os.urandom(16)
         with _asking(url):
             write_bytes(probe, data)

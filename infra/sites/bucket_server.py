@@ -278,12 +278,12 @@ class BucketServer:
         return opened
 
     def _go_on(self, call: _Answering) -> None:
-        """Raises _Ended if the peer has given up a call, or is not trusted any more."""
+        """Raises _Ended if the peer has given up a call, or is no longer trusted."""
         if call.is_over.is_set() or self._stop.is_set():
             raise _Ended("the call is over")
         card = self._keys.peers.get(call.first.peer)
         if card is None or card.digest != call.first.card.digest:
-            raise _Ended("not trusted any more")
+            raise _Ended("no longer trusted")
 
     def _put(self, call: _Answering, code: grpc.StatusCode, details: str = "", answer: bytes = b"") -> None:
         head = AnswerHead(sender=self._keys.card.digest, code=code.name, details=details[:2000])

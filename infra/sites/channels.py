@@ -33,7 +33,7 @@ ALIVE: list[Option] = [
 
 
 class Channels:
-    """The channels of the site of `keys`. One is opened anew when its peer's card, or this site's, changes.
+    """The channels of the site of `keys`. One is reopened when its peer's card, or this site's, changes.
     `on_refused` gets the reasons of refused answers in a bucket.
     """
 

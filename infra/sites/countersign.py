@@ -150,14 +150,14 @@ class Countersigning(ItemKind[Signed]):
         try:
             signed.check(card.certificate, str(self._keys.folder))
         except DamageError as error:
-            raise DamageError(str(error), "atelier site rotate makes both anew") from None
+            raise DamageError(str(error), "`atelier site rotate` makes new ones") from None
         return signed
 
     def _check(self, theirs: Signed, peer: str) -> None:
         """Check that a peer has signed a statement, for this site. Raises NotTaken, DamageError."""
         said, card = theirs.statement, self._keys.peers.get(peer)
         if card is None:
-            raise NotTaken(f"{peer} is not trusted any more")
+            raise NotTaken(f"{peer} is no longer trusted")
         if (said.site, said.peer) != (peer, self._keys.card.site) or said.certificate != card.digest:
             raise NotTaken(f"a statement of {said.site} for {said.peer}, and {peer} sends it")
         theirs.check(card.certificate, peer)

@@ -144,7 +144,7 @@ def text_of(note: Note) -> bytes:
 def note_of(text: bytes, kind: Json, place: str) -> Note:
     """Parse a note. Raises DamageError if it is not one of that kind."""
     if not isinstance(kind, str) or kind not in KINDS:
-        raise DamageError(f"{place}: {str(kind)[:40]!r} is no kind of note between sites", place=place)
+        raise DamageError(f"{place}: {str(kind)[:40]!r} is not a kind of note between sites", place=place)
     if len(text) > MOST:
         raise DamageError(f"{place}: {len(text)} bytes, a note between sites has at most {MOST}", place=place)
     return parse_as(KINDS[kind], text, place, f"an {kind}" if kind == "order" else f"a {kind}")

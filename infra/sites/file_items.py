@@ -96,14 +96,14 @@ class Files(ItemKind[FileHead]):
             raise NotTaken(f"there is no order {head.order[:16]} to {peer} here")
         if head.artifact not in wanted(order):
             about = f"{head.artifact.kind} {head.artifact.fingerprint[:16]}"
-            raise NotTaken(f"the order {order.id[:16]} wants no files of {about}")
+            raise NotTaken(f"the order {order.id[:16]} needs no files of {about}")
         entries = self._sent(order.id).get(head.artifact)
         if entries is None:
             raise NotTaken("its record has not arrived", "early")
         if not is_carried(head.entry.path):
             raise NotTaken(f"{head.entry.path[:80]} is outside its payload, or too long")
         if head.entry not in entries:
-            raise NotTaken(f"{head.entry.path[:80]} is no file of its record")
+            raise NotTaken(f"{head.entry.path[:80]} is not a file of its record")
         return self.place(head)
 
     def offset(self, item: Item[FileHead], peer: str) -> int | None:

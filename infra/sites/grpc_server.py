@@ -43,7 +43,9 @@ class GrpcServer(grpc.GenericRpcHandler):
         try:
             port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
-            raise ConfigError("site serve", f"cannot listen at {address}", "another port, or 0") from None
+            raise ConfigError(
+                "site serve", f"cannot listen at {address}", "give another port, or 0 for any"
+            ) from None
         _allow_descriptors()
         self._server.start()
         return port

@@ -57,7 +57,7 @@ class Hourly:
 
     def check(self, peer: str, size: int) -> None:
         """Raises NotTaken (early) while `size` more bytes exceed the budget, and (never) for a negative
-        `size`. Reads the policy anew.
+        `size`. Reads the policy again.
         """
         if size < 0:
             raise NotTaken(f"begins {-size} bytes after its end")

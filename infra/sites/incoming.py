@@ -280,7 +280,7 @@ def received(
         part.unlink()
         raise Damaged("its content does not match its digest")
     if not is_trusted():
-        raise NotTaken("who sent it is not trusted any more")
+        raise NotTaken("its sender is no longer trusted")
     arrival.note(has_come)
     os.replace(part, target)
     sync_folder(target.parent)

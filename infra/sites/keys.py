@@ -145,8 +145,8 @@ class Keys:
         if not re.fullmatch(SITE, site) or site in (ANY, NOBODY):
             raise ConfigError(
                 "site create",
-                f"{site!r} is no name of a site",
-                f"small letters, digits and -, and neither {ANY} nor {NOBODY}",
+                f"{site!r} is not a site name",
+                f"use small letters, digits and -, but not {ANY} or {NOBODY}",
             )
         check_address(address)
         keys = Keys(folder)
@@ -246,15 +246,15 @@ class Keys:
             found = parse_as(Card, card[: MOST_CARD + 1], place, "a site's card")
         except DamageError as error:
             raise ConfigError(
-                place, str(error).removeprefix(f"{place}: "), "the output of `site card` there"
+                place, str(error).removeprefix(f"{place}: "), "give the output of `atelier site card` there"
             ) from None
         owner, _ = self.certificates.get(found.digest, (found.site, ""))
         if found.site == self.card.site:
             raise ConfigError(
-                place, f"is of {found.site}, the name of this site", "another name for one of them"
+                place, f"is of {found.site}, the name of this site", "give one of them another name"
             )
         if owner != found.site:
-            raise ConfigError(place, f"has the certificate of {owner}", f"a card of {found.site} itself")
+            raise ConfigError(place, f"has the certificate of {owner}", f"give a card that {found.site} made")
         if found.out_of_time:
             raise ConfigError(place, found.out_of_time, f"atelier site rotate at {found.site}")
         former = self.peers.get(found.site)
@@ -263,7 +263,7 @@ class Keys:
                 place,
                 f"has another certificate ({found.digest[:32]}) than {found.site} has here"
                 f" ({former.digest[:32]})",
-                f"if {found.site} has made a new key, --replace; else another name for one of the two",
+                f"if {found.site} has made a new key, use --replace; else give one of the two another name",
             )
         if former is not None:
             self._keep_former(former)
@@ -310,7 +310,7 @@ class Keys:
         try:
             return _read_card(path)
         except FileNotFoundError:
-            raise AtelierError(f"{site} is not trusted any more") from None
+            raise AtelierError(f"{site} is no longer trusted") from None
 
     def _cards(self, where: str = PEERS) -> Iterator[Card]:
         """The readable cards of a folder; a damaged one blocks no other site."""
@@ -355,8 +355,8 @@ def check_address(address: str) -> None:
     except ValidationError:
         raise ConfigError(
             "--address",
-            "is no address of a site",
-            "host:port, or the URL of a folder or bucket (file:///shared/mail, s3://bucket/mail) without"
+            "is not a site address",
+            "give host:port, or the URL of a folder or bucket (file:///shared/mail, s3://bucket/mail) without"
             " credentials, which are taken from the environment",
         ) from None
 
@@ -367,7 +367,7 @@ def certificate_digest(pem: str) -> str:
         found = x509.load_pem_x509_certificate(pem.encode())
     except ValueError:
         raise ConfigError(
-            "certificate", "cannot be read", "a card that `atelier site card` printed"
+            "certificate", "cannot be read", "give a card that `atelier site card` printed"
         ) from None
     return hashlib.sha256(found.public_bytes(serialization.Encoding.DER)).hexdigest()
 

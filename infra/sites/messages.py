@@ -100,7 +100,7 @@ class Messages(ItemKind[Message]):
             tell_rate(self._url, peer, size, seconds)
 
     def begins_anew(self, peer: str, trajectory: str) -> None:
-        """Send a reader all messages again: it has begun anew."""
+        """Send a reader all messages again: it has started again."""
         self._sent.pop((peer, trajectory), None)
 
     def path(self, item: Item[Message], peer: str) -> Path:

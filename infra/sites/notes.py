@@ -94,7 +94,7 @@ class Notes(ItemKind[Note]):
                 raise NotTaken(f"there is no order {note.order[:16]} here", when)
             sender, reader = (order.site, order.home) if isinstance(note, Reply) else (order.home, order.site)
             if sender != peer or reader != self._site or (note.home, note.site) != (order.home, order.site):
-                raise NotTaken(f"the order {note.order[:16]} is none between {peer} and {self._site}")
+                raise NotTaken(f"the order {note.order[:16]} is not an order between {peer} and {self._site}")
         if isinstance(note, Reply):
             there = self._desk.reply(note.order)
             if there is not None and (there.is_last or there.number >= note.number):

@@ -102,7 +102,7 @@ class OrderRunner:
             self._answer(order, "running", "waits for other orders here")
 
     def _is_cancelled(self, order: SiteOrder) -> bool:
-        """Whether it is to end: its home has cancelled it, or is not trusted any more."""
+        """Whether it must end: its home has cancelled it, or is no longer trusted."""
         return self._desk.is_cancelled(order.id) or not self._keys.trusts(order.home)
 
     def _has_room(self, order: SiteOrder) -> bool:

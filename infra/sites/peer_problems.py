@@ -31,7 +31,7 @@ class PeerProblems:
             self._said, self._at = text, time.monotonic()
 
     def end(self) -> None:
-        """Remove the file: no agent runs here any more."""
+        """Remove the file: no agent runs here any longer."""
         remove(self._path)
 
     def of(self, peer: str) -> str | None:

@@ -133,7 +133,9 @@ class Policies:
     def set(self, policy: SitePolicy) -> None:
         for place in policy.reads:
             if ".." in place.split("/") or place.startswith("~") or not ("://" in place or place[:1] == "/"):
-                raise ConfigError("--read", f"{place!r} is no whole path or URL", "/data/text")
+                raise ConfigError(
+                    "--read", f"{place!r} is not an absolute path or a URL", "give one such as /data/text"
+                )
         write_bytes(
             str(self._folder / f"{policy.site}.json"), (policy.model_dump_json(indent=1) + "\n").encode()
         )

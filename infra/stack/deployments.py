@@ -37,7 +37,7 @@ QUEUES = ("urgent", "default", "idle")
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
 BEGUN = ("Pending", "Submitting", "Running")  # a process runs it, or a worker is about to start it
 HEARTBEAT = "prefect.flow-run.heartbeat"
-SILENCE = "its process has said nothing for a minute; start the run again and it goes on"
+SILENCE = "its process has sent no heartbeat for a minute; start the run again to continue"
 
 
 @dataclass(frozen=True, kw_only=True)

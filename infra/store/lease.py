@@ -45,7 +45,7 @@ ACTS = ("take", "release", "publish")
 
 
 class LeaseLost(AtelierError):
-    """Another holder has taken over; nothing may be published any more."""
+    """Another holder has taken over; nothing may be published."""
 
 
 TEXTS = ("host", "boot", "started", "what")

@@ -167,7 +167,7 @@ def test_states_of_the_optimiser_grow_with_the_weights(study: Trained, rule: Con
 
 def test_states_of_an_adapter_are_not_grown(study: Trained) -> None:
     weights = {"blocks.0.attention.query.lora_A.weight": torch.ones(2, 3)}
-    with pytest.raises(ConfigError, match=r"convert.optimizer: grown, and .* an adapter"):
+    with pytest.raises(ConfigError, match=r"convert.optimizer: grown, but .* an adapter"):
         study.converted(Depth(optimizer="grown"), states=study.checkpoint(weights, "adapter"))
 
 
@@ -226,7 +226,7 @@ def test_numbers_that_another_type_cannot_hold_are_refused(study: Trained) -> No
     files = model_files(state, spec)
     files["tokenizer.json"] = study.file(study.tokenizer, "tokenizer.json").read_bytes()
     wide = open_input(artifact(study.folder / "wide", "model", files))
-    with pytest.raises(ConfigError, match=r"norm.weight has numbers beyond .*float16"):
+    with pytest.raises(ConfigError, match=r"norm.weight has values beyond .*float16"):
         study.converted(Cast(dtype="float16"), model=wide)
     made, summary = study.converted(Cast(dtype="bfloat16"))
     assert not summary["is_exact"] and json.loads(json.dumps(summary))["dtype"] == "bfloat16"

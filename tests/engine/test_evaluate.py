@@ -247,7 +247,7 @@ def test_only_what_has_an_output_is_scored_and_an_output_without_target_is_refus
     config = asked(study, labels=False)
     config["targets"]["two"] = {"text": True, "labels": True}  # its model is not even given
     assert set(scored(study, config, study.model())) == {"one"}
-    with pytest.raises(ConfigError, match="three is no target"):
+    with pytest.raises(ConfigError, match="three is not a target"):
         scored(study, config, study.model(), "three")
 
 
@@ -282,7 +282,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(study):
 def test_windows_longer_than_the_learned_positions_are_refused_with_both_numbers(study):
     model = study.model("short", positions="learned", max_positions=20)
     with pytest.raises(
-        ConfigError, match=r"20 learned positions, its rows have 64 tokens; score.sequence=20"
+        ConfigError, match=r"20 learned positions, but its rows have 64 tokens; score.sequence=20"
     ):
         scored(study, asked(study, 64, labels=False), model)
     with pytest.raises(ConfigError, match=r"20 learned positions"):

@@ -102,5 +102,5 @@ def test_a_head_beside_which_nothing_stands_is_refused(exam: HeadExam) -> None:
             return 2
 
     other = replace(exam, specs={"other": Other()})
-    with pytest.raises(ConfigError, match=r"config\.heads\.other: nothing stands beside this head"):
+    with pytest.raises(ConfigError, match=r"config\.heads\.other: no rule to compare it with"):
         without_network(other, Trigram(np.arange(5), VOCAB, 0), np.arange(5))

@@ -181,6 +181,6 @@ def test_kinds_without_mixtures_and_models_without_text_are_refused() -> None:
     with pytest.raises(ConfigError, match="convert: splits MLPs into experts, but kind plain supports none"):
         Moefy().converted(plain)
     with pytest.raises(
-        ConfigError, match=r"convert.tokens: reads no text; a model whose training text is here"
+        ConfigError, match=r"convert.tokens: needs training text; use a model whose training text is here"
     ):
         converted(Moefy(num_experts=4, experts_per_token=2), network(spec(ffn=64)), moefy)

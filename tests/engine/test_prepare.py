@@ -143,7 +143,7 @@ def test_a_key_or_text_that_is_not_utf8_is_one_line_with_its_place(desk, tmp_pat
 @pytest.mark.parametrize(
     ("run", "error"),
     [
-        ({"task": "encod", "outputs": {}}, "run.task: encod is no task of preparation"),
+        ({"task": "encod", "outputs": {}}, "run.task: encod is not a preparation task"),
         (
             {"task": "curate", "outputs": {}, "config": {"sauce": 1}},
             "config.sauce: no such key; did you mean source?",

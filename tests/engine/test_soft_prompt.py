@@ -167,7 +167,9 @@ def test_an_encoder_reads_the_prompt_when_a_text_is_generated(tmp_path: Path) ->
 
 
 def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:
-    says = r"trainable.length: 40 vectors leave no room for a prompt: rows have room for 32 tokens; fewer"
+    says = (
+        r"trainable.length: 40 vectors leave no room for a prompt: rows have room for 32 tokens; give fewer"
+    )
     with pytest.raises(ConfigError, match=says):
         training_setup.train(tuning(training_setup, length=40))
     with pytest.raises(ValueError, match=r"first=text needs a text: give trainable\.text"):

@@ -99,8 +99,8 @@ def test_a_rank_that_drags_is_named(dragged: Ward) -> None:
 def test_a_stopped_rank_is_named_with_its_step_and_the_gang_starts_again(ward: Ward, dragged: Ward) -> None:
     ward.run("stop", rank=1, step=7, hang_s=8.0)
     [warning] = ward.warnings
-    assert warning.startswith("rank 1 stands at step 7 (collective, stopped), rank 0 waits at step 7 (")
-    assert warning.endswith("nothing moved for 8 s; the gang starts again from step 4 (restart 1 of 3)")
+    assert warning.startswith("rank 1 is at step 7 (collective, stopped), rank 0 waits at step 7 (")
+    assert warning.endswith("no progress for 8 s; the gang starts again from step 4 (restart 1 of 3)")
     assert ward.marks() == [0, 4]
     assert ward.weights("model") == dragged.weights("model")
 

@@ -97,7 +97,7 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
     assert row["state"] == "reuse" and LAYERS in row["reasons"][0]["code"]
     assert any(LAYERS in note and "train" in note for note in document["notes"])
     _, refused = copy.plan(4)
-    assert f"step 3 of other code (changed since: {LAYERS} (" in refused and "--accept-code" in refused
+    assert f"step 3 with other code (changed since: {LAYERS} (" in refused and "--accept-code" in refused
     asked = copy.run("atelier", "pretrain", *WORDS, "train.steps=4")
     assert asked.returncode == 2 and "Traceback" not in asked.stderr and refused in asked.stderr
 
@@ -108,7 +108,7 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
     assert not copy.plan(5)[1]  # what was accepted is the code that it stands at now
 
     copy.edit(LAYERS, "SCALE = 2", "SCALE = 3")
-    assert "step 4 of other code" in copy.plan(5)[1]
+    assert "step 4 with other code" in copy.plan(5)[1]
     document, refused = copy.plan(5, "--fresh", "train")
     assert not refused and {row["name"]: row["from_step"] for row in document["tasks"]}["train"] == 0
     again = copy.train(5, "--fresh", "train")

@@ -113,7 +113,7 @@ def test_weights_that_are_not_those_of_their_digest_are_refused_and_nothing_is_l
     hub.says[lies] = "0" * 64
     hub.commit("models/port/lies", {**files, name: lies})
     line = said(atelier, hub, "adopt", "source=hf://port/lies", "name=lies", code=2)
-    assert "came otherwise than its store says it is" in line and not atelier.records("model", "lies")
+    assert "does not match its store's digest" in line and not atelier.records("model", "lies")
 
 
 def test_texts_of_the_hub_train_what_their_copies_train(atelier: Atelier, hub: Hub, tmp_path: Path) -> None:

@@ -192,8 +192,9 @@ def test_rows_that_are_too_long_are_told_of(atelier: Atelier, talks: Path, tmp_p
     long = {"messages": [{"role": "user", "content": "Why? " * 200}, {"role": "assistant", "content": "So."}]}
     path.write_text(talks.read_text() + json.dumps(long) + "\n")
     said = atelier("instruct", "init=guest", f"chats.source={path}", "name=cut", *HOW, "train.steps=4")
-    assert "longer than train.sequence=128 tokens: 0 rows end with an earlier answer, 1 are left out" in (
-        said.out + said.err
+    assert (
+        "0 rows are longer than train.sequence=128 tokens and end with an earlier answer, 1 are left out"
+        in (said.out + said.err)
     )
 
 
@@ -211,7 +212,7 @@ def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier, talks: Pa
     assert said.startswith("chats.source: ")
     (tmp_path / "talk.txt").write_text("x")
     said = refused(atelier(*plan, "init=guest", f"chats.source={tmp_path / 'talk.txt'}"))
-    assert "is not a file of text; known: .jsonl" in said
+    assert "is not a text file; known: .jsonl" in said
     said = refused(atelier(*plan, "init=guest", "chats.date=today"))
     assert said.startswith("chats.date: ") and "2024-07-26" in said
     said = refused(atelier(*plan, "init=guest", "tokenizer.vocab=512"))

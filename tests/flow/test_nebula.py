@@ -118,7 +118,9 @@ def test_what_is_tuned_on_one_language_is_scored_on_another(whole: TwoSites, tmp
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({"text": f"{n}", "label": "ab"[n % 2]}) + "\n" for n in range(40)))
     code, out, err = whole.home.finish(*words, f"also={{other:{{source:{other}}}}}")
-    assert code == 2 and "also.other.source" in out + err and "nothing is tuned" in out + err, out + err
+    assert code == 2 and "also.other.source" in out + err and "option of the tuned models" in out + err, (
+        out + err
+    )
 
 
 def test_at_one_site_it_is_one_gang(tmp_path: Path) -> None:

@@ -27,5 +27,5 @@ class MLM(OwnRows):
         default=20, ge=1, description="two words form a phrase if they are adjacent this often, and"
     )
     phrase_bits: float = Field(
-        default=6.0, ge=0, description="if their pointwise mutual information reaches so many bits"
+        default=6.0, ge=0, description="if their pointwise mutual information reaches this many bits"
     )

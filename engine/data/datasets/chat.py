@@ -1,4 +1,4 @@
-"""Conversations, a row each; the labels are what the assistant wrote.
+"""Conversations, one per row; labels are the assistant's text.
 
 Shape letters: B rows, T tokens of a row.
 """
@@ -17,8 +17,8 @@ from atelier.engine.io.artifact import ArtifactInput
 
 
 class Conversations:
-    """Rows of a chats artifact with at most `sequence` + 1 tokens, padded; longer ones wait until sequences
-    have grown.
+    """Rows of a chats artifact with at most `sequence` + 1 tokens, padded; longer rows are used once
+    sequences have grown.
     """
 
     extras = ()
@@ -28,8 +28,8 @@ class Conversations:
         self._rows_R = np.flatnonzero(text.lengths_D <= sequence + 1)
         if not len(self._rows_R):
             raise DataError(
-                f"chats.source: {text.split} has no conversation of {sequence} tokens;"
-                " a longer train.sequence, or progressive.sequence"
+                f"chats.source: {text.split} has no conversation of up to {sequence} tokens;"
+                " give a longer train.sequence or progressive.sequence"
             )
         self._text, self._learned_N, self._pad = text, learned_N, pad
         self.length = sequence

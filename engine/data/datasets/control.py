@@ -1,4 +1,4 @@
-"""Text after a control prompt: in a share of the rows, genre, topic, keywords, sentiment and length precede
+"""Text after control prompts: in a share of the rows, genre, topic, keywords, sentiment and length precede
 the text, each dropped at random (ERNIE 3.0 Titan, 2112.12731, equation 2).
 
 Shape letters: B rows, T tokens of a row, P tokens of a prefix.
@@ -20,13 +20,13 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
 _ASKED, _KEPT, _COUNT, _CUT, _END = 1, 2, 3, 4, 5  # lanes
-LEAST = 8  # tokens of text that a row has room for
+LEAST = 8  # minimum room for text, in tokens
 
 
 class Asked:
     """Rows [soft prompts] [tag topic] [tag keywords] [tag sentiment] [tag length] <|sep|> text <|end|>, or
-    <|sep|> text <|end|> alone. The whole text is scored, including its first token and the end token if they
-    fit.
+    only <|sep|> text <|end|>. The whole text is scored, its first token and (if they fit) the end token
+    included.
     """
 
     extras = ("prompts_BT",)

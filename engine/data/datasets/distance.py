@@ -18,13 +18,13 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.io.artifact import ArtifactInput
 
-CELLS = 4  # a document has so many or more: each has one that does not touch it
+CELLS = 4  # minimum per document, so that each cell has one that does not touch it
 ADJACENT, APART, OTHER = 0, 1, 2
 _PLACE, _DOCUMENT = 1, 2  # lanes
 
 
 class Pair(NamedTuple):
-    """The token ranges of a row's two fragments in the split, and its class."""
+    """Token ranges of a row's two fragments in the split, and its class."""
 
     a_begin: int
     a_end: int
@@ -37,10 +37,10 @@ class Pairs:
     """Rows <|cls|> a <|sep|> b <|sep|>; classes_B is the class, nothing else is scored; segments_BT is 0 in a
     and 1 in b.
 
-    A document is cut into cells of equal width, their borders moved to the next end of a sentence if there is
-    one within half a cell. Every cell but the last is the `a` of one row; its `b` is the next cell, a cell of
-    the document that does not touch it, or a cell of another document. If they are too long, `a` keeps its
-    end and `b` its beginning. All classes occur equally often in an epoch.
+    A document is cut into cells of equal width, with borders moved to the next end of a sentence within half
+    a cell, if any. Every cell but the last is the `a` of one row; its `b` is the next cell, a cell of the
+    document that does not touch it, or a cell of another document. If they are too long, `a` keeps its end
+    and `b` its beginning. All classes are equally frequent in an epoch.
     """
 
     extras = ("bidirectional_B", "classes_B", "segments_BT")
@@ -48,12 +48,12 @@ class Pairs:
 
     def __init__(self, text: TokenText, vocabulary: Vocabulary, *, sequence: int, seed: int) -> None:
         self._room = (sequence - 3) // 2
-        sizes_D = text.lengths_D - 1  # without the end token
+        sizes_D = text.lengths_D - 1  # without end token
         long_E = np.flatnonzero(sizes_D >= CELLS * SHORTEST)
         if len(long_E) < 2:
             raise DataError(
-                f"{text.source()}: {text.split} has {len(long_E)} documents of {CELLS * SHORTEST} tokens or"
-                " more; two are needed"
+                f"{text.source()}: {text.split} has {len(long_E)} documents of {CELLS * SHORTEST} tokens"
+                " or more; at least two are needed"
             )
         self._text, self._pad = text, vocabulary.pad_id
         self._begins_E, self._sizes_E = text.begins_D[long_E], sizes_D[long_E]
@@ -87,7 +87,7 @@ class Pairs:
         keys_B = self._chance.keys(rows_B, epochs_B)
         owners_B = np.searchsorted(self._last_E, rows_B, side="right")
         cells_B = rows_B - (self._last_E - self._cells_E + 1)[owners_B]
-        # the cells of the document without the one before, the cell itself and the one after
+        # the document's cells without this cell and its neighbours
         num_touching_B = 2 + (cells_B > 0)
         apart_B = below(keys_B, 0, _PLACE, self._cells_E[owners_B] - num_touching_B)
         apart_B = np.where(apart_B < cells_B - 1, apart_B, apart_B + num_touching_B)
@@ -126,5 +126,5 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Pairs:
-    """The rows of a split; `tokens` is a tokens artifact. Raises DataError without long enough documents."""
+    """The rows of a split; `tokens` is a tokens artifact. Raises DataError without enough long documents."""
     return Pairs(TokenText(tokens, scratch, split), vocabulary, sequence=sequence, seed=seed)

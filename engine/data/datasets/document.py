@@ -1,4 +1,4 @@
-"""A long document in consecutive rows: each begins with the tokens just before it as memory (ERNIE 3.0 Titan,
+"""A long document in consecutive rows, each with the tokens just before it as memory (ERNIE 3.0 Titan,
 2112.12731; the memory of ERNIE-Doc, 2012.15688, recomputed instead of cached).
 
 Shape letters: B rows, T tokens of a row, P pieces of documents, D documents.
@@ -18,10 +18,10 @@ from atelier.engine.io.artifact import ArtifactInput
 
 
 class Pieces:
-    """Rows of documents cut into pieces; every token but a document's first is predicted once.
+    """Rows of documents cut into pieces; every token except a document's first is predicted once.
 
-    A document's first piece is a whole row, or the whole document; each further piece begins with `memory`
-    tokens and predicts the tokens after them. A row with room left is filled with whole documents that fit;
+    A document's first piece is a whole row or the whole document; each further piece begins with `memory`
+    tokens and predicts the tokens after them. Room left in a row is filled with whole documents that fit;
     only a row's first piece has memory. Rows are the same in all epochs.
     """
 
@@ -32,7 +32,7 @@ class Pieces:
         self._text, self._pad, self.length = text, pad, sequence
         begins_P, sizes_P, memories_P = _cut(text, sequence, memory)
         if not len(begins_P):
-            raise DataError(f"{text.source()}: {text.split} holds no document to predict; give more text")
+            raise DataError(f"{text.source()}: {text.split} has no document to predict; give more text")
         self._begins_P, self._sizes_P, self._memories_P = begins_P, sizes_P, memories_P
         # the first piece of each row, and the number of all pieces
         self._rows = _filled(sizes_P, sequence)
@@ -68,9 +68,9 @@ class Pieces:
 
 
 def _cut(text: TokenText, sequence: int, memory: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(first token, tokens, tokens of memory) of each piece, in the order of the text."""
+    """(first token, tokens, memory tokens) of each piece, in text order."""
     step = sequence - memory
-    inputs_D = text.lengths_D - 1  # the last token of a document predicts nothing
+    inputs_D = text.lengths_D - 1  # a document's last token predicts nothing
     counts_D = np.where(inputs_D > 0, 1 + np.maximum(0, -(-(inputs_D - sequence) // step)), 0)
     number_P = _inside(counts_D)
     begin_P, inputs_P = np.repeat(text.begins_D, counts_D), np.repeat(inputs_D, counts_D)
@@ -82,7 +82,7 @@ def _cut(text: TokenText, sequence: int, memory: int) -> tuple[np.ndarray, np.nd
 def _filled(sizes_P: np.ndarray, sequence: int) -> np.ndarray:
     """The first piece of each row, then the number of pieces: rows take pieces in order while they fit.
 
-    A piece with memory begins a row, because the piece before it in its document fills a whole row.
+    A piece with memory begins a row, because its predecessor in the document fills a whole row.
     """
     firsts, used = [], sequence
     for piece, size in enumerate(sizes_P.tolist()):

@@ -1,5 +1,5 @@
-"""Universal knowledge-text prediction: a triple and a sentence that states it; either the relation is hidden
-or words of the sentence (ERNIE 3.0, 2107.02137).
+"""Universal knowledge-text prediction: a triple and a sentence that states it; either the relation or words
+of the sentence are hidden (ERNIE 3.0, 2107.02137).
 
 Shape letters: B rows, T tokens of a row, L lines, F fields of a line, X tokens of all fields of all lines, K
 ordinary tokens.
@@ -22,16 +22,15 @@ from atelier.engine.data.words import Spelling, find_words
 from atelier.engine.io.artifact import ArtifactInput
 
 FIELDS = ("head", "relation", "tail", "text")
-SENTENCE = 16  # tokens of the sentence that have room at least
+SENTENCE = 16  # minimum room for the sentence, in tokens
 _NO_PHRASES = np.zeros(0, dtype=np.uint64)
 
 
 class Statements:
-    """Rows <|cls|> head <|sep|> relation <|sep|> tail <|sep|> sentence <|sep|>; the labels are the hidden
-    tokens.
+    """Rows <|cls|> head <|sep|> relation <|sep|> tail <|sep|> sentence <|sep|>; labels are the hidden tokens.
 
-    In half of an epoch's rows the whole relation is hidden, in the other half words of the sentence, which is
-    cut to the row. A triple that leaves no room for a sentence is left out.
+    Half of an epoch's rows hide the whole relation, the other half words of the sentence, which is cut to
+    fit. Triples without room for a sentence are left out.
     """
 
     extras = ("bidirectional_B",)
@@ -56,7 +55,7 @@ class Statements:
         self._lines = np.flatnonzero(fits_L)
         if not len(self._lines):
             raise DataError(
-                f"{TRIPLES}: none of its {len(lines)} {split} triples fits {sequence} tokens; give more"
+                f"{TRIPLES}: none of its {len(lines)} {split} triples fits in {sequence} tokens; give more"
             )
         self._spelling, self._rate, self._pad = Spelling(vocabulary), rate, vocabulary.pad_id
         self._ordinary_K = np.flatnonzero(self._spelling.ordinary_V)
@@ -73,7 +72,7 @@ class Statements:
         result = packed([self._row(line) for line in self._lines[rows_B]], self.length, self._pad)
         tokens_BT = result["tokens_BT"]
         units_BT = self._units(tokens_BT, hides_relation_B)
-        # a relation, being the only unit of its row, is hidden whatever the target
+        # the relation is its row's only unit and always hidden
         targets_B = self._rate * (self._field(tokens_BT) == 3).sum(1)
         keys_B = self._chance.keys(rows_B, epochs_B)
         hidden_BT, labels_BT = hide(tokens_BT, units_BT, targets_B, keys_B, self._mask, self._ordinary_K)
@@ -87,12 +86,12 @@ class Statements:
         return np.append(row[: self.length - 1], self._sep) if len(row) > self.length else row
 
     def _field(self, tokens_BT: np.ndarray) -> np.ndarray:
-        """[B, T] the field of each token, counted by the separators before it; -1 for separators."""
+        """[B, T] the field of each token, counted by separators before it; -1 for separators."""
         is_mark_BT = (tokens_BT == self._sep) | (tokens_BT == self._cls)
         return np.where(is_mark_BT, -1, np.cumsum(tokens_BT == self._sep, axis=1))
 
     def _units(self, tokens_BT: np.ndarray, hides_relation_B: np.ndarray) -> np.ndarray:
-        """[B, T] unit numbers, the relation being one unit; -1 where nothing may be hidden, including the
+        """[B, T] unit numbers (the relation is one unit); -1 for tokens that may not be hidden, such as the
         last word of a full row, which may be cut.
         """
         words = find_words(tokens_BT, self._spelling, _NO_PHRASES)

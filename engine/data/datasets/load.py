@@ -1,6 +1,4 @@
-"""Find the module of a kind of rows. The folder is the registry: rows of kind `mlm` are
-engine/data/datasets/mlm.py.
-"""
+"""Find the module of a kind of rows: rows of kind `mlm` are engine/data/datasets/mlm.py."""
 
 import importlib
 from pathlib import Path
@@ -14,11 +12,11 @@ from atelier.engine.io.artifact import ArtifactInput
 
 
 class RowsModule(Protocol):
-    """A module of this folder. Its `open_rows` opens a data set of a split, whose rows are a pure function of
+    """A module of this folder. `open_rows` opens a data set of a split, whose rows are a pure function of
     (seed, index, epoch).
 
-    `spec` is the objective whose fields define the rows, `tokens` the artifact that the kind reads: tokens,
-    attributes, triples or imitations.
+    `spec`: the objective whose fields define the rows; `tokens`: the artifact that the kind reads (tokens,
+    attributes, triples or imitations).
     """
 
     def open_rows(

@@ -1,5 +1,5 @@
-"""Knowledge masking: <|cls|> and a window of text, some of whose words, phrases and named entities are hidden
-(ERNIE, 1904.09223; ERNIE 3.0, 2107.02137).
+"""Knowledge masking: <|cls|> and a window of text with some words, phrases and named entities hidden (ERNIE,
+1904.09223; ERNIE 3.0, 2107.02137).
 
 Shape letters: B rows, T tokens of a row, X tokens looked at for a row, K ordinary tokens.
 """
@@ -20,13 +20,13 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_phrases, find_words
 from atelier.engine.io.artifact import ArtifactInput
 
-EDGE = 2  # tokens looked at on either side of a row, to know which units it cuts
+EDGE = 2  # tokens read on either side of a row, to find units that it cuts
 
 
 class Masked:
-    """Rows of <|cls|> and T - 1 tokens of one or more documents; the labels are the hidden tokens.
+    """Rows of <|cls|> and T - 1 tokens of one or more documents; labels are the hidden tokens.
 
-    A unit is a word, a phrase of the training text, or what is spelt like a name: an identifier (os.path,
+    A unit is a word, a phrase of the training text, or a name by its spelling: an identifier (os.path,
     snake_case) or a run of capitalised words. White space and units cut by the row's edge are never hidden.
     The last row is padded.
     """
@@ -81,7 +81,7 @@ class Masked:
         }
 
     def _units(self, seen_BX: np.ndarray) -> np.ndarray:
-        """[B, T] the number of each token's unit; -1 where nothing may be hidden."""
+        """[B, T] the number of each token's unit; -1 for tokens that may not be hidden."""
         words = find_words(seen_BX, self._spelling, self._phrases)
         units_BX = (np.cumsum(~words.is_linked_W) - 1)[words.words_BT]
         is_cut_BX = (units_BX <= units_BX[:, EDGE - 1, None]) | (units_BX >= units_BX[:, -EDGE, None])
@@ -89,7 +89,7 @@ class Masked:
         return units_BX[:, EDGE - 1 : -EDGE]
 
     def _places(self, places_BR: np.ndarray, starts_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and documents [B, T]; <|cls|> belongs to the beginning of the first document."""
+        """Positions and documents [B, T]; <|cls|> belongs to the start of the first document."""
         owners_BR = self._text.documents(np.minimum(places_BR, len(self._text) - 1))
         begins_BR = np.maximum(self._text.begins_D[owners_BR], starts_B[:, None])
         documents_BR = owners_BR - owners_BR[:, :1]
@@ -107,7 +107,7 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Masked:
-    """The rows of a split; the phrases are those of the training text, whatever the split."""
+    """The rows of a split, with phrases of the training text for any split."""
     phrases = find_phrases(
         TokenText(tokens, scratch, TRAIN), Spelling(vocabulary), count=spec.phrase_count, pmi=spec.phrase_bits
     )

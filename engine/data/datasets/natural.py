@@ -18,13 +18,13 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
 IMITATIONS = "imitations.jsonl"
-# a row's class is its place here
+# a row's class is its index here
 SIDES: tuple[Literal["generated"], Literal["original"]] = ("generated", "original")
 
 
 class Imitation(TypedDict):
-    """A line of imitations.jsonl: token ids of a paragraph and of its continuation by a model, whose first
-    `prefix` ids are the same.
+    """A line of imitations.jsonl: token ids of a paragraph and of a model's continuation; the first `prefix`
+    ids are equal.
     """
 
     split: str
@@ -44,7 +44,7 @@ class NaturalParagraphs:
 
     def __init__(self, lines: list[Imitation], vocabulary: Vocabulary, *, split: str, sequence: int) -> None:
         if not lines:
-            raise DataError(f"{IMITATIONS}: no {split} paragraph; ask for more of them")
+            raise DataError(f"{IMITATIONS}: no {split} paragraph; request more of them")
         self._lines, self._pad, self._cls = lines, vocabulary.pad_id, vocabulary.special(CLS)
         self.length = sequence
 

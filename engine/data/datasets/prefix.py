@@ -1,5 +1,5 @@
-"""Prefix language modelling: pieces of documents, of which an encoder reads the beginning and a decoder says
-the rest (T5, 1910.10683, section 3.2.3).
+"""Prefix language modelling: an encoder reads the beginning of a piece of a document, a decoder predicts the
+rest (T5, 1910.10683, section 3.2.3).
 
 Shape letters: B rows, P pieces of documents.
 """
@@ -17,12 +17,12 @@ from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
-LEAST = 2  # tokens: one for each side
+LEAST = 2  # tokens: one per side
 
 
 class Continued:
-    """Rows of one piece of a document each, as long as the shorter side has room for, cut at a random place
-    of its own in every epoch. What is read ends with an end token, and the last piece of a document too.
+    """Rows of one document piece each, as long as the shorter side allows, cut at a random place that differs
+    by epoch. Encoder inputs, and a document's last piece, end with an end token.
     """
 
     extras = ENCODER
@@ -37,7 +37,7 @@ class Continued:
         is_long_P = sizes_P >= LEAST
         self._begins_P, self._sizes_P = begins_P[is_long_P], sizes_P[is_long_P]
         if not len(self._begins_P):
-            raise DataError(f"{text.source()}: {text.split} holds no text of {LEAST} tokens; give more")
+            raise DataError(f"{text.source()}: {text.split} has no text of {LEAST} tokens; give more")
         self._chance = Chance(seed, "prefix", text.split)
 
     def __len__(self) -> int:

@@ -1,5 +1,5 @@
-"""Sentence reordering: a paragraph cut into segments at ends of sentences, the segments permuted; the class
-is the permutation (ERNIE 3.0, 2107.02137).
+"""Sentence reordering: a paragraph is cut into segments at sentence ends and the segments are permuted; the
+class is the permutation (ERNIE 3.0, 2107.02137).
 
 Shape letters: B rows, T tokens of a row, D documents.
 """
@@ -22,8 +22,8 @@ class PermutedParagraphs:
     """Rows <|cls|> segment <|sep|> segment ...; classes_B is the class, nothing else is scored; segments_BT
     numbers the segments.
 
-    A document is cut into paragraphs that fit a row; a partial sentence at the beginning or end of one is
-    dropped. All classes occur equally often in an epoch. A paragraph of too few sentences is cut within them.
+    A document is cut into paragraphs that fit a row; partial sentences at their ends are dropped. All classes
+    are equally frequent in an epoch. A paragraph of too few sentences is cut within sentences.
     """
 
     extras = ("bidirectional_B", "classes_B", "segments_BT")
@@ -32,8 +32,8 @@ class PermutedParagraphs:
     def __init__(
         self, text: TokenText, vocabulary: Vocabulary, *, sequence: int, seed: int, max_segments: int
     ) -> None:
-        self._room = sequence - max_segments  # <|cls|> and the separators
-        sizes_D = np.maximum(text.lengths_D - 1, 0)  # without the end token
+        self._room = sequence - max_segments  # without <|cls|> and separators
+        sizes_D = np.maximum(text.lengths_D - 1, 0)  # without end token
         rests_D = np.where(sizes_D % self._room >= SHORTEST, 1, 0)
         self._last_D = np.cumsum(sizes_D // self._room + rests_D)
         if not len(self._last_D) or not self._last_D[-1]:
@@ -101,6 +101,6 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> PermutedParagraphs:
-    """The rows of a split; `tokens` is a tokens artifact. Raises DataError without long enough documents."""
+    """The rows of a split; `tokens` is a tokens artifact. Raises DataError without enough long documents."""
     text = TokenText(tokens, scratch, split)
     return PermutedParagraphs(text, vocabulary, sequence=sequence, seed=seed, max_segments=spec.max_segments)

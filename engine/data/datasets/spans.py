@@ -1,5 +1,5 @@
-"""Span corruption: pieces of documents, of which an encoder reads all but some spans; a decoder says these,
-each behind the sentinel that stands in its place (T5, 1910.10683, section 3.1.4).
+"""Span corruption: an encoder reads pieces of documents without some spans; a decoder predicts these, each
+after the sentinel that replaces it (T5, 1910.10683, section 3.1.4).
 
 Shape letters: B rows, P pieces of documents.
 """
@@ -21,8 +21,8 @@ _KEPT, _SAID = 0, 1  # lanes of random numbers
 
 
 class Corrupted:
-    """Rows of one piece of a document each, without its end token. Spans kept and spans said take turns,
-    beginning with one that is kept; their lengths are a random partition. Both sides end with an end token.
+    """Rows of one document piece each, without its end token. Kept and predicted spans alternate, a kept one
+    first; their lengths are a random partition. Both sides end with an end token.
     """
 
     extras = ENCODER
@@ -36,7 +36,7 @@ class Corrupted:
         most = spec.text_tokens(sequence)
         self._begins_P, self._sizes_P = cut_into_pieces(text, most, with_end=False)
         if not len(self._begins_P):
-            raise DataError(f"{text.source()}: {text.split} holds no text; give more")
+            raise DataError(f"{text.source()}: {text.split} has no text; give more")
         self._sentinels = np.array(sentinels(vocabulary, spec.cut(most)[1]))
         self._chance = Chance(seed, "spans", text.split)
 
@@ -71,14 +71,14 @@ class Corrupted:
 
 
 def _partition(number: int, parts: int, key_1: np.ndarray, lane: int) -> np.ndarray:
-    """The sizes of a random partition of `number` things in a row into parts of one or more."""
+    """The sizes of a random partition of `number` items in a row into parts of at least one."""
     order = np.argsort(uniform(key_1, np.arange(number - 1), lane), kind="stable")
     cuts = np.sort(order[: parts - 1]) + 1
     return np.diff(np.concatenate([[0], cuts, [number]]))
 
 
 def sentinels(vocabulary: Vocabulary, number: int) -> list[int]:
-    """The ids of so many sentinels. Raises ConfigError for a vocabulary that has fewer."""
+    """The ids of `number` sentinels. Raises ConfigError if the vocabulary has fewer."""
     found = max((_found(vocabulary, name, number) for name in SENTINELS), key=len)
     check_sentinels(len(found), number)
     return found

@@ -1,9 +1,9 @@
-"""Which samples of a step each data rank takes, by what they cost: elastic training of workloads whose rows
-cost differently (SE-MoE, 2205.10034, elastic MoE training: heavy tasks get more devices, light ones share
-one). Sums are over the global batch, so any assignment means the same.
+"""Assign a step's samples to data ranks by cost: elastic training of workloads whose rows differ in cost
+(SE-MoE, 2205.10034, elastic MoE training: heavy tasks get more devices, light ones share one). Sums are over
+the global batch, so the result does not depend on the assignment.
 
-A step's samples lie on a line, those of the costliest kind first; every rank takes a run of them, of a
-cost in proportion to its speed. So a rank has few kinds of rows, and a micro-batch one, as a rule.
+A step's samples are ordered by kind, costliest first; each rank takes a run of them whose cost is
+proportional to its speed. So a rank has few kinds of rows, and a micro-batch usually one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +15,15 @@ from atelier.engine.data.blend import Blend, trimmed
 from atelier.engine.extensions.assignment.pace import Pace
 from atelier.engine.parallel.grid import Grid
 
-KEPT = 3  # steps: that which has ended, that which is computed, that which is read ahead
-LEAST = 1024  # tokens: fewer are not worth a pass of their own, if there is room for them in another
-UNIT = 16  # a micro-batch is padded to a multiple of so many tokens: its shapes are few
+KEPT = 3  # steps: the last, the current and the prefetched one
+LEAST = 1024  # tokens: fewer join another pass if it has room
+UNIT = 16  # micro-batches are padded to a multiple of this many tokens, for few shapes
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Rows of one kind: tokens and cost of each (in one unit, say FLOPs), how many a micro-batch has at
-    most.
+    """Rows of one kind: tokens and cost of each (in one unit, such as FLOPs), and the most rows per
+    micro-batch.
     """
 
     tokens: int
@@ -32,7 +32,7 @@ class Workload:
 
 
 def ends(costs: np.ndarray, speeds: Sequence[float]) -> list[int]:
-    """Where the run of each rank ends on a line of rows with these costs, to the nearest row; each has a row
+    """The end of each rank's run on a line of rows with these costs, to the nearest row; each rank has a row
     if there are enough.
     """
     wanted = np.cumsum(speeds) / sum(speeds) * costs.sum()
@@ -48,9 +48,9 @@ def ends(costs: np.ndarray, speeds: Sequence[float]) -> list[int]:
 def assign(
     kinds: np.ndarray, workloads: Sequence[Workload], speeds: Sequence[float], *, least: int = 0
 ) -> list[list[np.ndarray]]:
-    """For each rank its micro-batches, by the indices of their rows in `kinds`, the workload of each sample
-    of a step. The largest first; every rank has equally many, of which the last may be empty. Of one kind,
-    unless the rows of a shorter one have fewer than `least` tokens and room beside longer ones.
+    """For each rank its micro-batches, as indices into `kinds`, the workload of each sample of a step.
+    Largest first; all ranks have equally many, the last possibly empty. A micro-batch has one kind, unless a
+    shorter kind's rows have fewer than `least` tokens and room beside longer ones.
     """
     costs = np.array([workload.cost for workload in workloads])[kinds]
     line = np.lexsort((np.arange(len(kinds)), kinds, -costs))
@@ -81,21 +81,21 @@ def costs_of(
 
 
 class Assigner:
-    """`cost_of`: FLOPs of a row of so many tokens, of all roles."""
+    """Assigns samples to ranks. `cost_of`: FLOPs of a row of `tokens`, over all roles."""
 
     def __init__(self, grid: Grid, pace: Pace, cost_of: Callable[[int], float]) -> None:
         self._grid, self._pace, self._cost_of = grid, pace, cost_of
         self._unit = UNIT * grid.axes.row_unit
         self._blend: tuple[Blend, int] | None = None
         self._workloads: list[Workload] = []
-        self._kinds = np.array([], dtype=np.int64)  # the workload of each data set
-        self._costs: dict[int, list[float]] = {}  # of each rank, by step
+        self._kinds = np.array([], dtype=np.int64)  # workload of each data set
+        self._costs: dict[int, list[float]] = {}  # costs of each rank, by step
 
     def batches(
         self, blend: Blend, places: np.ndarray, size: int, step: int
     ) -> Iterator[dict[str, np.ndarray]]:
-        """This rank's micro-batches of the samples at `places`. `size`: rows of a micro-batch of the longest
-        rows; of shorter ones it has as many tokens.
+        """This rank's micro-batches of the samples at `places`. `size`: rows per micro-batch of the longest
+        rows; shorter rows have as many tokens per micro-batch.
         """
         if self._blend != (blend, size):
             self._blend = blend, size
@@ -110,11 +110,11 @@ class Assigner:
             yield batch | {"samples_B": places[rows] if len(rows) else np.array([0])}
 
     def costs(self, step: int) -> list[float]:
-        """The cost of each rank's samples in a step. Known for the last three steps that were read."""
+        """The cost of each rank's samples in a step, known for the last three steps that were read."""
         return self._costs[step]
 
     def _learn(self, blend: Blend, size: int) -> None:
-        """Find the workloads: data sets whose rows cost alike are one."""
+        """Find the workloads: data sets with rows of equal cost are one."""
         room = size * sum(blend.lengths)
         found: dict[Workload, int] = {}
         kinds = []

@@ -1,4 +1,4 @@
-"""Checks of layouts that assign samples by cost. Torch-free."""
+"""Check layouts that assign samples by cost. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -15,21 +15,21 @@ PLACE = "parallel.assignment"
 
 
 def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
-    """Raise ConfigError where micro-batches have to be alike, or rows to lie together, and for a log of
-    speeds that does not fit the data ranks.
+    """Raise ConfigError if micro-batches must be equal, if rows must stay together, or if a log of speeds
+    does not fit the data ranks.
     """
     assigned = Assignment.of(layout)
     if assigned is None:
-        raise ConfigError("parallel.speed_log", f"is given, but {PLACE} is rows", f"{PLACE}=static")
+        raise ConfigError("parallel.speed_log", f"is given, but {PLACE} is rows", f"use {PLACE}=static")
     _check_layout(layout, assigned.value)
     for name, role in roles.items():
         model = role.model
         if isinstance(model, MixedBlocks) and model.num_experts and model.experts.router.competes:
             raise ConfigError(
                 PLACE,
-                f"{assigned.value}, but the tokens of {name} compete for experts in groups of rows, which it "
-                "tears apart",
-                "another router, or assignment=rows",
+                f"{assigned.value} splits groups of rows whose tokens compete for experts of {name}; they"
+                " must stay on one rank",
+                "use another router, or assignment=rows",
             )
     if log := SpeedLog.of(layout):
         _check_log(log.value, layout.axes.data)
@@ -39,13 +39,13 @@ def _check_layout(layout: Parallel, kind: str) -> None:
     if layout.pipeline > 1:
         raise ConfigError(
             PLACE,
-            f"{kind}, but the stages of pipeline={layout.pipeline} pass on micro-batches of one shape",
+            f"{kind}, but pipeline={layout.pipeline} needs micro-batches of one shape",
             "pipeline=1, or assignment=rows",
         )
     if layout.roles:
         raise ConfigError(
             PLACE,
-            f"{kind}, but {', '.join(layout.roles)} split micro-batches in a layout of their own",
+            f"{kind}, but {', '.join(layout.roles)} have their own layout",
             "give all roles one layout, or assignment=rows",
         )
     if kind == "measured" and layout.device == "cuda":
@@ -53,17 +53,17 @@ def _check_layout(layout: Parallel, kind: str) -> None:
     if layout.compile == "block":
         raise ConfigError(
             PLACE,
-            f"{kind}, but compile=block compiles blocks for one shape of micro-batches",
+            f"{kind}, but compile=block needs micro-batches of one shape",
             "compile=none, or assignment=rows",
         )
 
 
 def refuse_measuring() -> NoReturn:
-    """A step on a GPU is measured by what its host thread does, which says nothing of the device."""
+    """Refuse: on a GPU, a step's time is measured in the host thread and says nothing about the device."""
     raise ConfigError(
         PLACE,
-        "measured, which is not built for GPUs",
-        "assignment=static, with parallel.speed_log if they differ",
+        "measured is not supported on GPUs",
+        "use assignment=static, with parallel.speed_log if GPUs differ",
     )
 
 
@@ -74,9 +74,9 @@ def _check_log(log: Sequence[Sequence[float]], data: int) -> None:
         if not is_step or len(entry) != data + 1 or any(speed <= 0 for speed in entry[1:]):
             raise ConfigError(
                 "parallel.speed_log",
-                f"{list(entry)} is no step with a speed above 0 for each of {data} data ranks",
-                f"[[0, {', '.join(['1'] * data)}]] is",
+                f"{list(entry)} must be a step and {data} speeds above 0, one per data rank",
+                f"for example [[0, {', '.join(['1'] * data)}]]",
             )
     steps = [int(entry[0]) for entry in log]
     if steps != sorted(set(steps)):
-        raise ConfigError("parallel.speed_log", f"its steps {steps} do not rise", "put them in order")
+        raise ConfigError("parallel.speed_log", f"its steps {steps} are not ascending", "sort them")

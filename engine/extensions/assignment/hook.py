@@ -1,4 +1,4 @@
-"""Gives each data rank its samples of a step by what they cost, and by how fast the ranks are."""
+"""Give each data rank its samples of a step by their cost and the ranks' speeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from atelier.engine.loop.role_state import RoleState
 
 
 class SamplesByCost(Hook):
-    """The samples of the data ranks, and the ranks' pace."""
+    """The data ranks' samples and speeds."""
 
     def __init__(self, context: HookContext) -> None:
         super().__init__(context)
@@ -32,7 +32,7 @@ class SamplesByCost(Hook):
             member.attach(self._pace)
 
     def timed(self, clock: int, times_us: Sequence[int]) -> None:
-        """As the base's: tell the pace."""
+        """Pass the times on to the pace."""
         before, self._last = self._last, clock
         if before != clock - 1:
             return
@@ -42,20 +42,20 @@ class SamplesByCost(Hook):
 
 
 def _check_measured(context: HookContext) -> None:
-    """Raise ConfigError where the speeds of ranks cannot be measured, or the steps have to be repeated to the
-    bit.
+    """Raise ConfigError if the ranks' speeds cannot be measured, or if the steps must be repeated bit for
+    bit, as in a replay.
     """
     for name, member in context.training.members.items():
         if member.mode == "replay":
             raise ConfigError(
                 PLACE,
-                f"measured, but {name} is replayed, to the bits of the first time",
-                "assignment=static and parallel.speed_log as its record has it",
+                f"measured, but {name} is replayed and must give the same bits",
+                "use assignment=static and the parallel.speed_log in its record",
             )
     if context.gang.device.type == "cuda":
         refuse_measuring()
 
 
 def row_flops(members: Mapping[str, RoleState], tokens: int) -> float:
-    """FLOPs of a row of so many tokens, of all roles."""
+    """FLOPs of a row of `tokens`, over all roles."""
     return tokens * math.fsum(member.flops_per_token(tokens) for member in members.values())

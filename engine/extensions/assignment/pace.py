@@ -1,5 +1,5 @@
-"""The speeds of the data ranks over a training, by which its samples are assigned. They are measured, so they
-are kept: in checkpoints, and in the record of a model, whose log replays the assignment.
+"""The data ranks' speeds during a training, by which samples are assigned. They are measured, so they are
+stored in checkpoints and in the model's record, whose log replays the assignment.
 """
 
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from atelier.engine.checkpoint.state import Nested
 from atelier.engine.config.base import Json
 from atelier.engine.loop.attachments import Attachment
 
-EVERY = 10  # steps between two measurements
-AHEAD = 2  # steps until one is used: the next step's samples are being read when a step ends
-WORTH = 0.005  # a smaller change of a speed is no reason to assign samples otherwise
-LEAST = 0.01  # of a speed
-DIGITS = 4  # of a speed
+EVERY = 10  # steps between measurements
+AHEAD = 2  # steps until a measurement is used, because the next step's samples are already being read
+WORTH = 0.005  # smaller changes of a speed do not change the assignment
+LEAST = 0.01  # smallest speed
+DIGITS = 4  # digits of a speed
 
-Log = list[list[float]]  # [step from which, speed of each data rank], in order of the steps
+Log = list[list[float]]  # [first step, speed of each data rank], in order of steps
 
 
 class Pace(Attachment):
-    """Speeds by step, relative to their mean: as given, and if `is_measured` from the ranks' times after
-    that. All roles of a gang share one.
+    """Speeds by step, relative to their mean: as given, and after that, if `is_measured`, from the ranks'
+    times. All roles of a gang share one.
     """
 
     name = "pace"
@@ -27,7 +27,7 @@ class Pace(Attachment):
     def __init__(self, given: Sequence[Sequence[float]], num_ranks: int, *, is_measured: bool) -> None:
         self.num_ranks, self.is_measured = num_ranks, is_measured
         self._log: Log = [list(entry) for entry in given] or [[0, *self._alike]]
-        self._restored = -1  # the step of the checkpoint that the log goes on from
+        self._restored = -1  # step of the checkpoint whose log is continued
         self._forget()
 
     def _forget(self) -> None:
@@ -38,14 +38,13 @@ class Pace(Attachment):
         return [1.0] * self.num_ranks
 
     def at(self, step: int) -> list[float]:
-        """The speeds at a step, relative to their mean; before the first entry all are alike."""
+        """The speeds at a step, relative to their mean; equal before the first entry."""
         found = [entry[1:] for entry in self._log if entry[0] <= step]
         return _relative(found[-1] if found else self._alike)
 
     def hear(self, step: int, costs: Sequence[float], times: Sequence[float]) -> None:
-        """Take what the ranks computed before `step`, and how long each took; every tenth time the speeds of
-        the steps from `step` + 2 on follow, half of the way, which damps noise. Steps that the log already
-        knows are not measured again.
+        """Take the costs and times of ranks before `step`. Every tenth time they set the speeds from `step` +
+        2 on, moved by half to damp noise. Steps already in the log are not measured again.
         """
         if not self.is_measured or not all(times) or step + AHEAD <= self._log[-1][0]:
             return
@@ -57,7 +56,7 @@ class Pace(Attachment):
         now = self.at(step + AHEAD)
         found = _relative([cost / time for cost, time in zip(self._costs, self._times, strict=True)])
         new = [
-            max(LEAST, round((was + speed) / 2, DIGITS)) if cost else was  # nothing was measured there
+            max(LEAST, round((was + speed) / 2, DIGITS)) if cost else was  # nothing measured
             for was, speed, cost in zip(now, found, self._costs, strict=True)
         ]
         if max(abs(speed - was) for speed, was in zip(new, now, strict=True)) > WORTH:
@@ -65,16 +64,15 @@ class Pace(Attachment):
         self._forget()
 
     def state(self) -> Log:
-        """The log, for a checkpoint or a record."""
+        """The log, for a checkpoint or record."""
         return [list(entry) for entry in self._log]
 
     def summary(self, steps: int) -> dict[str, Json]:
         return {"speed_log": self.state()}
 
     def restore(self, state: Nested | Log, step: int) -> None:
-        """Go on from the log of a role's checkpoint of `step`; of several roles' that of the one that has
-        come furthest, whose steps the others then repeat. A log of another number of ranks is no use: a new
-        one begins.
+        """Continue the log of a role's checkpoint of `step`; among several roles that of the most advanced
+        one, whose steps the others repeat. A log of another number of ranks is discarded.
         """
         if step < self._restored:
             return

@@ -1,12 +1,12 @@
-"""The tokens that a generator has drawn in the place of the hidden ones of a step's rows, for the roles that
-learn which tokens are replaced (objective/replaced.py).
+"""The tokens that a generator has drawn for the hidden tokens of a step's rows, for roles that learn which
+tokens are replaced (objective/replaced.py).
 
-The generator's step s has rows of its own, a function of the samples' numbers, and one forward pass of them;
-from its logits the tokens are drawn, with its weights after s steps. All that a detector needs of it are the
-samples' numbers, the hidden places and the drawn ids: it makes the rows anew and puts the ids in. Its step
-s + d learns from them, so with d > 0 the tokens of the last d steps are kept (and checkpointed).
+The generator's step s makes rows from the samples' numbers and draws tokens from the logits of one forward
+pass, with its weights after s steps. A detector only needs the samples' numbers, the hidden places and the
+drawn ids: it makes the rows again and inserts the ids. Its step s + d learns from them, so with d > 0 the
+tokens of the last d steps are kept (and checkpointed).
 
-B rows, T tokens, R samples of a step with hidden tokens, N hidden tokens of a step, in their order
+B rows, T tokens, R samples of a step with hidden tokens, N hidden tokens of a step, in order
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ NAMES = ("samples", "hidden", "places", "ids")
 
 @dataclass(frozen=True)
 class Drawn:
-    """The drawn tokens of one step: of R samples their numbers, and how many tokens were hidden of each; of N
-    tokens their places in their rows and the ids. int64, on the host. `place`: for messages.
+    """The drawn tokens of one step: for R samples their numbers and counts of hidden tokens; for N tokens
+    their places in rows and ids. int64, on the host. `place`: for messages.
     """
 
     samples_R: Tensor
@@ -55,18 +55,18 @@ class Drawn:
         return {sample: (end - size, end) for sample, size, end in spans}
 
     def put(self, batch: Mapping[str, Tensor], parts: Sequence[int]) -> dict[str, Tensor]:
-        """A micro-batch of whole rows with the drawn tokens in place of the hidden ones of its rows of these
-        parts of the mixture. Raises DataError where other tokens are hidden.
+        """A micro-batch of whole rows with the drawn tokens inserted in its rows of these mixture parts.
+        Raises DataError if other tokens are hidden.
         """
         is_hidden_BT, tokens_BT = hidden(batch, parts), batch["tokens_BT"]
-        here_BT = is_hidden_BT.cpu()  # at once: a copy of each row would wait for the device as often
+        here_BT = is_hidden_BT.cpu()  # one copy, because each copy waits for the device
         ids = [self.ids_N[:0]]
         for row, sample in enumerate(batch["samples_B"].tolist()):
             expected_N = here_BT[row].nonzero()[:, 0]
             begin, end = self._spans.get(sample, (0, 0))
             if len(expected_N) != end - begin:
                 has = f"has {end - begin} drawn tokens" if sample in self._spans else "is not there"
-                raise DataError(f"{self.place}: sample {sample} {has}, here {len(expected_N)} are hidden")
+                raise DataError(f"{self.place}: sample {sample} {has}, but {len(expected_N)} are hidden here")
             if not torch.equal(self.places_N[begin:end], expected_N):
                 raise DataError(
                     f"{self.place}: sample {sample} has tokens drawn at places that are not hidden"
@@ -75,7 +75,7 @@ class Drawn:
         return {**batch, "tokens_BT": tokens_BT.masked_scatter(is_hidden_BT, torch.cat(ids).to(tokens_BT))}
 
     def sent(self, num_ids: int) -> dict[str, Tensor]:
-        """As it is sent to other sites, of a vocabulary of so many ids."""
+        """The tensors for other sites, with a vocabulary of `num_ids`."""
         every = (self.samples_R, self.hidden_R, self.places_N, self.ids_N)
         return {
             name: each.to(dtype) for (name, dtype), each in zip(types(num_ids).items(), every, strict=True)
@@ -88,24 +88,24 @@ class Drawn:
 
 
 def types(num_ids: int) -> dict[str, torch.dtype]:
-    """The types of the tensors that are sent, by name, of a vocabulary of so many ids."""
+    """The types of the tensors that are sent, by name, with a vocabulary of `num_ids`."""
     ids = torch.uint16 if num_ids <= NARROW else torch.int32
     return dict(zip(NAMES, (torch.int64, torch.int32, torch.int32, ids), strict=True))
 
 
 def opened_drawn(path: Path, place: str, *, num_ids: int, step: int, train: Train) -> Drawn:
-    """The verified drawings of a step in the file `path`, which messages call `place`. Raises DataError for
-    tensors that are none of that step.
+    """The verified drawings of a step in the file `path`, called `place` in messages. Raises DataError if the
+    tensors are not of that step.
     """
     stored, expected = StoredWeights(path), types(num_ids)
     found = {name: stored.place(name).dtype for name in stored}
     shapes = stored.shapes()
     if found != expected:
         said = ", ".join(f"{name} {dtype}" for name, dtype in sorted(found.items(), key=str))
-        raise DataError(f"{place}: holds {said[:200] or 'nothing'}, and not drawn tokens")
+        raise DataError(f"{place}: holds {said[:200] or 'nothing'} instead of drawn tokens")
     for name, of in (("samples", "hidden"), ("hidden", "samples"), ("places", "ids"), ("ids", "places")):
         if len(shapes[name]) != 1 or shapes[name] != shapes[of]:
-            raise DataError(f"{place}: {name} is {shapes[name]}, and {of} {shapes[of]}")
+            raise DataError(f"{place}: {name} is {shapes[name]}, but {of} {shapes[of]}")
     samples_R, hidden_R, places_N, ids_N = (stored[name].to(torch.int64) for name in NAMES)
     first = train.progressive.samples_before(step, train.global_batch)
     last = first + train.at(step).global_batch - 1
@@ -115,7 +115,7 @@ def opened_drawn(path: Path, place: str, *, num_ids: int, step: int, train: Trai
         )
     if (samples_R.diff() <= 0).any() or (hidden_R < 1).any() or int(hidden_R.sum()) != len(ids_N):
         raise DataError(
-            f"{place}: {len(samples_R)} samples, one twice or not of {len(ids_N)} tokens together"
+            f"{place}: {len(samples_R)} samples, with one twice or other than {len(ids_N)} tokens"
         )
     if len(ids_N) and not 0 <= int(ids_N.min()) <= int(ids_N.max()) < num_ids:
         raise DataError(f"{place}: an id is not below the vocabulary of {num_ids}")
@@ -123,13 +123,13 @@ def opened_drawn(path: Path, place: str, *, num_ids: int, step: int, train: Trai
 
 
 def hidden(batch: Mapping[str, Tensor], parts: Sequence[int]) -> Tensor:
-    """Which tokens are hidden, in rows of these parts of the mixture [B, T]."""
+    """[B, T] mask of hidden tokens in rows of these mixture parts."""
     return (batch["labels_BT"] != NOT_SCORED) & rows_of(batch["parts_B"], parts)[:, None]
 
 
 class Drawing(Tap):
-    """The tap of a generator: what it draws, on this rank. `parts`: of the mixture, the rows with hidden
-    tokens; `num_ids`: tokens of the vocabulary; `keep`: how many steps the last detector is behind.
+    """A generator's tap: the tokens that it draws, on this rank. `parts`: mixture parts with hidden tokens;
+    `num_ids`: size of the vocabulary; `keep`: the largest delay of its detectors.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Drawing(Tap):
         self._cells.append(torch.stack([batch["samples_B"][rows_N], places_T[columns_N], ids_N]))
 
     def finish(self, clock: int) -> None:
-        """Gather what all ranks have drawn in the step. A collective."""
+        """Gather the tokens that all ranks have drawn in the step. A collective."""
         now, train = self._train.at(clock), self._train
         first = train.progressive.samples_before(clock, train.global_batch)
         whole = torch.zeros(now.global_batch, now.sequence, dtype=torch.int64, device=self._gang.device)
@@ -189,16 +189,16 @@ class Drawing(Tap):
         return self.at(clock).sent(self._num_ids)
 
     def at(self, step: int) -> Drawn:
-        """What was drawn in a step. Raises DataError for one that is not kept."""
+        """The tokens drawn in a step. Raises DataError if they are not kept."""
         if step not in self._kept:
             raise DataError(
-                f"step {step + 1}: its drawn tokens are not kept: the generator has trained past it without"
-                " the role that learns from them; begin both together"
+                f"step {step + 1}: its drawn tokens are not kept: the generator trained past it without"
+                " the role that learns from them; start both together"
             )
         return self._kept[step]
 
     def state(self) -> dict[str, Tree]:
-        """The steps that detectors have still to learn from after the last one."""
+        """The steps that detectors still have to learn from after the last one."""
         last = max(self._kept, default=0)
         return {str(step): each.numbers() for step, each in self._kept.items() if step > last - self._keep}
 

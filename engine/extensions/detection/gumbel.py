@@ -1,9 +1,8 @@
-"""Tokens drawn from a model's distribution: the largest of logits + Gumbel noise (Gumbel, 1954), which is a
+"""Draw tokens from a model's distribution: the largest of logits + Gumbel noise (Gumbel, 1954), which is a
 hash of the place's key and the token's number.
 
-So a draw needs nothing but the logits and the key, on every layout and device; where the logits of two
-layouts differ in their last bits, so does one draw in very many. (Inverting the cumulative distribution would
-differ at every one of its V steps.)
+A draw depends only on logits and key, on every layout and device. If two layouts' logits differ in last bits,
+very few draws differ. (Inverting the cumulative distribution would be sensitive at each of its V steps.)
 
 N places, C of a chunk, D hidden, V vocabulary (of this rank's slice, if it is split over ranks)
 """
@@ -17,15 +16,15 @@ from atelier.engine.model.products import with_padding
 from atelier.engine.objective.top import exact_type
 from atelier.engine.objective.vocab_slice import VocabSlice
 
-LOGITS = 1 << 21  # of a chunk
-BITS = 52  # of a uniform number
+LOGITS = 1 << 21  # logits per chunk
+BITS = 52  # bits of a uniform number
 
 
 @torch.no_grad()
 def drawn(
     hidden_ND: Tensor, head_weight_VD: Tensor, keys_N: Tensor, *, num_ids: int, part: VocabSlice | None = None
 ) -> Tensor:
-    """The tokens drawn at these places [N], below `num_ids`; rows of the head beyond are padding."""
+    """The tokens drawn at these places [N], below `num_ids`; further rows of the head are padding."""
     compute, vocab = compute_dtype(head_weight_VD), len(head_weight_VD)
     head_DV = head_weight_VD.to(compute).t()
     ids_V = torch.arange(vocab, device=keys_N.device) + (0 if part is None else part.begin)
@@ -34,7 +33,7 @@ def drawn(
         hidden_CD = hidden_ND.index_select(0, rows_C).to(compute)
         logits_CV = (with_padding(hidden_CD) @ head_DV)[: len(rows_C)].to(exact_type(compute)).double()
         noisy_CV = (logits_CV + noise(keys_N[rows_C], ids_V)).masked_fill(ids_V >= num_ids, -torch.inf)
-        noisy_CV = noisy_CV.where(~noisy_CV.isnan(), -torch.inf)  # of a step that is skipped: any token
+        noisy_CV = noisy_CV.where(~noisy_CV.isnan(), -torch.inf)  # in a step that is skipped: any token
         best_C, place_C = noisy_CV.max(1)
         id_C = ids_V[place_C]
         if part is not None:

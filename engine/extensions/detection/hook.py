@@ -1,6 +1,6 @@
-"""The roles that learn which tokens a generator has replaced: detectors. Each is the root of a step of its
-own, after the generators' step: its rows are those of the generator's step `delay` before, with the tokens
-that the generator has drawn there. Students of a detector read the same.
+"""Train detectors: roles that learn which tokens a generator has replaced. Each is the root of its own step
+after the generators' step: its rows are those of the generator's step `delay` before, with the generator's
+drawn tokens. A detector's students read the same.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ LESSON = "drawings"
 
 
 class DrawnInbox:
-    """Receives the tokens that a generator at another site has drawn, for a detector here."""
+    """Receives tokens drawn by a generator at another site, for a detector here."""
 
     def __init__(self, training: Training, num_ids: int) -> None:
         self._train, self._num_ids = training.train, num_ids
-        self.drawn: Drawn | None = None  # of this step
+        self.drawn: Drawn | None = None  # tokens of this step
 
     def open(self, path: Path, place: str, step: int) -> None:
         """As `Inbox`."""
@@ -35,14 +35,14 @@ class DrawnInbox:
 
 
 class Detectors(Hook):
-    """The detectors of a gang, and the generators here that they, or detectors at other sites, learn from."""
+    """A gang's detectors, and the generators here that they, or detectors at other sites, learn from."""
 
     def __init__(self, context: HookContext) -> None:
         training, members, gang = context.training, context.members, context.gang
         self._gang, self._open_feed = gang, context.data.open_feed
         self._feeds: dict[int, Prefetcher] = {}  # by delay
         end = training.train.num_steps
-        self._asking: dict[str, list[range]] = {}  # by generator: its steps that are drawn in
+        self._asking: dict[str, list[range]] = {}  # by generator: the steps in which it draws
         self._drawings: dict[str, Drawing] = {}  # by generator
         for name, member in members.items():
             readers = _detectors(training, name)
@@ -71,16 +71,16 @@ class Detectors(Hook):
         self.roles = frozenset(name for tree in self._trees.values() for name in tree)
 
     def begin(self, clock: int) -> list[StepGroup]:
-        """As the base's: each detector with its students."""
+        """The groups of this step: each detector with its students."""
         for name, drawing in self._drawings.items():
             drawing.is_asked = any(clock in steps for steps in self._asking[name])
         found = [step_group_at(tree, clock) for tree in self._trees.values()]
         return [group for group in found if group.roots]
 
     def after_step(self, groups: list[StepGroup], clock: int, data: StepData, counts: Counts) -> Learned:
-        """As the base's: gather what the generators have drawn, then take the detectors' steps.
+        """Gather the generators' drawn tokens, then take the detectors' steps.
 
-        Raises DataError for drawn tokens of a generator elsewhere that are not of these rows.
+        Raises DataError if a remote generator's drawn tokens are not for these rows.
         """
         for drawing in self._drawings.values():
             if drawing.is_asked:
@@ -114,7 +114,7 @@ class Detectors(Hook):
             drawn = self._drawings[role.teacher].at(clock - role.delay)
             return [drawn.put(batch, parts) for batch in data.batches]
         received, found = self._inboxes[detector.name].drawn, list[Batch]()
-        assert received is not None  # the loop has waited for it
+        assert received is not None  # the loop has waited for them
         all_or_none(
             self._gang, lambda: found.extend(received.put(each, parts) for each in data.batches), nothing
         )
@@ -126,13 +126,13 @@ class Detectors(Hook):
 
 
 def _detectors(training: Training, name: str) -> dict[str, Role]:
-    """The roles, here or elsewhere, that learn which tokens a role has replaced."""
+    """The roles, here or at other sites, that learn which tokens a role has replaced."""
     roles = {key: each.role for key, each in training.members.items()}
     return {key: role for key, role in roles.items() if role.teacher == name and role.lesson == LESSON}
 
 
 def _below(members: Mapping[str, RoleState], name: str) -> dict[str, RoleState]:
-    """A role and its students, direct or not, but for those that are detectors."""
+    """A role and its students, direct or not, without detectors."""
     found = {name: members[name]}
     for other, member in members.items():
         if member.role.teacher == name and member.role.lesson != LESSON:

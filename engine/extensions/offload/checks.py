@@ -1,4 +1,4 @@
-"""Checks of what experts on disk ask for. Torch-free."""
+"""Check experts that are kept on disk. Torch-free."""
 
 from collections.abc import Mapping
 
@@ -13,8 +13,8 @@ from atelier.engine.extensions.offload.cost import state_bytes
 
 
 def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
-    """Raise ConfigError for experts that cannot be on disk. `prefix`: where the configuration has the
-    roles.
+    """Raise ConfigError for experts that cannot be kept on disk. `prefix`: the roles' place in the
+    configuration.
     """
     tiers = Tiers.of(layout)
     for name, role in roles.items():
@@ -24,7 +24,7 @@ def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: 
 
 
 def _check_experts(layout: Parallel, tiers: Tiers, role: Role, model: str, axes: Axes) -> None:
-    """Check that experts on disk are each of one rank, trained whole, by AdamW."""
+    """Check that each expert on disk belongs to one rank and is trained whole, by AdamW."""
     spec = role.model
     if not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return
@@ -38,29 +38,29 @@ def _check_experts(layout: Parallel, tiers: Tiers, role: Role, model: str, axes:
         raise ConfigError(
             "parallel.tiers.experts",
             f"disk, but {shared} ranks share each expert of {model} (replicate, shard and context)",
-            f"expert={fits} of the same ranks gives each its own",
+            f"use expert={fits} for the same ranks, so that each expert has one rank",
         )
     each = state_bytes(spec, axes.tensor)
     if tiers.host_gb and tiers.host_gb * 1e9 < each:
         raise ConfigError(
             "parallel.tiers.host_gb",
-            f"{tiers.host_gb:g} GB do not hold one expert state of {model} with its gradient",
-            f"host_gb={each / 1e9 * 1.001:.4g} does",
+            f"{tiers.host_gb:g} GB cannot hold one expert state of {model} with its gradient",
+            f"use host_gb={each / 1e9 * 1.001:.4g}",
         )
     if role.optim.kind != "adamw":
         raise ConfigError(
             "parallel.tiers.experts",
-            f"disk, but {model} is trained by {role.optim.kind}, whose steps are not known to wait",
+            f"disk, but {model} is trained by {role.optim.kind}, which does not support delayed steps",
             "optim=adamw",
         )
     if role.trainable.kind != "full":
         raise ConfigError(
-            "parallel.tiers.experts", f"disk, but of {model} only parts are trained", "trainable=full"
+            "parallel.tiers.experts", f"disk, but only parts of {model} are trained", "trainable=full"
         )
     inner, hidden = spec.expert_inner // axes.tensor, spec.hidden
     if inner * hidden % LANES:
         raise ConfigError(
             "parallel.tiers.experts",
-            f"disk, but {model}.experts.ffn {inner} x hidden {hidden} is no multiple of {LANES} numbers",
-            f"experts.ffn={-(-inner // LANES) * LANES} is",
+            f"disk, but {model}.experts.ffn {inner} x hidden {hidden} is not a multiple of {LANES} numbers",
+            f"use experts.ffn={-(-inner // LANES) * LANES}",
         )

@@ -1,5 +1,5 @@
-"""Experts whose weights and moments are not in memory all at once: each has a state in a file, and what a
-step needs is brought into buffers. Bit-equal to experts in memory under AdamW.
+"""Experts whose weights and moments are not all in memory: each has its state in a file, and a step loads
+what it needs into buffers. Bit-equal to experts in memory under AdamW.
 
 X experts of this rank in a mixture, F inner width, D hidden, P tokens sorted by expert
 """
@@ -32,9 +32,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Leaf(NamedTuple):
-    """One of an expert's matrices among the numbers of its weights."""
+    """One matrix of an expert among the numbers of its weights."""
 
-    name: str  # in the plain model, that of all experts' matrices [X, ...]
+    name: str  # name in the plain model of all experts' matrices [X, ...]
     shape: tuple[int, int]
     begin: int
 
@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """A step of the optimiser: its learning rate, and what gradients are multiplied by."""
+    """A step of the optimiser: its learning rate, and the factor of gradients."""
 
     rate: float
     scale: float
@@ -54,13 +54,13 @@ class TieredExperts:
     """The experts of all mixtures of one role on this rank, of equal shapes and activations. A slot is one
     expert of one mixture.
 
-    The optimiser's step of an expert is taken when its weights are needed next: they have to be read then
-    anyway, and the gradient waits. So weights, gradient and moments have buffers of their own, and in the
-    backward pass weights alone are read.
+    An expert's optimiser step is delayed until its weights are needed next: they must be read then anyway,
+    and the gradient waits. So weights, gradients and moments have separate buffers, and the backward pass
+    reads only weights.
 
-    What is read ahead: in the forward pass the experts that a mixture's router chose, then those of the next
-    mixture that had most tokens the last time, and of the next few what their steps need; in the backward
-    pass exactly what the forward pass met. A wrong guess costs a read, never a bit.
+    Prefetching: in the forward pass, the experts chosen by a mixture's router, then the next mixture's
+    experts with most tokens last time, and the data for the next few experts' steps; in the backward pass,
+    exactly the experts of the forward pass. A wrong guess costs a read, but never changes a bit.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class TieredExperts:
         for name, shape in shapes.items():
             begin = self.inside[-1].begin + self.inside[-1].size if self.inside else 0
             self.inside.append(Leaf(name, shape, begin))
-        self.floats = self.inside[-1].begin + self.inside[-1].size  # of one expert's weights
-        self.places = {name: place for place, name in enumerate(mixtures)}  # by path of the mixture
+        self.floats = self.inside[-1].begin + self.inside[-1].size  # numbers of one expert's weights
+        self.places = {name: place for place, name in enumerate(mixtures)}  # index by path of the mixture
         slots = len(mixtures) * self.number
         self.weight_file, self.gradient_file = (StateFile(folder, slots, self.floats, dtype) for _ in "wg")
         self.moment_file = StateFile(folder, slots, len(MOMENTS) * self.floats, dtype)
@@ -97,7 +97,7 @@ class TieredExperts:
             raise ConfigError(
                 "parallel.tiers.host_gb",
                 "has no room for one expert state and its gradient",
-                f"{PARTS * self.weight_file.state_bytes / 1e9:.4g} GB has",
+                f"give {PARTS * self.weight_file.state_bytes / 1e9:.4g} GB or more",
             )
         self.rooms = rooms
         worker, kind = TransferThreads(), {"dtype": dtype, "device": torch.device("cpu"), "align": PAGE}
@@ -116,25 +116,25 @@ class TieredExperts:
         self.moments = Buffers(
             self.moment_file, rooms.moments, FirstStay(), worker, floats=self.moment_file.slot_floats, **kind
         )
-        self.met: dict[int, list[Tensor]] = {}  # norms of the gradients of this step, by slot
-        self._trail: list[int] = []  # slots in the order of the forward pass, still to come in the backward
-        self._before: dict[int, list[int]] = {}  # by first slot of a mixture: whom its tokens met, most first
+        self.met: dict[int, list[Tensor]] = {}  # gradient norms of this step, by slot
+        self._trail: list[int] = []  # slots of the forward pass, in order, that the backward pass still needs
+        self._before: dict[int, list[int]] = {}  # by a mixture's first slot: last experts, most used first
         self.applied: list[Applied] = []  # every step since the files were filled
-        self.done = [0] * slots  # of these, how many a slot has had
-        self.waiting: dict[int, int] = {}  # by slot: the step, among these, that its gradient is for
-        self.steps = 0  # before the files were filled
-        self._numbers: dict[str, Tensor] = {}  # of steps, as checkpoints have them
+        self.done = [0] * slots  # number of these that a slot has taken
+        self.waiting: dict[int, int] = {}  # by slot: the step that its gradient is for
+        self.steps = 0  # steps before the files were filled
+        self._numbers: dict[str, Tensor] = {}  # step numbers, as in checkpoints
         for name, experts in mixtures.items():
             hold(experts, self, self.places[name] * self.number)
 
     # use
 
     def mixture(self, first: int, x_PD: Tensor, counts_X: Sequence[int]) -> Tensor:
-        """`ExpertWeights.compute` of the mixture whose experts begin at slot `first`."""
+        """`ExpertWeights.compute` of the mixture whose experts start at slot `first`."""
         met = [first + expert for expert, count in enumerate(counts_X) if count]
         self._before[first] = sorted(met, key=lambda slot: (-counts_X[slot - first], slot))
         y_PD = _TieredMLP.apply(x_PD.to(dtype_of(x_PD)), counts_X, _Mixture(self, first, met))
-        if torch._C._current_graph_task_id() >= 0:  # recomputed, on the way back
+        if torch._C._current_graph_task_id() >= 0:  # recomputation in the backward pass
             return y_PD
         if torch.is_grad_enabled():
             self._trail += met
@@ -144,7 +144,7 @@ class TieredExperts:
         return y_PD
 
     def ask_steps(self, slots: Sequence[int]) -> None:
-        """Read ahead what the optimiser's steps of these need."""
+        """Prefetch data for the optimiser's steps of these slots."""
         for slot in slots:
             if self.done[slot] < len(self.applied):
                 self.moments.ask(slot)
@@ -152,18 +152,18 @@ class TieredExperts:
                 self.gradients.ask(slot)
 
     def going_back(self, slot: int) -> None:
-        """Read ahead what the backward pass comes to after this slot."""
+        """Prefetch the slots that the backward pass needs after this one."""
         while self._trail and self._trail.pop() != slot:
             pass
         self.weights.ask_all(self._trail[: -AHEAD - 1 : -1])
 
     def matrices(self, numbers: Tensor) -> tuple[Tensor, ...]:
-        """An expert's matrices, as views of its weights or of its gradient."""
+        """An expert's matrices, as views of its weights or its gradient."""
         return tuple(numbers[leaf.begin : leaf.begin + leaf.size].view(leaf.shape) for leaf in self.inside)
 
     @contextmanager
     def gradient(self, slot: int) -> Iterator[tuple[Tensor, ...]]:
-        """Where to write the gradient of a pass, which is added to those of the step."""
+        """Buffers for a pass's gradient, which is added to the step's."""
         is_new = slot not in self.met
         with self.gradients.held(slot, changes=True, is_new=is_new) as sum_F:
             found = sum_F if is_new else torch.empty_like(sum_F)
@@ -179,19 +179,19 @@ class TieredExperts:
         return self.weight_file.folder
 
     def check_states(self, states: Mapping[str, Tensor], place: str) -> None:
-        """Raise ConfigError at `place` where only some have states: they have one number of steps."""
+        """Raise ConfigError at `place` if only some experts have states: they share one number of steps."""
         names = [f"{path}.{leaf.name}" for path in self.places for leaf in self.inside]
         without = [name for name in names if f"{name}.step" not in states]
         if 0 < len(without) < len(names):
             raise ConfigError(
                 place,
-                f"has states of the optimiser for some experts, none for {without[0]}, and they are on disk",
-                "parallel.tiers.experts=device",
+                f"has optimiser states for some experts on disk, none for {without[0]}",
+                "use parallel.tiers.experts=device",
             )
 
     def norms(self) -> dict[str, Tensor]:
-        """The norms [X] of the experts' gradients, by name of the matrix that they share; 0 where there is
-        none.
+        """The norms [X] of the experts' gradients, by name of their common matrix; 0 for experts without
+        gradient.
         """
         found = {name: torch.zeros(self.number, dtype=self.weight_file.dtype) for name in self.placed}
         paths = list(self.places)
@@ -202,7 +202,7 @@ class TieredExperts:
         return found
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
-        """AdamW's step of all experts, taken of each when it is needed."""
+        """AdamW's step for all experts, taken for each when it is needed."""
         met, self.met = self.met, {}
         self._trail.clear()
         for buffers in (self.weights, self.gradients, self.moments):
@@ -212,13 +212,13 @@ class TieredExperts:
             self.applied.append(Applied(rate, scale))
 
     def _catch_up(self, slot: int, weights: Tensor) -> bool:
-        """Take the steps that a slot has not had yet; whether there were any."""
+        """Take the steps that a slot still lacks; whether there were any."""
         first, until = self.done[slot], len(self.applied)
         if first == until:
             return False
         met = self.waiting.pop(slot, until)
         with self.moments.held(slot, changes=True) as moments:
-            is_idle = until - first > (met < until)  # some of the steps are without a gradient
+            is_idle = until - first > (met < until)  # some of the steps have no gradient
             nothing = torch.zeros_like(weights) if is_idle else weights
             for number in range(first, until):
                 if number != met:
@@ -233,7 +233,7 @@ class TieredExperts:
         return True
 
     def _step(self, weights: Tensor, gradient: Tensor, moments: Tensor, number: int) -> None:
-        """AdamW's step of this number, among those since the files were filled."""
+        """AdamW's step of this number, counted since the files were filled."""
         mean, square = (moments[place * self.floats :][: self.floats] for place in range(len(MOMENTS)))
         before = torch.tensor(float(self.steps + number))
         adamw(
@@ -246,12 +246,12 @@ class TieredExperts:
     # all of it
 
     def settle(self) -> None:
-        """Bring every expert up to the last step, and the files up to the buffers."""
+        """Bring every expert up to the last step, and write all buffers to the files."""
         owing = [slot for slot in range(len(self.done)) if self.done[slot] < len(self.applied)]
         for place, slot in enumerate(owing):
             self.weights.ask_all(owing[place : place + AHEAD])
             self.ask_steps(owing[place : place + AHEAD])
-            with self.weights.held(slot):  # to be taken is to be brought up
+            with self.weights.held(slot):  # taking it brings it up to date
                 pass
         self.weights.write_all()
         self.moments.write_all()
@@ -259,7 +259,7 @@ class TieredExperts:
         self._forget_steps()
 
     def filled(self) -> None:
-        """What `whole` returned was filled: the truth is in the files."""
+        """Called after the tensors of `whole` were filled; the files then hold the state."""
         for buffers in (self.weights, self.moments, self.gradients):
             buffers.drop_all()
         for file in (self.weight_file, self.moment_file):
@@ -275,7 +275,7 @@ class TieredExperts:
 
     def whole(self) -> dict[str, dict[str, Tensor]]:
         """By name in the plain model: weights ("weight") and optimiser states of all experts here, in the
-        placement of the weights; shared with the file, and true after `settle`.
+        weights' placement; shared with the file, and up to date after `settle`.
         """
         for buffers in (self.weights, self.moments, self.gradients):
             buffers.finish()
@@ -297,9 +297,9 @@ class TieredExperts:
 
 
 def put_on_disk(model: Model, optim: AdamW, folder: Path, tiers: Tiers) -> TieredExperts:
-    """Take the experts of all mixtures of a model, which is on the meta device, out of it."""
+    """Move the experts of all mixtures of a model on the meta device to disk."""
     mixtures = {path: each for path, each in model.named_modules() if isinstance(each, ExpertWeights)}
-    factors = model.spec.lr_factors()  # one for all matrices of experts
+    factors = model.spec.lr_factors()  # one factor for all expert matrices
     path, some = next(iter(mixtures.items()))
     return TieredExperts(
         mixtures,
@@ -312,7 +312,7 @@ def put_on_disk(model: Model, optim: AdamW, folder: Path, tiers: Tiers) -> Tiere
 
 
 def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:
-    """Take the weights out of a mixture's experts, which from now on compute with the tier's."""
+    """Take the weights out of a mixture's experts, which then compute with the tier's."""
     for name in [name for name, _ in experts.named_parameters(recurse=False)]:
         delattr(experts, name)
 
@@ -323,7 +323,7 @@ def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:
 
 
 class _Mixture:
-    """The experts of one mixture that a pass meets, in the order in which it does."""
+    """The experts used in one pass of a mixture, in order."""
 
     def __init__(self, tier: TieredExperts, first: int, met: list[int]) -> None:
         self.tier, self.first, self.met = tier, first, met
@@ -334,7 +334,7 @@ class _Mixture:
     @contextmanager
     def weights(self, expert: int) -> Iterator[Sequence[Tensor]]:
         tier, slot = self.tier, self.first + expert
-        # selective recomputation records what it sees: it sees the same wherever the weights are
+        # selective recomputation must record the same operations wherever weights are
         with _disable_current_modes():
             if self.is_back:
                 tier.going_back(slot)
@@ -361,7 +361,7 @@ class _TierContext(FunctionCtx):
 
 
 class _TieredMLP(torch.autograd.Function):
-    """Keeps what is before the activations, and no weights: the backward pass brings them again."""
+    """Keeps the activations' inputs, but no weights: the backward pass loads them again."""
 
     @staticmethod
     def forward(ctx: _TierContext, x_PD: Tensor, counts_X: Sequence[int], mixture: _Mixture) -> Tensor:

@@ -1,5 +1,5 @@
-"""A plan's lines about roles whose experts are on disk: bytes of each tier, what a step moves, and when that
-is hidden. Torch-free.
+"""A plan's lines about roles with experts on disk: bytes per tier, bytes moved per step, and when that is
+hidden. Torch-free.
 """
 
 from atelier.engine.config.parallel import Parallel
@@ -8,11 +8,11 @@ from atelier.engine.extensions.offload.cost import off_device
 from atelier.engine.plan.estimate import Setting
 from atelier.engine.plan.step_time import micro_batch
 
-MOST_DOUBLINGS = 12  # of a batch that are tried
+MOST_DOUBLINGS = 12  # of a batch to try
 
 
 def of_role(name: str, setting: Setting, train: Train, layout: Parallel, limit_gb: float) -> str:
-    """The line of a role; '' where its experts are in memory. `limit_gb`: memory of a rank."""
+    """The line of a role; '' if its experts are in memory. `limit_gb`: memory of a rank."""
     gbps = setting.device.disk_gbps
     tier = off_device(setting.role.model, train, layout, setting.device)
     if tier is None:
@@ -20,7 +20,8 @@ def of_role(name: str, setting: Setting, train: Train, layout: Parallel, limit_g
     seconds = setting.estimate(train, layout, steps=1).seconds
     compute_s = seconds.total - seconds.disk
     said = (
-        f"experts of {name} on disk, {_gb(tier.disk)} a rank, {_gb(tier.host)} of it in memory; a step reads "
+        f"experts of {name} on disk, {_gb(tier.disk)} per rank, {_gb(tier.host)} of it in memory; a step"
+        " reads "
         f"{_gb(tier.read)} and writes {_gb(tier.written)}, {tier.seconds:.2g} s at {gbps:g} GB/s, and "
         f"computes {compute_s:.2g} s"
     )
@@ -30,8 +31,8 @@ def of_role(name: str, setting: Setting, train: Train, layout: Parallel, limit_g
 
 
 def _hidden_from(setting: Setting, train: Train, layout: Parallel, limit_gb: float) -> str:
-    """The smallest multiple of the batch, in as many micro-batches, that computes as long as the disk takes,
-    if it fits into memory.
+    """Advice: the smallest multiple of the batch, in as many micro-batches, that computes as long as the disk
+    takes, if it fits in memory.
     """
     rows = micro_batch(train, layout)
     for doublings in range(1, MOST_DOUBLINGS):

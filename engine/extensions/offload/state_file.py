@@ -1,5 +1,5 @@
-"""What is known of experts on disk: one file of equal slots, mapped for who reads all of it, read and written
-a slot at a time by who trains. Scratch: the checkpoint is the truth.
+"""A file of expert states: equal slots, mapped to read all of them, read and written a slot at a time in
+training. It is scratch; the checkpoint is the source of truth.
 """
 
 import errno
@@ -19,23 +19,23 @@ from torch import Tensor
 
 from atelier.engine.config.error import DamageError
 
-PAGE = 4096  # bytes; direct reads need slots, and the memory they go to, at multiples
+PAGE = 4096  # bytes; direct reads need slots and memory aligned to it
 
 
 class StateFile:
-    """`slots` states of `floats` numbers of one type in a file of `folder` without a name: whatever ends the
-    process, it is gone. Reads and writes go past the page cache where the file system lets them: what is read
-    once a step would only push other pages out of it, and be copied.
+    """`slots` states of `floats` numbers of one type in an unnamed file of `folder`, which is removed with
+    the process. Reads and writes bypass the page cache if the file system supports it: data read once per
+    step would only push out other pages and be copied.
 
-    Every slot that was written has a checksum, held in memory; one that does not agree is a damage. (CRC-32:
-    it is for disks that fail, on files that nobody else can open, and seven times as fast as SHA-256.)
+    Every written slot has a checksum in memory; a mismatch is damage. (CRC-32 is for failing disks, as only
+    this process can open the file, and is seven times as fast as SHA-256.)
     """
 
     def __init__(self, folder: Path, slots: int, floats: int, dtype: torch.dtype) -> None:
         self.folder, self.slots, self.floats, self.dtype = folder, slots, floats, dtype
         self.state_bytes = floats * dtype.itemsize
         self.slot_bytes = -(-self.state_bytes // PAGE) * PAGE
-        self.slot_floats = self.slot_bytes // dtype.itemsize  # what is read and written
+        self.slot_floats = self.slot_bytes // dtype.itemsize  # numbers read and written per slot
         self.bytes_read = self.bytes_written = 0
         self._sums: dict[int, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,19 +47,19 @@ class StateFile:
         self._go_direct()
 
     def mapped(self) -> Tensor:
-        """[slots, floats of a slot] all states as one tensor, shared with the file. Whoever writes into it
-        calls `forget` afterwards. Raises OSError for a full disk.
+        """[slots, floats of a slot] all states as one tensor, shared with the file. Call `forget` after
+        writing to it. Raises OSError for a full disk.
         """
-        os.posix_fallocate(self._fd, 0, self.slots * self.slot_bytes)  # else a signal, where it is written
+        os.posix_fallocate(self._fd, 0, self.slots * self.slot_bytes)  # otherwise writing raises a signal
         pages = mmap.mmap(self._fd, self.slots * self.slot_bytes)
         return torch.frombuffer(pages, dtype=self.dtype).view(self.slots, -1)
 
     def forget(self) -> None:
-        """Trust the slots as they are: they were filled through `mapped`."""
+        """Trust the present slots, which were filled through `mapped`."""
         self._sums.clear()
 
     def read(self, slot: int, into: Tensor) -> None:
-        """`into` [slot_floats]. Raises DamageError for a slot that is not as it was written."""
+        """Read into `into` [slot_floats]. Raises DamageError if the slot differs from the written one."""
         view = _bytes_of(into)
         begin = slot * self.slot_bytes
         done = 0
@@ -84,26 +84,27 @@ class StateFile:
         self._sums[slot] = zlib.crc32(view)
 
     def _moved(self, how: Callable[[int, list[memoryview], int], int], view: memoryview, begin: int) -> int:
-        was_direct = self._is_direct  # before: the other thread may find out first
+        was_direct = self._is_direct  # read first: the other thread may change it
         try:
             return how(self._fd, [view], begin)
         except OSError as error:
             if error.errno != errno.EINVAL or not was_direct:
                 raise
-        self._go_direct(wanted=False)  # the rest of a short read is not at a multiple
+        self._go_direct(wanted=False)  # the rest of a short read is not aligned
         return how(self._fd, [view], begin)
 
     def _go_direct(self, *, wanted: bool = True) -> None:
         flag = getattr(os, "O_DIRECT", 0)
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~flag
-        with suppress(OSError):  # a file system that cannot
+        with suppress(OSError):  # not supported by the file system
             fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | flag if wanted else flags)
             self._is_direct = wanted and bool(flag)
 
     def _damage(self, slot: int) -> DamageError:
         return DamageError(
-            f"expert state {slot} on disk in {self.folder} is not as it was written: the disk fails",
-            "run again, on another disk perhaps: it goes on from the last checkpoint",
+            f"expert state {slot} on disk in {self.folder} differs from what was written: the disk is"
+            " failing",
+            "run again, maybe on another disk: it resumes from the last checkpoint",
         )
 
 

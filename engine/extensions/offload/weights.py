@@ -1,4 +1,4 @@
-"""Takes the experts out of a model whose layout has them on disk."""
+"""Take experts on disk out of a model."""
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
@@ -11,7 +11,7 @@ from atelier.engine.parallel.expert import mixtures
 
 
 def take_weights(model: Model, spec: Member, context: BuildContext) -> TieredExperts | None:
-    """Take the experts of a stage that trains, on the meta device, out of it; None where it has none. Raises
+    """Take the experts of a trained stage on the meta device out of it; None if it has none. Raises
     ConfigError on a GPU.
     """
     tiers = Tiers.of(context.layout)
@@ -19,8 +19,8 @@ def take_weights(model: Model, spec: Member, context: BuildContext) -> TieredExp
         return None
     if context.gang.device.type != "cpu":
         raise ConfigError(
-            "parallel.tiers.experts", "disk, which is not built for GPUs", "experts=device, or device=cpu"
+            "parallel.tiers.experts", "disk is not supported on GPUs", "experts=device, or device=cpu"
         )
     optim = spec.role.optim
-    assert isinstance(optim, AdamW)  # others were refused
+    assert isinstance(optim, AdamW)  # others are refused
     return put_on_disk(model, optim, context.scratch, tiers)

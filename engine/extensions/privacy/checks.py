@@ -1,4 +1,4 @@
-"""Checks of a private training (config/train/privacy.py): what is not built is refused. Torch-free."""
+"""Check private trainings (config/train/privacy.py); unsupported settings are refused. Torch-free."""
 
 from collections.abc import Mapping
 
@@ -13,12 +13,12 @@ from atelier.engine.extensions.privacy.epsilon import check_library
 
 OFF = "train.privacy.kind=none"
 ADAPTERS = ("lora", "prompt")
-OBJECTIVES = ("lm", "chat")  # of which a row's loss is a function of that row alone
+OBJECTIVES = ("lm", "chat")  # objectives in which a row's loss depends on that row alone
 
 
 def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str, section: str) -> None:
-    """Raise ConfigError for weights, objectives, layouts and settings at which it is not built, or where the
-    accountant is missing. `prefix`: where the configuration has the roles.
+    """Raise ConfigError for unsupported weights, objectives, layouts and settings, or if the accountant is
+    missing. `prefix`: the roles' place in the configuration.
     """
     privacy = Privacy.of(train)
     if privacy is None:
@@ -36,28 +36,28 @@ def _check_role(place: str, role: Role) -> None:
     if role.trainable.kind not in ADAPTERS:
         raise ConfigError(
             f"{place}trainable.kind",
-            f"{role.trainable.kind}, and train.privacy is for adapters: with all weights each row's gradient"
-            " has the size of the model",
+            f"{role.trainable.kind}, but train.privacy supports only adapters: with all weights each row's"
+            " gradient is as large as the model",
             f"{place}trainable.kind=lora (or prompt, in atelier finetune), or {OFF}",
         )
     if role.teachers:
         raise ConfigError(
             f"{place}teacher",
-            f"{role.teachers[0]}, and train.privacy is not built for what a teacher says of a row",
+            f"{role.teachers[0]}, but train.privacy does not support teachers",
             f"leave it out, or {OFF}",
         )
     kinds = [spec.kind for spec in role.objective.values()]
     if len(kinds) != 1 or kinds[0] not in OBJECTIVES:
         raise ConfigError(
             f"{place}objective",
-            f"is {' and '.join(kinds)}, and train.privacy is built for one of {', '.join(OBJECTIVES)}",
+            f"is {' and '.join(kinds)}, but train.privacy supports only one of {', '.join(OBJECTIVES)}",
             f"leave the others out, or {OFF}",
         )
     if isinstance(role.model, MixedBlocks) and role.model.num_experts:
         raise ConfigError(
             f"{place}model.num_experts",
-            f"{role.model.num_experts}, and experts balance over rows, which train.privacy bounds one by one",
-            f"a model without experts, or {OFF}",
+            f"{role.model.num_experts}, but experts balance over rows, which train.privacy bounds one by one",
+            f"use a model without experts, or {OFF}",
         )
 
 
@@ -65,20 +65,20 @@ def _check_train(train: Train) -> None:
     if train.micro_batch != 1:
         raise ConfigError(
             "train.micro_batch",
-            f"{train.micro_batch}, and train.privacy clips a row at a time",
+            f"{train.micro_batch}, but train.privacy clips one row at a time",
             "train.micro_batch=1, or auto",
         )
     if train.progressive.steps:
         raise ConfigError(
             "train.progressive.steps",
-            f"{train.progressive.steps}, and train.privacy has one batch size and one row length",
+            f"{train.progressive.steps}, but train.privacy needs a fixed batch size and row length",
             "train.progressive.steps=0",
         )
     if train.health.spike != "off" or train.health.rolls_back:
         what = "spike" if train.health.spike != "off" else "nan"
         raise ConfigError(
             f"train.health.{what}",
-            f"{getattr(train.health, what)}: what one row may do to the choice of steps is not bounded",
+            f"{getattr(train.health, what)}: it depends on single rows and breaks the privacy bound",
             "train.health.spike=off train.health.nan=skip; a row that is not finite adds nothing",
         )
 
@@ -88,18 +88,20 @@ def _check_layout(layout: Parallel) -> None:
         if (size := getattr(layout, axis)) > 1:
             raise ConfigError(
                 f"parallel.{axis}",
-                f"{size}, and train.privacy is built for whole rows and whole adapters on each rank",
-                f"{axis}=1, and shard or replicate for the other ranks",
+                f"{size}, but train.privacy needs whole rows and whole adapters on each rank",
+                f"use {axis}=1, and shard or replicate for the other ranks",
             )
     given = {"assignment": value_of(layout, "assignment") or "rows", "embedding": layout.embedding}
     for field, usual in (("assignment", "rows"), ("embedding", "gathered")):
         if given[field] != usual:
             raise ConfigError(
                 f"parallel.{field}",
-                f"{given[field]}, which is not built for train.privacy",
+                f"{given[field]} is not supported with train.privacy",
                 f"{field}={usual}",
             )
     if layout.roles:
         raise ConfigError(
-            "parallel.roles", f"has {', '.join(layout.roles)}, not built for train.privacy", "leave it out"
+            "parallel.roles",
+            f"has {', '.join(layout.roles)}, not supported with train.privacy",
+            "leave it out",
         )

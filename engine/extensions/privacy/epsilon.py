@@ -1,14 +1,13 @@
 """The privacy of one row in a private training (config/train/privacy.py): epsilon, computed by a library, and
 its assumptions. Torch-free.
 
-Batches are a seeded shuffle of fixed size, not Poisson samples: which rows a step has depends on their number
-alone. So no amplification by sampling is assumed. A step that has a row m times sees its gradient m times,
-all from the same weights, and changes by at most m x `clip`; steps without it do not see it. That is as much
-as one Gaussian mechanism with the noise divided by the root of the sum of m^2 over the steps (Gaussian
-differential privacy, 1905.02383, corollary 3.3). Two data
-sets are neighbours when a row of one is empty in the other (2103.00039, definition 1.1): batches keep their
-size. Reports commonly compute with Poisson samples although batches were shuffled, which may say too little
-(2403.17673); that number is told beside, as what it is.
+Batches are a seeded shuffle of fixed size, not Poisson samples: a step's rows depend only on their numbers.
+So no amplification by sampling is assumed. A step that has a row m times sees its gradient m times, all from
+the same weights, and changes by at most m x `clip`; other steps do not see it. This equals one Gaussian
+mechanism with the noise divided by the root of the sum of m^2 over steps (Gaussian differential privacy,
+1905.02383, corollary 3.3). Two data sets are neighbours if a row of one is empty in the other (2103.00039,
+definition 1.1), so batches keep their size. Reports often assume Poisson samples although batches were
+shuffled, which may understate epsilon (2403.17673); that number is reported too, marked as such.
 """
 
 import math
@@ -31,25 +30,25 @@ COVERS = (
 
 
 class Visits(NamedTuple):
-    """How often a training has the same row, at most."""
+    """The most visits of a training to the same row."""
 
     times: int
-    squares: int  # of how often a step has it, summed over the steps: it moves that step's sum as many times
+    squares: int  # sum over steps of the squared number of times that a step has it
 
     @staticmethod
     def of(epochs: int, *, rows: int, batch: int, is_aligned: bool) -> "Visits":
-        """Of a shuffled pass over `rows` rows each epoch. Where an epoch ends inside a batch, a row may be
-        its last one and the first of the next, twice in one step; `is_aligned`: it never does.
+        """For a shuffled pass over `rows` rows per epoch. If an epoch ends inside a batch, a row may be its
+        last and the next one's first, twice in one step; `is_aligned`: this never happens.
         """
         if batch <= rows:
             return Visits(epochs, epochs + (0 if is_aligned else 2 * (epochs // 2)))
-        each = -(-batch // rows) + 1  # of a step
+        each = -(-batch // rows) + 1  # per step
         return Visits(epochs, epochs * each)
 
 
 def visits(drawn: Sequence[tuple[int, int, int]], batch: int) -> Visits:
-    """How often steps of `batch` samples each have the same row, at most. `drawn`: of each data set its rows,
-    and how often it is drawn before the first step and in all.
+    """The most visits of steps of `batch` samples to the same row. `drawn`: for each data set its rows, and
+    its draws before the first step and in total.
     """
     found = [Visits(0, 0)]
     for rows, begin, end in drawn:
@@ -61,7 +60,7 @@ def visits(drawn: Sequence[tuple[int, int, int]], batch: int) -> Visits:
 
 
 def check_library() -> None:
-    """Raise ConfigError where the accountant is not installed."""
+    """Raise ConfigError if the accountant is not installed."""
     if find_spec("dp_accounting") is None:
         raise ConfigError(
             "train.privacy",
@@ -75,22 +74,22 @@ def accountant() -> str:
 
 
 def epsilon(noise: float, delta: float, squares: int) -> float:
-    """Of a row by the analytic Gaussian mechanism (1805.06530); `squares`: of how often each step has it,
-    summed over the steps.
+    """Epsilon of a row by the analytic Gaussian mechanism (1805.06530); `squares`: sum over steps of the
+    squared number of visits.
     """
-    from dp_accounting import get_epsilon_gaussian  # an extra: only private trainings need it
+    from dp_accounting import get_epsilon_gaussian  # optional: only for private trainings
 
     return float(get_epsilon_gaussian(noise / math.sqrt(squares), delta))
 
 
 def poisson_epsilon(noise: float, delta: float, *, rate: float, steps: int) -> float:
-    """Of a row that were in each of `steps` batches with the probability `rate`, by Renyi moments."""
+    """Epsilon of a row that were in each of `steps` batches with probability `rate`, by Renyi moments."""
     from absl import logging  # as above
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
     from dp_accounting.rdp import RdpAccountant
 
     found, before = RdpAccountant(), logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # of orders that do not converge, which are left out
+    logging.set_verbosity(logging.ERROR)  # hide warnings on orders that do not converge and are left out
     try:
         event = PoissonSampledDpEvent(min(1.0, rate), GaussianDpEvent(noise))
         return float(found.compose(SelfComposedDpEvent(event, steps)).get_epsilon(delta))
@@ -99,7 +98,7 @@ def poisson_epsilon(noise: float, delta: float, *, rate: float, steps: int) -> f
 
 
 def statement(privacy: Privacy, *, rows: int, batch: int, steps: int, visits: Visits) -> dict[str, Json]:
-    """What a model's record says of its privacy. `rows`: of the data."""
+    """The privacy statement for a model's record. `rows`: of the data."""
     found: dict[str, Json] = {
         "unit": UNIT,
         "covers": COVERS,

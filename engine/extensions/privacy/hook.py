@@ -1,8 +1,8 @@
-"""Gradients of a private training (config/train/privacy.py; 1607.00133, algorithm 1): a row at a time, each
-clipped, summed over all ranks, with noise once.
+"""Gradients of a private training (config/train/privacy.py; 1607.00133, algorithm 1): one row at a time, each
+clipped, summed over all ranks, with noise added once.
 
-Adapters are whole on every rank (engine/parallel/shard.py), so that a row's gradient is there before any sum
-over ranks. N numbers of all trained weights.
+Adapters are whole on every rank (engine/parallel/shard.py), so a row's gradient exists before any sum over
+ranks. N numbers of all trained weights.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from atelier.engine.parallel.grid import Grid
 
 
 def normal(key: bytes, place: str, count: int) -> np.ndarray:
-    """`count` standard normal numbers, float64: a pure function of its arguments, by SHAKE-256 as a generator
-    that nobody without the key can continue, and the transform of Box and Muller (1958).
+    """`count` standard normal numbers, float64: a pure function of its arguments. SHAKE-256 is the generator,
+    which cannot be continued without the key; then the transform of Box and Muller (1958).
     """
     half = -(-count // 2)
     raw = hashlib.shake_256(key + f"/{place}".encode()).digest(16 * half)
@@ -49,13 +49,13 @@ class PrivateGradients(GradientHandler):
         super().__init__()
         self._spec, self._weights, self._grid, self._batch = spec, dict(weights), grid, batch
         self.key = key
-        self.rows, self.visits = 0, Visits(1, 1)  # of the data, and of a row of it
+        self.rows, self.visits = 0, Visits(1, 1)  # rows of the data; visits of one row
         self._step, self._where = 0, ""
         self._sum_N = torch.zeros(0)
         self._counts = torch.zeros(0)
 
     def begin(self, step: int, trajectory: str) -> None:
-        """As the base's: branches of one trunk, which have its key, have noise of their own."""
+        """Begin a step. Branches of one trunk, which share its key, get different noise."""
         device = self._grid.gang.device
         size = sum(weight.numel() for weight in self._weights.values())
         self._step, self._where = step, trajectory
@@ -63,8 +63,8 @@ class PrivateGradients(GradientHandler):
         self._counts = torch.zeros(3, dtype=torch.float64, device=device)  # rows, clipped, not finite
 
     def add(self) -> None:
-        """As the base's: a micro-batch is one row, whose gradient is clipped. One that is not finite adds
-        nothing: it must not stop or skip the step, which another row would not have done.
+        """Take a micro-batch, which is one row, and clip its gradient. A gradient that is not finite adds
+        nothing: one row must not stop or skip the step.
         """
         grad_N = torch.cat([_flat(weight) for weight in self._weights.values()])
         for weight in self._weights.values():
@@ -76,8 +76,8 @@ class PrivateGradients(GradientHandler):
         self._counts += torch.stack([torch.ones_like(norm), is_good & (norm > self._spec.clip), ~is_good])
 
     def finish(self) -> None:
-        """As the base's: the sum over all ranks, with the noise, divided by `batch`. Raises AtelierError
-        where no row had a finite gradient.
+        """Set the gradient: the sum over all ranks plus noise, divided by `batch`. Raises AtelierError if no
+        row had a finite gradient.
         """
         own = torch.cat([self._sum_N, self._counts])
         if self._grid.gang.is_first and self._spec.noise:
@@ -85,7 +85,7 @@ class PrivateGradients(GradientHandler):
         total = self._grid.sum(own)
         num_rows, num_clipped, num_lost = total[len(self._sum_N) :].tolist()
         if num_lost == num_rows:
-            raise AtelierError(f"step {self._step + 1}: no row has a finite gradient; a lower optim.lr")
+            raise AtelierError(f"step {self._step + 1}: no row has a finite gradient; lower optim.lr")
         self.measured = {"privacy/clipped": num_clipped / num_rows, "privacy/lost": num_lost / num_rows}
         grads = total[: len(self._sum_N)] / self._batch
         sizes = [weight.numel() for weight in self._weights.values()]
@@ -99,7 +99,7 @@ class PrivateGradients(GradientHandler):
         return torch.from_numpy(np.concatenate(parts) * scale)
 
     def divisor(self, batch: Mapping[str, Tensor], counts: Counts) -> int:
-        """As the base's: of its own scored tokens, so that no other row changes a row's gradient."""
+        """The row's own scored tokens, so that no other row changes its gradient."""
         return max(1, int((batch["labels_BT"] >= 0).sum()))
 
     def state(self) -> Tree:
@@ -109,7 +109,7 @@ class PrivateGradients(GradientHandler):
         self.key = str(state["key"])
 
     def summary(self, steps: int) -> dict[str, Json]:
-        """What the model's record says after so many steps."""
+        """Privacy entries of the model's record after `steps` steps."""
         spec, batch = self._spec, self._batch
         return {self.name: statement(spec, rows=self.rows, batch=batch, steps=steps, visits=self.visits)}
 
@@ -129,7 +129,7 @@ class PrivateTraining(Hook):
         members, train = context.members, context.training.train
         rows = train.global_batch
         privacy = Privacy.of(train)
-        assert privacy is not None  # else it is not used
+        assert privacy is not None  # otherwise the hook is not used
         blend = context.data.blend(train.sequence)
         for name in sorted(members):
             member = members[name]

@@ -1,4 +1,4 @@
-"""The lines of plans and reports about private trainings. Torch-free."""
+"""Lines of plans and reports on private trainings. Torch-free."""
 
 from collections.abc import Mapping
 
@@ -42,13 +42,13 @@ def sentence(found: Mapping[str, Json]) -> str:
     return (
         f"epsilon {found['epsilon']:.3g} at delta {found['delta']:g} for {found['unit']}, read at most"
         f" {found['visits']} times in {found['steps']} steps ({found['accountant']}; sampling: none assumed);"
-        f" of Poisson samples, which these are not, it would be {found['epsilon_if_poisson']:.3g}"
+        f" with Poisson samples, which these are not, it would be {found['epsilon_if_poisson']:.3g}"
         f"{_weak(found)}"
     )
 
 
 def _weak(found: Mapping[str, Json]) -> str:
-    """A warning where delta allows a whole row to be given away."""
+    """A warning if delta allows giving away a whole row."""
     delta, rows = found["delta"], found["rows"]
     if isinstance(delta, float) and isinstance(rows, int) and rows and delta >= 1 / rows:
         return f"; delta is not below 1 / {rows} rows: lower train.privacy.delta"

@@ -51,8 +51,8 @@ class RemoteStudents:
         return any(clock in steps for steps in self.sites.asked.values())
 
     def is_late(self, clock: int, ahead: int, own: str) -> bool:
-        """Whether a site is `ahead` steps or more behind `clock`. Raises DataError for a site that began anew
-        and waits for answers that were removed.
+        """Whether a site is `ahead` steps or more behind `clock`. Raises DataError for a site that started
+        again and waits for answers that were removed.
         """
         for site, steps in self.sites.taught.items():
             come, last = self.sites.come(site)[0], steps.stop

@@ -288,7 +288,7 @@ class SitesApart:
                 box.answer(ENDED, self._link.site, CONCLUSION, readers.what)
 
     def finish(self) -> None:
-        """Report that this site's students are published; remove messages that no site needs any more."""
+        """Report that this site's students are published; remove messages that no site needs."""
         if self._gang.is_first:
             for heard in self._heard:
                 last = max(each.role.taught(each.end).stop for each in heard.students)

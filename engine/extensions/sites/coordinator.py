@@ -49,7 +49,7 @@ class Coordinator:
     def look(self, number: int, before: RoundLine | None) -> RoundLine | None:
         """The decision on round `number`, which follows the line `before`; None while it waits. A site whose
         contribution is refused counts as missing: it is neither in the round nor waited for. Raises DataError
-        if so many are refused that the others can never be enough.
+        if the accepted and expected ones can never be enough.
         """
         self.refused = {}
         there = self._meeting.current(number)

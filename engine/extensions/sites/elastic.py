@@ -51,7 +51,7 @@ class ElasticRounds:
     ) -> None:
         self._why_not, self._say, self._outer = why_not, say, outer_of(member)
         self._link, self._gang, self._stop, self._member, self._safe = link, gang, stop, member, safe
-        self._log: tuple[int, SampleLog] = (-1, SampleLog(link.rows, link.every))  # after so many rounds
+        self._log: tuple[int, SampleLog] = (-1, SampleLog(link.rows, link.every))  # after how many rounds
         self._coordinator: tuple[str, Coordinator] | None = None  # by trajectory
         self._followed = read_log(link.rounds) if link.rounds else None
         self._told = (0, 0, 0.0)  # the rounds of the last report, and when

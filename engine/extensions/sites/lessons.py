@@ -3,7 +3,7 @@
 
     SHOWN    the form of its messages, as a plan shows it
     STATE    the name of the state that a teacher's checkpoint keeps for students that are steps behind
-    entries  (ids, *, rows, tokens) -> the tensors of a message about so many tokens
+    entries  (ids, *, rows, tokens) -> the tensors of a message about that many tokens
     share    (teacher: Role) -> the share of a step's tokens that it is about
 
 Torch-free.

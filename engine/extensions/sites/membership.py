@@ -116,7 +116,7 @@ class Meeting:
 
     def check_told(self, number: int, coordinator: str) -> None:
         """Raise DataError if the decision on the round that this site is at will never come: the coordinator
-        reports that it has it no more.
+        reports that it has removed it.
         """
         said = self.heard(coordinator)
         if said is not None and said.oldest is not None and said.oldest > number:

@@ -95,7 +95,7 @@ def _show(plan: Plan, totals: PlanTotals) -> None:
         f"{totals['reuse']} to reuse, {totals['run']} to make{cost}"
     )
     if plan.wall_s:
-        print(f"by the clock about {duration(plan.wall_s)}, starts included, if nothing else runs")
+        print(f"wall-clock time about {duration(plan.wall_s)}, starts included, if nothing else runs")
     for note in (*plan.notes, *_goodput(plan)):
         print(f"note: {note}")
 

@@ -138,7 +138,7 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
             raise ConfigError("--listen", f"{card.site} has no port; others reach it in {card.address}")
         check_bucket(card.address, "site serve")
     if options.listen and not is_listened_at(options.listen):
-        raise ConfigError("--listen", f"{options.listen!r} is not an address to listen at", "127.0.0.1:7800")
+        raise ConfigError("--listen", f"{options.listen!r} is not an address to listen at", "give host:port")
     _check_folder(mailbox)
     root = Store(default_root()).root
     lock = keys.alone("site serve")
@@ -280,7 +280,7 @@ def _gigabytes(given: str | None) -> float | None:
     except ValueError:
         found = -1.0
     if not 0 <= found < math.inf:
-        raise ConfigError("--hourly", f"{given!r} is not a number of GB", "2.5, or 0 for any")
+        raise ConfigError("--hourly", f"{given!r} is not a number of GB", "give one like 2.5; 0 = any")
     return found
 
 
@@ -313,7 +313,7 @@ def _audit(keys: Keys, options: argparse.Namespace) -> int:
     if options.what:
         other = Path(options.what)
         if not other.exists():
-            raise ConfigError("site audit", f"{other} is not a file", "the audit.jsonl of another site")
+            raise ConfigError("site audit", f"{other} is not a file", "give the audit.jsonl of another site")
         peer = site_of(other, site, certificates)
         count = compare(path, site, other, peer, certificates)
         print(f"{other}: holds {count} signatures of {site}, all match lines of this log")
@@ -342,7 +342,9 @@ def _cancel(keys: Keys, options: argparse.Namespace) -> int:
     desk, digits = OrderDesk(_mailbox(keys, options)), _word(options, "digits of an order")
     found = [order for order in desk.orders() if order.id.startswith(digits)]
     if len(found) != 1:
-        raise ConfigError("site cancel", f"{len(found)} orders begin with {digits!r}", "atelier site orders")
+        raise ConfigError(
+            "site cancel", f"{len(found)} orders begin with {digits!r}", "`atelier site orders` lists them"
+        )
     desk.put(Cancellation(order=found[0].id, home=found[0].home, site=found[0].site))
     return 0
 
@@ -354,7 +356,7 @@ def _work(keys: Keys, options: argparse.Namespace) -> int:
     mailbox, number = _mailbox(keys, options), _word(options, "the id of an order")
     order = OrderDesk(mailbox).order(number)
     if order is None:
-        raise ConfigError("site work", f"there is no order {number[:16]}", "atelier site orders")
+        raise ConfigError("site work", f"there is no order {number[:16]}", "`atelier site orders` lists them")
     return work_on(OrderDesk(mailbox), order, Policies(keys.folder), mailbox, Store(default_root()))
 
 

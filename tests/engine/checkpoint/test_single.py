@@ -274,7 +274,7 @@ def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_named_before_anything_is_changed(tmp_path: Path) -> None:
     save(tmp_path, 100, {"model": {"w": torch.ones(2, 3)}}).wait()
     cases = {
-        r"has no tensor model\.v; the nearest it has is model\.w": {"v": torch.zeros(2, 3)},
+        r"has no tensor model\.v; the nearest name is model\.w": {"v": torch.zeros(2, 3)},
         r"model\.w has shape \(2, 3\), the state's has \(3, 2\)": {"w": torch.zeros(3, 2)},
         r"model\.w is float32, the state's is float64": {"w": torch.zeros(2, 3, dtype=torch.float64)},
         r"model\.w: is on the meta device": {"w": torch.zeros(2, 3, device="meta")},
@@ -291,9 +291,9 @@ def test_another_step_and_another_trajectory_are_refused(tmp_path: Path) -> None
     state = {"w": torch.zeros(2)}
     with pytest.raises(DamageError, match=r"manifest\.json: holds trajectory aaa.*, expected b"):
         read(tmp_path, 100, state, trajectory="b" * 64)
-    with pytest.raises(ConfigError, match="the address of another step than 200"):
+    with pytest.raises(ConfigError, match="is not the address of step 200"):
         load(address(str(tmp_path), 100), state, step=200, trajectory=TRAJECTORY, gang=SingleRank())
-    with pytest.raises(ConfigError, match="the address of another step than 200"):
+    with pytest.raises(ConfigError, match="is not the address of step 200"):
         save_async(address(str(tmp_path), 100), state, step=200, trajectory=TRAJECTORY, gang=SingleRank())
     with pytest.raises(ConfigError, match="its last part must be like step-00000100"):
         save_async(str(tmp_path / "step-100"), state, step=100, trajectory=TRAJECTORY, gang=SingleRank())

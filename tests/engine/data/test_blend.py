@@ -222,5 +222,5 @@ def test_parts_tell_which_set_a_row_came_from_once_a_set_asks():
 
 def test_streams_without_samples_or_weight_are_refused():
     for streams in ([], [(Numbers(0), 1.0)], [(Numbers(3), 0.0)]):
-        with pytest.raises(ConfigError, match="with a sample or more, each with a weight above 0"):
+        with pytest.raises(ConfigError, match="each with a sample and a weight above 0"):
             Blend(streams, 1)

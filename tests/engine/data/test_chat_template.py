@@ -115,7 +115,9 @@ ENDLESS = {
 
 def test_endless_work_while_a_template_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "CPU_S", 0.4)
-    with pytest.raises(ConfigError, match=r"is no chat template \(takes more than 0.4 seconds of processor"):
+    with pytest.raises(
+        ConfigError, match=r"is not a chat template \(takes more than 0.4 seconds of processor"
+    ):
         template("{{ ([[1]]*9999999)|sum(start=[]) }}")  # Jinja computes what is constant at once
 
 
@@ -129,7 +131,7 @@ def test_endless_work_is_ended(monkeypatch: pytest.MonkeyPatch, work: str) -> No
         with pytest.raises(DataError, match=r"chat_template: takes more than 0\.2 seconds of processor time"):
             endless.render(TALKS["one turn"])
         assert endless.render(TALKS["open"]).text == "user"
-    with pytest.raises(ConfigError, match="of processor time, 3 times; mend it"):
+    with pytest.raises(ConfigError, match="of processor time, 3 times; fix it"):
         endless.render(TALKS["one turn"])
 
 

@@ -150,7 +150,7 @@ def test_packed_files_give_the_documents_of_the_plain_ones(workshop, tmp_path, p
     )
     assert [(p["text"], p["split"]) for p in packed] == [(p["text"], p["split"]) for p in plain]
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines)[:-20])
-    with pytest.raises(DataError, match="not whole gzip data"):
+    with pytest.raises(DataError, match="not complete gzip data"):
         workshop.curate(Source(source=str(tmp_path / "packed.jsonl.gz")))
 
 

@@ -87,7 +87,7 @@ def test_options_that_a_tokenizer_writes_alike_are_refused(made, workshop, tmp_p
     )
     labels = workshop.labels(Labels(source=str(path)))
     with pytest.raises(
-        DataError, match=r"behind '\d:' the tokenizer writes the options ' Red' and ' red' alike"
+        DataError, match=r"after '\d:' the tokenizer encodes the options ' Red' and ' red' alike"
     ):
         Examples(labels, source, tmp_path, sequence=64)
 
@@ -146,13 +146,13 @@ def test_prompts_whose_answers_nothing_is_left_to_tell_by_are_refused(workshop, 
     made = workshop.labels(Labels(source=str(path))), workshop.tokenizer(workshop.corpus(poems))
     _examples(made, tmp_path, sequence=1024).check_told_apart()
     cut = _examples(made, tmp_path, sequence=32)
-    with pytest.raises(DataError, match=r"labels: (\d+) of \1 train .* also left of one with another answer"):
+    with pytest.raises(DataError, match=r"labels: (\d+) of \1 train .* equals one with another answer"):
         cut.check_told_apart()
 
 
 def test_more_examples_than_there_are_is_refused_with_the_numbers(made, tmp_path):
     there = len(_examples(made, tmp_path))
-    with pytest.raises(DataError, match=f"{there + 1} train examples were asked for, there are {there}"):
+    with pytest.raises(DataError, match=f"{there + 1} train examples were requested, but there are {there}"):
         _examples(made, tmp_path, num_examples=there + 1)
 
 
@@ -223,5 +223,5 @@ def test_options_of_which_one_begins_another_are_told_apart_by_their_ends(worksh
 
 
 def test_more_shots_than_training_examples_are_refused(made, tmp_path):
-    with pytest.raises(DataError, match="1000 solved examples were asked for"):
+    with pytest.raises(DataError, match="1000 solved examples were requested"):
         _examples(made, tmp_path, split="test", shots=1000)

@@ -90,11 +90,11 @@ def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
     prose = corpus(tmp_path, "prose", PROSE)
     first, _ = learned(tmp_path, "first", Tokenizer(vocab=330), prose)
     with pytest.raises(
-        ConfigError, match=r"tokenizer.vocab: 310, and tokenizer.extend has 330 ids; give more"
+        ConfigError, match=r"tokenizer.vocab: 310, but tokenizer.extend has 330 ids; give more"
     ):
         learned(tmp_path, "small", Tokenizer(vocab=310), prose, extends=first)
     words = Encoder(models.WordLevel({"a": 0}, unk_token="a"))
-    with pytest.raises(ConfigError, match="is no byte-level BPE but WordLevel"):
+    with pytest.raises(ConfigError, match="is not byte-level BPE but WordLevel"):
         untaught(words.to_str().encode(), "tokenizer.extend")
     with pytest.raises(ValueError, match=r"tokenizer.model and tokenizer.extend exclude each other"):
         Tokenizer(model="a", extend="b")

@@ -163,7 +163,7 @@ def test_bytes_that_older_tokens_do_not_hold_are_not_counted(workshop: Workshop,
     older = open_input(artifact(tmp_path / "older", "tokens", files, **now.record.summary))
     text = read_held_out(older, vocabulary, tmp_path, 10**6)
     assert text.num_bytes == read_held_out(now, vocabulary, tmp_path, 10**6).num_bytes
-    with pytest.raises(DataError, match=r"older: .*bytes of held-out text.* no held_out.txt.*; move"):
+    with pytest.raises(DataError, match=r"older: .*bytes of held-out text.* held_out.txt is missing.*; move"):
         text.raw(vocabulary)
-    with pytest.raises(DataError, match=r"no held_out\.txt"):
+    with pytest.raises(DataError, match=r"held_out\.txt is missing"):
         read_held_out(older, vocabulary, tmp_path, 5)

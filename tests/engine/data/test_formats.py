@@ -148,9 +148,9 @@ def refused(workshop: Workshop, path: str, **more: str) -> str:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("a.parquet", "not whole parquet"),
-        ("b/a.tar", "not a whole tar archive"),
-        ("a.jsonl.zst", "not whole zstd data: it ends within a frame"),
+        ("a.parquet", "not a complete parquet file"),
+        ("b/a.tar", "not a complete tar archive"),
+        ("a.jsonl.zst", "incomplete zstd data: it ends within a frame"),
     ],
 )
 def test_a_truncated_file_is_named(
@@ -170,7 +170,7 @@ def test_a_tar_that_ends_between_members_or_has_a_damaged_header_is_not_taken_fo
     data = bytearray(as_objects(rows))
     members = [n for n in range(0, len(data), 512) if data[n : n + 2] == b"./"]
     said = refused(workshop, put(tmp_path, "a.tar", bytes(data[: members[20]])))
-    assert "it ends without the mark of an end" in said
+    assert "it ends without an end mark" in said
     data[members[20] + 150] ^= 0xFF  # of the checksum
     assert "a header is damaged" in refused(workshop, put(tmp_path, "b.tar", bytes(data)))
     assert "a header is damaged" in refused(workshop, put(tmp_path, "c.tar", b"no archive" * 99))
@@ -190,8 +190,8 @@ def link(kind: bytes, name: str, to: str = "") -> tarfile.TarInfo:
     [
         (link(tarfile.SYMTYPE, "x.txt", "/etc/passwd"), "x.txt: is a link to /etc/passwd"),
         (link(tarfile.LNKTYPE, "x.txt", "../secret"), "x.txt: is a link to ../secret"),
-        (link(tarfile.FIFOTYPE, "x.txt"), "x.txt: is no plain file"),
-        (link(tarfile.CHRTYPE, "x.txt"), "x.txt: is no plain file"),
+        (link(tarfile.FIFOTYPE, "x.txt"), "x.txt: is not a plain file"),
+        (link(tarfile.CHRTYPE, "x.txt"), "x.txt: is not a plain file"),
         (link(tarfile.REGTYPE, "../../x.txt"), "../../x.txt: has a name that leads out of the archive"),
         (link(tarfile.REGTYPE, "/root/x.txt"), "/root/x.txt: has a name that leads out of the archive"),
         (link(tarfile.REGTYPE, "x.jpg"), "x: has no member .txt, .json or .jsonl; members there: jpg"),
@@ -220,10 +220,10 @@ def test_a_member_larger_than_a_text_and_a_header_without_end_are_not_read(
 ) -> None:
     monkeypatch.setattr(tar, "MOST_MEMBER", 99)
     path = put(tmp_path, "a.tar", as_tar({"a.txt": b"x" * 100, "b.txt": b"y"}))
-    assert "a.txt: has 100 bytes, at most 99 are read of one text" in refused(workshop, path)
+    assert "a.txt: has 100 bytes; at most 99 are allowed per text" in refused(workshop, path)
     monkeypatch.setattr(tar, "MOST_HEADER", 500)
     path = put(tmp_path, "b.tar", as_tar({"a" * 700 + ".txt": b"x"}))
-    assert "a header has 714 bytes, at most 500 are read" in refused(workshop, path)
+    assert "a header has 714 bytes; at most 500 are allowed" in refused(workshop, path)
 
 
 def test_a_column_that_is_missing_or_no_text_is_named_with_those_that_are(
@@ -245,7 +245,7 @@ def test_values_that_are_null_or_not_utf8_are_broken_rows(workshop: Workshop, tm
     target = io.BytesIO()
     parquet.write_table(pa.table({"text": text}), target)
     path = put(tmp_path, "a.parquet", target.getvalue())
-    assert f"{path}:2: byte 4 of the text is not UTF-8; mend it" in refused(workshop, path)
+    assert f"{path}:2: byte 4 of the text is not UTF-8; fix it" in refused(workshop, path)
     corpus = workshop.curate(Source(source=path, on_error="skip"))
     assert corpus.record.summary["skipped"] == 2
     ids = [line["id"] for line in workshop.lines(corpus, "documents.jsonl")]

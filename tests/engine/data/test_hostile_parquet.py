@@ -88,13 +88,13 @@ def test_a_flipped_bit_changes_no_row_unseen_and_ends_nothing(
         (bomb(value_bytes=3 << 29), "needs more than 1024 MiB to be unpacked"),
         (bomb(claimed_page=2**31 - 1), "needs more than 1024 MiB to be unpacked"),
         (bomb(value_bytes=140 << 20), "more than 128 MiB in one text"),
-        (bomb(claimed_page=-5), "not whole parquet (Invalid page header)"),
+        (bomb(claimed_page=-5), "not a complete parquet file (Invalid page header)"),
         (bomb(rows=2**31 - 1), "claims 2147483647 rows in 171 bytes"),
-        (bomb(file_rows=7), "claims 7 rows, and 1 in its row groups"),
-        (bomb(file_rows=9, group_rows=9), "row group 0 claims 9 rows, and 1 in column 'text'"),
-        (bomb(file_rows=-1, group_rows=-1), "row group 0 claims -1 rows, and 1 in column 'text'"),
-        (bomb(rows=9, page_values=3), "row group 0 claims 9 rows and holds 3"),
-        (bomb(rows=9, run=3), "not whole parquet ("),
+        (bomb(file_rows=7), "claims 7 rows, but 1 in its row groups"),
+        (bomb(file_rows=9, group_rows=9), "row group 0 claims 9 rows, but 1 in column 'text'"),
+        (bomb(file_rows=-1, group_rows=-1), "row group 0 claims -1 rows, but 1 in column 'text'"),
+        (bomb(rows=9, page_values=3), "row group 0 claims 9 rows, but holds 3"),
+        (bomb(rows=9, run=3), "not a complete parquet file ("),
     ],
 )
 def test_what_no_file_can_hold_is_refused_within_bounded_memory(data: bytes, says: str) -> None:
@@ -133,8 +133,8 @@ def test_a_dictionary_that_expands_to_gigabytes_is_read_a_few_rows_at_a_time(rea
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        (signal.SIGKILL, "not whole parquet (its reader ended with signal 9 after row 0)"),
-        (signal.SIGSTOP, "not read further than row 0 in 300 s"),
+        (signal.SIGKILL, "not a complete parquet file (its reader ended with signal 9 after row 0)"),
+        (signal.SIGSTOP, "reading stopped at row 0 for 300 s"),
     ],
 )
 def test_a_reader_that_ends_or_says_nothing_is_one_line_and_the_next_file_is_read(

@@ -48,8 +48,8 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         made(added_tokens=[{**WORD, "id": 4_000_000_000, "content": "x"}]),
         "added_tokens: the token 'x' has the id 4000000000",
     ),
-    "added words of another type": (made(added_tokens={"x": 7}), "added_tokens: is no list of objects"),
-    "a token of megabytes": (vocab(**{"x" * (1 << 21): 3}), "is no text of 65536 characters at most"),
+    "added words of another type": (made(added_tokens={"x": 7}), "added_tokens: is not a list of objects"),
+    "a token of megabytes": (vocab(**{"x" * (1 << 21): 3}), "is not a text of at most 65536 characters"),
     "rules that replace, one after another": (
         made(normalizer=replaced(*[("a", "aaaaaaaaaa")] * 10)),
         "normalizer: its rules make a text up to 1e+10 times as long",
@@ -69,7 +69,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a list": ([], "it has no model"),
     "no model": ({"version": "1.0"}, "it has no model"),
     "an unknown model": (made(model={"type": "Nothing", "vocab": {}}), "not a tokenizer.json"),
-    "a model of models": (made(model={"vocab": [[[["a"]]]], "type": "Unigram"}), "is no text of 65536"),
+    "a model of models": (made(model={"vocab": [[[["a"]]]], "type": "Unigram"}), "is not a text of at most"),
     "no end": (made(model={**MODEL, "vocab": {"a": 0}}), "has no end token"),
 }  # fmt: skip
 RAW: dict[str, tuple[bytes, str]] = {

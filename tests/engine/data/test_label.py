@@ -250,7 +250,7 @@ def test_messages_of_catalogues_are_told_apart_and_a_translation_is_on_the_side_
             source=str(_written(tmp_path, *lines, {**train[0], "prompt": "a lone one", "group": held_out}))
         )
     )
-    with pytest.raises(DataError, match=r"all 186 examples .* among those that models are tuned on"):
+    with pytest.raises(DataError, match=r"all 186 examples .* are training examples of the tuned models"):
         workshop.labels(Labels(source=source, prompt="msgid", completion="catalogue"), tuned=everything)
 
 

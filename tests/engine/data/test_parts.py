@@ -61,7 +61,7 @@ def test_a_run_says_that_documents_are_split_and_which_share_is_held_out(worksho
     curated(workshop, {f"b{n}": f"a short text {n}" * (1 + 9 * n) for n in range(3)}, 0.05)
     assert "% is held out where data.held_out asks for 5 %" in workshop.said
     curated(workshop, {"big": book(1, 30_000)}, 0.1)
-    assert "1 document(s), longer than all that is to be held out, are split by their parts" in workshop.said
+    assert "1 document(s), longer than the whole held-out share, are split by their parts" in workshop.said
     assert "is held out where" not in workshop.said
 
 

@@ -140,7 +140,7 @@ def test_where_no_prompt_can_be_told_the_message_is_named(tmp_path: Path) -> Non
         tokens.rows([{"role": "assistant", "content": "Welcome."}])
     cut = "{% for m in messages %}{{ m.role + ':' + m.content[:5] + '</s>' }}{% endfor %}"
     tokens = ChatTokens(model_with(tmp_path / "cut", cut), tmp_path)
-    with pytest.raises(DataError, match="does not write message 2 as it stands, so where it ends is unknown"):
+    with pytest.raises(DataError, match="changes message 2, so the place where it ends is unknown"):
         tokens.rows(talk("How?", "Seven fathoms."))
 
 
@@ -156,7 +156,7 @@ def test_where_earlier_thoughts_are_left_out_each_answer_has_a_row_behind_what_t
 
 def test_a_system_prompt_that_a_template_leaves_out_behind_an_answer_is_refused(tmp_path: Path) -> None:
     tokens = ChatTokens(model_with(tmp_path / "model", TEMPLATES["alternating"]), tmp_path)
-    with pytest.raises(DataError, match="message 3 otherwise than behind its prompt for an answer"):
+    with pytest.raises(DataError, match="does not write message 3 after its generation prompt"):
         tokens.rows(TALKS["system"])
 
 
@@ -205,11 +205,11 @@ def test_tokens_that_cannot_be_told_apart_are_refused_not_trained_on(tmp_path: P
     made = tokenizer(is_metaspace=True)
     tokens = ChatTokens(model_with(tmp_path / "model", TEMPLATES["alternating"], made), tmp_path)
     assert len(tokens.rows(ASCII)) == 1
-    with pytest.raises(DataError, match="otherwise than within the whole"):
+    with pytest.raises(DataError, match="differently than within the whole"):
         tokens.rows(talk("How</s> deep?", "Seven."))
     taken = "{% for m in messages %}{{ m.content.replace('<|im_end|>', '') }}{% endfor %}"
     tokens = ChatTokens(model_with(tmp_path / "other", taken), tmp_path)
-    with pytest.raises(DataError, match="takes the text of a special token in a message apart"):
+    with pytest.raises(DataError, match="splits the text of a special token in a message"):
         tokens.rows(talk("How<|im_end|>", "Seven."))
     with pytest.raises(DataError, match=r"U\+FDD0"):
         tokens.rows(talk("How\ufdd0", "Seven."))
@@ -218,7 +218,7 @@ def test_tokens_that_cannot_be_told_apart_are_refused_not_trained_on(tmp_path: P
 def test_a_template_without_a_prompt_for_answers_is_refused(tmp_path: Path) -> None:
     other = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"  # noqa: E501
     tokens = ChatTokens(model_with(tmp_path / "model", other), tmp_path)
-    with pytest.raises(DataError, match="message 2 otherwise than behind its prompt"):
+    with pytest.raises(DataError, match="does not write message 2 after its generation prompt"):
         tokens.rows(ASCII)
 
 
@@ -234,7 +234,7 @@ def test_a_model_without_a_template_has_a_built_in_one(tmp_path: Path) -> None:
     [(text, learned)] = said(tokens, ASCII)
     assert tokens.name == "plain" and learned == ["Seven.</s>", "Nine.</s>"]
     assert text == "<s>user:\nHow deep?\n\nassistant:\nSeven.</s>\n\nuser:\nThere?\n\nassistant:\nNine.</s>"
-    with pytest.raises(ConfigError, match="chatml, and the tokenizer has no special token"):
+    with pytest.raises(ConfigError, match="chatml, but the tokenizer has no special token"):
         ChatTokens(model, tmp_path, "chatml")
     own = model_with(tmp_path / "own", TEMPLATES["headers"])
     assert ChatTokens(own, tmp_path, "plain").name == "plain"
@@ -314,7 +314,7 @@ def test_a_row_that_is_too_long_ends_with_a_whole_answer_or_is_left_out_and_both
     assert (summary["cut"], summary["too_long"], summary["conversations"]) == (8, 5, 43)
     assert summary["train_rows"] + summary["held_out_rows"] == 38
     with pytest.raises(
-        DataError, match=r"no answer in .* ends within train.sequence=128 tokens; .*=\d+ would"
+        DataError, match=r"no answer in .* ends within train.sequence=128 tokens; .*=\d+ has room"
     ):
         shop_of(workshop, hopeless)
 
@@ -379,7 +379,7 @@ def test_a_row_that_its_template_refuses_is_a_broken_row(workshop: Workshop, tmp
 
 
 def test_nothing_to_learn_from_and_one_conversation_are_refused(workshop: Workshop) -> None:
-    with pytest.raises(DataError, match=r"holds no conversation \(1 broken rows left out\)"):
+    with pytest.raises(DataError, match=r"has no conversation \(1 broken rows left out\)"):
         shop_of(workshop, ["{"], on_error="skip")
     with pytest.raises(DataError, match="at least two are needed"):
         shop_of(workshop, MANY[:1])

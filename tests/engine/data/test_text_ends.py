@@ -69,7 +69,7 @@ def test_what_the_tokenizer_lacks_is_refused() -> None:
         text_ends(AdoptedEnds(ends=(900,)), tokenizer_of(), "here")
     with pytest.raises(ConfigError, match="here: bos_token: '<b>', which the tokenizer lacks"):
         text_ends(AdoptedEnds(begin="<b>", ends=(257,)), tokenizer_of(), "here")
-    with pytest.raises(ConfigError, match="no token ends texts"):
+    with pytest.raises(ConfigError, match="the tokenizer has no end-of-text token"):
         text_ends(AdoptedEnds(), tokenizer_of(names=("<s>",)), "here")
     two = tokenizer_of()
     pairs = [(name, two.token_to_id(name)) for name in NAMES[:2]]

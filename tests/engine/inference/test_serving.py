@@ -111,7 +111,7 @@ def test_a_bad_request_among_others_gets_its_error_alone(speaker: Generator) -> 
     assert {answer["id"]: answer for answer in found if "text" in answer} == good
     assert [*sorted(key for key in errors if key)] == [50, 51, 52, 53, 54, 55]
     assert all("\n" not in error for error in errors.values()) and len(found) == 14
-    assert "900000 tokens after 1 need 0.46 GB of keys, values and masks, and there are 0.1 GB" in errors[55]
+    assert "900000 tokens after 1 need 0.46 GB of keys, values and masks, but only 0.1 GB" in errors[55]
 
 
 class Largest(TorchDispatchMode):

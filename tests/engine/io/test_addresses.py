@@ -78,7 +78,7 @@ def read(url: str) -> list[tuple[str, str]]:
 
 def test_an_address_whose_query_has_an_ending_is_no_file_of_text(ports: Servers, asked: list[str]) -> None:
     for tail in ("?x=.txt", "#.txt", "?a#.txt"):
-        with pytest.raises(ConfigError, match="is not a file of text"):
+        with pytest.raises(ConfigError, match="is not a text file"):
             read(f"http://127.0.0.1:{ports[1]}/creds{tail}")
     assert read(f"http://127.0.0.1:{ports[1]}/creds.txt")
 
@@ -189,7 +189,7 @@ def test_a_form_is_told_at_once_what_it_may_not_name() -> None:
 
 def test_what_a_form_refuses_the_command_line_takes() -> None:
     words = ["experiment=tiny", "data.source=http://169.254.169.254/latest/a.txt", "tracker=none"]
-    with pytest.raises(ConfigError, match=r"data.source: 169.254.169.254 is no public address; ATELIER_FORM"):
+    with pytest.raises(ConfigError, match=r"source: 169.254.169.254 is not a public address; ATELIER_FORM"):
         compose("corpus", words, from_form=True)
     assert compose("corpus", words)
 

@@ -132,8 +132,8 @@ def test_the_listing_is_asked_once_not_for_every_file(hub: Hub) -> None:
         (f"{URL}@{'0' * 40}/data", "has no such revision"),
         (f"{URL}/date/ships.jsonl", r"does not exist .*did you mean .*/data"),
         (f"{URL}/data/*.txt", "no file matches"),
-        ("hf://datasets/port", r"is no address of the hub .*; hf://datasets/<owner>/<name>"),
-        ("hf://", "is no address of the hub"),
+        ("hf://datasets/port", r"is not a hub address .*; hf://datasets/<owner>/<name>"),
+        ("hf://", "is not a hub address"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_line_with_a_way_out(hub: Hub, url: str, says: str) -> None:

@@ -87,5 +87,5 @@ def test_chained_urls_are_no_paths(tmp_path: Path):
 
 @pytest.mark.parametrize("chain", ["/x::memory://y", "file:///x::memory://y"])
 def test_a_chain_that_begins_with_a_path_is_refused(chain: str):
-    with pytest.raises(ConfigError, match="a chain begins with a kind of storage, not with the path"):
+    with pytest.raises(ConfigError, match="a chain must begin with a kind of storage, not with the path"):
         storage.exists(chain)

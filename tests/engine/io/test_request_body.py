@@ -20,10 +20,10 @@ from atelier.engine.io.request_body import BodyRefused, plain_body
     ],
 )
 def test_what_all_rows_have_is_not_copied_beyond_the_size_of_a_body(document: dict[str, object]) -> None:
-    with pytest.raises(BodyRefused, match=r"what all \d+ rows have is larger than 8 MiB") as refused:
+    with pytest.raises(BodyRefused, match=r"the shared values of \d+ rows are larger than 8 MiB") as refused:
         plain_body("application/json", json.dumps(document).encode())
     assert refused.value.status == 413
-    with pytest.raises(BodyRefused, match="what all 9 rows"):
+    with pytest.raises(BodyRefused, match="the shared values of 9 rows"):
         plain_body("text/csv", b"prompt," + b"x" * 1_000_000 + b"\na,1" * 9)
 
 

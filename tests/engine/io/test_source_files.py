@@ -67,9 +67,9 @@ def test_a_glob_without_a_match_is_a_data_error(tmp_path):
 
 def test_a_file_of_another_kind_is_refused_with_the_kinds_that_are_known(tmp_path):
     (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(ConfigError, match=r"not a file of text; known: \.txt"):
+    with pytest.raises(ConfigError, match=r"not a text file; known: \.txt"):
         files_of(Source(source=str(tmp_path / "a.csv")))
-    with pytest.raises(DataError, match="has no file of text"):
+    with pytest.raises(DataError, match="has no text file"):
         files_of(Source(source=str(tmp_path)))
 
 

@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_both_shapes(training_setu
     text = str(caught.value)
     assert text.startswith(f"{checkpoint(training_setup, 'model', 8)}/manifest.json: ")
     assert "has shape (" in text and "the state's has (" in text
-    assert text.endswith("build the model it was saved from")
+    assert text.endswith("build the model that was saved")
 
 
 def test_a_missing_shard_is_named_by_a_gang_that_goes_on_from_the_checkpoint_before(

@@ -81,7 +81,7 @@ def twice(files: Files, rng: random.Random) -> str:
     tensor = safetensors.torch.load(files[owners[name]])[name]
     shard = rng.choice(sorted(set(owners.values()) - {owners[name]}))
     files[shard] = safetensors.torch.save(safetensors.torch.load(files[shard]) | {name: tensor})
-    return f"{shard} holds {name}, which the index does not say"
+    return f"{shard} holds {name}, which is not in the index"
 
 
 def leaving(files: Files, rng: random.Random) -> str:
@@ -89,7 +89,7 @@ def leaving(files: Files, rng: random.Random) -> str:
         ["../model.safetensors", "/etc/passwd", "a/../../b", "..", "", "a\\b", "sub/model.safetensors"]
     )
     mapping(files, lambda found: found.update({rng.choice(sorted(found)): path}))
-    return f"{path}, which leaves the model's folder"
+    return f"{path}, which is outside the model's folder"
 
 
 def no_name(files: Files, rng: random.Random) -> str:

@@ -273,7 +273,7 @@ def test_unusable_text_is_named_by_file_and_line(
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(prefect_home))
     (tmp_path / "empty").mkdir()
-    assert "empty has no file of text" in refused(
+    assert "empty has no text file" in refused(
         capsys, "corpus", *TINY.split(), f"data.source={tmp_path}/empty"
     )
     (tmp_path / "one.txt").write_text(TEXTS)

@@ -62,7 +62,7 @@ def test_generate_prints_the_prompt_its_continuation_and_the_speed(speaking: Pat
 def test_control_prompts_are_refused_in_one_line_by_a_model_that_learned_none(speaking: Path) -> None:
     out, err = (child := generating(speaking, "--genre", "code")).communicate(timeout=60)
     assert (child.returncode, out) == (2, "") and len(err.splitlines()) == 1
-    assert err.startswith("control prompt: the model was not trained on such prompts")
+    assert err.startswith("control prompt: the model was not trained with control prompts")
     assert "objective of kind control" in err
 
 

@@ -127,9 +127,9 @@ def test_a_card_whose_certificate_has_ended_is_not_trusted(
     ("words", "problem"),
     [
         (("serv",), "site: no act 'serv'; did you mean serve?"),
-        (("create", "B!"), "'B!' is no name of a site"),
-        (("create", "any"), "'any' is no name of a site"),
-        (("create", "bucket"), "'bucket' is no name of a site"),
+        (("create", "B!"), "'B!' is not a site name"),
+        (("create", "any"), "'any' is not a site name"),
+        (("create", "bucket"), "'bucket' is not a site name"),
         (("accept", "any.json"), "any.json: not a site's card (site: Value error, no site may be called any"),
         (("create", "b"), "has a key already; site rotate makes a new one"),
         (("create",), "site create: an argument is missing; give the site's name"),
@@ -138,12 +138,15 @@ def test_a_card_whose_certificate_has_ended_is_not_trusted(
         (("accept", "key.pem"), "key.pem: "),
         (
             ("create", "c", "--address", "nowhere"),
-            "--address: is no address of a site; host:port, or the URL",
+            "--address: is not a site address; give host:port, or the URL",
         ),
         (("create", "c", "--address", "s3://me:secret@b/x"), "without credentials, which are taken from the"),
-        (("create", "c", "--address", "file:///a/../etc"), "--address: is no address of a site"),
-        (("create", "c", "--address", "zip://a::s3://b"), "--address: is no address of a site"),
-        (("create", "c", "--address", "/nowhere/mail"), "file:///nowhere/mail is no folder of this machine"),
+        (("create", "c", "--address", "file:///a/../etc"), "--address: is not a site address"),
+        (("create", "c", "--address", "zip://a::s3://b"), "--address: is not a site address"),
+        (
+            ("create", "c", "--address", "/nowhere/mail"),
+            "file:///nowhere/mail is not a folder of this machine",
+        ),
         (("create", "c", "--address", "/proc"), "--address: file:///proc cannot be reached"),
         (("create", "c", "--address", "nosuch://a/b"), "no such kind of storage (Protocol not known: nosuch"),
         (("revoke", "../b"), "site revoke: '../b' is not trusted"),
@@ -154,19 +157,19 @@ def test_a_card_whose_certificate_has_ended_is_not_trusted(
         (("allow", "a", "--pool", "local"), "--pool: local is served by Prefect"),
         (("allow", "a", "--pool", "v100"), "--pool: v100 is for plans only: nothing can run on it; give a"),
         (("allow", "a", "--tracker", "mlfow"), "--tracker: there is no 'mlfow'; did you mean mlflow?"),
-        (("allow", "a", "--read", "../x"), "--read: '../x' is no whole path or URL"),
+        (("allow", "a", "--read", "../x"), "--read: '../x' is not an absolute path or a URL"),
         (("allow", "a", "--hourly", "much"), "--hourly: 'much' is not a number of GB"),
         (("allow", "a", "--hourly", "nan"), "--hourly: 'nan' is not a number of GB"),
         (("allow", "a", "--send", "modle"), "--send: there is no 'modle'; did you mean model?"),
         (
             ("serve", "--listen", "127.0.0.1"),
-            "--listen: '127.0.0.1' is not an address to listen at; 127.0.0.1:",
+            "--listen: '127.0.0.1' is not an address to listen at; give host",
         ),
         (
             ("serve", "--listen", "127.0.0.1:99999"),
             "--listen: '127.0.0.1:99999' is not an address to listen at",
         ),
-        (("create", "c", "--address", "localhost:99999"), "--address: is no address of a site"),
+        (("create", "c", "--address", "localhost:99999"), "--address: is not a site address"),
         (("create", "c", "--tasks", "train"), "--tasks: is not an option of site create; --address"),
         (("card", "--with-parent"), "--with-parent: is not an option of site card; --keys alone"),
         (("peers", "--listen", "127.0.0.1:0"), "--listen: is not an option of site peers; --keys alone"),
@@ -234,4 +237,4 @@ def test_a_site_that_is_reached_in_a_folder_has_no_port(
     assert "--listen: a has no port; others reach it in file://" in capsys.readouterr().err
     (tmp_path / "mail").rmdir()
     assert run(["site", "serve"]) == 2
-    assert "site serve: file://" in (said := capsys.readouterr().err) and "is no folder of this" in said
+    assert "site serve: file://" in (said := capsys.readouterr().err) and "is not a folder of this" in said

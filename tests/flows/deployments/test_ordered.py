@@ -258,7 +258,7 @@ def test_an_order_is_led_nowhere_that_its_policy_does_not_name(store: Store, tmp
             each.shutdown()
             each.server_close()
     reply = desk.reply(order.id)
-    assert reply is not None and f"is no public address; {NAMED}" in reply.problem
+    assert reply is not None and f"is not a public address; {NAMED}" in reply.problem
     assert {*Moving.asked} == {"/moved.txt"} and rank_env(store.root, 1)[NAMED] == read.removeprefix(
         "http://"
     )

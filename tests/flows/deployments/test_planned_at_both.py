@@ -140,7 +140,9 @@ def test_more_in_an_hour_than_a_policy_lets_cross_is_refused_by_each_site(both: 
 
 
 def test_a_training_is_not_begun_again_over_sites(both: BothSites) -> None:
-    with pytest.raises(ConfigError, match=r"--fresh: is for runs at one site; begin it again at each site"):
+    with pytest.raises(
+        ConfigError, match=r"--fresh: is for runs at one site; use it separately at each site"
+    ):
         both.planned("resume.fresh=[train]")
     assert not [*OrderDesk(both.mailbox).orders()]
 

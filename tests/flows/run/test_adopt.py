@@ -144,7 +144,7 @@ def test_what_changes_while_it_is_read_is_refused(study: Study, folder: Path, tm
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("nothing", "is no folder, or empty"),
+        ("nothing", "is not a folder, or empty"),
         ("pickle", r"source: pytorch_model.bin is a pickle, which is never opened"),
         ("no weights", r"has no model.safetensors and no model.safetensors.index.json"),
         ("no tokenizer", r"has no tokenizer.json"),
@@ -153,7 +153,7 @@ def test_what_changes_while_it_is_read_is_refused(study: Study, folder: Path, tm
         ("family", r"config.json: model_type: 'qwen9' is not known; did you mean qwen"),
         ("code", r"config.json: auto_map: names custom code, which is never run"),
         ("quantised", r"config.json: quantization_config: marks quantised weights"),
-        ("json", r"^source: .*config.json: .*; mend this file, or get it again$"),
+        ("json", r"^source: .*config.json: .*; fix this file, or get it again$"),
     ],
 )
 def test_what_is_not_understood_is_refused_before_anything_is_made(
@@ -329,7 +329,7 @@ def test_an_export_asks_for_room_and_leaves_nothing(
         schema=1, task="export", version=1, config={"url": str(tmp_path / "out")},
         inputs={"model": source.url}, scratch=str(tmp_path / "scratch"), layout=CPU,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="and its disk has 1e-09 free"):
+    with pytest.raises(ConfigError, match="but its disk has only 1e-09 free"):
         exporting.export(run)
     assert not (tmp_path / "out").exists()
 

@@ -168,9 +168,7 @@ def test_no_site_goes_on_with_a_run_whose_next_order_cannot_be_written(
 def test_a_plan_is_refused_where_a_site_falls_silent_and_is_not_made_there_any_more(home: Home) -> None:
     home.says(50, 1, problem="waits for other orders here")
     [refused] = home.elsewhere.planned(home.plan).refusals
-    assert refused.startswith(
-        "b has said nothing for 600 s after 'waits for other orders here'; is its agent"
-    )
+    assert refused.startswith("b has not replied for 600 s after 'waits for other orders here'; is its agent")
     assert PLANNING_S < home.clock.now - 50 < PLANNING_S + 2 * LOOK_EVERY and home.cancelled()
 
 
@@ -200,7 +198,7 @@ def test_of_a_task_whose_site_falls_silent_it_is_said_once_and_again_when_it_fal
     home.tells(300, 2, "running")
     home.tells(1000, 3, "done")
     home.make()
-    silent = "b has said nothing for 60 s"
+    silent = "b has not replied for 60 s"
     assert home.waits() == [(90, silent), (360, silent)]
     assert home.states == {"curate@b": "done"} and not home.errors and not home.cancelled()
 
@@ -209,7 +207,7 @@ def test_of_a_task_whose_site_took_the_order_and_does_not_begin_it_is_said_where
     home.says(30, 1, problem="waits for other orders here")
     home.tells(1000, 2, "done")
     home.make()
-    assert home.waits() == [(90, "b has said nothing for 60 s; there: atelier site orders")]
+    assert home.waits() == [(90, "b has not replied for 60 s; there: atelier site orders")]
 
 
 def test_of_a_task_whose_site_says_something_all_the_time_nothing_is_said(home: Home) -> None:

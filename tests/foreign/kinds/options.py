@@ -149,7 +149,7 @@ def _joint(
     if room < 1:
         return "no room"
     prompt = (*before, *(alone[:shared] if case["shots"] else alone[:shared][-room:]))
-    return (prompt, behind) if prompt else "joins all of the prompt"
+    return (prompt, behind) if prompt else "merges the whole prompt"
 
 
 def read(examples: Examples, number: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

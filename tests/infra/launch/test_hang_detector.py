@@ -69,7 +69,7 @@ def test_the_rank_that_is_behind_is_named_with_step_and_phase(ranks: Ranks) -> N
     ranks.stand(2, 7, 9, "collective")
     assert ranks.pass_(30.0) == ""
     assert ranks.pass_(2.0) == (
-        "rank 1 stands at step 7 (forward), the others wait at step 7 (collective); nothing moved for 30 s"
+        "rank 1 is at step 7 (forward), the others wait at step 7 (collective); no progress for 30 s"
     )
 
 
@@ -82,7 +82,7 @@ def test_ranks_as_far_as_each_other_are_told_apart_by_what_their_processes_do(
         ranks.stand(rank, 7, 4, "backward")
     found = ranks.pass_(32.0)
     assert found.startswith(
-        "rank 2 stands at step 7 (backward, stopped), the others wait at step 7 (backward); nothing moved"
+        "rank 2 is at step 7 (backward, stopped), the others wait at step 7 (backward); no progress"
     )
 
 

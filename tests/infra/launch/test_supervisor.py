@@ -180,7 +180,7 @@ def test_of_a_gang_that_failed_otherwise_nothing_is_published(gang: Gang) -> Non
 def test_a_gang_that_hangs_is_ended_named_and_started_again(gang: Gang) -> None:
     gang.run(deaths=1, hangs=True)
     assert gang.warnings == [
-        "rank 0 stands at step 3 (forward, stopped); nothing moved for 1 s; "
+        "rank 0 is at step 3 (forward, stopped); no progress for 1 s; "
         f"the gang starts again from step 1 (restart 1 of {RESTARTS})"
     ]
     record = gang.store.find("model", gang.fingerprint)
@@ -189,7 +189,7 @@ def test_a_gang_that_hangs_is_ended_named_and_started_again(gang: Gang) -> None:
 
 
 def test_a_gang_that_hangs_before_its_first_checkpoint_ends_with_the_name_of_the_rank(gang: Gang) -> None:
-    with pytest.raises(AtelierError, match=r"gang: rank 0 stands at step 3 \(forward, stopped\)"):
+    with pytest.raises(AtelierError, match=r"gang: rank 0 is at step 3 \(forward, stopped\)"):
         gang.run(deaths=1, gains=False, hangs=True)
     assert not gang.warnings and gang.is_over()
 

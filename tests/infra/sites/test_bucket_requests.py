@@ -147,7 +147,7 @@ def no_file(bench: Bench, draw: random.Random) -> str:
         path.mkdir()
         (path / "out").symlink_to(bench.secret.parent)
     bench.put(made.call, made.objects)
-    return "it is a link" if kind == "link" else "it is no file"
+    return "it is a link" if kind == "link" else "it is not a file"
 
 
 ATTACKS: list[Attack] = [

@@ -45,7 +45,9 @@ def test_a_card_with_anything_but_one_certificate_is_not_accepted_nor_read(tmp_p
     a, b, c = sites(tmp_path)
     change, problem = WITH_MORE[what]
     data = card(change(b.card.certificate, c.card.certificate))
-    with pytest.raises(ConfigError, match=rf"^b.json: .*{problem}.*; the output of `site card` there"):
+    with pytest.raises(
+        ConfigError, match=rf"^b.json: .*{problem}.*; give the output of `atelier site card` there"
+    ):
         a.accept(data, "b.json")
     assert not a.peers
     (a.folder / PEERS).mkdir()

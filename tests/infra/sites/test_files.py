@@ -140,12 +140,12 @@ def other(kind: str, digit: str) -> OrderedProduct:
 @pytest.mark.parametrize(
     ("changes", "why", "when"),
     [
-        ({"entry": entry("payload-1/other")}, "is no file of its record", "never"),
-        ({"entry": entry("payload-1/model.safetensors", b"other")}, "is no file of its record", "never"),
+        ({"entry": entry("payload-1/other")}, "is not a file of its record", "never"),
+        ({"entry": entry("payload-1/model.safetensors", b"other")}, "is not a file of its record", "never"),
         ({"entry": entry("payload-1/" + "x" * 256)}, "is outside its payload, or too long", "never"),
         ({"entry": entry("payload-1/" + "x/" * 500 + "y")}, "is outside its payload, or too long", "never"),
-        ({"artifact": other("model", "0")}, "wants no files", "never"),
-        ({"artifact": other("corpus", "1")}, "wants no files", "never"),
+        ({"artifact": other("model", "0")}, "needs no files", "never"),
+        ({"artifact": other("corpus", "1")}, "needs no files", "never"),
         ({"order": "1" * 64}, "there is no order", "never"),
     ],
 )  # fmt: skip

@@ -290,7 +290,7 @@ def test_who_is_revoked_while_something_is_sent_gets_nothing_more(
 
     with b.served(), a.served() as agent:
         monkeypatch.setattr(agent._exchange, "send", revoking)
-        with pytest.raises(AtelierError, match="b is not trusted any more"):
+        with pytest.raises(AtelierError, match="b is no longer trusted"):
             agent.exchange("b")
 
 

@@ -112,9 +112,9 @@ def test_a_cancellation_follows_its_order(tmp_path: Path) -> None:
     [
         (order(), "c", "the order is of a to b, and c sends it"),
         (order("a", "c"), "a", "the order is of a to c, and a sends it"),
-        (reply(order("a", "b", "known")), "a", "is none between a and b"),  # b replies, not home
+        (reply(order("a", "b", "known")), "a", "is not an order between a and b"),  # b replies, not home
         (reply(order("a", "b", "other")), "a", "there is no order"),
-        (cancellation(order("a", "b", "known")), "c", "is none between c and b"),
+        (cancellation(order("a", "b", "known")), "c", "is not an order between c and b"),
         (cancellation(order("a", "b", "other")), "a", "there is no order"),  # it may come before the order
         (order("a", "b", "known").model_copy(update={"flow": "distill"}), "a", "differs from the one here"),
     ],

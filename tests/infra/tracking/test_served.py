@@ -169,7 +169,7 @@ def test_a_body_that_cannot_be_read_is_a_400_in_one_line(server: Server) -> None
     json_, csv, deep = "application/json", "text/csv", "nested deeper"
     bad = [
         ("[" * 3000, json_, 400, deep), ('{"a":' * 3000 + "1" + "}" * 3000, json_, 400, deep),
-        ("{", json_, 400, "not JSON"), ('{"prompt": NaN}', json_, 400, "NaN is no number"),
+        ("{", json_, 400, "not JSON"), ('{"prompt": NaN}', json_, 400, "NaN is not a JSON number"),
         ("7", json_, 400, "JSON object"), ('{"inputs": "a", "more": 1}', json_, 400, "got 'more' besides"),
         ('{"prompt": 7}', json_, 400, "is 7; give a text"), ("a,b\n1\n", csv, 400, "row 1 has 1 fields"),
         ("", csv, 400, "is empty"), ("PAR1", "application/octet-stream", 415, "Content-Type"),

@@ -1,8 +1,7 @@
-"""Replaced-token detection: -log sigmoid(w . h) of a token that another one was put in the place of, else
--log(1 - sigmoid(w . h)) (ELECTRA, 2003.10555, section 2). A drawn token that is the hidden one counts as not
-replaced.
+"""Replaced-token detection: -log sigmoid(w . h) for a replaced token, otherwise -log(1 - sigmoid(w . h))
+(ELECTRA, 2003.10555, section 2). A drawn token equal to the hidden one counts as not replaced.
 
-The tokens of a row are those that the generator has drawn where its labels are, else the text's.
+A row's tokens are the generator's where its labels are, otherwise the text's.
 
 B rows, T tokens, D hidden
 """
@@ -22,7 +21,7 @@ LOGGED = ("", RIGHT, SHARE)
 
 
 def terms(spec: Replaced, state: State, teacher: Side | None, rows_B: Tensor | None) -> Term:
-    """Of all tokens of the rows that it reads: the loss, how many are told right, how many are replaced."""
+    """Over all tokens of its rows: the loss, the number of right ones, the number of replaced ones."""
     is_read_BT = state.batch["documents_BT"] >= 0
     if rows_B is not None:
         is_read_BT = is_read_BT & rows_B[:, None]
@@ -39,12 +38,12 @@ def terms(spec: Replaced, state: State, teacher: Side | None, rows_B: Tensor | N
 
 
 def replaced(tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
-    """Which tokens are other ones than the text's, where labels say what that has [B, T]."""
+    """[B, T] mask of tokens that differ from the text's, which labels give."""
     return (labels_BT != NOT_SCORED) & (tokens_BT != labels_BT)
 
 
 def detection_logits(hidden_BTD: Tensor, weight_1D: Tensor, *, share: int = 1) -> Tensor:
-    """[B, T] logits of being replaced, in float32 or more. Of `share` ranks each has them whole, and its
+    """[B, T] logits of being replaced, in float32 or more. Each of `share` ranks has them whole, with its
     share of the hidden states' gradient.
     """
     exact = torch.promote_types(hidden_BTD.dtype, torch.float32)

@@ -75,5 +75,5 @@ def test_half_the_rows_hide_the_relation_and_half_words_of_the_sentence(opened, 
 
 def test_triples_of_a_split_only_are_read_and_none_that_leave_no_room(opened):
     assert (len(opened()), len(opened(split="held_out"))) == (360, 40)
-    with pytest.raises(DataError, match=r"none of its 360 train triples fits 24 tokens"):
+    with pytest.raises(DataError, match=r"none of its 360 train triples fits in 24 tokens"):
         opened(sequence=24)

@@ -20,38 +20,38 @@ REFUSED = {
     "samples by cost in a pipeline": (
         {"pipeline": 2, "assignment": "static"},
         {},
-        "parallel.assignment: static, but the stages of pipeline=2 pass on micro-batches of one shape",
+        "parallel.assignment: static, but pipeline=2 needs micro-batches of one shape",
     ),
     "samples by cost for a student elsewhere": (
         {"tensor": 2, "assignment": "static", "roles": {"s": {"shard": 2}}},
         {},
-        "parallel.assignment: static, but s split micro-batches in a layout of their own",
+        "parallel.assignment: static, but s have their own layout",
     ),
     "samples by cost in compiled blocks": (
         {"assignment": "measured", "compile": "block"},
         {},
-        "parallel.assignment: measured, but compile=block compiles blocks for one shape of micro-batches",
+        "parallel.assignment: measured, but compile=block needs micro-batches of one shape",
     ),
     "samples by cost, whose tokens compete": (
         {"assignment": "static"},
         {"num_experts": 4, "experts": Experts(router=TopK(capacity=1.0))},
-        "parallel.assignment: static, but the tokens of teacher compete for experts in groups of rows",
+        "parallel.assignment: static splits groups of rows whose tokens compete for experts of teacher",
     ),
     "speeds of equal numbers": (
         {"speed_log": ((0, 1.0),)},
         {},
-        "parallel.speed_log: is given, but parallel.assignment is rows; parallel.assignment=static",
+        "parallel.speed_log: is given, but parallel.assignment is rows; use parallel.assignment=static",
     ),
     "speeds of other ranks": (
         {"shard": 2, "assignment": "static", "speed_log": ((0, 1.0),)},
         {},
-        "parallel.speed_log: [0.0, 1.0] is no step with a speed above 0 for each of 2 data ranks; "
-        "[[0, 1, 1]] is",
+        "parallel.speed_log: [0.0, 1.0] must be a step and 2 speeds above 0, one per data rank; "
+        "for example [[0, 1, 1]]",
     ),
     "speeds that go back": (
         {"assignment": "static", "speed_log": ((4, 1.0), (2, 1.0))},
         {},
-        "parallel.speed_log: its steps [4, 2] do not rise; put them in order",
+        "parallel.speed_log: its steps [4, 2] are not ascending; sort them",
     ),
 }
 
@@ -71,7 +71,7 @@ def test_a_replay_with_measured_speeds_is_refused_before_it_ends_in_other_bits(
     training_setup = TrainingSetup(tmp_path)
     teacher = training_setup.member("teacher", role(), 8, mode="replay", output=False, digest="0" * 64)
     training = training_setup.training({"teacher": teacher, "s": student()}, train(8))
-    with pytest.raises(ConfigError, match=r"measured, but teacher is replayed.*; assignment=static"):
+    with pytest.raises(ConfigError, match=r"measured, but teacher is replayed.*; use assignment=static"):
         training_setup.train(training, layout=laid_out(assignment="measured"))
 
 
@@ -88,7 +88,7 @@ def test_a_key_is_a_word_or_a_list_in_documents_and_errors() -> None:
     place = FieldPlace("parallel", Parallel, {}).down("assignment")
     assert place is not None and place.field is not None and place.spec is None
     assert place.choices() == ["rows", "static", "measured"] and place.field.default == "rows"
-    assert place.about.startswith("a step's samples by data rank: ")
+    assert place.about.startswith("samples of a data rank: ")
 
 
 def test_what_an_older_record_says_of_a_default_is_the_default() -> None:

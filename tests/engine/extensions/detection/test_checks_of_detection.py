@@ -30,32 +30,32 @@ def pupil(**objective: Any) -> Role:
         (
             {"generator": detector(own=MASKED, teacher="first"), "first": generator()},
             {},
-            "roles.d.teacher: generator detects itself",
+            "roles.d.teacher: generator is itself a detector",
         ),
         (
             {"d": detector(own={"more": Logits(teacher="old")})},
             {},
-            "roles.d.objective.more.teacher: old, and",
+            "roles.d.objective.more.teacher: old is not supported",
         ),
         (
             {"d": detector(own=MASKED), "pupil": pupil(kd=Logits(), more=Logits(teacher="old"))},
             {},
-            "roles.pupil.objective.more.teacher: old, beside d",
+            "roles.pupil.objective.more.teacher: old is not supported beside the detector d",
         ),
         (
             {"pupil": pupil(kd=Logits())},
             {},
-            "roles.pupil.objective.kd: .* d predicts tokens",
+            "roles.pupil.objective.kd: .* token predictions with d",
         ),
         (
             {"pupil": pupil(hidden=Hidden(schedule=WeightSchedule(kind="lead", nats=0.1)))},
             {},
-            "roles.pupil.objective.hidden: .* d predicts tokens",
+            "roles.pupil.objective.hidden: .* token predictions with d",
         ),
         (
             {"pupil": pupil(hidden=Hidden()).model_copy(update={"gate": 0.1})},
             {},
-            "roles.pupil.gate: 0.1 nats before d, which predicts no tokens",
+            "roles.pupil.gate: 0.1 nats, but d predicts no tokens",
         ),
         (
             {"d": detector(own=MASKED), "pupil": pupil(kd=Logits())},

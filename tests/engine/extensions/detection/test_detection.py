@@ -168,20 +168,20 @@ LEAD = {"replaced": Replaced(schedule=WeightSchedule(kind="lead", nats=0.1))}
     [
         ({"d": detector(2, start=1)}, {}, {}, "roles.d.start: step 1; .* in step 2; roles.d.start=2"),
         ({"generator": generator(start=1)}, {}, {}, r"roles.d.start: step 0; .* roles.d.start=1"),
-        ({"d": detector(1, attach="frozen")}, {}, {}, "delay: 1, and generator is finished: .* delay=0"),
-        ({"d": NO_HEAD}, {}, {}, r"roles.d.model.classes: objective replaced needs a head of one logit"),
-        ({"d": detector(gate=0.1, own=MASKED)}, {}, {}, "roles.d.gate: 0.1, and a role that detects"),
-        ({"d": detector(period=2, own=MASKED)}, {}, {}, "roles.d.period: 2, and a role that detects"),
+        ({"d": detector(1, attach="frozen")}, {}, {}, "delay: 1, but generator is finished .* delay=0"),
+        ({"d": NO_HEAD}, {}, {}, r"roles.d.model.classes: .* needs a head of its name with one logit"),
+        ({"d": detector(gate=0.1, own=MASKED)}, {}, {}, "roles.d.gate: 0.1, but a detector"),
+        ({"d": detector(period=2, own=MASKED)}, {}, {}, "roles.d.period: 2, but a detector"),
         ({"d": detector(own={"kd": Logits()})}, {}, {}, "roles.d.objective.kd: compares with generator"),
-        ({"d": detector(own={"more": Replaced()})}, {}, {}, "objective.more: is there twice"),
+        ({"d": detector(own={"more": Replaced()})}, {}, {}, "objective.more: occurs twice"),
         ({"d": detector().model_copy(update={"objective": LEAD})}, {}, {}, "replaced: follows a lead"),
-        ({"generator": generator({"lm": LM()})}, {}, {}, "d.teacher: generator is to draw .* learns lm"),
-        ({}, {"health": {"nan": "rollback"}}, {}, "train.health: rollback, and d detects"),
-        ({}, {"link": ROWS}, {}, "train.link.rows: sites that average a model, and d detects"),
-        ({}, {"link": ROWS | ELASTIC}, {}, "train.link.rows: sites that average a model, and d detects"),
-        ({"generator": FINISHED}, {"link": ROWS | ELASTIC}, {}, "train.link.rows: .*, and d detects"),
-        ({}, {}, {"roles": {"d": {"shard": 1}}}, "parallel.roles.d: a layout of its own is not built"),
-        ({"d": detector(1)}, {}, {"assignment": "static"}, "parallel.assignment: static, and d reads"),
+        ({"generator": generator({"lm": LM()})}, {}, {}, "d.teacher: generator must draw .* learns lm"),
+        ({}, {"health": {"nan": "rollback"}}, {}, "train.health: rollback cannot be combined with"),
+        ({}, {"link": ROWS}, {}, "train.link.rows: sites that average a model cannot"),
+        ({}, {"link": ROWS | ELASTIC}, {}, "train.link.rows: sites that average a model cannot"),
+        ({"generator": FINISHED}, {"link": ROWS | ELASTIC}, {}, "train.link.rows: .* with the detector d"),
+        ({}, {}, {"roles": {"d": {"shard": 1}}}, "parallel.roles.d: .* their own layout"),
+        ({"d": detector(1)}, {}, {"assignment": "static"}, "parallel.assignment: static, but d reads"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(
@@ -202,5 +202,5 @@ def test_another_vocabulary_is_refused() -> None:
     other = detector().model_copy(
         update={"model": ernie(16, classes={"replaced": 1}).model_copy(update={"vocab": 99})}
     )
-    with pytest.raises(ConfigError, match="vocabulary of 400, and has 99"):
+    with pytest.raises(ConfigError, match="vocabulary of 400, but has 99"):
         check_teaching({"generator": generator(), "d": other})

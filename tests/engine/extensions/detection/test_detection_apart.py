@@ -188,25 +188,25 @@ BODIES: dict[str, tuple[Change, str]] = {
     "a place beyond the row": (at("places", 10**6), "at places that are not hidden"),
     "a negative place": (at("places", -1), "at places that are not hidden"),
     "places in another order": (moved, "at places that are not hidden"),
-    "tokens of another sample": (counted_otherwise, r"sample \d has \d+ drawn tokens, here \d+ are hidden"),
-    "a token less": (cut, r"sample \d has \d+ drawn tokens, here \d+ are hidden"),
+    "tokens of another sample": (counted_otherwise, r"\d has \d+ drawn tokens, but \d+ are hidden here"),
+    "a token less": (cut, r"sample \d has \d+ drawn tokens, but \d+ are hidden here"),
     "fewer ids": (shorter, "ids is|places is"),
     "another sample": (at("samples", 10**6), "are not of step 2: 4 to 7"),
     "a sample twice": (
         lambda tensors, _: tensors | {"samples": tensors["samples"].clamp(max=6)},
-        "one twice",
+        "with one twice",
     ),
-    "nothing hidden": (at("hidden", 0), "one twice or not of"),
+    "nothing hidden": (at("hidden", 0), r"or other than \d+ tokens"),
     "another type": (
         lambda tensors, _: tensors | {"ids": tensors["ids"].to(torch.int64)},
-        "not drawn tokens",
+        "instead of drawn tokens",
     ),
     "a matrix": (lambda tensors, _: tensors | {"hidden": tensors["hidden"][:, None]}, "hidden is|samples is"),
     "a tensor missing": (
         lambda t, _: {n: each for n, each in t.items() if n != "places"},
-        "not drawn tokens",
+        "instead of drawn tokens",
     ),
-    "text": (lambda t, _: t | {"text": torch.zeros(3, dtype=torch.uint8)}, "and not drawn tokens"),
+    "text": (lambda t, _: t | {"text": torch.zeros(3, dtype=torch.uint8)}, "instead of drawn tokens"),
 }
 
 

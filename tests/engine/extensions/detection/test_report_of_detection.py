@@ -24,7 +24,7 @@ def test_steps_without_a_hidden_token_take_no_part_in_a_mean() -> None:
         0.7,
         0.85,
     )
-    assert note.startswith("d: 0.400 nats a token in its last 4 steps, in which 15.0% of the tokens")
+    assert note.startswith("d: 0.400 nats per token in its last 4 steps, in which 15.0% of the tokens")
 
 
 def test_a_model_that_detects_nothing_has_none() -> None:

@@ -161,10 +161,10 @@ def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(tmp_pat
 @pytest.mark.parametrize(
     ("shard", "host_gb", "more", "words"),
     [
-        (1, 1e-7, {}, "host_gb=0.0001476 does"),
-        (2, 0.0, {}, "2 ranks share each expert of model (replicate, shard and context); expert=2"),
+        (1, 1e-7, {}, "use host_gb=0.0001476"),
+        (2, 0.0, {}, "2 ranks share each expert of model (replicate, shard and context); use expert=2"),
         (1, 0.0, {"optim": Muon(lr=1e-3)}, "is trained by muon"),
-        (1, 0.0, {"trainable": Trainable(kind="lora")}, "only parts are trained"),
+        (1, 0.0, {"trainable": Trainable(kind="lora")}, "only parts of model are trained"),
     ],
 )
 def test_what_cannot_be_on_disk_is_refused_with_a_way_out(

@@ -34,7 +34,7 @@ __all__ = ["text"]
             {"membership": {"kind": "elastic"}, "delay": 1},
             "link.delay is not built for an elastic membership",
         ),
-        ({"membership": {"kind": "elastic"}, "mailbox": "s3://m/x"}, "s3://m/x is no folder"),
+        ({"membership": {"kind": "elastic"}, "mailbox": "s3://m/x"}, "s3://m/x is not a folder"),
         ({"rounds": "/tmp/rounds.jsonl"}, "link.rounds does nothing without link.choose, or link.membership"),
         ({"rows": {}, "site": "", "membership": {"kind": "elastic"}}, "does nothing without link.rows"),
     ],

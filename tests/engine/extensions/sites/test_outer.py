@@ -231,7 +231,7 @@ def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str
 
 FAULTS = {  # of a message, and why it is not taken
     "flipped": "content does not match its digest",
-    "cut": r"\d+ bytes, its record says \d+",
+    "cut": r"has \d+ bytes, but its record has \d+",
     "not finite": r"weight: is not finite",
     "shape": r"has no .*weight of shape \(",
     "more": "has stranger, which does not belong to it",

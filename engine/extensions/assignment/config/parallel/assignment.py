@@ -1,4 +1,4 @@
-"""Which samples of a step each data rank takes. Torch-free."""
+"""Setting parallel.assignment: how a step's samples are assigned to data ranks. Torch-free."""
 
 from typing import ClassVar, Literal
 
@@ -12,6 +12,7 @@ class Assignment(PlainSection):
 
     value: Literal["rows", "static", "measured"] = Field(
         default="rows",
-        description="a step's samples by data rank: rows = equally many, padded to train.sequence; static = "
-        "equal predicted cost, padded to the longest of a micro-batch; measured = also by the ranks' pace",
+        description="samples of a data rank: rows = equal numbers, padded to train.sequence; static ="
+        " equal predicted cost, padded to the longest of a micro-batch; measured = also by"
+        " measured speed",
     )

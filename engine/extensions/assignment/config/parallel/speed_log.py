@@ -1,4 +1,4 @@
-"""The speeds by which samples are assigned. Torch-free."""
+"""Setting parallel.speed_log: the speeds by which samples are assigned. Torch-free."""
 
 from typing import ClassVar
 
@@ -12,6 +12,6 @@ class SpeedLog(PlainSection):
 
     value: tuple[tuple[float, ...], ...] = Field(
         default=(),
-        description="relative speeds of the data ranks by which samples are assigned, from a step on: "
-        "[[step, speed, ...], ...]; the record of a model with assignment=measured has it",
+        description="relative speeds of the data ranks for assigning samples: [[step, speed, ...], ...],"
+        " each from its step on; the record of a model with assignment=measured contains it",
     )

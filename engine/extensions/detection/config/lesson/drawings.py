@@ -1,5 +1,5 @@
-"""The lesson `drawings`: the tokens that a generator has drawn in the place of the hidden ones of a step's
-rows, as a message holds them. Torch-free.
+"""The lesson `drawings`: a message with the tokens that a generator has drawn for the hidden tokens of a
+step's rows. Torch-free.
 """
 
 from atelier.engine.config.objective.mlm import MLM
@@ -10,7 +10,7 @@ SHOWN, STATE = "drawn ids", "drawn"
 
 
 def entries(ids: int, *, rows: int, tokens: int) -> list[TensorEntry]:
-    """The tensors of the message for `tokens` hidden tokens in `rows` rows, of a vocabulary of `ids`."""
+    """The tensors of the message for `tokens` hidden tokens in `rows` rows, with a vocabulary of `ids`."""
     return in_file_order(
         [
             TensorEntry("samples", "I64", (rows,)),
@@ -22,7 +22,7 @@ def entries(ids: int, *, rows: int, tokens: int) -> list[TensorEntry]:
 
 
 def share(teacher: Role) -> float:
-    """Of the tokens, those that a message is about: every row is counted as one with hidden tokens, of which
-    it has this share on average.
+    """The share of tokens in a message: every row counts as one with hidden tokens, with this share of them
+    on average.
     """
     return max((spec.rate for spec in teacher.objective.values() if isinstance(spec, MLM)), default=0.0)

@@ -1,8 +1,8 @@
-"""Replaced-token detection: which tokens of a masked row has a generator put in the place of the hidden ones?
-Binary cross-entropy of every token (ELECTRA, 2003.10555, section 2; XLM-E, 2106.16138).
+"""Replaced-token detection: classify each token of a masked row as original or drawn by a generator. Binary
+cross-entropy of every token (ELECTRA, 2003.10555, section 2; XLM-E, 2106.16138).
 
-The role's `teacher` is the generator: it learns mlm, and is not reached by any gradient. Here both have
-embeddings of their own, so that they can live at different sites; the paper's share them.
+The role's `teacher` is the generator: it learns mlm and gets no gradient from here. Unlike in the paper, both
+have their own embeddings, so that they can be at different sites.
 """
 
 from typing import ClassVar, Literal
@@ -27,23 +27,23 @@ class Replaced(ObjectiveSpec):
     delay: int = Field(
         default=0,
         ge=0,
-        le=64,  # the drawn tokens of so many steps are in memory and in each checkpoint of the generator
-        description="steps d: its step s learns from the rows and the drawn tokens of its generator's s - d",
+        le=64,  # memory and the generator's checkpoints hold the drawn tokens of these steps
+        description="steps d: step s learns from rows and drawn tokens of its generator's step s - d",
     )
 
     @property
     def steps_behind(self) -> int:
-        """As the base's: its `delay`."""
+        """The `delay`."""
         return self.delay
 
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
-        """As the base's: the model needs a head of one logit."""
+        """Raise ConfigError if the model lacks a head of one logit, or the generator's vocabulary."""
         heads: dict[str, int] = getattr(model, "classes", {})
         if heads.get(self.kind) != 1:
             known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
             raise ConfigError(
                 f"{place}model.classes",
-                f"objective {self.kind} needs a head of one logit of that name; heads: {known}",
+                f"objective {self.kind} needs a head of its name with one logit; heads: {known}",
                 f"+{place}model.classes.{self.kind}=1" if hasattr(model, "classes") else "model=ernie_nano",
             )
         if teacher is None or "auto" in (model.vocab, teacher[1].vocab):
@@ -51,6 +51,6 @@ class Replaced(ObjectiveSpec):
         if model.ids != teacher[1].ids:
             raise ConfigError(
                 f"{place}objective.{key}",
-                f"reads tokens of {teacher[0]}'s vocabulary of {teacher[1].ids}, and has {model.ids}",
+                f"reads tokens of {teacher[0]}'s vocabulary of {teacher[1].ids}, but has {model.ids}",
                 "give both the same tokenizer",
             )

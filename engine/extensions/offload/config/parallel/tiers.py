@@ -1,4 +1,4 @@
-"""Where weights are that do not fit. Torch-free."""
+"""Setting parallel.tiers: where weights are kept that do not fit in memory. Torch-free."""
 
 from typing import Literal
 
@@ -8,29 +8,29 @@ from atelier.engine.config.section import Section
 
 
 class Tiers(Section):
-    """Where weights are that do not fit: the states of experts, weights and moments, of which a policy says
-    which leave full memory; and a frozen teacher.
+    """Where to keep weights that do not fit in memory: states of experts, with a policy for what leaves
+    memory; a frozen teacher.
     """
 
     experts: Literal["device", "disk"] = Field(
         default="device",
-        description="device = with the other weights; disk = brought to memory when needed",
+        description="device = with the other weights; disk = loaded into memory when needed",
     )
     host_gb: float = Field(
         default=0.0,
         ge=0,
-        description="memory for expert states and their gradients, GB a role (and stage) of a rank; 0 = as "
-        "much as they take",
+        description="memory for expert states and gradients, GB per role (and stage) of a rank; 0 = as"
+        " much as needed",
     )
     frozen_gb: float = Field(
         default=0.0,
         ge=0,
-        description="weights in memory at once of a teacher that is frozen, GB a rank; 0 = all of them",
+        description="limit of a frozen teacher's weights in memory, GB per rank; 0 = no limit",
     )
     policy: Literal["lfu", "lru", "static", "order"] = Field(
         default="lru",
-        description="whose weights leave: least often used (with decay), least recently, newest, or the last "
-        "needed were all needed in order",
+        description="weights that leave memory first: least often used (with decay), least recently used,"
+        " newest (static), or last needed if all are needed in order (order)",
     )
 
     @property
@@ -39,5 +39,5 @@ class Tiers(Section):
 
     @property
     def frozen_limit(self) -> tuple[str, float]:
-        """As the base's."""
+        """The field frozen_gb and its value."""
         return "frozen_gb", self.frozen_gb

@@ -1,5 +1,5 @@
-"""Private training of adapters (DP-SGD, 1607.00133): the gradient of each row is clipped, noise is added to
-their sum. What that says of a row: engine/extensions/privacy/epsilon.py. Torch-free.
+"""Setting train.privacy: private training of adapters (DP-SGD, 1607.00133). Each row's gradient is clipped,
+and noise is added to their sum. engine/extensions/privacy/epsilon.py computes the guarantee. Torch-free.
 """
 
 from typing import ClassVar, Literal
@@ -12,16 +12,16 @@ from atelier.engine.config.section import Section
 
 
 class Privacy(Section):
-    """A bound for what each row changes, for adapters; none by default.
+    """A bound on each row's effect, for adapters; none by default.
 
-    `kind=record`: a step's gradient is (sum of the rows' gradients, each of an L2 norm of at most `clip`,
-    + normal noise of standard deviation `noise` x `clip`) / global_batch.
+    `kind=record`: a step's gradient is (sum of the rows' gradients, each of L2 norm at most `clip`, + normal
+    noise of standard deviation `noise` x `clip`) / global_batch.
 
-    The noise is as secret as its key. With `secret` the key is drawn from the operating system at the first
-    step and lies in the checkpoints alone: a training that is killed goes on from one to the same bits, a
-    second training of the same fingerprint, and one that was killed before its first checkpoint, ends with
-    others. Without, it follows from train.seed: the same bits each time, and whoever reads the record can
-    subtract the noise; no epsilon is claimed then.
+    The noise is as secret as its key. With `secret` the operating system draws the key at the first step, and
+    only checkpoints store it: a killed training resumes from one to the same bits; a second training of the
+    same fingerprint, or one killed before its first checkpoint, ends with other bits. Without `secret` the
+    key follows from train.seed: the same bits each time, and anyone who reads the record can subtract the
+    noise, so no epsilon is claimed.
     """
 
     takes_gradients: ClassVar[bool] = True
@@ -31,20 +31,18 @@ class Privacy(Section):
     }  # fmt: skip
 
     kind: Literal["none", "record"] = Field(
-        default="none", description="none, or record: a bound for what each row of the training changes"
+        default="none", description="none, or record: bound the effect of each training row"
     )
-    clip: float = Field(
-        default=1.0, gt=0, description="record: the L2 norm that a row's gradient has at most"
-    )
+    clip: float = Field(default=1.0, gt=0, description="record: maximum L2 norm of a row's gradient")
     noise: float = Field(
         default=1.0, ge=0, description="record: standard deviation of the noise, as a multiple of clip"
     )
     delta: float = Field(
-        default=1e-5, gt=0, lt=1, description="record: the probability for which epsilon makes no statement"
+        default=1e-5, gt=0, lt=1, description="record: probability that epsilon does not cover"
     )
     secret: bool = Field(
         default=True,
-        description="record: the noise's key is drawn by the operating system; false: follows from the seed",
+        description="record: true = the operating system draws the noise's key; false = from the seed",
     )
 
     @property
@@ -53,21 +51,21 @@ class Privacy(Section):
 
     @property
     def has_epsilon(self) -> bool:
-        """Whether a statement about rows can be made."""
+        """Whether an epsilon for rows can be stated."""
         return self.is_on and self.noise > 0 and self.secret
 
     @classmethod
     def fill(cls, own: Given, given: dict[str, Given]) -> dict[str, Given]:
-        """`micro_batch=auto` is 1: rows are clipped one by one."""
+        """Set `micro_batch=auto` to 1, because rows are clipped one by one."""
         kind = own.get("kind") if isinstance(own, dict) else getattr(own, "kind", "none")
         is_open = given.get("micro_batch", "auto") == "auto"
         return {**given, "micro_batch": 1} if is_open and kind == "record" else given
 
     def check_scratch(self) -> None:
-        """As the base's: it is for adapters."""
+        """Raise ConfigError: it supports only adapters."""
         raise ConfigError(
             "finetune.scratch",
-            "true: the network from random weights trains all of them, and train.privacy is for adapters",
+            "true trains all weights of a network, but train.privacy supports only adapters",
             "finetune.scratch=false",
         )
 

@@ -73,7 +73,7 @@ class Link(Section):
     stall: float = Field(
         default=0.05,
         ge=0,
-        description="choose: share of a round's training time by which its message may hold it up",
+        description="choose: longest wait for a round's message, as a share of the round's training time",
         json_schema_extra=LAYOUT,  # the chosen codecs are in the round log
     )
     rounds: str = Field(
@@ -111,7 +111,7 @@ class Link(Section):
     temperature: float = Field(
         default=1.0,
         gt=0,
-        description="roles: temperature of the answers; unless top=all, that of the students' objectives",
+        description="roles: temperature of the answers; without top=all it must equal that of the objectives",
     )
     ahead: int = Field(
         default=8,
@@ -276,7 +276,7 @@ class Link(Section):
             raise ValueError(f"link.mailbox is {given}: give the whole path or URL of a folder for messages")
         if self.is_elastic and "://" in self.mailbox and not self.mailbox.startswith("file:"):
             raise ValueError(
-                f"link.mailbox={self.mailbox} is no folder: an elastic membership decides each round"
+                f"link.mailbox={self.mailbox} is not a folder: an elastic membership decides each round"
                 " once, by exclusive create; give a folder that all sites reach, or use agents"
             )
         if grown := section.progressive.steps:
