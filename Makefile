@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
+QUICK = not root and not service and not browser and not slow and not bench and not gpu
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export DO_NOT_TRACK = true
 export MLFLOW_DISABLE_TELEMETRY = true
+unexport PYTHONDONTWRITEBYTECODE  # each of a thousand processes would compile all that it imports
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -24,8 +26,8 @@ demo: setup  ## train a teacher, its student and a control, in four minutes on 2
 titan: setup  ## run ERNIE 3.0 Titan at laptop size, in eleven minutes on 2 cores
 	$(BIN)/atelier titan experiment=laptop
 
-test: setup  ## run the tests that need no root and no service, without slow ones (15 to 30 minutes on 2 cores)
-	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "not root and not service and not browser and not slow and not bench and not gpu"
+test: setup  ## run the tests that need no root and no service, without slow ones (11 minutes on 2 quiet cores)
+	ATELIER_BUDGET=1 tests/in_memory.sh $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(QUICK)"
 
 check: setup  ## check format, lint, types, import rule (2 minutes)
 	$(BIN)/ruff format --check .
@@ -47,9 +49,14 @@ mutants: setup  ## break the code on purpose, one change at a time; its test mus
 	$(BIN)/python tests/mutants/run.py
 
 bench: setup  ## run timings and long comparisons; results go to benchmarks/results
-	for script in anchors goodput planner peers rows overhead orchestration checkpoint model_memory products seeds online_distillation lesson_cost scarce_data objectives ernie_kind chain progressive uneven_pipeline sweeps submission ring tiers merged elastic embedding adopt serve moefy wind_tunnel inheritance prompts; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in anchors goodput planner peers rows overhead orchestration checkpoint model_memory seeds online_distillation lesson_cost scarce_data objectives ernie_kind chain progressive uneven_pipeline sweeps submission ring tiers merged elastic embedding adopt serve moefy wind_tunnel inheritance prompts; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/seeds.py titan
-	ATELIER_STORM=60/30 $(BIN)/python -m pytest tests/faults/test_storm.py -rP
 
-.PHONY: help setup demo titan up secrets test check verify mutants bench
+soak: setup  ## run make test in random order in one process (SEED=number), then hours of kills, drawn layouts, foreign input
+	ATELIER_SHUFFLE=$${SEED:-$$(date +%s)} $(BIN)/python -m pytest tests -m "$(QUICK)"
+	ATELIER_STORM=60/30 $(BIN)/python -m pytest tests/faults/test_storm.py -rP
+	$(BIN)/python benchmarks/products.py 60
+	$(BIN)/python benchmarks/foreign.py --minutes 60 --seed $${SEED:-$$(date +%s)}
+
+.PHONY: help setup demo titan up secrets test check verify mutants bench soak
 .DEFAULT_GOAL := help

@@ -109,6 +109,8 @@ def module_of(path: str) -> str:
 def imported(tree: ast.AST, path: str, without: str) -> Iterator[tuple[str, str]]:
     """Each name that is imported with its module, and the module; '' where that is all."""
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):  # has no imports
+            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

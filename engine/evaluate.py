@@ -144,8 +144,9 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
         ring = ring_of(network)
         streamed: dict[str, Json] = {} if ring is None else {"streamed": ring.counts()}
         summaries[key] = publish(run, key, scores, streamed)
-        del network  # before the next is read: two may not fit
-        gc.collect()  # a streamed model and its ring reference each other
+        del network, ring  # before the next is read: two may not fit
+        if streamed:
+            gc.collect()  # a streamed model and its ring reference each other
     return summaries
 
 

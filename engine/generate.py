@@ -89,6 +89,10 @@ def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
         answer_prompts(generator, generation.prompts, generation, target)
 
 
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code; one JSON line reports an error."""
+    return run_verb("generate", arguments, lambda run: generate(run, sys.stdin.buffer, sys.stdout))
+
+
 if __name__ == "__main__":
-    # without interpreter shutdown, which would wait for the input thread
-    leave(run_verb("generate", sys.argv[1:], lambda run: generate(run, sys.stdin.buffer, sys.stdout)))
+    leave(main(sys.argv[1:]))  # without interpreter shutdown, which would wait for the input thread

@@ -14,7 +14,7 @@ def python_path(top: Path = TOP) -> str:
 
 
 def copied(target: Path) -> Path:
-    """The code of this checkout once more, at `target`."""
+    """The code of this checkout once more, at `target`, as it is and compiled."""
     for part in PARTS:
-        shutil.copytree(TOP / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(TOP / part, target / part)
     return target

@@ -14,7 +14,10 @@ from typing import IO
 from atelier.engine.io.fork_server import Connection, ForkServer, Process, is_possible
 from tests.checkout import TOP
 
-MODULES = ("atelier.engine.train", "tests.parity.gang", "tests.parity.reshard", "tests.parity.rows")
+MODULES = (
+    "atelier.engine.train", "tests.parity.gang", "tests.parity.reshard", "tests.parity.rows",
+    "tests.engine.loop.gathering", "tests.engine.extensions.sites.inbox_gang",
+)  # fmt: skip
 TIMEOUT_S = 900  # of a gang that says nothing
 
 _connections: list[Connection] = []

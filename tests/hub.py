@@ -54,7 +54,7 @@ class Hub(ThreadingHTTPServer):
     def commit(self, repository: str, files: dict[str, bytes], branch: str = "main") -> str:
         """Put a commit on a branch of `datasets/owner/name` or `models/owner/name`; returns its id."""
         there = self.repositories.setdefault(repository, Repository())
-        name = hashlib.sha1(f"{len(there.commits)} {sorted(files)}".encode()).hexdigest()
+        name = hashlib.sha1(f"{len(there.commits)} {sorted(files.items())}".encode()).hexdigest()
         there.commits[name], there.branches[branch] = files, name
         return name
 

@@ -2,6 +2,7 @@
 parse.
 """
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -57,7 +58,12 @@ def first_point(word: str) -> str:
 
 
 def check(line: str) -> None:
-    first, *words = [word for word in shlex.split(line, comments=True) if word != "..."]
+    check_words(tuple(word for word in shlex.split(line, comments=True) if word != "..."))
+
+
+@functools.cache  # several pages have the same one
+def check_words(line: tuple[str, ...]) -> None:
+    first, *words = line
     if first in flow_names():
         if "-m" in words:
             words = [first_point(word) for word in words]

@@ -8,7 +8,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -79,21 +79,14 @@ class Spec(BaseModel):
         """The fields that change the result. Left out: layout fields, and values equal to the meaning of an
         absent field.
         """
-        absent = {
-            name: value
-            for base in reversed(type(self).__mro__)
-            for name, value in {**ABSENT.get(base.__name__, {}), **vars(base).get("ABSENT", {})}.items()
-        }
+        absent = _absent(type(self))
         result: dict[str, Json] = {}
-        for name, field in type(self).model_fields.items():
-            extra = field.json_schema_extra
-            if isinstance(extra, Mapping) and extra.get("layout"):
-                continue
+        for name, is_section in _meaningful(type(self)):
             own = getattr(self, name)
-            if isinstance(extra, Mapping) and extra.get("section") and not (own and own.is_on):
+            if is_section and not (own and own.is_on):
                 continue
             value = identity_of(own)
-            if isinstance(extra, Mapping) and extra.get("section") and value == {}:
+            if is_section and value == {}:
                 continue
             if name in absent and value == absent[name]:
                 continue
@@ -121,8 +114,28 @@ class Kind(Spec):
         return super().as_identity() | versioned
 
 
+@cache
+def _absent(spec: type[Spec]) -> dict[str, Json]:
+    """The field values of a spec class that count as absent."""
+    return {
+        name: value
+        for base in reversed(spec.__mro__)
+        for name, value in {**ABSENT.get(base.__name__, {}), **vars(base).get("ABSENT", {})}.items()
+    }
+
+
+@cache
+def _meaningful(spec: type[Spec]) -> tuple[tuple[str, bool], ...]:
+    """The fields of a spec class that change the result, and whether each is an extension's section."""
+    found = ((name, field.json_schema_extra) for name, field in spec.model_fields.items())
+    marks = ((name, extra if isinstance(extra, Mapping) else {}) for name, extra in found)
+    return tuple((name, bool(mark.get("section"))) for name, mark in marks if not mark.get("layout"))
+
+
 def identity_of(value: Given) -> Json:
     """`value` as plain JSON, with every spec in it reduced to its identity."""
+    if value is None or isinstance(value, str | int | float):  # most values; the checks below are slow
+        return value
     if isinstance(value, Spec):
         return value.as_identity()
     if isinstance(value, Mapping):

@@ -5,6 +5,7 @@ The axes' product is the number of ranks. replicate x shard x expert split the s
 tokens, pipeline the blocks, tensor the matrices, and expert also a mixture's experts.
 """
 
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -45,6 +46,11 @@ class Axes(Spec):
     def row_unit(self) -> int:
         """The tokens of a row must be a multiple of this number."""
         return self.tensor * (2 * self.context if self.context > 1 else 1)
+
+
+@lru_cache(1 << 10)  # a plan asks for the same ones many times
+def _axes(replicate: int, shard: int, expert: int, context: int, tensor: int) -> Axes:
+    return Axes(replicate=replicate, shard=shard, expert=expert, context=context, tensor=tensor)
 
 
 @with_sections("parallel")
@@ -131,13 +137,7 @@ class Parallel(Spec):
         """The axes of one stage. Raises ConfigError while shard is `auto`."""
         if self.shard == "auto":
             raise ConfigError("parallel.shard", "is auto", "resolve it against a pool first")
-        return Axes(
-            replicate=self.replicate,
-            shard=self.shard,
-            expert=self.expert,
-            context=self.context,
-            tensor=self.tensor,
-        )
+        return _axes(self.replicate, self.shard, self.expert, self.context, self.tensor)
 
     @property
     def ranks(self) -> int:

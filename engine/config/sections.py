@@ -77,8 +77,8 @@ def _is_absent(value: Section | None) -> bool:
 
 def sections_of(spec: Spec) -> dict[str, Section]:
     """The sections of extensions that are on, by key."""
-    found = {name: getattr(spec, name) for name in type(spec).model_fields}
-    return {name: value for name, value in found.items() if isinstance(value, Section) and value.is_on}
+    found = ((name, getattr(spec, name)) for name in type(spec).model_fields)
+    return {name: value for name, value in found if isinstance(value, Section) and value.is_on}
 
 
 def extensions_of(*specs: Spec) -> set[str]:

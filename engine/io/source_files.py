@@ -7,6 +7,7 @@ import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -147,26 +148,32 @@ def stdlib_files(packages: str = "") -> list[str]:
 
     Raises ConfigError for an unknown package, DataError if there are no sources.
     """
-    root, found = stdlib_folder(), []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f not in _NOT_FOLDERS and not f.startswith("config-")]
-        relative = Path(folder).relative_to(root)
-        found += [relative / name for name in names if _is_stdlib_source(name)]
-    wanted = [name.strip() for name in packages.split(",") if name.strip()]
+    root = stdlib_folder()
+    by_package, wanted = _stdlib(root), [name.strip() for name in packages.split(",") if name.strip()]
     if wanted:
-        by_package = {path.parts[0].removesuffix(".py") for path in found}
         for name in wanted:
             if name not in by_package:
                 near = nearest(name, by_package)
                 hint = f"did you mean {near}?" if near else ""
                 raise ConfigError("data.source", f"the standard library has no package {name!r}", hint)
-        found = [path for path in found if path.parts[0].removesuffix(".py") in wanted]
+    found = [name for package in set(wanted or by_package) for name in by_package[package]]
     if not found:
         raise DataError(
             f"data.source: this interpreter has no standard library source below {root};"
             " give data.source=<path or glob>"
         )
-    return [str(root / path) for path in sorted(found, key=lambda path: path.as_posix())]
+    return [f"{root}/{name}" for name in sorted(found)]
+
+
+@cache
+def _stdlib(root: Path) -> dict[str, list[str]]:
+    """The source files of a standard library by package, below its folder: none comes while it is in use."""
+    found: dict[str, list[str]] = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if f not in _NOT_FOLDERS and not f.startswith("config-")]
+        for path in (Path(folder, name).relative_to(root) for name in names if _is_stdlib_source(name)):
+            found.setdefault(path.parts[0].removesuffix(".py"), []).append(path.as_posix())
+    return found
 
 
 def _is_stdlib_source(name: str) -> bool:

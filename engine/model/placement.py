@@ -2,14 +2,22 @@
 16 bits.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast, overload
+from typing import TYPE_CHECKING, TypeGuard, cast, overload
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+if TYPE_CHECKING:  # takes a second to load, which processes without a gang save
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+
+def is_placed(tensor: Tensor | None) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor; where nothing has loaded them, none is."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def has_half(device: torch.device) -> bool:
@@ -27,12 +35,12 @@ def local(tensor: Tensor) -> Tensor: ...
 def local(tensor: None) -> None: ...
 def local(tensor: Tensor | None) -> Tensor | None:
     """This rank's shard of a DTensor; anything else unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_placed(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor on every rank (a collective if it is sharded)."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_placed(tensor) else tensor
 
 
 def fill(weight: Tensor, full: Callable[[], Tensor]) -> None:
@@ -43,11 +51,13 @@ def fill(weight: Tensor, full: Callable[[], Tensor]) -> None:
 
 def part_like(full: Tensor, weight: Tensor) -> Tensor:
     """This rank's shard of `full` in the placement of `weight`."""
-    return region(full, *box(weight)) if isinstance(weight, DTensor) else full
+    return region(full, *box(weight)) if is_placed(weight) else full
 
 
-def box(weight: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def box(weight: "DTensor") -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of this rank's shard, and where it begins in the full tensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     return compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
 
 
@@ -60,24 +70,26 @@ def region(full: Tensor, shape: Sequence[int], offset: Sequence[int]) -> Tensor:
 
 def like(full: Tensor, weight: Tensor) -> Tensor:
     """`full` as a DTensor in the placement of `weight`."""
-    if not isinstance(weight, DTensor):
+    if not is_placed(weight):
         return full
     return as_placed(part_like(full, weight).contiguous(), weight)
 
 
 def together(tensor: Tensor) -> Tensor:
     """A tensor [X, ...] with all dims but dim 0 whole on every rank; dim 0 stays split."""
-    if not isinstance(tensor, DTensor):
+    if not is_placed(tensor):
         return tensor
+    from torch.distributed.tensor import Replicate
+
     places = [place if place.is_shard(0) else Replicate() for place in tensor.placements]
     return tensor.redistribute(placements=places)
 
 
 def as_placed(part: Tensor, weight: Tensor) -> Tensor:
     """`part`, this rank's shard, as a tensor in the placement of `weight`."""
-    if not isinstance(weight, DTensor):
+    if not is_placed(weight):
         return part
-    return DTensor.from_local(
+    return type(weight).from_local(
         part,
         weight.device_mesh,
         weight.placements,
@@ -89,15 +101,15 @@ def as_placed(part: Tensor, weight: Tensor) -> Tensor:
 
 def back_from(part: Tensor, given: Tensor, weight: Tensor) -> Tensor:
     """Convert `part`, this rank's shard in the placement of `given`, to that of `weight`."""
-    if not isinstance(given, DTensor) or not isinstance(weight, DTensor):
+    if not is_placed(given) or not is_placed(weight):
         return part
-    placed = cast(DTensor, as_placed(part.contiguous(), given))
+    placed = cast("DTensor", as_placed(part.contiguous(), given))
     return placed.redistribute(placements=weight.placements)
 
 
 def is_split(tensor: Tensor, axis: str) -> bool:
     """Whether the ranks along a mesh axis hold different shards of a tensor."""
-    if not isinstance(tensor, DTensor):
+    if not is_placed(tensor):
         return False
     axes = tensor.device_mesh.mesh_dim_names or ()
     return axis in axes and not tensor.placements[axes.index(axis)].is_replicate()
@@ -106,7 +118,7 @@ def is_split(tensor: Tensor, axis: str) -> bool:
 def settle_gradient(weight: Tensor) -> None:
     """Redistribute a gradient, which may be a partial sum, to its weight's placement."""
     gradient = weight.grad
-    if isinstance(gradient, DTensor) and isinstance(weight, DTensor):
+    if is_placed(gradient) and is_placed(weight):
         weight.grad = gradient.redistribute(placements=weight.placements)
 
 
@@ -114,5 +126,5 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """The tensors grouped by mesh; foreach operations need one mesh."""
     found: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+        found.setdefault(tensor.device_mesh if is_placed(tensor) else None, []).append(tensor)
     return list(found.values())

@@ -2,7 +2,7 @@
 of papers that plans are compared with. Torch-free.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +11,7 @@ class CostTerms:
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True, kw_only=True)

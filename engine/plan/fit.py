@@ -3,15 +3,15 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import product
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
-from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.estimate import Setting
 
 FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # per core, from gangs of one rank
 CROWD = ("crowded",)  # from gangs of one rank and one thread, several at once
@@ -34,6 +34,11 @@ class Probe:
     parallel: Parallel
     step_s: float = 0.0
     beside: int = 0
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Its setting on any pool: what a model needs is computed once."""
+        return Setting.of(self.role, self.train, Pool(), vocab=0)
 
 
 def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
@@ -79,7 +84,8 @@ def _links_error(pool: Pool, probes: Sequence[Probe]) -> float:
 
 
 def planned(pool: Pool, probe: Probe) -> float:
-    return estimate(probe.role, probe.train, probe.parallel, pool, vocab=0, steps=1).step_s
+    setting = replace(probe.setting, pool=pool, device=pool.device)
+    return setting.estimate(probe.train, probe.parallel, steps=1).step_s
 
 
 def _search(pool: Pool, names: Sequence[str], loss: Callable[[Pool], float]) -> Pool:

@@ -7,7 +7,7 @@ much and gathers each product's input again in the backward pass (2205.05198, se
 since the overlapped product needs the same cores).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import accumulate, pairwise
 from math import comb
@@ -53,7 +53,7 @@ class Stage(CostTerms):
     pipeline: float
 
     def __add__(self, other: "Stage") -> "Stage":
-        return Stage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+        return Stage(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 def micro_batch(train: Train, parallel: Parallel) -> int:

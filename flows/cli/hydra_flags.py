@@ -44,7 +44,7 @@ def answer(flow: str, words: list[str]) -> int:
     """Run hydra.main on the flow's configuration, with overrides as in a run. Returns the exit code."""
     import hydra  # late: 0.15 s that help and completion do not need
 
-    from atelier.flows.run.compose import prepared as prepared
+    from atelier.flows.run.hydra_document import prepared as prepared
 
     known = [*parameters(flow).model_fields, "pool", "tracker"]
     ready = [

@@ -2,10 +2,7 @@
 result is frozen plain JSON.
 """
 
-import re
-import threading
 from dataclasses import dataclass, field
-from typing import cast
 
 from atelier.engine.config.base import Given, Json, JsonObject, Spec, parse
 from atelier.engine.config.data import Score
@@ -27,8 +24,9 @@ from atelier.flows.run.auto import (
     with_interval,
     with_prompt,
 )
-from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, keys_called, options, parameters
+from atelier.flows.run.catalog import CONF, options, parameters
 from atelier.flows.run.finished_models import check_beginnings, filled
+from atelier.flows.run.hydra_document import KEY, composed_document, prepared, unknown_key
 from atelier.flows.run.over_sites import (
     SiteHere,
     check_site_given,
@@ -46,13 +44,9 @@ from atelier.infra.store.store import default_root
 from atelier.infra.tracking.address import check_form_uri
 from atelier.infra.tracking.factory import TrackerSpec
 
-_lock = threading.Lock()  # Hydra's global state allows one composition at a time
-KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
-CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
 SETTINGS = ("pool", "tracker", "resume", "sites")
 WHERE = ("pool", "site", "sites", "tracker")  # choices that do not affect results
 LENGTHS = ("train.steps", "train.tokens")
-FEW = 3  # suggestions for an unknown key
 BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
@@ -114,7 +108,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
     check_overrides(overrides, from_form=from_form)
     _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]
-    document = _hydra(flow, [prepared(text, flow, known) for text in _spelled_out(overrides)])
+    document = composed_document(flow, [prepared(text, flow, known) for text in _spelled_out(overrides)])
     _check_roles(document)
     if from_form:
         _check_addresses({key: value for key, value in document.items() if key != "tracker"}, "")
@@ -122,7 +116,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
     given = {key: value for key, value in document.items() if key in known}
     stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
     if stray:
-        raise _unknown(stray[0], flow, known)
+        raise unknown_key(stray[0], flow, known)
     pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     tracker.check()
@@ -180,124 +174,6 @@ def _check_idle(flow: str, overrides: list[str]) -> None:
         match = KEY.match(text)
         if match and match["mark"] != "~" and is_idle(flow, match["key"]):
             raise ConfigError(match["key"], f"does nothing in the flow {flow}", "leave it out")
-
-
-def _hydra(flow: str, overrides: list[str]) -> dict[str, Json]:
-    from hydra import compose as hydra_compose  # late: 0.15 s
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    with _lock:
-        callers = GlobalHydra.instance().hydra  # a calling program may use Hydra itself
-        GlobalHydra.instance().clear()
-        try:
-            with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-                composed = hydra_compose(flow, overrides)
-                document = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-                return cast(dict[str, Json], document)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise explained(error) from None
-        finally:
-            GlobalHydra.instance().hydra = callers
-
-
-def prepared(text: str, flow: str, known: list[str], *, is_sweep: bool = False) -> str:
-    """One override for Hydra. A key that the yaml lacks is added; the spec, which knows every key, validates
-    it. In a sweep a group may have several options. Raises ConfigError for an unknown key, group or option.
-    """
-    match = KEY.match(text)
-    if not match or (match["rest"] is None and match["mark"] != "~"):
-        raise ConfigError(
-            text, "is not an override", "write key=value, group=option, +group@roles.name=option or ~key"
-        )
-    key, first = match["key"], match["key"].split(".")[0]
-    is_group = "." not in key and (CONF / key.strip("/")).is_dir()
-    if match["package"] and not is_group:
-        raise ConfigError(
-            text,
-            f"there is no group {key!r}",
-            f"did you mean {nearest(key, groups()) or groups()[0]}? there are: {', '.join(groups())}",
-        )
-    if is_group:
-        _check_option(match, text, is_sweep=is_sweep)
-        return text
-    if first not in known and first != "hydra":
-        raise _unknown(first, flow, known)
-    if match["mark"] or key.startswith("hydra"):
-        return text
-    return f"++{text}"
-
-
-def _check_option(match: re.Match[str], text: str, *, is_sweep: bool) -> None:
-    group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
-    found = options(group)
-    if is_sweep and CALL.search(value):
-        return  # glob(gpt*), choice(a,b): Hydra expands these
-    if is_sweep and "," in value and not value.startswith("["):
-        for one in value.split(","):
-            _check_option(KEY.match(f"{group}={one.strip()}") or match, text, is_sweep=False)
-        return
-    if match["mark"] != "~" and value not in found and not value.startswith("["):
-        if set(value.split(",")) <= set(found):
-            raise ConfigError(match["key"], "several values are a sweep", "add -m")
-        raise _no_option(text, group, value, found)
-
-
-def _no_option(place: str, group: str, value: str, found: list[str]) -> ConfigError:
-    near = nearest(value, found)
-    way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}"
-    return ConfigError(place, f"no option {value!r} in group {group}", way_out)
-
-
-def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
-    known = [*known, "experiment"]
-    near = nearest(key, known)
-    if (CONF / key).is_dir():
-        return ConfigError(key, f"the flow {flow} has no {key}", f"it has: {', '.join(sorted(known))}")
-    meant = " or ".join(keys_called(flow, key)[:FEW]) or near
-    return ConfigError(
-        key,
-        "no such key",
-        (f"did you mean {meant}? " if meant else "") + f"known here: {', '.join(sorted(known))}",
-    )
-
-
-def explained(error: Exception) -> ConfigError:
-    """An error of Hydra or OmegaConf as a ConfigError with place, problem and way out."""
-    cause = error.__cause__ or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    text = " ".join(lines[:2])
-    missing = re.search(r"Missing mandatory value: (\S+)", text)
-    if missing:
-        key = getattr(cause, "full_key", None) or missing[1]
-        about, example = OWN_KEYS.get(key, ("", ""))
-        way_out = f"give {about}; e.g. {example}" if about else f"give {key}=<value>"
-        return ConfigError(key, "a value is required", way_out)
-    absent = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
-    if absent:
-        found = [line for line in lines[2:] if "=" not in line and not line.endswith(":")]
-        return _no_option(f"{absent[1]}={absent[2]}", absent[1], absent[2], found)
-    strange = getattr(cause, "full_key", None) if "is not in struct" in text else None
-    if strange:
-        return ConfigError(str(strange), "no such key", "`atelier --hydra-help` lists Hydra's own keys")
-    unreadable = getattr(error, "override", None)
-    if unreadable and "Ambiguous value" not in text:
-        reason = text.split(" See https")[0]
-        return ConfigError(
-            unreadable.lstrip("+"),
-            f"cannot be read ({reason})",
-            "quote special characters twice: 'key=\"a,b\"'",
-        )
-    sweep = re.search(r"Ambiguous value for argument '([^']+)'", text)
-    if sweep:
-        key, _, values = sweep[1].lstrip("+").partition("=")
-        if key in ("sites", "models"):
-            return ConfigError(key, "several of them are a list", f"{key}=[{values}]")
-        return ConfigError(key, "several values are a sweep", "add -m, or quote the value")
-    return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
 
 
 def _check_addresses(value: Json, place: str) -> None:

@@ -103,7 +103,8 @@ class EmbeddedServer:
         """Return when it answers. Raises AtelierError with its last output if it does not start."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and not self.is_left:
-            if self._answers(deadline - time.monotonic()):  # a new server answers requests to the dead one
+            # a new server answers requests to the dead one; without one they would wait to the end
+            if self._answers(min(deadline - time.monotonic(), ANSWER_S)):
                 self._is_up, self._heard = True, time.monotonic()  # if it dies later, it was not broken
                 return
             if self._keeper is None and self.process.poll() is not None:
@@ -335,3 +336,6 @@ def is_configured(root: str) -> bool:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # taking all that it loaded apart takes seconds

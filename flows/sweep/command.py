@@ -13,7 +13,8 @@ from atelier.engine.io.storage import is_local, local_path
 from atelier.engine.io.user_folders import own_folder
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import CONF, parameters
-from atelier.flows.run.compose import SETTINGS, explained, prepared
+from atelier.flows.run.compose import SETTINGS
+from atelier.flows.run.hydra_document import explained, prepared
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.overrides import DRY, check_overrides
 from atelier.flows.run.sweep_ledger import FAILED, Ledger, PointEntry, SweepInfo

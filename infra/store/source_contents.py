@@ -7,6 +7,7 @@ import json
 import os
 import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
 
@@ -30,7 +31,7 @@ def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tupl
     kept = cache_folder() / "contents.json"
     cache: Cache = {}
     with suppress(OSError, ValueError):
-        cache = json.loads(kept.read_text())
+        cache = dict(_parsed(kept.read_text()))
     before = dict(cache)
     for url in urls:
         check_utf8(url, place or "source", "the file name")
@@ -39,6 +40,12 @@ def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tupl
         with suppress(OSError):
             write_bytes(str(kept), json.dumps(cache).encode())
     return result
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> Cache:
+    """The same text is read for each source of a plan."""
+    return json.loads(text)
 
 
 def _content(url: str, cache: Cache, place: str, most: int) -> str:

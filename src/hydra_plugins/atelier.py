@@ -70,6 +70,11 @@ class GridSweeper(BasicSweeper):
             compare(self.metric, self.direction)
         return super().sweep(arguments)
 
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """A session composes each point itself, and says more about a mistake."""
+        if not hasattr(getattr(self.launcher, "task_function", None), "launch"):
+            super().validate_batch_is_legal(batch)
+
 
 class _Chooser(Sweeper):
     """A sweeper that chooses points by the results of earlier ones, implemented in

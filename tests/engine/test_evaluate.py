@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from atelier.engine import evaluate as evaluation
 from atelier.engine.config.data import TextEnds
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.encode import encode
@@ -25,6 +27,7 @@ from atelier.engine.model.load import read_model
 from tests.checkout import python_path
 from tests.engine.scored_models import OPTIONS, PROMPTS, Study
 from tests.engine.trainings import artifact
+from tests.forks import start
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +51,11 @@ def inputs_of(study, model) -> dict:
 
 
 def scored(study, config, model, *outputs) -> dict[str, dict]:
-    """scores.json of every output."""
+    """scores.json of every output, with a short sample."""
     run = study.run_file("score", config, inputs_of(study, model), *(outputs or ("one",)))
-    evaluate(run, io.StringIO())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "SAMPLE", evaluation.SAMPLE.model_copy(update={"max_tokens": 4}))
+        evaluate(run, io.StringIO())
     return {name: json.loads((Path(url) / "scores.json").read_text()) for name, url in run.outputs.items()}
 
 
@@ -194,7 +199,8 @@ def test_auto_sequence_cuts_no_prompt(study):
 def test_two_runs_write_the_same_bytes(study):
     found = []
     for _ in range(2):
-        run = study.run_file("score", asked(study), inputs_of(study, study.model()), "one", "baselines")
+        config = asked(study)
+        run = study.run_file("score", config, inputs_of(study, study.model()), "one", "baselines")
         torch.manual_seed(len(found))
         evaluate(run, io.StringIO())
         found.append(
@@ -212,6 +218,25 @@ def test_a_model_in_shards_scores_as_in_one_file(study):
     assert sum(name.startswith("model-") for name in names) > 3
     pieces, whole = (scored(study, asked(study), study.model(most=most))["one"] for most in (9000, 1 << 40))
     assert pieces == whole
+
+
+def test_a_streamed_model_is_gone_before_the_next_is_read(study, monkeypatch):
+    read, before = evaluation.read_model_within, []
+
+    def reading(*given, **named):
+        before.append([model() is None for model in known])
+        network, spec = read(*given, **named)
+        known.append(weakref.ref(network))
+        return network, spec
+
+    known: list[weakref.ref] = []
+    monkeypatch.setattr(evaluation, "read_model_within", reading)
+    config = asked(study, labels=False, memory_gb=0.0002)
+    config["targets"]["two"] = config["targets"]["one"]
+    deep = study.model("deep", num_layers=6)
+    run = study.run_file("score", config, inputs_of(study, deep) | {"model.two": deep}, "one", "two")
+    assert all("streamed" in summary for summary in evaluate(run, io.StringIO()).values())
+    assert before == [[], [True]]
 
 
 def test_the_summary_is_the_scores_without_the_list(study):
@@ -301,27 +326,26 @@ def test_a_diverged_model_is_an_error_not_a_nan(study):
 
 
 def test_as_a_process_it_writes_the_same_as_here_and_tells_errors_as_json(study):
-    here = scored(study, asked(study), study.model())["one"]
-    run = study.run_file("score", asked(study), inputs_of(study, study.model()), "one")
-    command = [sys.executable, "-W", "error", "-m", "atelier.engine.evaluate"]
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    for name, expected in (("good", 0), ("bad", 2)):
-        one = (
-            run
-            if name == "good"
-            else run.model_copy(update={"inputs": {"tokenizer": run.inputs["tokenizer"]}})
-        )
-        place = study.folder / f"{name}.json"
-        place.write_text(one.model_dump_json(by_alias=True))
-        done = subprocess.run([*command, str(place)], stdout=-1, env=environment, cwd=study.folder)
-        last = json.loads(done.stdout.splitlines()[-1])
-        assert done.returncode == expected
-        assert (
-            ("done" in last)
-            if name == "good"
-            else (last["exit_code"] == 2 and "needs the input" in last["error"])
-        )
-    assert json.loads((Path(run.outputs["one"]) / "scores.json").read_text()) == here
+    here, run = (
+        study.run_file("score", asked(study), inputs_of(study, study.model()), "one") for _ in range(2)
+    )
+    evaluate(here, io.StringIO())
+    place = study.folder / "good.json"
+    place.write_text(run.model_dump_json(by_alias=True))
+    command = [sys.executable, "-W", "error", "-m", "atelier.engine.evaluate", str(place)]
+    environment = {**os.environ, "PYTHONPATH": python_path(), "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(command, stdout=-1, stderr=-1, text=True, env=environment, cwd=study.folder)
+    assert done.returncode == 0 and "done" in json.loads(done.stdout.splitlines()[-1])
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "torch.nn" in imported and "torch.distributed.tensor" not in imported  # which takes a second
+    files = [Path(each.outputs["one"]) / "scores.json" for each in (here, run)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    bad = run.model_copy(update={"inputs": {"tokenizer": run.inputs["tokenizer"]}})
+    place.write_text(bad.model_dump_json(by_alias=True))
+    words = ["atelier.engine.evaluate", str(place)]
+    process = start("tests.parity.gang", words, os.environ | {"PYTHONWARNINGS": "ignore"})
+    last = json.loads(process.communicate(timeout=60)[0].splitlines()[-1])
+    assert process.returncode == last["exit_code"] == 2 and "needs the input" in last["error"]
 
 
 def test_a_token_that_begins_every_document_costs_nothing_and_what_follows_has_a_context(study) -> None:

@@ -1,15 +1,18 @@
 """Exported models: transformers loads them, and computes and writes the same."""
 
+import functools
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 
 from atelier.engine import export as exporting
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.generation import Sampling
@@ -64,16 +67,35 @@ def model_of(study: Study, name: str, fields: dict[str, Any]) -> ArtifactInput:
     return study.model_of(GPT(**{"vocab": study.vocabulary.size} | SHAPE | fields), name)
 
 
+class Exported(NamedTuple):
+    """A model of a family, what was said of its export, and the folder."""
+
+    source: ArtifactInput
+    done: dict[str, Json]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def exported(
+    studies: dict[str, Study], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Exported]:
+    @functools.cache
+    def made(family: str) -> Exported:
+        source, folder = model_of(studies[family], family, MODELS[family]), tmp_path_factory.mktemp("family")
+        done = exporting.export(run_file(source, folder, card="# a card\n", most=20_000))
+        return Exported(source, done, folder / "exported")
+
+    return made
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_transformers_reads_what_was_written_and_writes_the_same_text(
-    studies: dict[str, Study], family: str, tmp_path: Path
+    studies: dict[str, Study], family: str, exported: Callable[[str], Exported]
 ) -> None:
     study = studies[family]
-    source = model_of(study, family, MODELS[family])
-    done = exporting.export(run_file(source, tmp_path, card="# a card\n", most=20_000))
+    source, done, folder = exported(family)
     assert str(done["ids"]).startswith("the ids of 200 texts equal those of AutoTokenizer")
     assert done["family"] == family.strip() and done["apart"] == 0.0
-    folder = tmp_path / "exported"
     assert (folder / "README.md").read_text() == "# a card\n"
     assert len([*folder.glob("model-*.safetensors")]) > 1
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -197,18 +219,17 @@ def test_the_model_itself_is_as_it_was(study: Study, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_200_strings_are_as_likely_to_transformers_as_they_are_here(
-    studies: dict[str, Study], family: str, tmp_path: Path
+def test_60_strings_are_as_likely_to_transformers_as_they_are_here(
+    studies: dict[str, Study], family: str, exported: Callable[[str], Exported]
 ) -> None:
     study = studies[family]
-    source = model_of(study, f"{family}-scored", MODELS[family])
-    exporting.export(run_file(source, tmp_path))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    source, _, folder = exported(family)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model, _ = read_model(source, study.scratch)
     draw = random.Random(7)
     words = ("sea is deep", "and grey, a", "gull;", "under 40", "fathoms (or less)", "boats")
-    strings = [" ".join(draw.choices(words, k=draw.randint(1, 14))) for _ in range(200)]
+    strings = [" ".join(draw.choices(words, k=draw.randint(1, 14))) for _ in range(60)]
     rows = [study.vocabulary.encode(text) for text in strings]
     rows = [ids if len(ids) > 1 else [*ids, *ids, 5] for ids in rows]
     batches = []
@@ -234,5 +255,5 @@ def test_200_strings_are_as_likely_to_transformers_as_they_are_here(
             logits_TV = theirs(torch.tensor([ids])).logits[0, :-1].double()
         wanted = float(torch.nn.functional.cross_entropy(logits_TV, torch.tensor(ids[1:]), reduction="sum"))
         farthest = max(farthest, abs(nats - wanted))
-    print(f"{family}: 200 strings, at most {farthest:.1e} nat apart")
+    print(f"{family}: 60 strings, at most {farthest:.1e} nat apart")
     assert farthest < 1e-4

@@ -93,10 +93,12 @@ def test_the_tokenizer_is_published_with_the_model(training_setup: TrainingSetup
 
 
 def test_low_rank_training_moves_only_the_additions_and_publishes_them_merged_and_alone(
-    training_setup: TrainingSetup,
+    tmp_path: Path,
 ) -> None:
+    shape = model(num_layers=2)
+    training_setup = labelled_setup(tmp_path, shape)
     chosen = Trainable(kind="lora", rank=2, alpha=4.0, targets=("query", "value"))
-    training_setup.train(tuning(training_setup, trainable=chosen))
+    training_setup.train(tuning(training_setup, shape=shape, trainable=chosen))
     base, tuned = load(training_setup.weights("base")), load(training_setup.weights("tuned"))
     moved = {name for name in base if not torch.equal(base[name], tuned[name])}
     assert moved == {f"blocks.{i}.attention.{name}.weight" for i in range(2) for name in ("query", "value")}

@@ -15,6 +15,7 @@ from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.sampling import sample
 from tests.checkout import python_path
 from tests.engine.scored_models import Study
+from tests.forks import start
 
 CPU = torch.device("cpu")
 
@@ -228,7 +229,9 @@ def test_as_a_process_it_serves_line_by_line_and_tells_errors_as_json(study):
         assert child.stdout.read() == b""
     assert child.returncode == 0
 
-    failed = subprocess.run([*command, "nowhere.json"], stdout=-1, env=environment, cwd=study.folder)
-    assert failed.returncode == 2
-    assert json.loads(failed.stdout)["exit_code"] == 2
-    assert "nowhere.json" in json.loads(failed.stdout)["error"]
+    words = ["atelier.engine.generate", "nowhere.json"]
+    failed = start("tests.parity.gang", words, os.environ | {"PYTHONWARNINGS": "ignore"})
+    said, errors = failed.communicate(timeout=60)
+    assert (failed.returncode, errors) == (2, "")
+    assert json.loads(said)["exit_code"] == 2
+    assert "nowhere.json" in json.loads(said)["error"]

@@ -209,7 +209,7 @@ def test_the_head_learns_to_tell_text_from_noise(studio: Studio, tmp_path: Path)
     noisy = artifact(tmp_path / "noisy", "imitations", {"imitations.jsonl": data})
     training_setup = TrainingSetup(tmp_path, studio.training_setup.inputs | {"imitations.main": noisy})
     training_setup.train(
-        training_setup.training({"judge": reader({"document": DocumentLM(), "natural": Natural()})}, how(100))
+        training_setup.training({"judge": reader({"document": DocumentLM(), "natural": Natural()})}, how(60))
     )
     values = training_setup.curve("judge")[-1]["values"]
     assert values["eval/objective/accuracy/natural"] > 0.9

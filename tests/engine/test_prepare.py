@@ -1,4 +1,6 @@
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.record import Record, identify
+from atelier.engine.io.process import read_run
+from atelier.engine.prepare import prepare
+from tests.forks import start
 
 
 class Desk:
@@ -14,7 +19,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, name, **run):
+    def run_file(self, name, **run):
         path = self.folder / f"{name}.json"
         defaults = {
             "schema": 1,
@@ -24,17 +29,28 @@ class Desk:
             "scratch": str(self.folder / "scratch"),
         }
         path.write_text(json.dumps(defaults | run))
-        done = subprocess.run(
-            [sys.executable, "-m", "atelier.engine.prepare", str(path)], capture_output=True, text=True
-        )
-        return done, [json.loads(line) for line in done.stdout.splitlines()]
+        return str(path)
 
-    def make(self, name, output, **run):
+    def start(self, name, *, is_forked=True, **run):
+        """In a process: its exit code, what it writes on stderr, and its lines."""
+        words = ["atelier.engine.prepare", self.run_file(name, **run)]
+        if is_forked:
+            process = start("tests.parity.gang", words, os.environ | {"PYTHONWARNINGS": "ignore"})
+        else:
+            process = subprocess.Popen([sys.executable, "-m", *words], stdout=-1, stderr=-1, text=True)
+        said, errors = process.communicate(timeout=120)
+        return process.returncode, errors, [json.loads(line) for line in said.splitlines()]
+
+    def make(self, name, output, *, is_here=False, is_forked=True, **run):
+        """The artifact and its files, made by this process or another one."""
         target = self.folder / name
-        done, lines = self.start(name, outputs={output: str(target)}, **run)
-        assert done.returncode == 0, done.stdout + done.stderr
+        if is_here:
+            prepare(read_run(self.run_file(name, outputs={output: str(target)}, **run)), io.StringIO())
+        else:
+            code, errors, lines = self.start(name, outputs={output: str(target)}, is_forked=is_forked, **run)
+            assert code == 0, (errors, lines)
         body = json.loads((target / "body.json").read_text())
-        assert lines[-1] == {"done": body["summary"]}
+        assert is_here or lines[-1] == {"done": body["summary"]}
         assert sorted(p.name for p in target.iterdir()) == sorted(
             ["body.json", *(f["path"] for f in body["files"])]
         )
@@ -65,23 +81,24 @@ def texts(tmp_path):
     return [[str(path), hashlib.sha256(path.read_bytes()).hexdigest()]]
 
 
-def test_every_verb_run_twice_gives_the_same_bytes(desk, texts):
+def test_every_verb_run_in_two_processes_gives_the_same_bytes(desk, texts):
     found = []
     for turn in ("a", "b"):
+        how = {"is_here": turn == "a"}
         curate = {"source": {"source": texts[0][0]}, "held_out": 0.2, "files": texts}
-        corpus, one = desk.make(f"corpus-{turn}", "corpus", task="curate", config=curate)
+        corpus, one = desk.make(f"corpus-{turn}", "corpus", task="curate", config=curate, **how)
         tokenizer, two = desk.make(
             f"tokenizer-{turn}",
             "tokenizer",
             task="learn_tokenizer",
             config={"tokenizer": {"vocab": 320}},
             inputs={"corpus_0": corpus},
+            **how,
         )
-        _, three = desk.make(
-            f"tokens-{turn}", "tokens", task="encode", inputs={"corpus": corpus, "tokenizer": tokenizer}
-        )
+        inputs = {"corpus": corpus, "tokenizer": tokenizer}
+        _, three = desk.make(f"tokens-{turn}", "tokens", task="encode", inputs=inputs, **how)
         config = {"labels": {"source": texts[0][0]}, "files": texts}
-        _, four = desk.make(f"labels-{turn}", "labels", task="label", config=config)
+        _, four = desk.make(f"labels-{turn}", "labels", task="label", config=config, **how)
         found.append([one, two, three, four])
     assert found[0] == found[1]
     assert [[f["path"] for f in files] for files in found[0]] == [
@@ -98,7 +115,9 @@ def test_the_standard_library_gives_the_same_corpus_in_two_processes(desk):
 
     files = [[path, content_id(path)] for path in files_of(Source())]
     config = {"source": {}, "held_out": 0.05, "files": files}
-    one, two = (desk.make(name, "corpus", task="curate", config=config)[1] for name in "ab")
+    one, two = (
+        desk.make(name, "corpus", task="curate", config=config, is_forked=name == "a")[1] for name in "ab"
+    )
     assert one == two
     summary = json.loads((desk.folder / "a" / "body.json").read_text())["summary"]
     assert 5e6 < summary["bytes"] < 30e6
@@ -110,11 +129,12 @@ def test_a_users_error_is_one_line_of_json_and_its_exit_code_without_a_traceback
     path.write_text('{"text": "a"}\n{"txt": "b"}\n')
     files = [[str(path), "0" * 64]]
     config = {"source": {"source": str(path)}, "held_out": 0.2, "files": files}
-    done, lines = desk.start("x", task="curate", config=config, outputs={"corpus": str(tmp_path / "out")})
-    assert done.returncode == 2
+    run = {"task": "curate", "config": config, "outputs": {"corpus": str(tmp_path / "out")}}
+    code, errors, lines = desk.start("x", is_forked=False, **run)
+    assert code == 2
     assert lines[-1]["exit_code"] == 2
     assert lines[-1]["error"].startswith(f"{path}:2: field 'text' is missing; fields there: txt")
-    assert done.stderr == ""
+    assert errors == ""
     assert not (tmp_path / "out" / "body.json").exists()
 
 
@@ -134,8 +154,10 @@ def test_a_key_or_text_that_is_not_utf8_is_one_line_with_its_place(desk, tmp_pat
     path.write_text('{"text": "a"}\n' + json.dumps(row) + "\n")
     files = [[str(path), hashlib.sha256(path.read_bytes()).hexdigest()]]
     config = {"source": {"source": str(path)}, "held_out": 0.2, "files": files}
-    done, lines = desk.start("x", task="curate", config=config, outputs={"corpus": str(tmp_path / "out")})
-    assert (done.returncode, done.stderr) == (2, "")
+    code, errors, lines = desk.start(
+        "x", task="curate", config=config, outputs={"corpus": str(tmp_path / "out")}
+    )
+    assert (code, errors) == (2, "")
     error = lines[-1]["error"]
     assert error.startswith(f"{path}:2: {problem}") and len(error) < 400 and error.encode()
 
@@ -156,21 +178,21 @@ def test_a_key_or_text_that_is_not_utf8_is_one_line_with_its_place(desk, tmp_pat
     ],
 )
 def test_a_run_file_that_cannot_be_followed_says_why(desk, run, error):
-    done, lines = desk.start("x", **run)
-    assert (done.returncode, done.stderr) == (2, "")
+    code, errors, lines = desk.start("x", **run)
+    assert (code, errors) == (2, "")
     assert error in lines[0]["error"]
 
 
 def test_a_damaged_input_is_named_and_nothing_is_published(desk, texts):
     config = {"source": {"source": texts[0][0]}, "held_out": 0.2, "files": texts}
-    corpus, _ = desk.make("corpus", "corpus", task="curate", config=config)
+    corpus, _ = desk.make("corpus", "corpus", task="curate", config=config, is_here=True)
     path = Path(corpus) / "documents.jsonl"
     data = bytearray(path.read_bytes())
     data[10] ^= 1
     path.write_bytes(data)
     run = {"task": "learn_tokenizer", "config": {"tokenizer": {}}, "inputs": {"corpus_0": corpus}}
-    done, lines = desk.start("x", outputs={"tokenizer": str(desk.folder / "out")}, **run)
-    assert done.returncode == 1
+    code, _, lines = desk.start("x", outputs={"tokenizer": str(desk.folder / "out")}, **run)
+    assert code == 1
     assert lines[-1]["error"] == f"{path}: content does not match its digest"
     assert not (desk.folder / "out" / "body.json").exists()
 

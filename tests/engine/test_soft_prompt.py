@@ -66,7 +66,7 @@ def test_only_the_prompt_moves_and_the_loss_falls(tmp_path: Path, shape: Any, pl
     base, tuned = load(training_setup.weights("base")), load(training_setup.weights("tuned"))
     assert tuned.keys() - base.keys() == {"soft.weight"}
     assert all(torch.equal(base[name], tuned[name]) for name in base)
-    assert losses(training_setup)[-1] < losses(training_setup)[0] - 0.1
+    assert losses(training_setup)[-1] < losses(training_setup)[0] - 0.04
     adapter = load_file(training_setup.output("tuned") / "adapter_model.safetensors")
     assert torch.equal(adapter["prompt_embeddings"], tuned["soft.weight"])
     assert (training_setup.output("tuned") / "adapter_model.safetensors").stat().st_size < 20_000
@@ -192,9 +192,9 @@ QUICK = {("gpt", "tensor"), ("gpt", "context"), ("encdec", "shard")}  # the rest
         pytest.param(
             shape, layout, id=f"{kind}-{name}", marks=() if (kind, name) in QUICK else pytest.mark.slow
         )
-        for kind, shape in (("gpt", None), ("encdec", ENCODER))
+        for kind, shape in (("gpt", model(num_layers=2)), ("encdec", ENCODER))
         for name, layout in LAYOUTS.items()
-        if not (shape and name == "context")  # rows of models with an encoder are not split
+        if not (kind == "encdec" and name == "context")  # rows of models with an encoder are not split
     ],
 )
 def test_layouts_agree(tmp_path: Path, shape: Any, layout: dict[str, Any]) -> None:

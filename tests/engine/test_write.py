@@ -1,9 +1,8 @@
 """Generated text: the same bytes after any number of stops, and no end where it was cut."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,14 @@ from atelier.engine.config.generation import ROWS, Written
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.encode import encode
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
+from atelier.engine.io.fork_server import Process
 from atelier.engine.write import SPOOL, _keep, _text, _texts, write
-from tests.checkout import TOP
 from tests.engine.scored_models import Study
 from tests.engine.trainings import artifact
+from tests.forks import start_into
 
-DOCUMENTS = 5 * ROWS
-ASKED = Written(by="model", documents=0, prefix=8, tokens=24, seed=3)
+DOCUMENTS = 4 * ROWS
+ASKED = Written(by="model", documents=0, prefix=8, tokens=20, seed=3)
 
 
 class Desk:
@@ -51,11 +51,13 @@ class Desk:
         scratch.mkdir(parents=True)
         return run.model_copy(update={"outputs": {"corpus": str(target)}, "scratch": str(scratch)})
 
-    def started(self, place: str) -> "subprocess.Popen[bytes]":
+    def started(self, place: str) -> Process:
         path = self.folder / f"{place.replace('/', '-')}.json"
         path.write_text(self.run(place).text())
-        command = [sys.executable, "-m", "atelier.engine.write", str(path)]
-        return subprocess.Popen(command, cwd=TOP, stdout=subprocess.DEVNULL)
+        env = os.environ | {"PYTHONWARNINGS": "ignore"}
+        with open(os.devnull, "w") as nothing:
+            out = nothing.fileno()
+            return start_into("tests.parity.gang", ["atelier.engine.write", str(path)], env, out, out)
 
     def written(self, place: str) -> bytes:
         return (self.folder / place / "documents.jsonl").read_bytes()

@@ -7,9 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +19,12 @@ from atelier.engine.config.metric import merge
 from atelier.flows.cli.main import run
 from tests.checkout import TOP
 
-STEPS, EVERY = 240, 20
+STEPS, EVERY = 160, 20
 TRAIN = (
     "pretrain", "experiment=tiny", "tracker=none", "tokenizer=bpe512",
-    "model=gpt_nano", "model.hidden=32", "model.num_heads=2",
+    "model=gpt_nano", "model.hidden=32", "model.num_heads=2", "model.num_layers=1",
     f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.eval_sequences=4",
-    "score.baselines=false", "score.max_tokens=500",
+    "train.global_batch=4", "train.sequence=16", "score.baselines=false", "score.max_tokens=500",
 )  # fmt: skip
 DATA = ("corpus", "tokenizer", "tokens")
 OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}  # one in its store, as at a terminal
@@ -56,6 +58,28 @@ class CommandStore:
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
             code = run(list(arguments or TRAIN))
         return code, out.getvalue(), err.getvalue()
+
+    @contextmanager
+    def once_training(self, act: Callable[[int], object]) -> Iterator[None]:
+        """What `finish` does here, with `act` on the process of the rank as soon as it has written two
+        checkpoints; the test fails if it does not happen.
+        """
+        begun = time.monotonic()
+        is_over = threading.Event()
+
+        def wait_and_act() -> None:
+            while max(self.steps(), default=0) < 2 * EVERY:
+                assert not is_over.wait(0.01) and time.monotonic() - begun < MOST_S, "no training"
+            [rank] = self.processes("atelier.engine.train")
+            act(rank)
+
+        with ThreadPoolExecutor(1) as thread:
+            acting = thread.submit(wait_and_act)
+            try:
+                yield
+            finally:
+                is_over.set()
+        acting.result()
 
     def copy_data(self, source: "CommandStore") -> "CommandStore":
         """Take over the other's corpus, tokenizer and tokens: nothing but training is left to do."""
@@ -109,6 +133,27 @@ class CommandStore:
         while left := self.processes():
             assert time.monotonic() < deadline, f"still there: {left}"
             time.sleep(0.05)
+
+
+def held(rank: int, ask: Callable[[], object]) -> None:
+    """Stop a process, `ask` for its end, and let it go on when it has been told, so that it cannot be done
+    before.
+    """
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        ask()
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_told(rank):
+            assert time.monotonic() < deadline, "it was not told"
+            time.sleep(0.01)
+    finally:
+        os.kill(rank, signal.SIGCONT)
+
+
+def is_told(rank: int) -> bool:
+    """Whether a signal waits for a process that is stopped."""
+    status = Path(f"/proc/{rank}/status").read_text()
+    return any(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd"))
 
 
 class Command:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from atelier.engine import train
 from atelier.engine.io.process import leave
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.placement import local
-from atelier.engine.train import main
 
 
 def stop(member: RoleState) -> None:
@@ -37,8 +37,8 @@ def lose(member: RoleState) -> None:
 
 
 def drag(member: RoleState) -> None:
-    """Compute for a fifth of a second."""
-    end = time.thread_time() + 0.2
+    """Compute for a tenth of a second."""
+    end = time.thread_time() + 0.1
     while time.thread_time() < end:
         pass
 
@@ -63,6 +63,10 @@ def fall_ill(path: Path) -> None:
     RoleState.work = faulty
 
 
+def main(arguments: list[str]) -> int:
+    fall_ill(Path(arguments[0]))
+    return train.main(arguments)
+
+
 if __name__ == "__main__":
-    fall_ill(Path(sys.argv[1]))
     leave(main(sys.argv[1:]))

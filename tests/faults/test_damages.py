@@ -16,7 +16,7 @@ from atelier.engine.checkpoint.manifest import MANIFEST
 from atelier.engine.loop.resume import resume_point
 from tests.engine.trainings import ONE, TrainingSetup, role, student, train
 
-NUM = 500
+NUM = 200
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 ROLES = {"teacher": role(), "s": student()}
 LAYOUT = ONE.model_copy(update={"shard": 2})
@@ -136,7 +136,7 @@ def restored(training_setup: TrainingSetup) -> Iterator[dict[Path, bytes]]:
                 path.write_bytes(data)
 
 
-def test_500_random_damages_are_all_found_each_file_is_named_and_the_checkpoint_before_is_used(
+def test_200_random_damages_are_all_found_each_file_is_named_and_the_checkpoint_before_is_used(
     training_setup: TrainingSetup,
 ) -> None:
     print(f"ATELIER_SEED={SEED}")

@@ -5,7 +5,7 @@ later.
 import os
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,12 @@ import pytest
 from tests.faults.command import EVERY, OWN_SERVER, TRAIN, Command, CommandStore, Curve
 
 
-def ends_loudly(command: Command, reason: str) -> None:
+def is_told_loudly(command_store: CommandStore, code: int, text: str, reason: str, good: int) -> None:
     """Exit code 1 after one clear message and a warning for every failed save; the last good one in place."""
-    command_store = command.command_store
-    good = max(command_store.steps())
-    assert command.wait() == 1, command.text
-    assert "train: no checkpoint could be written" in command.text and reason in command.text
-    assert "make room or another store, then run again" in command.text
-    assert "failed:" in command.text and "Traceback" not in command.text
+    assert code == 1, text
+    assert "train: no checkpoint could be written" in text and reason in text
+    assert "make room or another store, then run again" in text
+    assert "failed:" in text and "Traceback" not in text
     command_store.wait_for_quiet()
     assert max(command_store.steps()) >= good >= 2 * EVERY
     assert not command_store.records("model")
@@ -28,15 +26,17 @@ def ends_loudly(command: Command, reason: str) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_loudly_and_the_last_good_one_stays(
-    command_store: CommandStore, start: Callable[..., Command], expected: Curve
+    command_store: CommandStore, expected: Curve
 ) -> None:
-    command = start()
-    command.until_training()
-    [rank] = command_store.processes("atelier.engine.train")
-    resource.prlimit(
-        rank, resource.RLIMIT_FSIZE, (100_000, 100_000)
-    )  # a checkpoint has 0.5 MB, a metric segment 5 kB
-    ends_loudly(command, "File too large")
+    good: list[int] = []
+
+    def limit(rank: int) -> None:  # a checkpoint has 0.4 MB, a metric segment 5 kB
+        good.append(max(command_store.steps()))
+        resource.prlimit(rank, resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    with command_store.once_training(limit):
+        code, out, err = command_store.finish()
+    is_told_loudly(command_store, code, out + err, "File too large", good[0])
     code, out, err = command_store.finish()
     assert code == 0, out + err
     assert command_store.curve() == expected
@@ -68,7 +68,8 @@ def test_a_full_disk_stops_training_with_one_message_and_room_lets_it_go_on(
     try:
         command.until_training()
         fill(ballast)
-        ends_loudly(command, "No space left on device")
+        good = max(command_store.steps())
+        is_told_loudly(command_store, command.wait(), command.text, "No space left on device", good)
     finally:
         command.end()
     ballast.unlink()

@@ -4,6 +4,7 @@ one's bits.
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,25 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.train import Health
+from atelier.engine.io.fork_server import ForkServer
 from atelier.infra.launch.gang import start_gang
 from atelier.infra.launch.orders import GangOutput, Orders
+from atelier.infra.launch.supervisor import rank_env
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.store import Store
+from tests.checkout import TOP, python_path
 from tests.engine.trainings import ONE, TrainingSetup, role, train
 
 STEPS, EVERY = 12, 4
+MODULE = "tests.faults.sick"
 
 
 class Ward(TrainingSetup):
     """A run context whose gang runs under a supervisor, over a store; `said` is what both told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: ForkServer) -> None:
         super().__init__(folder)
+        self.server = server
         self.store = Store(str(folder))
         self.said: list[dict[str, Any]] = []
         self.payload = ""
@@ -56,7 +62,7 @@ class Ward(TrainingSetup):
         run = run.model_copy(update={"scratch": str(scratch / "work"), "outputs": {"model": self.payload}})
         orders = Orders(
             name="gang",
-            module="tests.faults.sick",
+            module=MODULE,
             run=run,
             root=self.store.root,
             scratch=scratch,
@@ -64,7 +70,7 @@ class Ward(TrainingSetup):
             leases={trajectory: held.fence},
             outputs={"model": GangOutput(payload=self.payload, draft=draft)},
         )
-        start_gang(orders, self.said.append, threading.Event())
+        start_gang(orders, self.said.append, threading.Event(), self.server)
 
     def output(self, name: str) -> Path:
         return Path(self.payload) if self.payload else super().output(name)
@@ -77,15 +83,23 @@ class Ward(TrainingSetup):
         return [message["resumed"] for message in self.said if "resumed" in message]
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Of the ranks of all gangs here."""
+    server = ForkServer([MODULE], rank_env("", 1) | {"PYTHONPATH": python_path()}, str(TOP))
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def ward(tmp_path: Path) -> Ward:
-    return Ward(tmp_path)
+def ward(tmp_path: Path, server: ForkServer) -> Ward:
+    return Ward(tmp_path, server)
 
 
 @pytest.fixture(scope="module")
-def dragged(tmp_path_factory: pytest.TempPathFactory) -> Ward:
+def dragged(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> Ward:
     """A gang that computes what a healthy one does, one rank of it slowly."""
-    ward = Ward(tmp_path_factory.mktemp("dragged"))
+    ward = Ward(tmp_path_factory.mktemp("dragged"), server)
     ward.run("drag", rank=1, step=1, straggler=1.5)
     return ward
 

@@ -6,11 +6,11 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-from tests.faults.command import EVERY, OWN_SERVER, STEPS, Command, CommandStore, Curve
+from tests.faults.command import EVERY, OWN_SERVER, STEPS, Command, CommandStore, Curve, held, is_told
 
 Start = Callable[..., Command]
 
@@ -35,12 +35,6 @@ def is_held_under_way(command_store: CommandStore, task: str) -> bool:
     return False
 
 
-def is_told(rank: int) -> bool:
-    """Whether a signal waits for a process that is stopped."""
-    status = Path(f"/proc/{rank}/status").read_text()
-    return any(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd"))
-
-
 def is_under_way(command_store: CommandStore, task: str) -> bool:
     """Whether a gang of `task` has told of progress."""
     return any(path.stat().st_size for path in command_store.root.glob(f"scratch/*/*-{task}/rank0.out"))
@@ -62,7 +56,8 @@ def test_ctrl_c_in_training_leaves_a_checkpoint_and_no_process_and_the_same_comm
 ) -> None:
     command = start(env=OWN_SERVER)  # with a Prefect server of its own, as at a terminal
     command.until_training()
-    command.interrupt()
+    [rank] = command_store.processes("atelier.engine.train")
+    held(rank, command.interrupt)
     assert command.wait(30.0) == 1
     assert command.text.count("stopping: running tasks write a checkpoint") == 1
     assert "the same command continues from there" in command.text
@@ -79,14 +74,19 @@ def test_ctrl_c_in_training_leaves_a_checkpoint_and_no_process_and_the_same_comm
     goes_on(command_store, expected)
 
 
-def test_sigterm_stops_like_ctrl_c(command_store: CommandStore, start: Start) -> None:
-    command = start()
-    command.until_training()
-    os.kill(command.process.pid, signal.SIGTERM)
-    assert command.wait(30.0) == 1
-    assert "the same command continues from there" in command.text and "Traceback" not in command.text
+def test_sigterm_stops_like_ctrl_c(command_store: CommandStore) -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # of who forgets to handle it
+    try:
+        with command_store.once_training(
+            lambda rank: held(rank, partial(os.kill, os.getpid(), signal.SIGTERM))
+        ):
+            code, out, err = command_store.finish()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == 1
+    assert "the same command continues from there" in err and "Traceback" not in out + err
     command_store.wait_for_quiet()
-    assert max(command_store.steps()) % EVERY
+    assert max(command_store.steps()) == stopped_at(command_store)
 
 
 @pytest.mark.slow
@@ -135,13 +135,12 @@ def test_a_killed_supervisor_leaves_no_orphan_and_its_lease_is_taken_over(
 
 
 def test_a_killed_rank_is_started_again_from_the_last_checkpoint_on_the_same_trajectory(
-    command_store: CommandStore, start: Start, expected: Curve
+    command_store: CommandStore, expected: Curve
 ) -> None:
-    command = start()
-    command.until_training()
-    command.kill("atelier.engine.train")
-    assert command.wait() == 0, command.text
-    assert "rank 0 was ended by SIGKILL; the gang starts again from step" in command.text
+    with command_store.once_training(lambda rank: os.kill(rank, signal.SIGKILL)):
+        code, out, err = command_store.finish()
+    assert code == 0, out + err
+    assert "rank 0 was ended by SIGKILL; the gang starts again from step" in out + err
     assert command_store.curve() == expected
     assert len(command_store.runs()) == 1
 

@@ -14,7 +14,7 @@ from tests.faults.command import OWN_SERVER, TRAIN, Command, CommandStore
 from tests.infra.shown import Points, in_mlflow, in_tensorboard, in_wandb, wandb_exits
 
 ALL = (*(word for word in TRAIN if word != "tracker=none"), "tracker.beside=[tensorboard,wandb]")
-LONG = (*ALL, "train.steps=1200", "train.checkpoint_every=50")
+LONG = (*ALL, "train.steps=2400", "train.checkpoint_every=50")
 OFFLINE = {**OWN_SERVER, "WANDB_API_KEY": "", "WANDB_MODE": "", "WANDB_DIR": "", "MLFLOW_TRACKING_URI": ""}
 
 
@@ -39,7 +39,7 @@ def test_three_trackers_have_equal_points_also_after_a_kill_and_a_resume(
         )
     assert_same(root)
     whole = longest(shown)
-    assert max(step for step, _ in whole["loss"]) == 1200 and "system/cpu_cores" in whole
+    assert max(step for step, _ in whole["loss"]) == 2400 and "system/cpu_cores" in whole
     assert f"tensorboard --logdir {root}/tensorboard" in again.text
     assert f"wandb sync {root}/wandb/offline-run-" in again.text
     assert set(wandb_exits(root).values()) == {0}

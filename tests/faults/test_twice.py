@@ -16,10 +16,13 @@ def test_two_runs_of_one_command_train_once_and_both_succeed(
 ) -> None:
     for kind in DATA:  # from nothing at all: every task is raced for
         shutil.rmtree(command_store.root / kind)
-    both = [start(), start()]
-    for command in both:
-        assert command.wait() == 0, command.text
+    other = start()
+    other.until(lambda: "> curate" in other.text, "its first task")
+    code, out, err = command_store.finish()
+    assert code == 0, out + err
+    assert other.wait() == 0, other.text
     command_store.wait_for_quiet()
+    said = [out + err, other.text]
     for kind, count in {
         "corpus": 1,
         "tokenizer": 1,
@@ -30,14 +33,10 @@ def test_two_runs_of_one_command_train_once_and_both_succeed(
     }.items():
         assert len(command_store.records(kind)) == count, kind
     assert all(count == 1 for count in gangs(command_store.root).values()), gangs(command_store.root)
-    waits = [
-        match
-        for command in both
-        for match in re.findall(r"is being written by process (\d+) on", command.text)
-    ]
-    assert waits, both[0].text + both[1].text
+    waits = [match for text in said for match in re.findall(r"is being written by process (\d+) on", text)]
+    assert waits, said
     assert [run["status"] for run in command_store.runs()] == ["finished", "finished"]
-    tables = [re.findall(r"^model +model .*$", command.text, re.MULTILINE) for command in both]
+    tables = [re.findall(r"^model +model .*$", text, re.MULTILINE) for text in said]
     assert tables[0] and tables[0] == tables[1]
 
 

@@ -155,7 +155,7 @@ def test_generated_text_is_that_of_the_command(atelier: Atelier) -> None:
 def test_an_exported_model_lies_where_the_result_says(atelier: Atelier, tmp_path: Path) -> None:
     done = api.export("model", tmp_path / "out", dtype="float16")
     assert done.url == str(tmp_path / "out") and done.files == len(list((tmp_path / "out").iterdir()))
-    with pytest.raises(api.DataError, match="already"):
+    with pytest.raises(api.DataError, match="contains README"):
         api.export("model", tmp_path / "out")
 
 

@@ -52,10 +52,20 @@ class Copy:
         return self.run("tests.flow.bare", "pretrain", *WORDS, f"train.steps={steps}", *words)
 
     def plan(self, steps: int, *words: str) -> tuple[dict[str, Any], str]:
-        done = self.run("atelier", "plan", "pretrain", *WORDS, f"train.steps={steps}", "--json", *words)
-        document = json.loads(done.stdout)
-        assert done.returncode == (2 if document["refused"] else 0), done.stderr
-        return document, "; ".join(document["refused"])
+        [found] = self.plans([steps], *words)
+        return found
+
+    def plans(self, lengths: list[int], *words: str) -> list[tuple[dict[str, Any], str]]:
+        """Plans of trainings of these lengths, by one process; what each is refused for."""
+        orders = [["plan", "pretrain", *WORDS, f"train.steps={steps}", "--json", *words] for steps in lengths]
+        done = self.run("tests.flow.many", *map(json.dumps, orders))
+        assert done.returncode == 0, done.stderr
+        result = []
+        for code, text in json.loads(done.stdout):
+            document = json.loads(text)
+            assert code == (2 if document["refused"] else 0), text
+            result.append((document, "; ".join(document["refused"])))
+        return result
 
     def model(self, steps: int) -> dict[str, Any]:
         """The record of the model with so many steps."""
@@ -71,7 +81,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     (base / "project" / "tests" / "flow").mkdir(parents=True)
     (base / "project" / "tests" / "__init__.py").touch()
     (base / "project" / "tests" / "flow" / "__init__.py").touch()
-    shutil.copy(Path(__file__).with_name("bare.py"), base / "project" / "tests" / "flow")
+    for name in ("bare.py", "many.py"):
+        shutil.copy(Path(__file__).with_name(name), base / "project" / "tests" / "flow")
     found = Copy(base / "project", base / "store")
     done = found.train(3)
     assert done.returncode == 0, done.stderr
@@ -92,11 +103,10 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
     first = copy.model(3)
     copy.edit(LAYERS, "def run_blocks", "SCALE = 2\n\n\ndef run_blocks")
     copy.edit(LAYERS, "        x_BTD = x_BTD + ", "        x_BTD = x_BTD + SCALE * ")
-    document, _ = copy.plan(3)
+    (document, _), (_, refused) = copy.plans([3, 4])
     row = next(row for row in document["tasks"] if row["name"] == "train")
     assert row["state"] == "reuse" and LAYERS in row["reasons"][0]["code"]
     assert any(LAYERS in note and "train" in note for note in document["notes"])
-    _, refused = copy.plan(4)
     assert f"step 3 with other code (changed since: {LAYERS} (" in refused and "--accept-code" in refused
     asked = copy.run("atelier", "pretrain", *WORDS, "train.steps=4")
     assert asked.returncode == 2 and "Traceback" not in asked.stderr and refused in asked.stderr

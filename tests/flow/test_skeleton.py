@@ -36,6 +36,41 @@ for _ in ids:
     row.append(int((hidden[0, -1] @ model.head_weight.T).argmax()))
 assert row[3:] == ids and len(set(ids)) > 3, (row, ids)
 """
+# the model, and then what `build` says to each version of its file; each in a process of its own
+TRIED = """
+import os, sys
+from pathlib import Path
+import atelier.engine.model.load
+sys.dont_write_bytecode = True  # versions of one size are written within one second
+
+def in_a_fork(code):
+    if not (pid := os.fork()):
+        try:
+            exec(code, {})
+        except Exception as error:
+            print(str(error).removeprefix("model.plain: "), flush=True)
+            os._exit(not code.startswith("from"))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+build = "from atelier.engine.config.model.plain import Plain\\n"
+build += "atelier = __import__('atelier.engine.model.load')\\n"
+build += "atelier.engine.model.load.build(Plain(num_layers=1, hidden=32, num_heads=4, vocab=50))"
+greedy, name, *versions = sys.argv[1:]
+in_a_fork(greedy)
+for text in versions:
+    Path(name).write_text(text)
+    in_a_fork(build)
+"""
+WRONG = [
+    (
+        "return PlainModel(spec)",
+        "return nn.Linear(1, 1)",
+        "engine/model/plain.py: build returns no Model, but Linear",
+    ),
+    ("self.blocks = nn", "self.my_blocks = nn", "engine/model/plain.py: PlainModel does not set self.blocks"),
+    ("self.spec = spec", "self.my_spec = spec", "engine/model/plain.py: PlainModel does not set self.spec"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +102,19 @@ def lacking(checkout: Path, method: str) -> None:
     (checkout / name).write_text(changed)
 
 
-def test_what_the_skeleton_generates_with_its_cache_is_what_it_generates_without(
+def test_what_the_skeleton_generates_and_how_what_build_gives_is_checked(
     checkout: Path, tmp_path: Path
 ) -> None:
-    (checkout / FILES[1][0]).write_text(FILES[1][1])
-    done = run(checkout, tmp_path, "-c", GREEDY)
+    """With its cache it generates what it does without; what is wrong in its file is told with the file."""
+    name, text = FILES[1]
+    (checkout / name).write_text(text)
+    versions = [text.replace(old, new) for old, new, _ in WRONG]
+    assert text not in versions
+    done = run(checkout, tmp_path, "-c", TRIED, GREEDY, name, *versions)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{said}; fix it (docs/extend/adding-a-model.md)" for _, _, said in WRONG
+    ]
 
 
 @pytest.mark.slow
@@ -100,25 +142,3 @@ def test_a_method_that_a_contributed_model_lacks_is_one_line_with_the_file(
     said = next(line for line in done.stderr.splitlines() if method in line)
     assert f"model.plain: needs `{method}`" in said and "engine/model/plain.py" in said
     assert done.returncode and "Traceback" not in done.stderr and "AttributeError" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("return PlainModel(spec)", "engine/model/plain.py: build returns no Model, but Linear"),
-        ("self.blocks = nn", "engine/model/plain.py: PlainModel does not set self.blocks"),
-        ("self.spec = spec", "engine/model/plain.py: PlainModel does not set self.spec"),
-    ],
-)
-def test_what_build_gives_is_checked_with_the_file(
-    wrong: str, said: str, checkout: Path, tmp_path: Path
-) -> None:
-    name, text = FILES[1]
-    other = "return nn.Linear(1, 1)" if "return" in wrong else wrong.replace("self.", "self.my_")
-    (checkout / name).write_text(text.replace(wrong, other))
-    code = (
-        "from atelier.engine.config.model.plain import Plain\nfrom atelier.engine.model.load import build\n"
-        "build(Plain(num_layers=1, hidden=32, num_heads=4, vocab=50))"
-    )
-    done = run(checkout, tmp_path, "-c", code)
-    assert done.stderr.splitlines()[-1].endswith(f"{said}; fix it (docs/extend/adding-a-model.md)")

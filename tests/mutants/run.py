@@ -1,4 +1,5 @@
-"""Break one promise at a time in a copy of the tree; its test must fail. `make mutants`
+"""Break one promise at a time in a copy of the tree; its test must fail. `make mutants`. JOBS mutants, by
+default 2, are judged at once, each in a copy of its own.
 
 Each `*.patch` here says `promise:` and `red:` (pytest arguments) above its diff. Exit code 1 when a mutant
 survives, a patch no longer applies, or the tests are not green without it.
@@ -10,13 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
 PARTS = ("conf", "engine", "flows", "infra", "src", "tasks", "tests", "pyproject.toml")
 TIMEOUT_S = 300
+JOBS = int(os.environ.get("JOBS", "2"))
 PASSED, FAILED, NOTHING_RAN = 0, 1, 5  # pytest's exit codes
 
 
@@ -115,18 +119,25 @@ def main(words: list[str]) -> int:
     """Run all mutants, or those whose names hold one of `words`."""
     mutants = [Mutant.read(path) for path in sorted(HERE.glob("*.patch"))]
     mutants = [one for one in mutants if not words or any(word in one.patch.stem for word in words)]
-    failed, began = 0, time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="atelier-mutants-") as folder:
-        copy = Copy(Path(folder).resolve())
-        copy.check_imports()
-        for mutant in mutants:
-            since = time.monotonic()
-            verdict, text = judged(mutant, copy)
-            failed += verdict not in ("found", "skipped")
-            took = time.monotonic() - since
-            print(f"{mutant.patch.stem:<20} {verdict:<15} {took:5.1f} s  {mutant.promise}", flush=True)
-            if text:
-                print("    " + text.replace("\n", "\n    "))
+    began = time.monotonic()
+    copies = SimpleQueue[Copy]()
+
+    def judge(mutant: Mutant) -> str:
+        since, copy = time.monotonic(), copies.get()
+        verdict, text = judged(mutant, copy)
+        copies.put(copy)
+        took = time.monotonic() - since
+        print(f"{mutant.patch.stem:<20} {verdict:<15} {took:5.1f} s  {mutant.promise}", flush=True)
+        if text:
+            print("    " + text.replace("\n", "\n    "))
+        return verdict
+
+    with tempfile.TemporaryDirectory(prefix="atelier-mutants-") as folder, ThreadPoolExecutor(JOBS) as pool:
+        for number in range(JOBS):
+            (path := Path(folder).resolve() / str(number)).mkdir()
+            copies.put(copy := Copy(path))
+            copy.check_imports()
+        failed = sum(verdict not in ("found", "skipped") for verdict in pool.map(judge, mutants))
     print(f"{len(mutants)} mutants, {failed} not as they should be, {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
 

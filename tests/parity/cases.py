@@ -27,9 +27,9 @@ from tests.engine.trainings import TrainingSetup, artifact, model_files, role, s
 from tests.forks import start_gang
 from tests.parity.detectors import detecting
 
-STEPS = 10
+STEPS = 4
 FEW_STEPS = 4  # of six roles in gangs of four
-CHAIN_STEPS = 6  # of three to five roles after every objective, in gangs of four; of those that detect
+CHAIN_STEPS = 4  # of three to five roles after every objective, in gangs of four; of those that detect
 
 
 def net(num_layers: int = 4, hidden: int = 32, **more: Any) -> GPT:

@@ -1,9 +1,12 @@
 """A gang that trains one run file after another: `python -m tests.parity.gang a/run.json b/run.json ...`,
 with RANK and WORLD_SIZE set. If there is `a/then.json`, it is run too, from the first checkpoint of each role
-of the first. `a/done` says that both have ended.
+of the first. `a/done` says that both have ended. Where the first word is the name of another module
+instead, such as `tests.engine.checkpoint.gang`, that one's main is called with the other words.
 """
 
+import importlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -45,6 +48,11 @@ def run_case(path: Path, gang: Gang) -> None:
 
 
 def main(paths: list[str]) -> int:
+    if "/" not in paths[0]:
+        sys.stdout = os.fdopen(
+            1, "w", closefd=False
+        )  # the file of before a fork may have been of another kind
+        return importlib.import_module(paths[0]).main(paths[1:])
     gang = start_gang(read(Path(paths[0])).layout)
     for path in paths:
         run_case(Path(path), gang)

@@ -1,5 +1,5 @@
 """Every mesh axis alone and in products, against one process, in float64 (losses and gradient norms to 1e-10,
-weights after 10 steps to 1e-8): dropout, students and gates included. One gang serves all layouts of its
+weights after 4 steps to 1e-8): dropout, students and gates included. One gang serves all layouts of its
 size.
 """
 

@@ -22,7 +22,7 @@ TWO = {
 
 
 def scaled(training_setup: TrainingSetup) -> Training:
-    shape = model(32, base_width=8, num_experts=4, experts=Experts(ffn=32, every=2), tied=False)
+    shape = model(32, 2, base_width=8, num_experts=4, experts=Experts(ffn=32, every=2), tied=False)
     by_muon = role(shape=shape).model_copy(update={"optim": Muon(lr=1e-2)})
     return training_setup.training(
         {"adamw": role(shape=shape, lr=1e-2), "muon": by_muon}, train(4, **HOW)

@@ -19,7 +19,7 @@ from tests.engine.trainings import TrainingSetup, role, train
 from tests.parity import cases
 from tests.parity.cases import HOW, ROWS, Parity, layout, quick_first
 
-STEPS = 6
+STEPS = 4
 ROLES = ("dense", "pupil", "tied", "mixed")
 TWO: dict[str, Parallel] = {
     "tensor": layout(tensor=2),

@@ -13,8 +13,8 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import Training
 from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 
-STEPS = 10
-TEACHER = role(32, lr=1e-2)
+STEPS = 6
+TEACHER = role(shape=model(32, num_layers=2), lr=1e-2)
 GATED = student(16, gate=0.1, lr=1e-3)
 
 
@@ -50,8 +50,14 @@ def setups(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingSetup, Tra
     """
     one, two = TrainingSetup(tmp_path_factory.mktemp("one")), TrainingSetup(tmp_path_factory.mktemp("two"))
     one.train(both(one, "fp64"), both(one, "fp32"), half(one, "straight", STEPS))
-    two.train(half(two, "from-one", 5))
-    gang(two, both(two, "fp64"), both(two, "fp32"), half(two, "from-one", STEPS), half(two, "from-two", 5))
+    two.train(half(two, "from-one", STEPS // 2))
+    gang(
+        two,
+        both(two, "fp64"),
+        both(two, "fp32"),
+        half(two, "from-one", STEPS),
+        half(two, "from-two", STEPS // 2),
+    )
     two.train(half(two, "from-two", STEPS))
     return one, two
 

@@ -1,8 +1,9 @@
-"""One process of a gang that saves and loads; run as a script by test_gang.py. Writes its results as JSON."""
+"""One process of a gang that saves and loads; run by test_gang.py. Writes its results as JSON."""
 
 import json
-import sys
+import os
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -234,24 +235,15 @@ def per_rank(scene: Scene) -> dict[str, Any]:
 SCENARIOS = (reshard, placements, tensor_parallel, train_on, failures, per_rank)
 
 
-def main() -> None:
-    folder, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def main(given: list[str]) -> int:
+    [folder] = given
+    warnings.simplefilter("error")
+    rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
+    how = {"init_method": f"file://{folder}/meet", "rank": rank, "world_size": world}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60), **how)
     scene = Scene(folder, rank)
-    result = {}
-    for scenario in SCENARIOS:
-        started = time.perf_counter()
-        result[scenario.__name__] = scenario(scene) | {"seconds": time.perf_counter() - started}
+    result = {scenario.__name__: scenario(scene) for scenario in SCENARIOS}
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return 0

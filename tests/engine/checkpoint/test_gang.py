@@ -3,41 +3,21 @@ checked here.
 """
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.checkout import python_path
+from tests.forks import start_gang
 
 WORLD = 4
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[list[dict[str, Any]]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(__file__).with_name("gang.py")
-        environment = os.environ | {
-            "PYTHONPATH": python_path(),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "error",
-        }
-        gang = [
-            subprocess.Popen([sys.executable, script, folder, str(rank), str(WORLD)], env=environment)
-            for rank in range(WORLD)
-        ]
-        try:
-            assert [process.wait(timeout=120) for process in gang] == [0] * WORLD
-        finally:
-            for process in gang:
-                process.kill()
-        yield [json.loads(Path(folder, f"result-{rank}.json").read_text()) for rank in range(WORLD)]
+    folder = tmp_path_factory.mktemp("gang")
+    start_gang("tests.parity.gang", folder, WORLD, "tests.engine.checkpoint.gang", str(folder))
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(WORLD)]
 
 
 def test_fsdp_model_and_adamw_move_bit_exactly_between_1_2_and_4_ranks(seen: list[dict[str, Any]]) -> None:

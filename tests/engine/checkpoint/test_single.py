@@ -5,7 +5,6 @@ import io
 import os
 import pickle
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from atelier.engine.checkpoint.reader import load, load_full
 from atelier.engine.checkpoint.writer import Pending, save_async
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io import storage
-from tests.checkout import python_path
+from tests.forks import start
 
 TRAJECTORY = "a" * 64
 
@@ -254,17 +253,9 @@ def test_a_full_file_system_fails_the_save_and_leaves_no_file_of_it(tmp_path: Pa
 
 
 def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path: Path) -> None:
-    script = (
-        "import os, sys, torch; from types import SimpleNamespace as S\n"
-        "from atelier.engine.checkpoint import writer\n"
-        "write = writer.write_tensors\n"
-        "writer.write_tensors = lambda *a: (write(*a), os._exit(9))\n"
-        "gang = S(rank=0, world=1, group=None)\n"
-        "url = sys.argv[1] + '/step-00000001'\n"
-        "writer.save_async(url, {'w': torch.ones(9)}, step=1, trajectory='a', gang=gang).wait()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": python_path()}
-    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment).returncode == 9
+    script = "tests.engine.checkpoint.killed_save"
+    killed = start("tests.parity.gang", [script, str(tmp_path)], os.environ | {"PYTHONWARNINGS": "ignore"})
+    assert (*killed.communicate(60), killed.returncode) == ("", "", 9)
     left = names_in(tmp_path)
     assert len(left) == 1 and left[0].startswith(".tmp-step-") and steps(str(tmp_path)) == []
     save(tmp_path, 2, {"w": torch.ones(9)}).wait()

@@ -1,13 +1,17 @@
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, Source, Tokenizer
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.run_file import RunFile
+from atelier.engine.data import chat_template
 from atelier.engine.io.artifact import ArtifactInput, open_input
+from atelier.engine.io.limited_process import LimitedProcess, Limits
 from atelier.engine.io.source_files import content_id, files_of
 from atelier.engine.prepare import prepare
 
@@ -87,6 +91,46 @@ class Workshop:
 
     def lines(self, artifact: ArtifactInput, name: str) -> list[dict]:
         return [json.loads(line) for line in (Path(artifact.url) / name).read_bytes().splitlines()]
+
+
+class SharedProcess:
+    """What a chat template has instead of a process of its own: all with the same limits share one, which is
+    told the template again when another had it meanwhile.
+    """
+
+    processes: dict[Limits, LimitedProcess] = {}
+    last: "SharedProcess | None" = None
+
+    def __init__(self, module: str, limits: Limits) -> None:
+        self.process = self.processes.setdefault(limits, LimitedProcess(module, limits))
+        self.opening: Json = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.is_running
+
+    def ask(self, request: Json) -> Json:
+        last, SharedProcess.last = SharedProcess.last, None
+        if isinstance(request, dict):
+            self.opening = request
+        elif last is not self:
+            self.process.ask(self.opening)
+        answer = self.process.ask(request)
+        SharedProcess.last = self
+        return answer
+
+
+@pytest.fixture
+def shared_sandbox(ends_sandboxes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "LimitedProcess", SharedProcess)
+
+
+@pytest.fixture(scope="module")
+def ends_sandboxes() -> Iterator[None]:
+    yield
+    for process in SharedProcess.processes.values():
+        process.close()
+    SharedProcess.processes.clear()
 
 
 @pytest.fixture

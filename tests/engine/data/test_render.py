@@ -27,6 +27,7 @@ SPECIALS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|eot_id|>", "<|start_header_id|>",
     "<|end_header_id|>",
 ]  # fmt: skip
+pytestmark = pytest.mark.usefixtures("shared_sandbox")
 TEXT = ["How deep is it? Seven fathoms, nine, or eight: the lead says so. user assistant system thinks"] * 4
 
 

@@ -58,9 +58,10 @@ def requests(number: int) -> list[dict[str, Any]]:
 
 
 def test_32_requests_get_what_each_gets_alone_in_a_third_of_the_passes(speaker: Generator) -> None:
+    desk = Desk(speaker, io.StringIO(), MEMORY)
+
     def passes(asked: list[dict[str, Any]]) -> tuple[dict[int, Any], int]:
-        target = io.StringIO()
-        desk = Desk(speaker, target, MEMORY)
+        desk._target = target = io.StringIO()
         before = desk.rows.num_passes
         for one in asked:
             desk.take(line(**one))
@@ -214,10 +215,10 @@ def test_what_does_not_fit_beside_others_waits_and_is_answered(speaker: Generato
     assert 60 < most <= 100
 
 
-@pytest.mark.parametrize("is_said", [True, False])
-def test_the_process_ends_when_who_asked_is_gone(study: Study, is_said: bool) -> None:
+def test_the_process_ends_when_who_asked_is_gone(study: Study) -> None:
+    """While it writes; that it ends where nothing is asked is a test of test_generate.py."""
     run = study.run_file("generate", {"serve": True}, {"model": study.model()})
-    path = study.folder / f"run-{is_said}.json"
+    path = study.folder / "run.json"
     path.write_text(run.model_dump_json(by_alias=True))
     with subprocess.Popen(
         [sys.executable, "-m", "atelier.engine.generate", str(path)],
@@ -227,9 +228,8 @@ def test_the_process_ends_when_who_asked_is_gone(study: Study, is_said: bool) ->
         child.stdin.write(line(id=1, prompt="a", max_tokens=2) + b"\n")
         child.stdin.flush()
         assert json.loads(child.stdout.readline())["id"] == 1
-        if is_said:
-            child.stdin.write(line(id=2, prompt="a", max_tokens=200_000, temperature=0.0) + b"\n")
-            child.stdin.flush()
+        child.stdin.write(line(id=2, prompt="a", max_tokens=200_000, temperature=0.0) + b"\n")
+        child.stdin.flush()
         child.stdout.close()
         child.stdin.close()
         try:

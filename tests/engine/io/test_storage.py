@@ -29,6 +29,7 @@ ROLES: dict[str, Role] = {"teacher": role(shape=model(32, dropout=0.1)), "s": st
 # fsspec's FTP client leaves its connections to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 GRACE_S = 10.0  # what pools give a gang by default (infra/launch/gang.py)
+KEPT = train(8, checkpoint_every=2, keep=1, keep_best=1, keep_every=4)
 TWO = ONE.model_copy(update={"shard": 2})
 
 
@@ -47,6 +48,15 @@ class Away(TrainingSetup):
 @pytest.fixture
 def training_setup(tmp_path: Path) -> TrainingSetup:
     return TrainingSetup(tmp_path / "house")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
+    """With a store that works: `model` after 12 steps, ROLES after 8."""
+    setup = TrainingSetup(tmp_path_factory.mktemp("undisturbed"))
+    setup.train(setup.training({"model": role()}, train(12, keep=9)))
+    setup.train(setup.training(ROLES, KEPT))
+    return setup
 
 
 @pytest.fixture(params=["memory", "file", "ftp"])
@@ -79,19 +89,17 @@ def said(capsys: pytest.CaptureFixture[str], word: str) -> list[Any]:
 
 
 def test_any_fsspec_url_holds_a_training_that_stops_resumes_and_ends_with_the_same_bits(
-    training_setup: TrainingSetup, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: TrainingSetup, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    how = train(8, checkpoint_every=2, keep=1, keep_best=1, keep_every=4)
     away = Away(tmp_path / "away", url)
-    training_setup.train(training_setup.training(ROLES, how))
     with pytest.raises(StoppedError):
-        away.train(away.training(ROLES, how), stop=AfterSteps(tmp_path, 5))
+        away.train(away.training(ROLES, KEPT), stop=AfterSteps(tmp_path, 5))
     capsys.readouterr()
-    away.train(away.training(ROLES, how))
+    away.train(away.training(ROLES, KEPT))
     assert said(capsys, "resumed") == [5]
     for name in ROLES:
-        assert away.weights(name) == training_setup.weights(name)
-        assert steps(f"{url}/{name}/checkpoints") == training_setup.steps(name)
+        assert away.weights(name) == undisturbed.weights(name)
+        assert steps(f"{url}/{name}/checkpoints") == undisturbed.steps(name)
         assert steps(f"{url}/{name}/checkpoints")[-1] == 8
 
 
@@ -178,20 +186,21 @@ def break_disk(patch: pytest.MonkeyPatch, where: str, code: int, *hit: int) -> N
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("where", ["half a file", "fsync", "manifest", "rename"])
 def test_a_disk_that_refuses_in_mid_save_is_told_and_training_goes_on_to_the_same_bits(
-    training_setup: TrainingSetup, tmp_path: Path, where: str, code: int, capsys: pytest.CaptureFixture[str]
+    training_setup: TrainingSetup,
+    undisturbed: TrainingSetup,
+    where: str,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    other, roles = TrainingSetup(tmp_path / "other"), {"model": role()}
-    other.train(other.training(roles, train(12, keep=9)))
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         break_disk(patch, where, code, 8)
-        training_setup.train(training_setup.training(roles, train(12, keep=9)))
+        training_setup.train(training_setup.training({"model": role()}, train(12, keep=9)))
     [warning] = said(capsys, "warning")
     assert warning.startswith("checkpoint model step 8 failed: ")
     assert os.strerror(code) in warning and "step-00000008" in warning
-    assert training_setup.steps("model") == [4, 12] and training_setup.weights("model") == other.weights(
-        "model"
-    )
+    assert training_setup.steps("model") == [4, 12]
+    assert training_setup.weights("model") == undisturbed.weights("model")
     assert not list(training_setup.folder.glob(f"trajectory/*/checkpoints/{TEMPORARY}*"))
 
 
@@ -219,10 +228,9 @@ def test_an_error_of_the_stores_own_kind_is_told_and_training_goes_on(
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_refuses_to_the_end_stops_training_with_one_error_and_the_last_good_checkpoint(
-    training_setup: TrainingSetup, tmp_path: Path, code: int, capsys: pytest.CaptureFixture[str]
+    training_setup: TrainingSetup, undisturbed: TrainingSetup, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other, roles = TrainingSetup(tmp_path / "other"), {"model": role()}
-    other.train(other.training(roles, train(12, keep=9)))
+    roles = {"model": role()}
     with pytest.MonkeyPatch.context() as patch:
         break_disk(patch, "half a file", code, 8, 12)
         with pytest.raises(AtelierError, match=f"no checkpoint could be written.*{os.strerror(code)}"):
@@ -230,7 +238,7 @@ def test_a_disk_that_refuses_to_the_end_stops_training_with_one_error_and_the_la
     assert training_setup.steps("model") == [4]
     capsys.readouterr()
     training_setup.train(training_setup.training(roles, train(12, keep=9)))
-    assert said(capsys, "resumed") == [4] and training_setup.weights("model") == other.weights("model")
+    assert said(capsys, "resumed") == [4] and training_setup.weights("model") == undisturbed.weights("model")
 
 
 def checkpoint(training_setup: TrainingSetup, name: str, step: int) -> Path:

@@ -1,9 +1,11 @@
-"""One of four processes that gather weights onto the first; run as a script by test_gather.py. The first
-prints its result as JSON.
+"""One of four processes that gather weights onto the first; run by test_gather.py. The first writes its
+result as JSON.
 """
 
 import json
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -141,18 +143,16 @@ def messages(gang: Gang, square: DeviceMesh) -> int:
     return len(received)
 
 
-def main(meeting: str, rank: int) -> None:
+def main(arguments: list[str]) -> int:
+    folder, rank = Path(arguments[0]), int(os.environ["RANK"])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
     gang = Gang(rank=rank, world=WORLD, group=dist.group.WORLD)
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     scenes = (placements, nested, stages, last_only, messages, largest)
     found = {scene.__name__: scene(gang, square) for scene in scenes}
     if rank == 0:
-        print(json.dumps(found), flush=True)
+        (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    return 0

@@ -104,10 +104,10 @@ def test_the_steps_end_with_the_last_role_that_is_left(tmp_path: Path, monkeypat
 def test_stopped_again_and_again_after_a_student_diverged_the_others_end_with_the_same_bits(
     tmp_path: Path, monkeypatch
 ) -> None:
-    plant(monkeypatch, {("s", step): NAN for step in range(6, 31)})
+    plant(monkeypatch, {("s", step): NAN for step in range(6, 17)})
     alone, taught = TrainingSetup(tmp_path / "alone"), TrainingSetup(tmp_path / "taught")
-    alone.train(alone.training({"teacher": role(), "t": student(24)}, how(30)))
+    alone.train(alone.training({"teacher": role(), "t": student(24)}, how(16)))
     roles = {"teacher": role(), "s": student(), "t": student(24)}
     with pytest.raises(DivergedError, match=r"roles\.s: "):
-        taught.train_in_pieces(taught.training(roles, how(30)), 7)
+        taught.train_in_pieces(taught.training(roles, how(16)), 5)
     assert_same(alone, taught, "teacher", "t")

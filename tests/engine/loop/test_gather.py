@@ -1,34 +1,21 @@
 """Weights in pieces on four ranks, gathered one at a time onto the first."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.checkout import TOP
+from tests.forks import gang_errors
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the first of four ranks saw."""
-    meeting = tmp_path_factory.mktemp("gang") / "meeting"
-    script = [sys.executable, "-m", "tests.engine.loop.gathering", str(meeting)]
-    gang = [
-        subprocess.Popen(
-            [*script, str(rank)], cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(4)
-    ]
-    try:
-        # what it said, not its exit code: gloo now and then aborts a process that has finished
-        said = [process.communicate(timeout=120) for process in gang]
-    finally:
-        for process in gang:
-            process.kill()
-    assert said[0][0], [error for _, error in said]
-    return json.loads(said[0][0])
+    folder = tmp_path_factory.mktemp("gang")
+    # what it found, not its exit code: gloo now and then aborts a process that has finished
+    told = gang_errors("tests.engine.loop.gathering", folder, 4, str(folder))
+    assert (folder / "found.json").exists(), told
+    return json.loads((folder / "found.json").read_text())
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ print(peak_mb() - before)
 """
 THE_SAME_AGAIN = """
 for again in range(2):
-    for number in range(1, 401): tokens[:number] @ weight
+    for number in range(1, 101): tokens[:number] @ weight
 """
 
 
@@ -43,5 +43,5 @@ def test_padding_keeps_kernels_few() -> None:
 
 @pytest.mark.skipif(not has_half(torch.device("cpu")), reason="no kernels of low precision on this CPU")
 def test_kernels_that_come_again_are_built_once() -> None:
-    """`titan experiment=tiny` uses 750, and with room for 64 it took 1.3 times as long."""
-    assert told(THE_SAME_AGAIN, ONEDNN_VERBOSE="2").count("create:cache_miss") == 400
+    """More of them than torch's own cache has room for."""
+    assert told(THE_SAME_AGAIN, ONEDNN_VERBOSE="2").count("create:cache_miss") == 100

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -34,17 +36,23 @@ def inside(outer: dict, found: list[dict]) -> list[str]:
     ]
 
 
-def test_a_trace_has_the_parts_of_every_step_in_their_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    setup = TrainingSetup(tmp_path)
-    setup.train(setup.training(ROLES, train(8, profile=3)))
-    [path] = tmp_path.glob("trajectory/*/profile/*")
-    assert path.parent.parent.name == "teacher" and path.name == f"steps-{WARM + 1}-{WARM + 3}-rank0.json.gz"
-    assert f'"log": "profile of steps 4 to 6: {path.parent}"' in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingSetup, str]:
+    """A training with a profile of two steps, and what it said."""
+    setup, said = TrainingSetup(tmp_path_factory.mktemp("profiled")), StringIO()
+    with redirect_stdout(said):
+        setup.train(setup.training(ROLES, train(6, profile=2)))
+    return setup, said.getvalue()
+
+
+def test_a_trace_has_the_parts_of_every_step_in_their_order(profiled: tuple[TrainingSetup, str]) -> None:
+    setup, said = profiled
+    [path] = setup.folder.glob("trajectory/*/profile/*")
+    assert path.parent.parent.name == "teacher" and path.name == f"steps-{WARM + 1}-{WARM + 2}-rank0.json.gz"
+    assert f'"log": "profile of steps 4 to 5: {path.parent}"' in said
     found = events(path)
     steps = [event for event in found if event["name"].startswith(f"{MARK}step ")]
-    assert [event["name"] for event in steps] == [f"{MARK}step {step}" for step in (4, 5, 6)]
+    assert [event["name"] for event in steps] == [f"{MARK}step {step}" for step in (4, 5)]
     micro = [
         "forward",
         "role student",
@@ -58,17 +66,16 @@ def test_a_trace_has_the_parts_of_every_step_in_their_order(
     assert inside(steps[0], found) == [*usual, *due]  # every 4 steps
     teacher = next(event for event in found if event["name"] == f"{MARK}role teacher")
     assert inside(teacher, found) == [*micro, *micro]
-    assert not list(tmp_path.glob("scratch*/*.json"))
+    assert not list(setup.folder.glob("scratch*/*.json"))
 
 
-def test_the_bits_are_the_same_with_and_without_a_profile(tmp_path: Path) -> None:
-    weights = []
-    for name, steps in (("plain", 0), ("profiled", 2)):
-        setup = TrainingSetup(tmp_path / name)
-        setup.train(setup.training(ROLES, train(8, profile=steps)))
-        weights.append({role: (setup.output(role) / "model.safetensors").read_bytes() for role in ROLES})
-        assert bool(list(setup.folder.glob("trajectory/*/profile"))) == bool(steps)
-    assert weights[0] == weights[1]
+def test_the_bits_are_the_same_with_and_without_a_profile(
+    tmp_path: Path, profiled: tuple[TrainingSetup, str]
+) -> None:
+    plain = TrainingSetup(tmp_path)
+    plain.train(plain.training(ROLES, train(6)))
+    assert not list(tmp_path.glob("trajectory/*/profile"))
+    assert all(plain.weights(role) == profiled[0].weights(role) for role in ROLES)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from atelier.engine.loop.resume import checkpoints
 from atelier.engine.loop.save import Retention, held_out_loss
 from tests.engine.trainings import AfterSteps, TrainingSetup, role, student, train
 
-STEPS = 24
+STEPS = 16
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ def uneven() -> dict:
 
 def test_every_nth_checkpoint_stays_for_good_beside_the_newest(training_setup: TrainingSetup) -> None:
     training_setup.train(
-        training_setup.training({"model": role()}, train(STEPS, checkpoint_every=2, keep=2, keep_every=8))
+        training_setup.training({"model": role()}, train(STEPS, checkpoint_every=2, keep=2, keep_every=4))
     )
-    assert training_setup.steps("model") == [8, 16, 22, 24]
+    assert training_setup.steps("model") == [4, 8, 12, 14, 16]
 
 
 def test_every_nth_and_the_best_survive_the_end_of_a_training_that_keeps_none(
     training_setup: TrainingSetup,
 ) -> None:
-    how = train(STEPS, checkpoint_every=2, keep=0, keep_every=8, keep_best=3)
+    how = train(STEPS, checkpoint_every=2, keep=0, keep_every=4, keep_best=3)
     training_setup.train(training_setup.training(uneven(), how))
     for name in ("teacher", "s"):
-        assert set(training_setup.steps(name)) == {8, 16, 24} | best(training_setup, name, 3)
+        assert set(training_setup.steps(name)) == {4, 8, 12, 16} | best(training_setup, name, 3)
 
 
 @pytest.mark.parametrize("num", [1, 3])
@@ -79,13 +79,11 @@ def test_the_best_are_known_again_after_a_resume_from_the_checkpoints_alone(
     how = train(STEPS, checkpoint_every=2, keep=1, keep_best=2)
     training = training_setup.training({"model": role(lr=0.3)}, how)
     with pytest.raises(StoppedError):
-        training_setup.train(training, stop=AfterSteps(training_setup.folder / "nowhere", 13))
+        training_setup.train(training, stop=AfterSteps(training_setup.folder / "nowhere", 9))
     shutil.rmtree(training_setup.folder / "trajectory" / "model" / "best")
     kept = training_setup.steps("model")
     training_setup.train(training)
-    found = {
-        step: loss for step, loss in losses(training_setup, "model").items() if step in kept or step > 13
-    }
+    found = {step: loss for step, loss in losses(training_setup, "model").items() if step in kept or step > 9}
     wanted = set(sorted(found, key=found.__getitem__)[:2])
     assert set(training_setup.steps("model")) == {STEPS} | wanted
 
@@ -116,7 +114,7 @@ def test_a_broken_checkpoint_is_not_among_the_best(training_setup: TrainingSetup
 def test_the_other_training_of_a_trajectory_leaves_the_marked_ones(training_setup: TrainingSetup) -> None:
     how = {"checkpoint_every": 2, "keep": 1}
     training_setup.train(
-        training_setup.training({"model": role(lr=0.3)}, train(16, keep_every=4, keep_best=1, **how))
+        training_setup.training({"model": role(lr=0.3)}, train(8, keep_every=4, keep_best=1, **how))
     )
     before = set(training_setup.steps("model"))
     training_setup.train(training_setup.training({"model": role(lr=0.3)}, train(STEPS, **how)))

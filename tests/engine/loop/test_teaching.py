@@ -32,7 +32,7 @@ def test_a_teacher_ends_with_the_same_bits_with_0_1_and_3_students(tmp_path: Pat
     for number in (0, 1, 3):
         training_setup = TrainingSetup(tmp_path / str(number))
         roles = {"teacher": TEACHER, **dict(list(students.items())[:number])}
-        training_setup.train(training_setup.training(roles, train(8, precision=precision)))
+        training_setup.train(training_setup.training(roles, train(6, precision=precision)))
         found.add(training_setup.weights("teacher"))
         curves.append(training_setup.curve("teacher"))
     assert len(found) == 1
@@ -148,7 +148,7 @@ def test_a_weight_that_follows_the_lead_does_so_again_after_a_stop(
         "ahead": role(8, teacher="teacher", lr=1e-4, objective=follows),
         "behind": role(64, teacher="ahead", lr=1e-2, objective=follows),
     }
-    training_setup.train(training_setup.training(roles, train(24)))
+    training_setup.train(training_setup.training(roles, train(16)))
     lines = [line["values"] for line in training_setup.curve("ahead")]
     shares = [line["objective/weight/kd"] for line in lines]
     before = [0.0, *(line["lead"] for line in lines[:-1])]
@@ -158,7 +158,7 @@ def test_a_weight_that_follows_the_lead_does_so_again_after_a_stop(
     assert behind[-1]["lead"] < 0 and behind[-1]["objective/weight/kd"] == 0
     assert "objective/kd" not in behind[-1] and behind[-1]["distilling"] == 0
     parts = TrainingSetup(training_setup.folder / "parts")
-    assert parts.train_in_pieces(parts.training(roles, train(24)), every=9) == 2
+    assert parts.train_in_pieces(parts.training(roles, train(16)), every=6) == 2
     for name in roles:
         assert parts.weights(name) == training_setup.weights(name)
         assert parts.curve(name)[-1] == training_setup.curve(name)[-1]
@@ -187,12 +187,12 @@ def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(
     training_setup: TrainingSetup,
 ) -> None:
     training_setup.train(
-        training_setup.training({"teacher": role(48, lr=1e-2)}, train(30, checkpoint_every=30))
+        training_setup.training({"teacher": role(48, lr=1e-2)}, train(16, checkpoint_every=16))
     )
     before = training_setup.weights("teacher")
     training_setup.inputs["finished"] = training_setup.as_input("teacher")
     frozen = training_setup.member(
-        "teacher", role(48), 30, mode="frozen", output=False, segments=(), init="finished"
+        "teacher", role(48), 16, mode="frozen", output=False, segments=(), init="finished"
     )
     roles = {
         "teacher": frozen,
@@ -200,12 +200,12 @@ def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(
         "b": student(gate=0.5),
         "control": role(16, lr=1e-2, seed_name="a"),
     }
-    training_setup.train(training_setup.training(roles, train(30, checkpoint_every=30)))
+    training_setup.train(training_setup.training(roles, train(16, checkpoint_every=16)))
     assert training_setup.weights("teacher") == before
     assert (
         training_setup.summary("a")["teacher_forwards"]
         == training_setup.summary("b")["teacher_forwards"]
-        == 60
+        == 32
     )
     kl = [line["values"]["objective/kd"] for line in training_setup.curve("a")]
     assert kl[-1] < 0.8 * kl[0]

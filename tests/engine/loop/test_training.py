@@ -58,12 +58,12 @@ def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_others(
     training_setup: TrainingSetup, other: TrainingSetup, precision: str
 ) -> None:
     roles = {"model": role(shape=model(32, dropout=0.1))}
-    training_setup.train(training_setup.training(roles, train(precision=precision)))
-    other.train(other.training(roles, train(precision=precision)))
+    training_setup.train(training_setup.training(roles, train(4, precision=precision)))
+    other.train(other.training(roles, train(4, precision=precision)))
     assert training_setup.weights("model") == other.weights("model")
     assert training_setup.curve("model") == other.curve("model")
     third = TrainingSetup(other.folder / "third")
-    third.train(third.training(roles, train(precision=precision, seed=2)))
+    third.train(third.training(roles, train(4, precision=precision, seed=2)))
     assert training_setup.weights("model") != third.weights("model")
 
 
@@ -73,7 +73,7 @@ def test_micro_batches_of_1_2_and_4_agree_to_1e_10_in_float64(tmp_path: Path) ->
         training_setup = TrainingSetup(tmp_path / str(size))
         training_setup.train(
             training_setup.training(
-                {"teacher": role(), "s": student()}, train(10, micro_batch=size, precision="fp64")
+                {"teacher": role(), "s": student()}, train(6, micro_batch=size, precision="fp64")
             )
         )
         found[size] = (training_setup.curve("s"), load_file(training_setup.output("s") / "model.safetensors"))
@@ -87,16 +87,16 @@ def test_micro_batches_of_1_2_and_4_agree_to_1e_10_in_float64(tmp_path: Path) ->
 def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupted_one(
     training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
-    falling = Logits(schedule=WeightSchedule(kind="cosine", begin=3, end=17))
+    falling = Logits(schedule=WeightSchedule(kind="cosine", begin=3, end=9))
     roles = {
         "teacher": role(shape=model(32, dropout=0.1)),
         "s": student(gate=0.02),
         "late": student(start=7),
         "freed": role(16, objective={"lm": LM(), "kd": falling}, teacher="teacher"),
     }
-    how = train(24)
+    how = train(12)
     training_setup.train(training_setup.training(roles, how))
-    assert other.train_in_pieces(other.training(roles, how), every=5) == 4
+    assert other.train_in_pieces(other.training(roles, how), every=5) == 2
     for name in roles:
         assert other.weights(name) == training_setup.weights(name)
         assert other.curve(name) == training_setup.curve(name)
@@ -120,17 +120,17 @@ def test_a_training_that_goes_on_with_other_versions_of_libraries_says_so(
 def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(
     training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
-    how, spec = train(16), role(schedule=WSD)
+    how, spec = train(8), role(schedule=WSD)
     training_setup.train(training_setup.training({"model": spec}, how))
-    other.train(other.training({"model": cut(other, spec, how, 12, 16)}, how))
+    other.train(other.training({"model": cut(other, spec, how, 6, 8)}, how))
     assert other.weights("model") == training_setup.weights("model")
     assert other.curve("part0") + other.curve("part1") == training_setup.curve("model")
-    assert other.steps("part0") == [8, 12] and other.steps("part1") == [16]
+    assert other.steps("part0") == [4, 6] and other.steps("part1") == [8]
 
 
 def test_a_gang_trains_nothing_where_it_holds_no_lease(training_setup: TrainingSetup) -> None:
-    how, spec = train(16), role(schedule=WSD)
-    member = cut(training_setup, spec, how, 12, 16)
+    how, spec = train(8), role(schedule=WSD)
+    member = cut(training_setup, spec, how, 6, 8)
     training_setup.train(training_setup.training({"model": member}, how))
     trunk, decay = member.segments
     mine = member.model_copy(update={"segments": (trunk.model_copy(update={"is_leased": False}), decay)})
@@ -141,35 +141,35 @@ def test_a_gang_trains_nothing_where_it_holds_no_lease(training_setup: TrainingS
     )  # from the end of the trunk: nothing is written there
     shutil.rmtree(training_setup.folder / "trajectory" / "part1" / "checkpoints")
     damaged = next(
-        (training_setup.folder / "trajectory" / "part0" / "checkpoints" / "step-00000012").glob("rank*")
+        (training_setup.folder / "trajectory" / "part0" / "checkpoints" / "step-00000006").glob("rank*")
     )
     damaged.write_bytes(b"")
-    with pytest.raises(DamageError, match=r"part0.*no good checkpoint of step 12 \(.*rank.*does not hold"):
+    with pytest.raises(DamageError, match=r"part0.*no good checkpoint of step 6 \(.*rank.*does not hold"):
         training_setup.train(training_setup.training({"model": mine}, how))
-    assert training_setup.steps("part0") == [8, 12]
+    assert training_setup.steps("part0") == [4, 6]
 
 
 def test_a_longer_training_goes_on_from_the_trunk_of_a_shorter_one(
     training_setup: TrainingSetup, other: TrainingSetup, capsys
 ) -> None:
-    spec, long = role(schedule=WSD), train(32)
+    spec, long = role(schedule=WSD), train(12)
     training_setup.train(
         training_setup.training(
-            {"model": cut(training_setup, spec, train(16), 12, 16, names=("trunk", "short"))}, train(16)
+            {"model": cut(training_setup, spec, train(8), 6, 8, names=("trunk", "short"))}, train(8)
         )
     )
     training_setup.train(
         training_setup.training(
-            {"model": cut(training_setup, spec, long, 24, 32, names=("trunk", "long"))}, long
+            {"model": cut(training_setup, spec, long, 9, 12, names=("trunk", "long"))}, long
         )
     )
-    assert [line["resumed"] for line in said(capsys) if "resumed" in line] == [0, 12]
+    assert [line["resumed"] for line in said(capsys) if "resumed" in line] == [0, 6]
     other.train(other.training({"model": spec}, long))
     assert training_setup.weights("model") == other.weights("model")
     assert values(training_setup.curve("trunk") + training_setup.curve("long")) == values(
         other.curve("model")
     )
-    assert 12 in training_setup.steps("trunk"), (
+    assert 6 in training_setup.steps("trunk"), (
         "the shorter training's branch point is never removed by the longer one's retention"
     )
 
@@ -177,18 +177,18 @@ def test_a_longer_training_goes_on_from_the_trunk_of_a_shorter_one(
 def test_decays_of_both_shapes_go_on_from_one_trunk_and_end_apart(
     training_setup: TrainingSetup, other: TrainingSetup, capsys
 ) -> None:
-    curve, how = WSD.model_copy(update={"shape": "exponential", "half_life": 2}), train(16)
+    curve, how = WSD.model_copy(update={"shape": "exponential", "half_life": 2}), train(8)
     for schedule, name in ((WSD, "line"), (curve, "curve")):
-        member = cut(training_setup, role(schedule=schedule), how, 12, 16, names=("trunk", name))
+        member = cut(training_setup, role(schedule=schedule), how, 6, 8, names=("trunk", name))
         training_setup.train(training_setup.training({"model": member}, how))
-    assert [line["resumed"] for line in said(capsys) if "resumed" in line] == [0, 12]
+    assert [line["resumed"] for line in said(capsys) if "resumed" in line] == [0, 6]
     other.train(other.training({"model": role(schedule=curve)}, how))
     assert training_setup.weights("model") == other.weights("model")
     rates = {
         name: [line["values"]["lr"] for line in training_setup.curve(name)] for name in ("line", "curve")
     }
-    assert rates["curve"] == pytest.approx([3e-3 * 0.5 ** (n / 2) for n in range(1, 5)])
-    assert rates["line"] == pytest.approx([3e-3 * n / 5 for n in range(4, 0, -1)])
+    assert rates["curve"] == pytest.approx([3e-3 * 0.5 ** (n / 2) for n in range(1, 3)])
+    assert rates["line"] == pytest.approx([3e-3 * n / 3 for n in range(2, 0, -1)])
 
 
 def said(capsys) -> list[dict]:
@@ -201,27 +201,27 @@ def test_a_branch_does_not_take_a_trunk_checkpoint_past_its_own_branch_point(
     spec = role(schedule=WSD)
     training_setup.train(
         training_setup.training(
-            {"model": cut(training_setup, spec, train(32), 24, 32, names=("trunk", "long"))}, train(32)
+            {"model": cut(training_setup, spec, train(16), 12, 16, names=("trunk", "long"))}, train(16)
         )
     )
     training_setup.train(
         training_setup.training(
-            {"model": cut(training_setup, spec, train(12), 9, 12, names=("trunk", "short"))}, train(12)
+            {"model": cut(training_setup, spec, train(8), 6, 8, names=("trunk", "short"))}, train(8)
         )
     )
-    other.train(other.training({"model": spec}, train(12)))
+    other.train(other.training({"model": spec}, train(8)))
     assert training_setup.weights("model") == other.weights("model")
 
 
 def test_a_replayed_teacher_ends_with_its_digest_and_writes_nothing(
     training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
-    spec, how = role(shape=model(32, dropout=0.1)), train(12)
+    spec, how = role(shape=model(32, dropout=0.1)), train(8)
     other.train(other.training({"teacher": spec, "s": student(start=4)}, how))
-    training_setup.train(training_setup.training({"teacher": spec}, train(12, keep=9)))
+    training_setup.train(training_setup.training({"teacher": spec}, train(8, keep=9)))
     before = (training_setup.curve("teacher"), training_setup.steps("teacher"))
     digest = hashlib.sha256(training_setup.weights("teacher")).hexdigest()
-    replayed = training_setup.member("teacher", spec, 12, mode="replay", output=False, digest=digest)
+    replayed = training_setup.member("teacher", spec, 8, mode="replay", output=False, digest=digest)
     training_setup.train(training_setup.training({"teacher": replayed, "s": student(start=4)}, how))
     assert training_setup.weights("s") == other.weights("s")
     assert training_setup.curve("s") == other.curve("s")
@@ -254,9 +254,9 @@ def test_a_student_added_later_is_taught_by_a_replay_that_resumes(
 
 def test_the_newest_checkpoints_and_all_protected_ones_stay(training_setup: TrainingSetup) -> None:
     roles = {"teacher": role(), "s": student(start=3)}
-    training_setup.train(training_setup.training(roles, train(20, checkpoint_every=2, keep=2)))
-    assert training_setup.steps("teacher") == [3, 18, 20]
-    assert training_setup.steps("s") == [3, 18, 20]
+    training_setup.train(training_setup.training(roles, train(10, checkpoint_every=2, keep=2)))
+    assert training_setup.steps("teacher") == [3, 8, 10]
+    assert training_setup.steps("s") == [3, 8, 10]
 
 
 def test_with_keep_0_no_checkpoint_is_left_when_all_is_published(training_setup: TrainingSetup) -> None:
@@ -353,8 +353,8 @@ def test_a_curve_has_every_step_once_with_its_timings(training_setup: TrainingSe
 
 def test_looking_at_held_out_text_moves_nothing(training_setup: TrainingSetup, other: TrainingSetup) -> None:
     spec = {"model": role(shape=model(32, dropout=0.1))}
-    training_setup.train(training_setup.training(spec, train(8, eval_every=1)))
-    other.train(other.training(spec, train(8, eval_every=8)))
+    training_setup.train(training_setup.training(spec, train(4, eval_every=1)))
+    other.train(other.training(spec, train(4, eval_every=4)))
     assert training_setup.weights("model") == other.weights("model")
 
 

@@ -1,8 +1,6 @@
 """Initial weights by name, and models as files."""
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,8 @@ from atelier.engine.config.error import ConfigError, DamageError, DataError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import build, initialise, read_model
-from tests.checkout import TOP
 from tests.engine.trainings import artifact, model_files
+from tests.forks import start_gang
 
 SPEC = GPT(num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, vocab=50, norm="layer", tied=False)
 
@@ -60,16 +58,7 @@ def test_a_model_built_on_meta_begins_as_one_built_in_place() -> None:
 
 
 def test_a_sharded_model_begins_as_a_whole_one(tmp_path: Path) -> None:
-    script = [sys.executable, "-m", "tests.engine.model.gang", str(tmp_path / "meeting")]
-    gang = [
-        subprocess.Popen(
-            [*script, str(rank)], cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    # what it said, not its exit code: gloo now and then aborts a process that has finished
-    said = [process.communicate(timeout=60) for process in gang]
-    assert [out for out, _ in said] == ["equal\n", "equal\n"], [error for _, error in said]
+    start_gang("tests.parity.gang", tmp_path, 2, "tests.engine.model.gang", str(tmp_path / "meeting"))
 
 
 def test_fp64_begins_with_the_numbers_of_fp32() -> None:

@@ -1,28 +1,25 @@
-"""One rank of a gang that splits an embedding by columns; run as a script by test_embedding.py. Its results
+"""One rank of a gang that splits an embedding by columns; run by test_embedding.py. Its results
 go to a file: rows and gradients, those of one rank with all of the embedding, and what it sent.
 """
-
-import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.io.process import leave
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.placement import local
 from atelier.engine.parallel.embedding import ColumnEmbedding, split_embedding
-from atelier.engine.parallel.gang import Gang, start_gang
+from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
+from tests.engine.parallel.gangs import rank
 
 V, D, T = 50, 12, 8
 
 
-def tokens_of(rank: int) -> Tensor:
+def tokens_of(number: int) -> Tensor:
     """Ranks have unequal numbers of rows."""
-    return torch.randint(V, (rank + 1, T), generator=torch.Generator().manual_seed(rank))
+    return torch.randint(V, (number + 1, T), generator=torch.Generator().manual_seed(number))
 
 
 def model() -> Decoder:
@@ -40,8 +37,8 @@ def compute(gang: Gang, layout: Parallel) -> dict[str, object]:
     assert isinstance(columns, ColumnEmbedding)
     rows_BTD = columns(tokens_of(gang.rank))
     rows_BTD.pow(3).sum().backward()
-    for rank in range(gang.world):
-        plain.embed(tokens_of(rank)).pow(3).sum().backward()
+    for number in range(gang.world):
+        plain.embed(tokens_of(number)).pow(3).sum().backward()
     return {
         "rows": rows_BTD.detach(),
         "expected": plain.embed(tokens_of(gang.rank)).detach(),
@@ -51,13 +48,5 @@ def compute(gang: Gang, layout: Parallel) -> dict[str, object]:
     } | vars(columns.traffic)
 
 
-def main(layout: str, folder: Path) -> None:
-    chosen = Parallel.model_validate_json(layout)
-    gang = start_gang(chosen)
-    torch.save(compute(gang, chosen), folder / f"{gang.rank}.pt")
-    gang.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
-    leave(0)
+def main(given: list[str]) -> int:
+    return rank(given, compute)

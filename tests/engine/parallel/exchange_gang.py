@@ -1,21 +1,18 @@
-"""One rank of a gang that sends tokens to experts, flat and in two stages; run as a script by test_expert.py.
+"""One rank of a gang that sends tokens to experts, flat and in two stages; run by test_expert.py.
 Its results go to a file: the layer's outputs and gradients, those of one rank with all experts, and what
 went to other nodes.
 """
-
-import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.io.process import leave
 from atelier.engine.model.moe import ExpertWeights, SharedExperts
 from atelier.engine.model.placement import local
 from atelier.engine.parallel.expert import split_experts
-from atelier.engine.parallel.gang import Gang, start_gang
+from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
+from tests.engine.parallel.gangs import rank
 
 N, D, F, X, K = 24, 6, 16, 12, 4
 
@@ -30,18 +27,18 @@ class Layer(nn.Module):
             weight.data.copy_(torch.randn(weight.shape, generator=generator))
 
 
-def tokens_of(rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Skewed choices, some of no expert; rank 0 sends nothing to the last experts."""
-    generator = torch.Generator().manual_seed(rank)
+def tokens_of(number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Skewed choices of a rank, some of no expert; rank 0 sends nothing to the last experts."""
+    generator = torch.Generator().manual_seed(number)
     x_ND = torch.randn(N, D, generator=generator)
-    bias_X = torch.linspace(2, -2, X) - torch.where(torch.arange(X) > 8, 100 * (rank == 0), 0)
+    bias_X = torch.linspace(2, -2, X) - torch.where(torch.arange(X) > 8, 100 * (number == 0), 0)
     chosen_NK = (torch.randn(N, X, generator=generator) + bias_X).topk(K, dim=-1).indices
     chosen_NK[torch.rand(N, K, generator=generator) < 0.1] = -1
     return x_ND.double(), chosen_NK, torch.rand(N, K, generator=generator).double()
 
 
-def passed(layer: Layer, rank: int) -> dict[str, Tensor]:
-    x_ND, chosen_NK, share_NK = tokens_of(rank)
+def passed(layer: Layer, number: int) -> dict[str, Tensor]:
+    x_ND, chosen_NK, share_NK = tokens_of(number)
     x_ND.requires_grad_()
     share_NK.requires_grad_()
     layer.zero_grad()
@@ -54,24 +51,16 @@ def passed(layer: Layer, rank: int) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in found.items() if value is not None}
 
 
-def compute(gang: Gang, layout: Parallel, *, is_flat: bool) -> dict[str, object]:
+def compute(gang: Gang, layout: Parallel, *words: str) -> dict[str, object]:
     grid = Grid(gang, layout.axes)
     layer = Layer().double()
     route = split_experts(layer, grid)
     assert route is not None
-    if is_flat:
+    if "flat" in words:
         route.stages = None
     found, alone = passed(layer, grid.data_index), passed(Layer().double(), grid.data_index)
     return {"passed": found, "alone": alone, "stages": route.stages is not None} | vars(route.traffic)
 
 
-def main(layout: str, folder: Path, *, is_flat: bool) -> None:
-    chosen = Parallel.model_validate_json(layout)
-    gang = start_gang(chosen)
-    torch.save(compute(gang, chosen, is_flat=is_flat), folder / f"{gang.rank}.pt")
-    gang.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), is_flat="flat" in sys.argv[3:])
-    leave(0)
+def main(given: list[str]) -> int:
+    return rank(given, compute)

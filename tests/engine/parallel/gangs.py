@@ -1,28 +1,31 @@
-"""Run a module of this folder as a gang, with its layout and a folder for its results."""
+"""Run a script of this folder as a gang, with its layout and a folder for its results."""
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.parallel.gang import Gang, start_gang
+from tests import forks
 
 
-def gang(module: str, folder: Path, layout: Parallel, *words: str, per_node: int) -> list[dict[str, Any]]:
+def gang(script: str, folder: Path, layout: Parallel, *words: str, per_node: int) -> list[dict[str, Any]]:
     """What every rank found, where each node has `per_node` of them."""
     folder.mkdir()
-    env = os.environ | {
-        "ATELIER_RENDEZVOUS": f"file://{folder / 'meeting'}", "WORLD_SIZE": str(layout.ranks),
-        "LOCAL_WORLD_SIZE": str(per_node),
-    }  # fmt: skip
-    command = [sys.executable, "-m", module, layout.model_dump_json(), str(folder), *words]
-    ranks = [
-        subprocess.Popen(command, env=env | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(layout.ranks)
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * layout.ranks, errors
+    given = (f"tests.engine.parallel.{script}", layout.model_dump_json(), str(folder), str(per_node), *words)
+    forks.start_gang("tests.parity.gang", folder, layout.ranks, *given)
     return [torch.load(folder / f"{rank}.pt") for rank in range(layout.ranks)]
+
+
+def rank(given: list[str], compute: Callable[..., dict[str, Any]]) -> int:
+    """One rank of it: write what `compute` finds of the gang, its layout and the words."""
+    layout, folder, per_node, *words = given
+    os.environ["LOCAL_WORLD_SIZE"] = per_node
+    chosen = Parallel.model_validate_json(layout)
+    mine: Gang = start_gang(chosen)
+    torch.save(compute(mine, chosen, *words), Path(folder) / f"{mine.rank}.pt")
+    mine.close()
+    return 0

@@ -1,10 +1,8 @@
-"""One rank of a gang that shards a model and computes two micro-batches; run as a script by test_messages.py.
-What it sent goes to a file: for each collective, how many calls.
+"""One rank of a gang that shards a model and computes two micro-batches; run by test_messages.py. What
+it sent goes to a file: for each collective, how many calls.
 """
 
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.io.process import leave
 from atelier.engine.model.contract import blocks_of
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.parallel.embedding import split_embedding
-from atelier.engine.parallel.gang import start_gang
+from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.shard import between_micro_batches, shard
+from tests.engine.parallel.gangs import rank
 
 BLOCKS, MICRO, V, T = 3, 2, 32, 8
 
@@ -36,9 +34,7 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def main(layout: str, folder: Path) -> None:
-    chosen = Parallel.model_validate_json(layout)
-    gang = start_gang(chosen)
+def compute(gang: Gang, chosen: Parallel) -> dict[str, int]:
     grid = Grid(gang, chosen.axes)
     model = Decoder(GPT(num_layers=BLOCKS, hidden=16, num_heads=2, vocab=V, tied=False)).double()
     if chosen.embedding == "columns":
@@ -54,10 +50,8 @@ def main(layout: str, folder: Path) -> None:
             if chosen.zero == 1:
                 between_micro_batches(model, is_last=index == MICRO - 1)
             (model(batch).hidden.sum() + model.head.weight.sum()).backward()
-    torch.save(dict(sent.counts), folder / f"{gang.rank}.pt")
-    gang.close()
+    return dict(sent.counts)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
-    leave(0)
+def main(given: list[str]) -> int:
+    return rank(given, compute)

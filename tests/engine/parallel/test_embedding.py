@@ -22,7 +22,7 @@ def test_columns_give_the_rows_and_gradients_of_the_whole(tmp_path: Path) -> Non
     """A rank sends its columns of the others' tokens forward, and the others' columns of its own backward."""
     layout = Parallel(shard=2, expert=2, threads=1, device="cpu")
     size = layout.ranks
-    found = gang("tests.engine.parallel.embedding_gang", tmp_path / "four", layout, per_node=1)
+    found = gang("embedding_gang", tmp_path / "four", layout, per_node=1)
     counts = [tokens_of(rank).numel() for rank in range(size)]
     for rank, one in enumerate(found):
         assert torch.equal(one["rows"], one["expected"])

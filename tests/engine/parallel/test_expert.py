@@ -14,7 +14,7 @@ BYTES = 8
 
 
 def exchanged(folder: Path, layout: Parallel, *words: str, per_node: int) -> list[dict[str, Any]]:
-    return gang("tests.engine.parallel.exchange_gang", folder, layout, *words, per_node=per_node)
+    return gang("exchange_gang", folder, layout, *words, per_node=per_node)
 
 
 def ranks_met(rank: int, *, size: int, per_node: int) -> int:

@@ -18,7 +18,7 @@ REDUCTIONS = {1: PIECES, 2: MICRO * PIECES, 3: MICRO * PIECES}
 )
 def test_a_block_is_one_message_and_its_gradients_another(tmp_path: Path, zero: int) -> None:
     layout = Parallel(shard=2, zero=zero, threads=1, device="cpu")
-    (found, other) = gang("tests.engine.parallel.messages_gang", tmp_path / "gang", layout, per_node=2)
+    (found, other) = gang("messages_gang", tmp_path / "gang", layout, per_node=2)
     assert found == other
     assert found == {"_allgather_base_": GATHERS[zero], "_reduce_scatter_base_": REDUCTIONS[zero]}
 
@@ -26,7 +26,7 @@ def test_a_block_is_one_message_and_its_gradients_another(tmp_path: Path, zero: 
 def test_columns_of_an_embedding_add_an_exchange_each_way_and_the_tokens(tmp_path: Path) -> None:
     """Of every micro-batch: which tokens each rank has; rows there, their gradients back."""
     layout = Parallel(shard=2, zero=1, threads=1, device="cpu", embedding="columns")
-    found = gang("tests.engine.parallel.messages_gang", tmp_path / "gang", layout, per_node=2)[0]
+    found = gang("messages_gang", tmp_path / "gang", layout, per_node=2)[0]
     assert found == {
         "_allgather_base_": GATHERS[1] + MICRO,
         "_reduce_scatter_base_": REDUCTIONS[1],

@@ -16,11 +16,11 @@ from atelier.engine.plan.streamed import check_whole
 from atelier.engine.tier.ring import Ring
 from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 
-STEPS = 12
+STEPS = 4
 SHAPES = {
-    "dense": {"num_layers": 6},
+    "dense": {"num_layers": 4},
     "experts": {
-        "num_layers": 4,
+        "num_layers": 2,
         "num_experts": 8,
         "experts": Experts(ffn=32, router=TopK(balance="bias")),
     },

@@ -14,7 +14,7 @@ from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
 from atelier.flows.run.overrides import calls_resolver, check_overrides
 from atelier.infra.store.store import Store
-from tests.checkout import TOP, copied, python_path
+from tests.checkout import TOP
 from tests.infra.records import Shelf
 
 TINY = "experiment=tiny tracker=none "
@@ -300,71 +300,6 @@ def test_a_reader_that_went_away_is_no_traceback(root: Path) -> None:
     command = f"{sys.executable} -m atelier list flows | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=TOP)
     assert done.stderr == ""
-
-
-SPEC = """
-from typing import Literal
-from atelier.engine.config.registry import ModelSpec
-
-class Bag(ModelSpec):
-    kind: Literal["bag"]
-    num_layers: int = 1
-    hidden: int = 8
-    vocab: int = 8
-"""
-METHODS = ("tokens", "shapes", "num_params", "flops_per_token", "resolved")
-WHOLE = SPEC + "".join(f"    def {name}(self, *_): return self\n" for name in METHODS)
-BROKEN = [
-    # of the spec's file, of the module's; then what the line has to say
-    ("kind = \n", "", "engine/config/model/bag.py:1: invalid syntax"),
-    ("\nfrom atelier.engine.config.registry import Modl\n", "", "config/model/bag.py:2: ImportError: "),
-    ("import no_such_package\n", "", "model/bag.py:1: ModuleNotFoundError: No module named"),
-    (SPEC.replace("ModelSpec", "Kind"), "", "engine/config/model/bag.py has no ModelSpec with a field `kind"),
-    ("", "", "engine/config/model/bag.py has no ModelSpec with a field `kind: Literal['bag']`"),
-    (SPEC, "", "engine/config/model/bag.py: the class Bag lacks flops_per_token, num_params, resolved"),
-    (WHOLE, "import no_such_package\n", "engine/model/bag.py:1: ModuleNotFoundError"),
-    (WHOLE, "def biuld(spec): ...\n", "engine/model/bag.py has no function build"),
-]  # fmt: skip
-PLANNED = "-m atelier plan pretrain experiment=tiny model.kind=bag"
-BUILT = "from atelier.engine.config.registry import model_of; from atelier.engine.model.load import build; "
-BUILT += "build(model_of({'kind': 'bag'}, ''))"
-
-
-def test_a_mistake_in_a_kind_that_somebody_adds_is_named_by_file_and_line(tmp_path: Path) -> None:
-    project = copied(tmp_path / "project")
-    for spec, module, says in BROKEN:
-        (project / "engine/config/model/bag.py").write_text(spec)
-        (project / "engine/model/bag.py").write_text(module)
-        words = ["-c", BUILT] if module else PLANNED.split()
-        done = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,
-            text=True,
-            cwd=project,
-            env={**os.environ, "PYTHONPATH": python_path(project), "ATELIER_ROOT": str(tmp_path / "store")},
-        )
-        line = done.stderr.splitlines()[-1]
-        assert done.returncode == (1 if module else 2) and done.stdout == ""
-        assert "model.bag: " in line and says in line
-        assert line.endswith("; fix it (docs/extend/adding-a-model.md)")
-
-
-def test_an_error_inside_such_a_kind_is_named_by_file_and_line(tmp_path: Path) -> None:
-    project = copied(tmp_path / "project")
-    spec = WHOLE.replace("flops_per_token(self, *_): return self", "flops_per_token(self, *_): return 1 // 0")
-    (project / "engine/config/model/bag.py").write_text(spec)
-    (project / "conf/model/bag.yaml").write_text("kind: bag\n")
-    done = subprocess.run(
-        [sys.executable, *PLANNED.replace("model.kind=", "model=").split()],
-        capture_output=True,
-        text=True,
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": python_path(project), "ATELIER_ROOT": str(tmp_path / "store")},
-    )
-    [line] = done.stderr.splitlines()
-    assert done.returncode == 1 and done.stdout == ""
-    assert "engine/config/model/bag.py:" in line and "ZeroDivisionError" in line
-    assert "a fault in the program, or in a kind that was added" in line
 
 
 @pytest.mark.parametrize("folder", ["plain", "d\udce9r"])

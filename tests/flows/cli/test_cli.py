@@ -141,7 +141,7 @@ def test_the_example_of_every_flow_is_one_that_its_syntax_accepts() -> None:
         assert keys <= {*catalog.parameters(flow).model_fields, *catalog.groups()}
 
 
-@pytest.mark.parametrize("words", [(), ("experiment=tiny",), ("data=files", "+model@extra.model=gpt2_small")])
+@pytest.mark.parametrize("words", [(), ("experiment=tiny", "data=files", "+model@extra.model=gpt2_small")])
 def test_the_light_reading_of_conf_is_what_hydra_composes(words: tuple[str, ...]) -> None:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf

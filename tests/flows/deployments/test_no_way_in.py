@@ -7,12 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from prefect.context import refresh_global_settings_context
 
+from atelier.flows.cli.main import run
 from atelier.infra.stack.stack import Stack
 from tests.checkout import TOP
 from tests.ports import free_port
@@ -21,19 +25,19 @@ SECRET = "atelier:planted-c0ffee"
 
 
 def refused(root: Path, *words: str, **environment: str) -> str:
-    """The one line that `atelier <words>` says on stderr, as a process of its own."""
-    code, text = said(root, *words, **environment)
+    """The one line that `atelier <words>` says on stderr: `up` as a process of its own."""
+    ask = said if words[0] == "up" else said_here
+    code, text = ask(root, *words, **environment)
     assert code == 2, text
     assert len(text.splitlines()) == 1 and "Traceback" not in text
     return text.strip()
 
 
 def said(root: Path, *words: str, **environment: str) -> tuple[int, str]:
-    """The exit code of `atelier <words>`, and what it says on stderr."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
+    """The exit code of `atelier <words>` as a process, and what it says on stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "atelier", *words],
-        env=kept | {"ATELIER_ROOT": str(root), "PREFECT_CLIENT_MAX_RETRIES": "0", **environment},
+        env=environ(root, environment),
         cwd=TOP,
         capture_output=True,
         text=True,
@@ -41,6 +45,24 @@ def said(root: Path, *words: str, **environment: str) -> tuple[int, str]:
     )
     assert SECRET not in done.stdout + done.stderr
     return done.returncode, done.stderr
+
+
+def said_here(root: Path, *words: str, **environment: str) -> tuple[int, str]:
+    """The same in this process, which has loaded Prefect; it reads its settings anew."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        try:
+            with patch.dict(os.environ, environ(root, environment), clear=True):
+                refresh_global_settings_context()
+                code = run(words)
+        finally:
+            refresh_global_settings_context()
+    assert SECRET not in out.getvalue() + err.getvalue()
+    return code, err.getvalue()
+
+
+def environ(root: Path, more: dict[str, str]) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
+    return kept | {"ATELIER_ROOT": str(root), "PREFECT_CLIENT_MAX_RETRIES": "0", **more}
 
 
 @pytest.fixture
@@ -123,10 +145,10 @@ def test_no_server_at_all_is_told_with_the_command_that_starts_one(root: Path) -
         free.bind(("127.0.0.1", 0))  # and nobody listens
         url = f"http://127.0.0.1:{free.getsockname()[1]}/api"
         line = refused(root, "worker", "local", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING=SECRET)
-        code, run = said(root, "pretrain", "experiment=tiny", "tracker=none", PREFECT_API_URL=url)
+        code, tried = said_here(root, "pretrain", "experiment=tiny", "tracker=none", PREFECT_API_URL=url)
     assert line.startswith(f"PREFECT_API_URL: no Prefect server answers at {url} (")
-    assert f"no Prefect server answers at {url} (" in run and "unset it: a run then starts its own" in run
-    assert code == 2 and "a fault in the program" not in run
+    assert f"no Prefect server answers at {url} (" in tried and "unset it: a run then starts its own" in tried
+    assert code == 2 and "a fault in the program" not in tried
 
 
 def test_a_stack_that_does_not_run_has_no_environment(root: Path) -> None:

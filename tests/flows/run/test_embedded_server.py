@@ -4,13 +4,17 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.error import AtelierError
+from atelier.flows.run import embedded_server
 from atelier.flows.run.embedded_server import EMBEDDED, EmbeddedServer
 from tests.checkout import python_path
 
+SOON_S = 60.0  # on a busy machine, and far below PATIENCE_S
 CHECK = "from atelier.flows.run.embedded_server import _check_settings; _check_settings()"
 
 
@@ -52,3 +56,16 @@ def test_a_setting_that_prefect_does_not_take_is_refused_with_its_value(
         [sys.executable, "-c", CHECK], env=os.environ | more, capture_output=True, text=True
     )
     assert re.search(f"ConfigError: PREFECT_.*{says}", done.stderr) and "plugins" not in done.stderr
+
+
+def test_a_server_that_dies_before_it_answers_is_told_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request waits as long as somebody keeps the socket, whoever should answer it."""
+    monkeypatch.setattr(embedded_server, "ANSWER_S", 0.2)
+    server, began = EmbeddedServer(tmp_path), time.monotonic()
+    server.process.kill()
+    with pytest.raises(AtelierError, match="Prefect's server did not start"):
+        server.wait()
+    server.close()
+    assert time.monotonic() - began < SOON_S

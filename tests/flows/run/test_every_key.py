@@ -30,7 +30,7 @@ FLOWS = {
     "convert": ("init=parent", "convert=upcycle"),
     "semoe": (*BLEND, *PHASE),
     "nebula": (*BLEND, *PHASE, "sites=[]", "tune.chats.source=talks.jsonl"),
-    "titan": (*BLEND, *PHASE),
+    "titan": (*BLEND, *PHASE, "~roles.student_b"),
 }
 
 

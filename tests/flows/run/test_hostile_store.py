@@ -30,7 +30,7 @@ from tests.infra import hostile
 from tests.infra.records import Family, family
 
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-NUMS = [40, pytest.param(100, marks=pytest.mark.slow)]
+NUMS = [20, pytest.param(100, marks=pytest.mark.slow)]
 PATIENCE_S = 30
 RUN = "20260101-000000-abcdef"
 # its checkpoints do not say by which code they were made

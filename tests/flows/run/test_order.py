@@ -44,7 +44,7 @@ FLOWS = {
     "nebula": (*BLEND, *PHASES, "sites=[]"),
     "titan": (*BLEND, *PHASES),
 }
-SHUFFLES = 5
+SHUFFLES = 3
 
 
 def shuffled(document: Any, draw: random.Random) -> Any:

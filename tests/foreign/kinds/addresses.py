@@ -25,7 +25,7 @@ from atelier.engine.io.addresses import NAMED, check_address
 from atelier.engine.io.source_files import content_id, files_of
 from tests.foreign.search import Case
 
-COUNT = 80
+COUNT = 40
 INSIDE = ["127.0.0.1", "127.0.0.2", "0.0.0.0", "127.255.255.254"]
 CLOSED = [
     "10.0.0.1",

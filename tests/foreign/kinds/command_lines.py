@@ -15,7 +15,7 @@ from atelier.flows.cli.main import run
 from atelier.flows.cli.syntax import COMMANDS
 from tests.foreign.search import Case
 
-COUNT = 50
+COUNT = 30
 TEXTS = (
     "--help", "-h", "--", "-", "-x", "--prompt", "--json", "-5", "-.5", "-1e3", "a=b", "=",
     "--max-tokens=3", "", " ", "[{not json", '[{"role": "user", "content": "x"}]', "{}", "[]", "null",

@@ -19,7 +19,7 @@ from atelier.engine.data import source
 from tests.engine.data.conftest import Workshop
 from tests.foreign.search import Case
 
-COUNT = 14
+COUNT = 10
 WORDS = [
     "buoy",
     "pier",

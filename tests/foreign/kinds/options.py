@@ -26,7 +26,7 @@ from atelier.engine.data.options import JointOptions
 from atelier.engine.io.artifact import open_input
 from tests.engine.trainings import artifact
 
-COUNT = 40
+COUNT = 25
 TEXT = [
     "Is the sea deep? yes no maybe: yes, no. Answer: Label: red green blue red green dark blue",
     "the lead says so; it is nine, or eight fathoms deep. Question: is it? No! Naïve answers 1 2 3 12 23",

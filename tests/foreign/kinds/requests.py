@@ -22,7 +22,7 @@ from atelier.infra.tracking import predictor
 from tests.checkout import TOP
 from tests.foreign.search import Case
 
-COUNT = 15
+COUNT = 10
 PORT = 5001
 MEMORY = 30_000_000  # bytes of keys, values and masks
 MOST_GROWTH = 400 << 10  # KiB by which the peak of this process may grow in one case

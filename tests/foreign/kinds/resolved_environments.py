@@ -20,7 +20,7 @@ from atelier.infra.stack.service import check_proxies
 from tests.foreign.kinds import environments
 from tests.foreign.search import Case
 
-COUNT = 16
+COUNT = 10
 OWN = ("http://127.0.0.1:4200/api", "http://localhost:5000/", "http://[::1]:80/")
 EXEMPT = [proxies.exempt_loopback]
 

@@ -26,7 +26,7 @@ from atelier.infra.tracking.own_database import own_files, settle
 from tests.foreign.search import Case
 from tests.infra.records import Shelf
 
-COUNT = 60
+COUNT = 30
 PIECES = (
     "::", "?", "%25", "%", "${HOME}", "$HOME", "ü", "u\u0308", "日本", "😀", " ", "#", ";", "'", '"',
     "\n", "\t", "\r", "~", "-", "--help", "=", "&", "+", ",", "@", "[a]", "*", "{a,b}", "\\", "|", "<",

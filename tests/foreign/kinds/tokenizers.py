@@ -17,7 +17,7 @@ from atelier.engine.data.tokenizer_check import checked
 from atelier.engine.data.vocabulary import Vocabulary
 from tests.foreign.search import Case
 
-COUNT = 40
+COUNT = 25
 ALPHABET = sorted(decoding._byte_alphabet())
 LETTERS = [
     *"abcdefghinorst",

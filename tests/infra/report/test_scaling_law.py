@@ -26,8 +26,15 @@ def points(sizes: list[int], lengths: list[int], noise: float = 0.0) -> list[Tra
     return [Trained(n, d, loss(n, d) * (1 + noise * rng.normal())) for n in sizes for d in lengths]
 
 
+@cache
+def fitted(noise: float = 0.005) -> tuple[list[Trained], Law]:
+    some = points(SIZES, LENGTHS, noise=noise)
+    [law] = laws(some)
+    return some, law
+
+
 def test_a_planted_law_is_found_with_its_exponents() -> None:
-    [law] = laws(points(SIZES, LENGTHS))
+    _, law = fitted(0.0)
     assert law.params is None
     assert [law.alpha, law.beta] == pytest.approx([0.4, 0.3], abs=0.02)
     assert law.floor == pytest.approx(1.7, abs=0.05)
@@ -35,7 +42,7 @@ def test_a_planted_law_is_found_with_its_exponents() -> None:
 
 
 def test_noise_of_half_a_percent_leaves_a_prediction_of_four_times_the_data_within_three() -> None:
-    [law] = laws(points(SIZES, LENGTHS, noise=0.005))
+    _, law = fitted()
     assert law(SIZES[-1], 4 * LENGTHS[-1]) == pytest.approx(loss(SIZES[-1], 4 * LENGTHS[-1]), rel=0.03)
 
 
@@ -53,7 +60,7 @@ def test_of_trainings_of_one_size_and_length_the_best_counts_and_a_diverged_one_
 
 
 def test_a_law_reads_as_a_formula() -> None:
-    [joint] = laws(points(SIZES, LENGTHS))
+    _, joint = fitted(0.0)
     [alone] = laws(points(SIZES[:1], LENGTHS))
     assert str(joint).startswith("L = 1.") and "/ N^0.4" in str(joint) and "/ D^0.3" in str(joint)
     assert "N" not in str(alone)
@@ -61,13 +68,6 @@ def test_a_law_reads_as_a_formula() -> None:
 
 PLANTED = Law(1.7, 90.0, 0.4, 30.0, 0.3, None, 0.0)
 BUDGETS = (1e12, 1e13, 1e14)
-
-
-@cache
-def fitted() -> tuple[list[Trained], Law]:
-    some = points(SIZES, LENGTHS, noise=0.005)
-    [law] = laws(some)
-    return some, law
 
 
 def test_the_best_model_of_a_budget_is_the_lowest_point_of_the_law_along_it() -> None:

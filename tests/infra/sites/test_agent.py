@@ -42,6 +42,7 @@ from tests.infra.sites.agents import (
     running,
     say,
     until,
+    with_agents,
 )
 
 
@@ -63,16 +64,14 @@ def test_messages_arrive_whole_also_where_one_side_only_dials_out(
 ) -> None:
     a, b = two(tmp_path, "" if is_reachable else "a", carrier)
     data = {site.name: os.urandom(3_000_001) for site in (a, b)}
-    with running((a, b)):
+
+    def exchange() -> None:
         for site in (a, b):
             site.send(1, data[site.name])
-        until(
-            lambda: a.box.read(1, "b") is not None and b.box.read(1, "a") is not None,
-            "a message is missing",
-            a,
-            b,
-        )
-        assert body(a, 1, "b") == data["b"] and body(b, 1, "a") == data["a"]
+        until(lambda: a.box.has(1, "b") and b.box.has(1, "a"), "a message is missing")
+
+    with_agents((a, b), exchange)
+    assert body(a, 1, "b") == data["b"] and body(b, 1, "a") == data["a"]
     for site in (a, b):
         lines = site.audited()
         assert sum(line["bytes"] for line in lines if line["what"] == "received") == 3_000_001
@@ -118,18 +117,19 @@ def test_what_crossed_more_than_an_hour_ago_counts_no_more(tmp_path: Path) -> No
     assert audit.last_hour("b") == 7 + 11 + 17
 
 
+NUMBERS = range(1, 4)
+
+
 @pytest.mark.parametrize("carrier", ["grpc", pytest.param("bucket", marks=pytest.mark.slow)])
 def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path, carrier: Carrier) -> None:
     """Each time in the midst of messages; what had come is not sent again."""
     a, b = two(tmp_path, carrier=carrier)
     draw = random.Random(3)
-    data = {(site.name, number): draw.randbytes(4_000_000) for site in (a, b) for number in range(1, 6)}
+    data = {(site.name, number): draw.randbytes(4_000_000) for site in (a, b) for number in NUMBERS}
     kills = 0
 
     def is_done() -> bool:
-        return all(
-            site.box.has(number, other.name) for site, other in ((a, b), (b, a)) for number in range(1, 6)
-        )
+        return all(site.box.has(number, other.name) for site, other in ((a, b), (b, a)) for number in NUMBERS)
 
     with running((a, b)) as kill:
         for (name, number), content in data.items():
@@ -138,11 +138,11 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(tmp_path: Path, c
         while not is_done():
             assert time.monotonic() < end, a.log() + b.log()
             time.sleep(draw.uniform(0.0, 0.2))
-            if kills < 6:
+            if kills < 3:
                 kill(draw.choice("ab"))
                 kills += 1
     for site, other in ((a, b), (b, a)):
-        for number in range(1, 6):
+        for number in NUMBERS:
             assert body(site, number, other.name) == data[other.name, number]
     assert kills >= 1
 

@@ -318,17 +318,19 @@ def test_a_call_that_was_given_up_holds_up_no_later_one(
     with a.served() as agent:
         [server] = agent._buckets.values()
         killed = Calls(b.keys)
+        link = calls_to(a, b, killed)
 
         def give_up() -> None:
             with pytest.raises(CallError):
-                put(calls_to(a, b, killed), slow(), timeout=PATIENCE_S)
+                put(link, slow(), timeout=PATIENCE_S)
 
         giving_up = threading.Thread(target=give_up)
         giving_up.start()
         begun.wait(PATIENCE_S)
         with pytest.raises(CallError, match="on its way"):
             offset_of(calls_to(a, b, killed, lane=1))
-        assert len(server._answering) == 1  # a call of another lane ends none that goes on
+        until(lambda: len(server._answering) == 1, "the second call is still answered")
+        assert giving_up.is_alive()  # a call of another lane ends none that goes on
         later = Calls(b.keys)
         with suppress(CallError):
             offset_of(calls_to(a, b, later))
@@ -343,4 +345,6 @@ def test_a_call_that_was_given_up_holds_up_no_later_one(
         until(arrived, "the file has not come")
         assert body(a, 1, "b") == DATA
         ends.set()
+        link.close()
         giving_up.join(PATIENCE_S)
+        assert not giving_up.is_alive()

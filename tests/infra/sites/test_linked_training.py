@@ -53,7 +53,7 @@ def test_with_agents_between_them_sites_train_as_with_one_mailbox(
     tmp_path: Path, seed: int, link: dict[str, object], carrier: Carrier
 ) -> None:
     text = {"tokens": tokens(tmp_path / "text")}
-    how = {"outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}} | link
+    how = {"every": 4, "outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}} | link
     spec, draw = role(lr=1e-2), random.Random(seed)
     plain = Sites(tmp_path / "plain", text, **how)
     plain.train(spec, checkpoint_every=3)

@@ -170,7 +170,7 @@ def test_a_note_that_grows_when_it_is_written_out_is_not_taken(tmp_path: Path) -
     """A task state of three bytes is a hundred with its defaults."""
     two, asked = Two(tmp_path), order()
     two.desks["a"].put(asked)
-    document = json.loads(text_of(reply(asked))) | {"tasks": {f"t{n}": {} for n in range(60_000)}}
+    document = json.loads(text_of(reply(asked))) | {"tasks": {f"t{n}": {} for n in range(40_000)}}
     with pytest.raises(AtelierError, match="bytes"):
         two.take("a", json.dumps(document).encode(), "b")
     with pytest.raises(AtelierError, match="bytes"):

@@ -13,7 +13,7 @@ from atelier.engine.config.objective.spans import Spans
 from atelier.engine.data.datasets.spans import sentinels
 from tests.engine.data.datasets.conftest import Harbour, whole
 
-DOCUMENTS = 10_000
+DOCUMENTS = 1500
 WORDS = [
     "buoy",
     "pier",

@@ -10,17 +10,23 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.extensions.detection.config.objective.replaced import Replaced
-from tests.engine.extensions.sites.apart import Apart
+from tests.engine.extensions.sites.apart import STEPS, Apart
 from tests.engine.row_inputs import VOCAB
 from tests.engine.trainings import TrainingSetup, role
 
-STEPS = 10
-SIZES: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 2, "sequence": 32}
+__all__ = ["STEPS"]
+SIZES: dict[str, Any] = {
+    "precision": "fp64",
+    "global_batch": 4,
+    "micro_batch": 2,
+    "sequence": 32,
+    "eval_sequences": 2,
+}
 MASKED = {"mlm": MLM(rate=0.25)}
 MIXED = {"mlm": MLM(rate=0.25, rows=0.5), "document": DocumentLM(rows=0.5, weight=0.5)}
 
 
-def ernie(hidden: int, num_layers: int = 2, **more: Any) -> Ernie:
+def ernie(hidden: int, num_layers: int = 1, **more: Any) -> Ernie:
     return Ernie(num_layers=num_layers, hidden=hidden, num_heads=2, vocab=VOCAB, nlu=NET, **more)
 
 

@@ -29,6 +29,7 @@ from tests.engine.extensions.sites.at_sites import killed_until_they_end
 from tests.engine.row_inputs import harbour
 from tests.engine.trainings import ONE, TrainingSetup, role, train
 
+AT_REST = generator().model_copy(update={"optim": role(lr=1e-12).optim})
 SHARE, LOSS = "objective/share/replaced", "objective/replaced"
 
 
@@ -67,10 +68,13 @@ def test_tokens_are_drawn_from_the_weights_of_that_step(tmp_path: Path, text: di
     """A generator that does not move draws as one that does in its first step alone, and its training's seed
     draws others.
     """
-    slow = generator().model_copy(update={"optim": role(lr=1e-12).optim})
     found = [
         values(trained(tmp_path / name, text, {"generator": each, "d": detector()}, **how), "d", LOSS)
-        for name, each, how in (("moves", generator(), {}), ("rests", slow, {}), ("other", slow, {"seed": 5}))
+        for name, each, how in (
+            ("moves", generator(), {}),
+            ("rests", AT_REST, {}),
+            ("other", AT_REST, {"seed": 5}),
+        )
     ]
     assert found[0][1] == found[1][1] != found[2][1]
     assert found[0][4] != found[1][4]
@@ -97,15 +101,14 @@ def test_rows_of_other_kinds_are_not_read(tmp_path: Path, text: dict[str, str]) 
 
 def test_a_detector_learns(tmp_path: Path, text: dict[str, str]) -> None:
     """More than how many tokens are replaced: one that says the same of all of them knows no more."""
-    wide = detector().model_copy(update={"model": ernie(48, classes={"replaced": 1})})
-    wide = wide.model_copy(update={"optim": role(lr=5e-3).optim})
-    how = {"precision": "fp32", "global_batch": 16, "micro_batch": 16}
-    setup = trained(tmp_path, text, {"generator": generator(), "d": wide}, steps=170, **how)
+    wide = detector().model_copy(update={"model": ernie(32, classes={"replaced": 1})})
+    how = {"precision": "fp32", "global_batch": 16, "micro_batch": 16, "checkpoint_every": 100}
+    setup = trained(tmp_path, text, {"generator": AT_REST, "d": wide}, steps=36, **how)
     lines = [line["values"] for line in setup.curve("d")][-20:]
     loss, share = (sum(line[key] for line in lines) / 20 for key in (LOSS, SHARE))
     entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
     print(f"{loss:.3f} nats, {entropy:.3f} of a guess")
-    assert loss < entropy - 0.05
+    assert loss < entropy - 0.1
 
 
 @pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), 5])
@@ -123,7 +126,7 @@ def test_stopped_and_begun_again_all_have_the_same_bits(
 
 def test_killed_and_begun_again_all_have_the_same_bits(tmp_path: Path, text: dict[str, str]) -> None:
     roles = {"generator": generator(), "now": detector(), "late": detector(2)}
-    how = train(20, **(SIZES | {"checkpoint_every": 3}))
+    how = train(12, **(SIZES | {"checkpoint_every": 3}))
     whole, killed = (TrainingSetup(tmp_path / name, dict(text)) for name in ("whole", "killed"))
     whole.train(whole.training(roles, how))
     run = killed.run_file(killed.training(roles, how), layout=ONE)

@@ -100,7 +100,7 @@ def test_drawings_have_the_bytes_that_a_plan_reckons_with(tmp_path: Path, text: 
 def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str], seed: int) -> None:
     draw = random.Random(seed)
     roles = {"now": elsewhere(), "late": elsewhere(2)}
-    more: dict[str, Any] = {"steps": 20, "checkpoint_every": draw.choice([3, 4])}
+    more: dict[str, Any] = {"steps": 12, "checkpoint_every": draw.choice([3, 4])}
     whole, killed = (sites(tmp_path / name, text, roles, ahead=3) for name in ("whole", "killed"))
     whole.train(**more)
     paths = {site: killed.write(site, **more) for site in killed.setups}

@@ -32,7 +32,7 @@ from atelier.engine.loop.training import Trainer
 from atelier.engine.parallel.gang import start_gang
 from atelier.engine.parallel.grid import Grid
 from tests.engine.extensions.sites.test_outer import Sites
-from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, role, tokens, train
+from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, tokens, train
 from tests.forks import start_gang as start_ranks
 from tests.parity.cases import layout as layout_of
 
@@ -116,7 +116,7 @@ def test_noise_is_added_once_with_its_scale(tmp_path: Path, text: dict[str, str]
     for noise in (0.0, 3.0):
         setup = TrainingSetup(tmp_path / str(noise), text)
         how = private(precision="fp64", privacy={"noise": noise, "clip": 0.2})
-        found.append(gradients(opened(setup.training({"m": adapter()}, how), setup)))
+        found.append(gradients(opened(setup.training({"m": adapter(shape=model(num_layers=2))}, how), setup)))
     added = torch.cat([(found[1][name] - found[0][name]).flatten() for name in found[0]]).numpy()
     assert len(added) > 500
     assert stats.kstest(added / (3.0 * 0.2 / 4), "norm").pvalue > 0.01

@@ -14,9 +14,9 @@ from tests.engine.extensions.sites.at_sites import all_at_once
 from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 from tests.parity.cases import finished_model
 
-STEPS = 10
+STEPS = 8
 ANSWERS = hashlib.sha256(b"answers").hexdigest()
-SIZES = {"precision": "fp64", "global_batch": 4, "micro_batch": 2, "checkpoint_every": 3}
+SIZES = {"precision": "fp64", "global_batch": 4, "micro_batch": 2, "checkpoint_every": 3, "eval_sequences": 2}
 
 
 class Apart:

@@ -1,27 +1,24 @@
-"""One of two ranks that wait for a contribution; run as a script by test_outer_inbox.py. `what` happens to
-the rank `which` alone; the end of each rank's wait goes to a file.
+"""One of two ranks that wait for a contribution, once for each case; run by test_outer_inbox.py. Something
+happens to one rank alone; the end of each wait of this rank goes to a file.
 """
 
-import sys
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-
-import torch
 
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.extensions.sites.mailbox import HEAD, Mailbox
 from atelier.engine.extensions.sites.outer_inbox import OuterInbox
-from atelier.engine.io.process import leave
 from atelier.engine.loop.stop import StopRequest
-from atelier.engine.parallel.gang import start_gang
+from atelier.engine.parallel.gang import Gang, start_gang
 from tests.engine.trainings import train
 
+CASES = [(what, rank) for what in ("stop", "damage") for rank in (0, 1)]  # which happens to which rank
 
-def main(layout: str, folder: Path, what: str, which: int) -> None:
-    gang = start_gang(Parallel.model_validate_json(layout))
-    own = folder / f"rank-{gang.rank}"
+
+def end_of(gang: Gang, own: Path, what: str, which: int) -> str:
     stop, box = StopRequest(own), Mailbox(str(own), "ab" * 32)
     if gang.rank == which and what == "stop":
         stop.ask()
@@ -34,16 +31,16 @@ def main(layout: str, folder: Path, what: str, which: int) -> None:
     training = SimpleNamespace(train=train(8, global_batch=8, link=link))
     build = SimpleNamespace(scratch=own)
     context: Any = SimpleNamespace(training=training, gang=gang, build=build, stop=stop, warn=print)
-    inbox = OuterInbox(context, cast(Any, None))
     try:
-        inbox.heads(box, 1, member, ["b"], None)
-        found = ""
+        OuterInbox(context, cast(Any, None)).heads(box, 1, member, ["b"], None)
     except AtelierError as error:
-        found = f"{type(error).__name__}: {error}"
-    torch.save(found, folder / f"{gang.rank}.pt")
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main(arguments: list[str]) -> int:
+    folder, gang = Path(arguments[0]), start_gang(Parallel(shard=2))
+    ends = [end_of(gang, folder / f"{number}-rank-{gang.rank}", *case) for number, case in enumerate(CASES)]
+    (folder / f"{gang.rank}.json").write_text(json.dumps(ends))
     gang.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-    leave(0)
+    return 0

@@ -71,8 +71,8 @@ def test_a_few_tokens_of_each_answer_in_8_bits_teach_nearly_the_same(
     tmp_path: Path, text: dict[str, str]
 ) -> None:
     sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False, top=32)
-    sites.train(steps=60)
-    beside = sites.whole(tmp_path / "beside", text, steps=60)
+    sites.train(steps=20)
+    beside = sites.whole(tmp_path / "beside", text, steps=20)
     mine, theirs = sites.losses("student")[-8:], sites.losses("student", beside)[-8:]
     print(f"{sum(mine) / 8:.5f} and {sum(theirs) / 8:.5f} nats")
     assert apart(mine, theirs) > 0 and abs(sum(mine) - sum(theirs)) / 8 < 0.01
@@ -96,10 +96,10 @@ def test_start_and_gate_are_decided_as_beside_the_teacher(tmp_path: Path, text: 
     late = Schedule(kind="constant", warmup=1)
     spec = taught(start=2, gate=0.05, schedule=late, period=2)
     sites = Apart(tmp_path, text, students={"student": spec}, frozen=False, **ALL)
-    sites.train(steps=30)
-    beside = sites.whole(tmp_path / "beside", text, steps=30)
+    sites.train(steps=16)
+    beside = sites.whole(tmp_path / "beside", text, steps=16)
     mine, theirs = (each.summary("student") for each in (sites.setups["b"], beside))
-    assert mine["gate_step"] == theirs["gate_step"] and 2 < mine["gate_step"] < 30
+    assert mine["gate_step"] == theirs["gate_step"] and 2 < mine["gate_step"] < 16
     assert apart(sites.losses("student"), sites.losses("student", beside)) < 1e-10
 
 
@@ -129,7 +129,7 @@ def test_killed_sites_go_on_to_the_same_bits(
 ) -> None:
     draw = random.Random(seed)
     students = {"student": taught(), "other": taught(start=4)}
-    more: dict[str, Any] = {"steps": 24, "checkpoint_every": draw.choice([3, 4, 5])}
+    more: dict[str, Any] = {"steps": 12, "checkpoint_every": draw.choice([3, 4, 5])}
     whole, killed = (
         Apart(tmp_path / name, text, students=students, frozen=frozen, ahead=3)
         for name in ("whole", "killed")
@@ -169,7 +169,7 @@ def test_a_student_waits_for_its_teacher(tmp_path: Path, text: dict[str, str]) -
 
 def test_answers_are_removed_once_nobody_will_ask_for_them(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Apart(tmp_path, text, students={"student": taught()}, frozen=False, ahead=2)
-    sites.train(steps=30)
+    sites.train(steps=15)
     assert len(sent(sites)) <= 2 + 2 * 3 + 2
 
 
@@ -218,7 +218,7 @@ def test_a_student_goes_on_with_no_other_teacher_than_it_began_with(
         @property
         def is_asked(self) -> bool:
             said = box.progress("b")
-            return said is not None and said.step > 4
+            return said is not None and said.step > 2
 
     def halfway(site: str) -> None:
         setup = sites.setups[site]
@@ -252,7 +252,7 @@ def test_a_longer_training_has_the_teacher_of_the_shorter_one(tmp_path: Path, te
     sites.train()
     teacher = sites.setups["a"]
     teacher.train(sites.training("a"))  # again, when the student has ended
-    with pytest.raises(DataError, match=r"round-000010/a: this site sent other answers to step 10 before"):
+    with pytest.raises(DataError, match=r"round-000008/a: this site sent other answers to step 8 before"):
         teacher.train(with_another_teacher(sites, 2 * STEPS), stop=AfterSteps(teacher.folder, 100))
 
 
@@ -263,7 +263,7 @@ def test_after_both_stores_are_lost_an_old_mailbox_is_named(tmp_path: Path, text
     teacher, student = sites.setups.values()
     shutil.rmtree(student.folder / "trajectory")
     training, place = with_another_teacher(sites), str(tmp_path / "mail" / ANSWERS[:16])
-    with pytest.raises(DataError, match=rf"other answers to step 10 before.* remove {place}"):
+    with pytest.raises(DataError, match=rf"other answers to step {STEPS} before.* remove {place}"):
         teacher.train(training, stop=AfterSteps(teacher.folder, 100))
     with pytest.raises(DataError, match=rf"round-000001/a: is gone, .*; remove {place}"):
         student.train(sites.training("b"), stop=AfterSteps(student.folder, 100))

@@ -5,9 +5,10 @@ equal bits at all sites, and those of the round log; every sample is learned onc
 import math
 import random
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Event
 from threading import enumerate as enumerate_threads
 from typing import Any
 
@@ -18,6 +19,7 @@ from atelier.engine.config.error import StoppedError
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.extensions.sites import outer
+from atelier.engine.extensions.sites.coordinator import Coordinator
 from atelier.engine.extensions.sites.messages import Contribution
 from atelier.engine.extensions.sites.outer import OuterSteps
 from atelier.engine.extensions.sites.outer_inbox import OuterInbox
@@ -34,7 +36,7 @@ from tests.infra.sites.agents import until
 from tests.parity.cases import layout as layout_of
 
 __all__ = ["text"]
-EVERY, STEPS = 2, 24
+EVERY, STEPS = 2, 8
 GRACE_S = 0.6
 
 
@@ -73,7 +75,7 @@ def test_sites_that_begin_as_a_model_decide_their_first_round(tmp_path: Path, te
     before = TrainingSetup(tmp_path / "before", text)
     before.train(before.training({"m": role()}, train(2)))
     files = {path.name: path.read_bytes() for path in before.output("m").iterdir()}
-    sites = Sites(tmp_path, text, **elastic())
+    sites = Sites(tmp_path, text, **elastic(grace=60.0))
 
     def at(site: str) -> None:
         setup = sites.setups[site]
@@ -84,13 +86,14 @@ def test_sites_that_begin_as_a_model_decide_their_first_round(tmp_path: Path, te
 
     all_at_once(sites.setups, at)
     assert len(set(sites.models())) == 1
+    assert [*log_of(sites, "a")[1].sha256] == ["a", "b"]
     check_samples(log_of(sites, "a"))
 
 
 def test_with_all_there_every_sample_is_learned_by_the_site_that_the_log_says(
     tmp_path: Path, text: dict[str, str]
 ) -> None:
-    sites = Sites(tmp_path, text, rows={"a": 1, "b": 3}, **elastic())
+    sites = Sites(tmp_path, text, rows={"a": 1, "b": 3}, **elastic(grace=60.0))
     sites.train(role(lr=1e-2), steps=STEPS)
     assert len(set(sites.models())) == 1
     lines = log_of(sites, "a")
@@ -157,8 +160,8 @@ def test_a_branch_goes_on_with_the_log_of_its_trunk(
 ) -> None:
     """b comes when a is in the branch, or has ended: it passes over what was decided without it."""
     sites = Branched(tmp_path, text, **elastic(grace=0.5, coordinator=coordinator))
-    paths = {site: sites.write(site, role(lr=1e-2), steps=60) for site in "ab"}
-    branch = Path(sites.mailbox("a"), sites.setups["a"].segment("m", 40, 60).fingerprint[:16])
+    paths = {site: sites.write(site, role(lr=1e-2), steps=36) for site in "ab"}
+    branch = Path(sites.mailbox("a"), sites.setups["a"].segment("m", 24, 36).fingerprint[:16])
     with ExitStack() as stack:
 
         def begin(site: str) -> Process:
@@ -177,7 +180,7 @@ def test_a_branch_goes_on_with_the_log_of_its_trunk(
         assert (one.wait(), other.wait()) == (0, 0), (tmp_path / "b.log").read_text()[-2000:]
     assert len(set(sites.models())) == 1
     lines = log_of(sites, "a")
-    assert lines == log_of(sites, "b") and len(lines) == 30
+    assert lines == log_of(sites, "b") and len(lines) == 18
     check_samples(lines)
     assert any("b" not in line.sha256 for line in lines.values())
 
@@ -196,22 +199,32 @@ class AfterRound(StopRequest):
 
 
 def test_a_longer_training_leaves_out_the_rest_of_a_round_that_was_passed_over(
-    tmp_path: Path, text: dict[str, str]
+    tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """b leaves out the end of round 2 of a short training, whose trunk ends in it; the long one goes on."""
-    sites = Branched(tmp_path, text, **elastic(grace=0.3, minimum=1) | {"every": 8})
+    """b leaves out the end of round 2 of a short training, whose trunk ends in it; the long one goes on. It
+    is silent from when it has stopped, however long that takes.
+    """
+    sites, has_stopped = Branched(tmp_path, text, **elastic(grace=60.0) | {"every": 8}), Event()
     sites.cut = 13
 
-    def at(site: str) -> None:
-        stop = AfterRound(sites.setups[site].folder, sites.mailbox(site)) if site == "b" else None
-        with suppress(StoppedError):
-            sites.setups[site].train(sites.training(site, role(lr=1e-2), 16), stop=stop)
+    def is_heard(self: Coordinator, site: str, now: float) -> bool:
+        return site != "b" or not has_stopped.is_set()
 
-    sites.link["membership"]["grace"] = 3.0
-    all_at_once("ab", at)
+    def at(site: str) -> None:
+        if site == "a":
+            sites.setups["a"].train(sites.training("a", role(lr=1e-2), 16))
+            return
+        stop = AfterRound(sites.setups["b"].folder, sites.mailbox("b"))
+        with pytest.raises(StoppedError):
+            sites.setups["b"].train(sites.training("b", role(lr=1e-2), 16), stop=stop)
+        has_stopped.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Coordinator, "_is_heard", is_heard)
+        all_at_once("ab", at)
     sites.setups["b"].train(sites.training("b", role(lr=1e-2), 16))
     assert decisions(sites.mailbox("a")) == {1: ["a", "b"], 2: ["a"]}
-    sites.link["membership"]["grace"], sites.cut = 60.0, 21
+    sites.cut = 21
     sites.train(role(lr=1e-2), steps=32)
     assert len(set(sites.models())) == 1
     lines = log_of(sites, "a")
@@ -245,7 +258,7 @@ def test_with_outages_of_all_sites_the_bits_are_those_of_the_log(
     check_samples(lines)
     log = sites.setups["b"].output("m") / FILE
     again = Sites(tmp_path / "again", text, **how, **membership, rounds=str(log))
-    again.train(role(lr=1e-2), **sizes)
+    again.train(role(lr=1e-2), **sizes | {"checkpoint_every": 40})
     assert again.models() == sites.models()
 
 
@@ -256,32 +269,41 @@ def test_a_site_that_is_not_in_a_round_goes_on_with_nothing_of_it(
     """It sends nothing that is not finite, or what it sends cannot be added. The others take the outer step
     without it, and it has the same bits and counts as where it leaves the round out from the first.
     """
-    every = 6  # steps: long enough for b to say that it comes
-    how = elastic(grace=60.0) | {"codec": {"kind": "int8"}, "every": every}
+    how = elastic(grace=60.0) | {"codec": {"kind": "int8"}}
     sites = Sites(tmp_path / "first", text, **how)
-    is_finite, why_not = OuterSteps._is_finite, OuterSteps._why_not
+    is_finite, why_not, look = OuterSteps._is_finite, OuterSteps._why_not, Coordinator.look
 
     def diverged(self: OuterSteps, moved: dict[str, Tensor], member: RoleState) -> bool:
-        if self._link.site == "b" and member.step == 2 * every:
+        if self._link.site == "b" and member.step == 2 * EVERY:
             next(iter(moved.values())).fill_(math.nan)
         return is_finite(self, moved, member)
 
     def refused(self: OuterSteps, member: RoleState, head: Contribution) -> str:
         return why_not(self, member, head) or ("bad" if (head.site, head.round) == ("b", 2) else "")
 
+    def looked(self: Coordinator, number: int, before: RoundLine | None) -> RoundLine | None:
+        def is_coming() -> bool:
+            said = self._meeting.heard("b")
+            return said is not None and said.round > 3
+
+        if number == 3:
+            until(is_coming, "b does not say that it comes to round 4")
+        return look(self, number, before)
+
     with monkeypatch.context() as patched:
         if fault == "not finite":
             patched.setattr(OuterSteps, "_is_finite", diverged)
         else:
             patched.setattr(OuterSteps, "_why_not", refused)
-        sites.train(role(lr=1e-2), steps=2 * STEPS)
+            patched.setattr(Coordinator, "look", looked)
+        sites.train(role(lr=1e-2), steps=STEPS)
     assert len(set(sites.models())) == 1
     lines = log_of(sites, "a")
     assert [*lines[1].sha256] == ["a", "b"] and [*lines[2].sha256] == ["a"]
     assert any("b" in lines[number].sha256 for number in lines if number > 2)  # it is back
     check_samples(lines)
     again = Sites(tmp_path / "again", text, **how, rounds=str(sites.setups["b"].output("m") / FILE))
-    again.train(role(lr=1e-2), steps=2 * STEPS)
+    again.train(role(lr=1e-2), steps=STEPS)
     assert again.models() == sites.models()
     counts = [each.setups["b"].summary("m")[key] for each in (sites, again) for key in ("tokens", "forwards")]
     assert counts[:2] == counts[2:]
@@ -292,7 +314,7 @@ def test_each_step_of_a_site_reads_the_samples_that_the_log_gives_it(
     tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch, has_missed: bool
 ) -> None:
     """In the order of the log; where b has missed round 1 some come again, in pieces."""
-    every = 6
+    every = 3
     sites = Sites(tmp_path, text, rows={"a": 1, "b": 3}, **elastic(grace=60.0) | {"every": every})
     read: dict[tuple[str, int], list[int]] = {}
     at, why_not = Prefetcher.at, OuterSteps._why_not
@@ -309,7 +331,7 @@ def test_each_step_of_a_site_reads_the_samples_that_the_log_gives_it(
 
     monkeypatch.setattr(Prefetcher, "at", read_at)
     monkeypatch.setattr(OuterSteps, "_why_not", refused)
-    sites.train(role(lr=1e-2), steps=STEPS)
+    sites.train(role(lr=1e-2), steps=4 * every)
     lines = log_of(sites, "a")
     assert has_missed == ("b" not in lines[1].sha256)
     for number, line in lines.items():

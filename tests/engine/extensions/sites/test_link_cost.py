@@ -36,9 +36,10 @@ from atelier.engine.model.soft_prompt import tune_prompt
 from atelier.engine.model.weights import entry_of
 from atelier.engine.objective.load import add_modules
 from tests.engine.extensions.sites.apart import ANSWERS, Apart, taught
-from tests.engine.extensions.sites.test_outer import STEPS, Sites
+from tests.engine.extensions.sites.test_outer import Sites
 from tests.engine.trainings import TrainingSetup, role, tokens
 
+STEPS = 12
 TEACHER = GPT(num_layers=1, hidden=48, num_heads=2, vocab=64)
 CODECS = (
     Codec(), Codec(kind="bf16"), Codec(kind="int8", block=64), Codec(kind="int4"), Codec(kind="int2"),
@@ -157,7 +158,7 @@ def test_a_projection_has_the_width_of_its_own_objective_s_teacher() -> None:
 )
 def test_two_sites_send_what_was_planned(tmp_path: Path, text: dict[str, str], link: dict[str, Any]) -> None:
     """By the bodies that lie in the mailbox, and by what the curves say."""
-    sites, spec = Sites(tmp_path, text, **link), role(lr=1e-2)
+    sites, spec = Sites(tmp_path, text, every=4, **link), role(lr=1e-2)
     sites.train(spec, checkpoint_every=STEPS)  # all messages stay
     how = Link(**sites.link, site="a")
     weights = exchanged(spec, spec.model, precision="fp32", widths={}) or {}

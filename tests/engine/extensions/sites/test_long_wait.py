@@ -72,7 +72,7 @@ def test_a_training_says_whose_decision_it_waits_for(
 ) -> None:
     monkeypatch.setattr(long_wait, "FIRST_S", 0.3)
     waits = {"a": "b, in round 1", "b": "b, which decides who is in round 1"}[coordinator]
-    assert waits_at_a(Sites(tmp_path, text, **elastic(coordinator=coordinator)), capsys) == waits
+    assert waits_at_a(Sites(tmp_path, text, **elastic(coordinator=coordinator, grace=60.0)), capsys) == waits
 
 
 def test_a_student_and_a_teacher_say_for_whom_they_wait(

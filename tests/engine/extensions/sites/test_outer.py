@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import AtelierError, ConfigError, DataError, StoppedError
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Health, Train
@@ -31,12 +32,14 @@ from tests.engine.extensions.sites.at_sites import (
     beside_a_gang,
     killed_until_they_end,
 )
-from tests.engine.trainings import AfterSteps, TrainingSetup, role, tokens, train
+from tests.engine.trainings import AfterSteps, TrainingSetup, model, role, tokens, train
 from tests.forks import start_gang
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
 
-STEPS, EVERY = 12, 4
+STEPS, EVERY = 6, 2
+ONE_BLOCK = model()
+TWO = role(shape=model(num_layers=2), lr=1e-2)  # blocks, for pipelines
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +61,11 @@ class Sites:
     def link_of(self, site: str) -> dict[str, Any]:
         return self.link | {"site": site, "mailbox": self.mailbox(site)}
 
-    def training(self, site: str, spec: Role, steps: int = STEPS, **more: Any) -> Training:
+    def training(self, site: str, spec: Role, steps: int = 0, **more: Any) -> Training:
+        """Of three rounds where `steps` are not given."""
+        steps = steps or 3 * self.link["every"]
         batch = sum(self.link["rows"].values())
-        sizes = {"global_batch": batch, "micro_batch": 1, "link": self.link_of(site)}
+        sizes = {"global_batch": batch, "micro_batch": 1, "eval_sequences": 2, "link": self.link_of(site)}
         return self.setups[site].training({"m": spec}, train(steps, **(sizes | more)))
 
     def write(self, site: str, spec: Role, layout: Parallel | None = None, **more: Any) -> str:
@@ -89,8 +94,7 @@ class Sites:
         return [setup.weights("m") for setup in self.setups.values()]
 
 
-def first_weights() -> dict[str, torch.Tensor]:
-    spec = role().model
+def first_weights(spec: ModelSpec = ONE_BLOCK) -> dict[str, torch.Tensor]:
     with blank():
         network = build(spec)
     return {
@@ -130,8 +134,8 @@ def replayed(sites: Sites, first: dict[str, torch.Tensor], rounds: int) -> dict[
     ("rows", "outer"),
     [
         ({"a": 2, "b": 2}, {}),
-        ({"b": 3, "a": 1, "c": 2}, {}),
-        ({"a": 1, "b": 3}, {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}),
+        ({"b": 2, "a": 1, "c": 1}, {}),
+        ({"a": 1, "b": 2}, {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}),
     ],
 )
 def test_all_sites_have_the_bits_that_their_messages_say(
@@ -172,10 +176,9 @@ def test_sites_may_have_other_layouts(tmp_path: Path, text: dict[str, str], layo
     """The outer weights are the same bits all the same; and they are those of one process to 1e-10."""
     how = {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
     alike, other = (Sites(tmp_path / name, text, rows={"a": 2, "b": 2}, outer=how) for name in ("one", "two"))
-    spec = role(lr=1e-2)
-    alike.train(spec, precision="fp64", micro_batch=1)
-    path = other.write("b", spec, layout, precision="fp64")
-    here = other.training("a", spec, precision="fp64")
+    alike.train(TWO, precision="fp64", micro_batch=1)
+    path = other.write("b", TWO, layout, precision="fp64")
+    here = other.training("a", TWO, precision="fp64")
     beside_a_gang(tmp_path, path, lambda: other.setups["a"].train(here))
     assert len(set(other.models())) == len(set(alike.models())) == 1
     mine, theirs = load(other.models()[0]), load(alike.models()[0])
@@ -188,12 +191,11 @@ def test_two_sites_of_two_ranks_in_other_layouts_have_equal_bits(
 ) -> None:
     how = {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
     alike, other = (Sites(tmp_path / name, text, rows={"a": 2, "b": 2}, outer=how) for name in ("one", "two"))
-    spec = role(lr=1e-2)
-    alike.train(spec, precision="fp64", micro_batch=1)
+    alike.train(TWO, precision="fp64", micro_batch=1)
 
     def train_gang(site: str) -> None:
         layout = layout_of(shard=2) if site == "a" else layout_of(pipeline=2)
-        path, place = other.write(site, spec, layout, precision="fp64"), tmp_path / f"gang-{site}"
+        path, place = other.write(site, TWO, layout, precision="fp64"), tmp_path / f"gang-{site}"
         place.mkdir()
         start_gang("tests.parity.gang", place, 2, path)
 
@@ -209,7 +211,8 @@ def check_kills(
     """Three sites of which any is killed anywhere, between rounds or in one, end with the bits of those that
     were not, which are returned; checkpoints are not those of the rounds.
     """
-    how = {"rows": {"a": 1, "b": 2, "c": 1}, "outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}} | link
+    how: dict[str, Any] = {"rows": {"a": 1, "b": 2, "c": 1}, "every": 4}
+    how |= {"outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}} | link
     spec = role(lr=1e-2)
     sizes = dict[str, Any](checkpoint_every=draw.choice([3, 4, 5]), health=health or Health())
     whole, killed = (Sites(tmp_path / name, text, **how) for name in ("whole", "killed"))
@@ -229,6 +232,14 @@ def test_killed_sites_go_on_to_the_same_bits(tmp_path: Path, text: dict[str, str
     check_kills(tmp_path, text, random.Random(seed))
 
 
+@pytest.fixture(scope="module")
+def first_round(tmp_path_factory: pytest.TempPathFactory, text: dict[str, str]) -> Sites:
+    """Sites that have trained one round."""
+    sites = Sites(tmp_path_factory.mktemp("whole"), text, rows={"a": 1, "b": 1})
+    sites.train(role(lr=1e-2), steps=EVERY)
+    return sites
+
+
 FAULTS = {  # of a message, and why it is not taken
     "flipped": "content does not match its digest",
     "cut": r"has \d+ bytes, but its record has \d+",
@@ -244,10 +255,9 @@ FAULTS = {  # of a message, and why it is not taken
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_message_that_does_not_fit_is_named_and_nothing_is_learned_from_it(
-    tmp_path: Path, text: dict[str, str], fault: str
+    tmp_path: Path, text: dict[str, str], first_round: Sites, fault: str
 ) -> None:
-    whole, sites = (Sites(tmp_path / name, text) for name in ("whole", "bad"))
-    whole.train(role(lr=1e-2), steps=EVERY)
+    whole, sites = first_round, Sites(tmp_path, text, rows=first_round.link["rows"])
     [trajectory] = names(whole.link["mailbox"])
     good = Path(whole.link["mailbox"]) / trajectory / "round-000001" / "b"
     place = Path(sites.link["mailbox"]) / trajectory / "round-000001" / "b"
@@ -309,7 +319,7 @@ def test_what_other_code_has_computed_is_added_only_where_that_is_accepted(
 
 def test_a_site_that_waits_can_be_stopped_and_goes_on(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Sites(tmp_path, text)
-    with pytest.raises(StoppedError, match=r"waited for b in round 1, after step 4"):
+    with pytest.raises(StoppedError, match=r"waited for b in round 1, after step 2"):
         setup = sites.setups["a"]
         setup.train(sites.training("a", role(lr=1e-2)), stop=AfterSteps(setup.folder, EVERY + 1))
     sites.train(role(lr=1e-2))
@@ -353,7 +363,7 @@ def test_a_training_ends_with_an_outer_step(
 
 def test_messages_stay_only_as_long_as_a_site_may_ask_for_them(tmp_path: Path, text: dict[str, str]) -> None:
     """Those of rounds that all sites have in two checkpoints are gone; without one of them it is said."""
-    sites = Sites(tmp_path, text, every=2)
+    sites = Sites(tmp_path, text, rows={"a": 1, "b": 1})
     sites.train(role(), steps=20, checkpoint_every=4)
     [trajectory] = names(sites.link["mailbox"])
     kept = names(f"{sites.link['mailbox']}/{trajectory}")

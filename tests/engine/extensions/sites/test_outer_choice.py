@@ -26,13 +26,14 @@ from tests.engine.extensions.sites.at_sites import (
     beside_a_gang,
     killed_until_they_end,
 )
-from tests.engine.extensions.sites.test_outer import STEPS, Sites, text
+from tests.engine.extensions.sites.test_outer import Sites, text
 from tests.engine.trainings import role
 from tests.marks import quick
 from tests.parity.cases import layout as layout_of
 
 __all__ = ["text"]
 CHOOSE: list[dict[str, Any]] = [{}, {"kind": "bf16"}, {"kind": "int4", "block": 64}]
+STEPS = 12
 HOW: dict[str, Any] = {"choose": CHOOSE, "every": 2, "delay": 1, "stall": 0.5}
 
 
@@ -71,7 +72,7 @@ def test_each_site_chooses_by_itself_and_the_log_makes_the_same_bits(
 ) -> None:
     sites = Sites(tmp_path / "first", text, **HOW)
     with a_changing_link(sites.mailbox("a"), random.Random(1)):
-        sites.train(role(lr=1e-2))
+        sites.train(role(lr=1e-2), steps=STEPS)
     assert len(set(sites.models())) == 1
     logs = [log_of(sites, site).read_bytes() for site in "ab"]
     assert logs[0] == logs[1]
@@ -80,11 +81,11 @@ def test_each_site_chooses_by_itself_and_the_log_makes_the_same_bits(
     assert len(kinds) > 1 and any(line.codecs["a"] != line.codecs["b"] for line in lines.values()), kinds
     assert len(sites.setups["a"].summary("m")["rounds"]) == 64
     again = Sites(tmp_path / "again", text, **HOW, rounds=str(log_of(sites, "a")))
-    again.train(role(lr=1e-2))
+    again.train(role(lr=1e-2), steps=STEPS)
     assert again.models() == sites.models()
     assert log_of(again, "b").read_bytes() == logs[0]
     others = Sites(tmp_path / "others", text, **HOW)
-    others.train(role(lr=1e-2))  # nothing was measured: the lossiest
+    others.train(role(lr=1e-2), steps=STEPS)  # nothing was measured: the lossiest
     assert others.models() != sites.models()
 
 
@@ -115,19 +116,19 @@ def test_killed_anywhere_the_bits_are_those_of_its_log(
     tmp_path: Path, text: dict[str, str], seed: int
 ) -> None:
     sites, draw = Sites(tmp_path / "killed", text, **HOW), random.Random(seed)
-    paths = {site: sites.write(site, role(lr=1e-2), checkpoint_every=3) for site in "ab"}
+    paths = {site: sites.write(site, role(lr=1e-2), steps=STEPS, checkpoint_every=3) for site in "ab"}
     with a_changing_link(sites.mailbox("a"), random.Random(seed)):
         kills = killed_until_they_end(paths, tmp_path, draw, 5)
     assert kills and len(set(sites.models())) == 1
     again = Sites(tmp_path / "again", text, **HOW, rounds=str(log_of(sites, "b")))
-    again.train(role(lr=1e-2), checkpoint_every=3)
+    again.train(role(lr=1e-2), steps=STEPS, checkpoint_every=3)
     assert again.models() == sites.models()
 
 
 def test_the_ranks_of_a_site_take_one_codec(tmp_path: Path, text: dict[str, str]) -> None:
     sites = Sites(tmp_path / "two", text, **HOW)
-    path = sites.write("b", role(lr=1e-2), layout_of(shard=2))
-    here = sites.training("a", role(lr=1e-2))
+    path = sites.write("b", role(lr=1e-2), layout_of(shard=2), steps=STEPS)
+    here = sites.training("a", role(lr=1e-2), STEPS)
     with a_changing_link(sites.mailbox("a"), random.Random(5)):
         beside_a_gang(tmp_path, path, lambda: sites.setups["a"].train(here))
     assert len(set(sites.models())) == 1

@@ -18,13 +18,21 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.extensions.sites.clip import norm, square_sums
 from atelier.engine.extensions.sites.config.train.link import Link
 from tests.engine.extensions.sites.at_sites import beside_a_gang
-from tests.engine.extensions.sites.test_outer import EVERY, Sites, check_kills, text
-from tests.engine.extensions.sites.test_outer_codecs import LOSSY, kind_of
+from tests.engine.extensions.sites.test_outer import EVERY, TWO, Sites, check_kills, text
+from tests.engine.extensions.sites.test_outer_codecs import FEW, LOSSY, kind_of
 from tests.engine.trainings import role
 from tests.parity.cases import layout as layout_of
 
 __all__ = ["text"]
 CLIP = 0.05
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, text: dict[str, str]) -> Sites:
+    """Without a clip, trained."""
+    sites = Sites(tmp_path_factory.mktemp("whole"), text)
+    sites.train(role(lr=1e-2))
+    return sites
 
 
 def told(sites: Sites, site: str) -> list[tuple[float, float]]:
@@ -38,11 +46,10 @@ def sent_norm(sites: Sites, number: int, site: str) -> float:
 
 
 def test_what_crosses_has_at_most_the_norm_and_the_curve_says_what_was_cut(
-    tmp_path: Path, text: dict[str, str]
+    tmp_path: Path, text: dict[str, str], whole: Sites
 ) -> None:
-    sites, whole = Sites(tmp_path / "clipped", text, clip=CLIP), Sites(tmp_path / "whole", text)
+    sites = Sites(tmp_path, text, clip=CLIP)
     sites.train(role(lr=1e-2))
-    whole.train(role(lr=1e-2))
     assert len(set(sites.models())) == 1 and sites.models() != whole.models()
     for site in "ab":
         assert len(told(sites, site)) == 3 and not told(whole, site)
@@ -53,10 +60,9 @@ def test_what_crosses_has_at_most_the_norm_and_the_curve_says_what_was_cut(
         assert told(sites, site)[0][0] == pytest.approx(sent_norm(whole, 1, site), rel=1e-6)
 
 
-def test_a_clip_above_all_norms_changes_no_bit(tmp_path: Path, text: dict[str, str]) -> None:
-    sites, whole = Sites(tmp_path / "clipped", text, clip=1e6), Sites(tmp_path / "whole", text)
+def test_a_clip_above_all_norms_changes_no_bit(tmp_path: Path, text: dict[str, str], whole: Sites) -> None:
+    sites = Sites(tmp_path, text, clip=1e6)
     sites.train(role(lr=1e-2))
-    whole.train(role(lr=1e-2))
     assert sites.models() == whole.models()
     assert [kept for _, kept in told(sites, "a")] == [1.0] * 3
 
@@ -70,9 +76,9 @@ def test_the_norm_is_of_all_weights_in_every_layout(
     tmp_path: Path, text: dict[str, str], layout: Any
 ) -> None:
     alike, other = (Sites(tmp_path / name, text, clip=CLIP) for name in ("one", "two"))
-    alike.train(role(lr=1e-2), precision="fp64", micro_batch=1)
-    path = other.write("b", role(lr=1e-2), layout, precision="fp64")
-    here = other.training("a", role(lr=1e-2), precision="fp64")
+    alike.train(TWO, precision="fp64", micro_batch=1)
+    path = other.write("b", TWO, layout, precision="fp64")
+    here = other.training("a", TWO, precision="fp64")
     beside_a_gang(tmp_path, path, lambda: other.setups["a"].train(here))
     assert len(set(other.models())) == 1
     for mine, theirs in zip(told(alike, "b"), told(other, "b"), strict=True):
@@ -97,7 +103,7 @@ def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
 def test_what_codecs_round_is_not_refused(
     tmp_path: Path, text: dict[str, str], codec: dict[str, Any]
 ) -> None:
-    sites = Sites(tmp_path, text, clip=CLIP, codec=codec)
+    sites = Sites(tmp_path, text, rows=FEW, clip=CLIP, codec=codec)
     sites.train(role(lr=1e-2))
     assert len(set(sites.models())) == 1
 
@@ -106,7 +112,9 @@ def test_what_codecs_round_is_not_refused(
 def test_a_huge_norm_is_refused_and_nothing_is_learned_from_it(
     tmp_path: Path, text: dict[str, str], codec: dict[str, Any]
 ) -> None:
-    whole, sites = (Sites(tmp_path / name, text, clip=CLIP, codec=codec) for name in ("whole", "bad"))
+    whole, sites = (
+        Sites(tmp_path / name, text, rows=FEW, clip=CLIP, codec=codec) for name in ("whole", "bad")
+    )
     whole.train(role(lr=1e-2), steps=EVERY)
     good, place = whole.message(1, "b"), Path(sites.link["mailbox"])
     place = place / good.relative_to(whole.link["mailbox"])

@@ -14,8 +14,6 @@ from atelier.engine.config.train import Health, Train
 from atelier.engine.loop.role_state import RoleState
 from tests.engine.extensions.sites.at_sites import all_at_once
 from tests.engine.extensions.sites.test_outer import (
-    EVERY,
-    STEPS,
     Sites,
     check_kills,
     first_weights,
@@ -26,6 +24,7 @@ from tests.engine.loop.test_health import NAN, SPIKE, marked, plant
 from tests.engine.trainings import role
 
 __all__ = ["text"]
+STEPS, EVERY = 12, 4
 SKIPS = Health(spike="skip", spike_after=4, patience=STEPS)
 TOUCHY = SKIPS.model_copy(update={"spike_norm": 1.0})  # a gradient above average is a spike
 
@@ -39,15 +38,22 @@ def skipped(sites: Sites) -> dict[str, list[int]]:
     return {site: marked(setup, "m", "skipped") for site, setup in sites.setups.items()}
 
 
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory, text: dict[str, str]) -> Sites:
+    """Sites without a bad step, trained."""
+    sites = Sites(tmp_path_factory.mktemp("good"), text, every=EVERY)
+    sites.train(role(lr=1e-2), health=SKIPS)
+    return sites
+
+
 @pytest.mark.parametrize("step", [6, 2 * EVERY, 2 * EVERY + 1], ids=["within", "last", "first"])
 def test_a_step_that_one_site_skips_is_in_none_of_its_messages(
-    tmp_path: Path, text: dict[str, str], step: int
+    tmp_path: Path, text: dict[str, str], good: Sites, step: int
 ) -> None:
     """Within a round, as its last step and as its first one; whatever was wrong with it, and the weights are
     those that the messages say.
     """
-    good, *bad = (Sites(tmp_path / name, text) for name in ("good", "spike", "nan"))
-    good.train(role(lr=1e-2), health=SKIPS)
+    bad = [Sites(tmp_path / name, text, every=EVERY) for name in ("spike", "nan")]
     for sites, factor in zip(bad, (SPIKE, NAN), strict=True):
         with pytest.MonkeyPatch.context() as patch:
             plant(patch, {("b", step): factor}, of=site_of)
@@ -69,7 +75,7 @@ def test_a_step_that_one_site_skips_is_in_none_of_its_messages(
 def test_a_site_that_skips_all_steps_of_a_round_sends_that_nothing_has_moved(
     tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sites = Sites(tmp_path, text)
+    sites = Sites(tmp_path, text, every=EVERY)
     bad = range(EVERY + 1, 2 * EVERY + 1)
     plant(monkeypatch, {("b", step): NAN for step in bad}, of=site_of)
     sites.train(role(lr=1e-2), health=SKIPS)
@@ -84,7 +90,7 @@ def test_a_site_that_skips_too_often_ends_and_goes_on_with_more_patience(
 ) -> None:
     """Patience is a setting of each site."""
     health = {site: SKIPS.model_copy(update={"patience": 2}) for site in "ab"}
-    sites = Sites(tmp_path, text)
+    sites = Sites(tmp_path, text, every=EVERY)
     plant(monkeypatch, {("b", step): NAN for step in (2, 3)}, of=site_of)
 
     def train_at(site: str) -> None:
@@ -106,7 +112,7 @@ def test_stopped_again_and_again_around_skipped_steps_sites_end_with_the_same_bi
     tmp_path: Path, text: dict[str, str], monkeypatch: pytest.MonkeyPatch, link: dict[str, Any]
 ) -> None:
     plant(monkeypatch, {("b", 7): SPIKE, ("b", 9): NAN, ("a", 10): SPIKE}, of=site_of)
-    whole, pieces = (Sites(tmp_path / name, text, **link) for name in ("whole", "pieces"))
+    whole, pieces = (Sites(tmp_path / name, text, every=EVERY, **link) for name in ("whole", "pieces"))
     whole.train(role(lr=1e-2), health=SKIPS)
     stops = dict[str, int]()
 

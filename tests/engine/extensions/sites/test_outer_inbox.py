@@ -1,21 +1,17 @@
 """An event that ends one rank's wait for other sites ends the wait of all ranks, with the same error."""
 
+import json
 from pathlib import Path
 
-import pytest
+from tests.engine.extensions.sites.inbox_gang import CASES
+from tests.forks import gang_errors
 
-from atelier.engine.config.parallel import Parallel
-from tests.engine.parallel.gangs import gang
+ENDS = {"stop": "StoppedError: stopped while m waited for b", "damage": "DamageError: "}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(
-    ("what", "ends"), [("stop", "StoppedError: stopped while m waited for b"), ("damage", "DamageError: ")]
-)
-def test_what_one_rank_meets_ends_all(tmp_path: Path, what: str, ends: str, rank: int) -> None:
-    layout = Parallel(shard=2)
-    found = gang(
-        "tests.engine.extensions.sites.inbox_gang", tmp_path / "gang", layout, what, str(rank), per_node=2
-    )
-    assert found[0] == found[1]
-    assert str(found[0]).startswith(ends)
+def test_what_one_rank_meets_ends_all(tmp_path: Path) -> None:
+    told = gang_errors("tests.engine.extensions.sites.inbox_gang", tmp_path, 2, str(tmp_path), timeout_s=60)
+    assert not told, told
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for (what, rank), *ends in zip(CASES, *found, strict=True):
+        assert ends[0] == ends[1] and ends[0].startswith(ENDS[what]), (what, rank, ends)

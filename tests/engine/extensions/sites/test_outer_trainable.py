@@ -47,7 +47,7 @@ CASES = {
     "lora": Case(
         model(),
         LORA,
-        pairs(*(f"blocks.{n}.{name}" for n in range(2) for name in ("attention.query", "mlp.down"))),
+        pairs(*(f"blocks.{n}.{name}" for n in range(1) for name in ("attention.query", "mlp.down"))),
     ),
     "prompt": Case(model(), PROMPT, {"soft.weight"}),
     "parts": Case(
