@@ -50,8 +50,8 @@ class Vocabulary:
 
     @staticmethod
     def parse(data: bytes, place: str, texts: TextEnds | None = None) -> "Vocabulary":
-        """Parse tokenizer.json. Without `texts`, they end with the first of ENDS that it has. Raises
-        ConfigError if it is not a tokenizer, or lacks such a token.
+        """Parse tokenizer.json. Without `texts`, the end-of-text token is the first of ENDS in the
+        vocabulary. Raises ConfigError if the file is not a tokenizer, or has no such token.
         """
         tokenizer = tokenizer_of(data, place)
         if texts is not None:

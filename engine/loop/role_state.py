@@ -122,7 +122,7 @@ class RoleState:
 
     @property
     def tokens_of_all(self) -> int:
-        """Tokens that it has learned from, here and in other gangs."""
+        """Training tokens of the role so far, in this gang and in others."""
         return self.tokens + sum(each.tokens_elsewhere for each in self.attached.values())
 
     @property

@@ -171,7 +171,7 @@ def _text_row(
 
 
 def _model_row(key: str, record: Record, config: "ReportConfig", read: int) -> ReportRow:
-    """The first cells of a model's row. `read`: number of tokens that it has seen."""
+    """The first cells of a model's row. `read`: the number of training tokens."""
     return {
         "name": key,
         "kind": _kind(key, config),

@@ -261,8 +261,8 @@ class DoorWatch:
         self._lock = threading.Lock()  # several threads look
 
     def nonce(self) -> str:
-        """The start of the running agent. Raises BucketError if none runs, NotOpened for a door that it has
-        not signed.
+        """The nonce of the running agent's start. Raises BucketError if no agent runs, and NotOpened if the
+        door's signature is not the agent's.
         """
         with self._lock:
             if self._now() - self._looked > LOOK_DOOR_S:

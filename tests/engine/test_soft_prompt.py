@@ -59,20 +59,20 @@ def losses(setup: TrainingSetup, name: str = "tuned") -> list[float]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("shape", [None, ENCODER], ids=["gpt", "encdec"])
+@pytest.mark.parametrize("shape", [model(num_layers=2), ENCODER], ids=["gpt", "encdec"])
 def test_only_the_prompt_moves_and_the_loss_falls(tmp_path: Path, shape: Any, place: Any) -> None:
     training_setup = labelled_setup(tmp_path, shape)
     training_setup.train(tuning(training_setup, place=place, first="random"))
     base, tuned = load(training_setup.weights("base")), load(training_setup.weights("tuned"))
     assert tuned.keys() - base.keys() == {"soft.weight"}
     assert all(torch.equal(base[name], tuned[name]) for name in base)
-    assert losses(training_setup)[-1] < losses(training_setup)[0] - 0.04
+    assert losses(training_setup)[-1] < losses(training_setup)[0] - 0.1
     adapter = load_file(training_setup.output("tuned") / "adapter_model.safetensors")
     assert torch.equal(adapter["prompt_embeddings"], tuned["soft.weight"])
     assert (training_setup.output("tuned") / "adapter_model.safetensors").stat().st_size < 20_000
     config = json.loads((training_setup.output("tuned") / "adapter_config.json").read_text())
     assert config["peft_type"] == "PROMPT_TUNING"
-    assert config["task_type"] == ("SEQ_2_SEQ_LM" if shape else "CAUSAL_LM")
+    assert config["task_type"] == ("SEQ_2_SEQ_LM" if shape is ENCODER else "CAUSAL_LM")
     assert (config["num_virtual_tokens"], config["token_dim"]) == (LENGTH, 32)
 
 

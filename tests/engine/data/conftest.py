@@ -94,8 +94,8 @@ class Workshop:
 
 
 class SharedProcess:
-    """What a chat template has instead of a process of its own: all with the same limits share one, which is
-    told the template again when another had it meanwhile.
+    """Stands in for a chat template's own process. Templates with the same limits share one process; it
+    receives a template again after another template has used it.
     """
 
     processes: dict[Limits, LimitedProcess] = {}

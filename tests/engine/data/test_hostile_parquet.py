@@ -107,7 +107,7 @@ def test_what_no_file_can_hold_is_refused_within_bounded_memory() -> None:
 
 
 def refusals(files: list[bytes]) -> tuple[list[str], int, int]:
-    """What is said of each file, and the KiB of memory that this process took for all, and its child."""
+    """The refusal of each file; the growth of this process and the peak of its child, in KiB."""
     before, reader, told = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, ParquetReader(), []
     for data in files:
         with pytest.raises(DataError) as caught:

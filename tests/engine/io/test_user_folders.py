@@ -1,6 +1,4 @@
-"""The user's folder and name without environment variables: in containers, as `nobody`, on
-read-only homes.
-"""
+"""Find the user's home folder and name without environment variables, for example in a container."""
 
 import getpass
 import os

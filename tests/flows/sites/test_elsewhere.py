@@ -24,7 +24,7 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.sites.desk import Note, OrderDesk, SiteOrder
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.store.store import Store
-from tests.infra.sites.test_notes import reply
+from tests.infra.sites.orders import reply
 
 WORDS = (
     "experiment=tiny", "sites=[a,b]", "sites.loopback=true", "train.link.every=6", "score.baselines=false",

@@ -22,8 +22,8 @@ from atelier.infra.sites.last_hour import HOUR_S, LastHour
 from atelier.infra.sites.policy import Policies, SitePolicy
 from atelier.infra.sites.transfer import BLOCK, CallError
 from tests.infra.sites.agents import answered, asked, check
+from tests.infra.sites.orders import order
 from tests.infra.sites.test_agent import DATA, head, two
-from tests.infra.sites.test_notes import order
 
 
 def test_a_trusted_peer_fills_no_disk_with_what_is_refused(

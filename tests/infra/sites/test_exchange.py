@@ -24,9 +24,9 @@ from atelier.infra.sites.notes import Notes
 from atelier.infra.sites.refusals import Refusals, RetrySchedule, ending
 from atelier.infra.sites.transfer import BLOCK, CallError
 from tests.infra.sites.agents import TRAJECTORY, Site, answered, make_due
+from tests.infra.sites.orders import order
 from tests.infra.sites.test_agent import DATA, two
 from tests.infra.sites.test_files import Sites
-from tests.infra.sites.test_notes import order
 
 
 class Direct:

@@ -21,8 +21,8 @@ from atelier.infra.sites.files import offer
 from atelier.infra.sites.incoming import NotTaken
 from atelier.infra.sites.kinds import Item
 from tests.infra.sites.agents import answered, asked, friends, make_due
+from tests.infra.sites.orders import large
 from tests.infra.sites.test_files import BODY, Sites
-from tests.infra.sites.test_notes import large
 
 
 def place(agent: Agent, made: Sites) -> Path:

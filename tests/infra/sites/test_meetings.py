@@ -18,7 +18,7 @@ from atelier.engine.extensions.sites.round_log import RoundLine
 from atelier.engine.extensions.sites.sample_log import SampleLog
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
-from atelier.infra.sites.incoming import Incoming, NotTaken
+from atelier.infra.sites.incoming import Incoming
 from atelier.infra.sites.keys import AUDIT
 from atelier.infra.sites.meetings import Meetings
 from tests.infra.sites.agents import TRAJECTORY, Site, asked, check, make_due, say, until
@@ -386,20 +386,3 @@ def test_a_contribution_that_was_decided_against_is_not_taken(tmp_path: Path, ki
         said = say(a, b.keys, "Offer", asked(head=json.loads(head.text)))
     assert ("round 1 was decided without b" if kind == "without it" else "the decision on round 1") in said
     assert not a.box.has(1, "b")
-
-
-def test_a_site_without_part_in_the_first_round_of_a_branch_takes_the_others_contributions(
-    tmp_path: Path,
-) -> None:
-    a, b = two(tmp_path)
-    branch = rounds().model_copy(update={"first": 4})
-    for site in (a, b):
-        site.box.open(site.name, ["a", "b"], {}, branch)
-    incoming = Incoming(a.mail, "a")
-    b.box.send(4, "b", [DATA], {}, 0, codec=Codec())
-    head = b.box.contribution(4, "b")
-    assert head is not None
-    with pytest.raises(NotTaken, match="round 4 is not the next one"):
-        incoming.judge(head, "b")
-    Meeting(a.box).tell(said("a", 5))
-    incoming.judge(head, "b")

@@ -16,13 +16,11 @@ from atelier.infra.sites import note_cache, notes
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.audit import Audit
 from atelier.infra.sites.desk import (
-    Cancellation,
     Note,
     OrderDesk,
     OrderedProduct,
     OrderedTask,
     Reply,
-    SiteOrder,
     text_of,
 )
 from atelier.infra.sites.incoming import Arrival, NotTaken
@@ -30,27 +28,7 @@ from atelier.infra.sites.kinds import Item
 from atelier.infra.sites.notes import MOST_OPEN, MOST_UNKNOWN, Notes
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy, is_below
 from tests.infra.sites.agents import friends
-
-DIGEST = "ab" * 32
-
-
-def order(home: str = "a", site: str = "b", nonce: str = "", **more: Any) -> SiteOrder:
-    product = OrderedProduct(kind="corpus", fingerprint=DIGEST)
-    about: dict[str, Any] = {
-        "act": "run", "home": home, "site": site, "flow": "pretrain", "version": "atelier 0",
-        "document": {"data": {"source": "stdlib"}},
-        "tasks": {"curate": OrderedTask(task="curate", products={"corpus": product})},
-    }  # fmt: skip
-    return SiteOrder.of(nonce=nonce, **(about | more))
-
-
-def reply(asked: SiteOrder, number: int = 1, state: str = "running", **more: Any) -> Reply:
-    about = {"order": asked.id, "home": asked.home, "site": asked.site, "number": number, "state": state}
-    return Reply.model_validate(about | more)
-
-
-def cancellation(asked: SiteOrder) -> Cancellation:
-    return Cancellation(order=asked.id, home=asked.home, site=asked.site)
+from tests.infra.sites.orders import cancellation, large, order, reply
 
 
 def audit(folder: Path, name: str) -> Audit:
@@ -214,10 +192,6 @@ def test_a_peer_has_a_limited_number_of_open_orders(tmp_path: Path) -> None:
         two.take("b", text_of(order(nonce=str(number))), "a")
     with pytest.raises(NotTaken, match=f"{MOST_OPEN} of them open"):
         two.take("b", text_of(order(nonce="more")), "a")
-
-
-def large(nonce: str, size: int) -> SiteOrder:
-    return order(nonce=nonce, document={"data": {"source": "x" * size}})
 
 
 def test_the_orders_of_a_peer_have_a_limited_number_of_bytes(

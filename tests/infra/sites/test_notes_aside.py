@@ -8,7 +8,7 @@ import pytest
 from atelier.infra.sites.agent import Agent
 from atelier.infra.sites.desk import OrderDesk
 from tests.infra.sites.agents import Carrier, friends, until, with_agents
-from tests.infra.sites.test_notes import cancellation, order, reply
+from tests.infra.sites.orders import cancellation, order, reply
 
 
 @pytest.mark.parametrize(("carrier", "silent"), [("grpc", ""), ("grpc", "b"), ("bucket", "")])

@@ -14,7 +14,7 @@ from atelier.infra.sites.notes import MOST_UNKNOWN
 from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from tests.infra.sites.agents import friends, make_due
-from tests.infra.sites.test_notes import cancellation, large, order
+from tests.infra.sites.orders import cancellation, large, order
 
 
 def test_a_full_disk_ends_no_agent_and_its_orders_end_when_there_is_room(

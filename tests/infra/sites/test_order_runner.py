@@ -24,7 +24,7 @@ from atelier.infra.sites.order_runner import (
 )
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from tests.infra.sites.agents import friends, until
-from tests.infra.sites.test_notes import cancellation, order, reply
+from tests.infra.sites.orders import cancellation, order, reply
 
 LASTS, DIES, FAILS = "exec sleep 600", "kill -9 $$", "echo it cannot; exit 3"
 HOLDS = f"""exec {sys.executable} -c '

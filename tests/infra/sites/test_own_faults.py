@@ -30,8 +30,8 @@ from atelier.infra.sites.order_runner import OrderRunner
 from atelier.infra.sites.policy import EVERYTHING, Policies, SitePolicy
 from atelier.infra.sites.refusals import is_damage_here
 from tests.infra.sites.agents import TRAJECTORY, asked, friends, make_due, say
+from tests.infra.sites.orders import order
 from tests.infra.sites.test_agent import DATA, head, two
-from tests.infra.sites.test_notes import order
 
 FIRST = "00" * 32  # a training that is looked at before the others
 

@@ -96,3 +96,8 @@ class Apart:
 def taught(**more: Any) -> Role:
     """A student that learns mostly from its teacher."""
     return student(16, weight=2.0, lr=1e-2, **more)
+
+
+def sent(site: Apart) -> list[Path]:
+    """The folders of the messages that lie in the mailbox, in their order."""
+    return sorted((site.folder / "mail" / ANSWERS[:16]).glob("round-*"))

@@ -21,7 +21,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.checks import check_everybody
 from atelier.engine.extensions.sites.mailbox import Mailbox
 from atelier.engine.loop.stop import StopRequest
-from tests.engine.extensions.sites.apart import ANSWERS, STEPS, Apart, taught
+from tests.engine.extensions.sites.apart import ANSWERS, STEPS, Apart, sent, taught
 from tests.engine.extensions.sites.at_sites import (
     all_at_once,
     beside_a_gang,
@@ -42,11 +42,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def apart(one: list[float], other: list[float]) -> float:
     assert len(one) == len(other) > 0
     return max(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True))
-
-
-def sent(site: Apart) -> list[Path]:
-    """The folders of the messages that lie in the mailbox, in their order."""
-    return sorted((site.folder / "mail" / ANSWERS[:16]).glob("round-*"))
 
 
 @pytest.mark.parametrize("frozen", [True, False])
