@@ -211,8 +211,8 @@ def test_no_hostile_text_in_any_field_does_more_than_be_refused(flow: str, secre
                 assert read_back(word) == text and "${" not in text
 
 
-def test_no_hostile_override_does_more_than_be_refused(secret: str) -> None:
-    flow = "pretrain"
+@pytest.mark.parametrize("flow", ["titan", "pretrain"])
+def test_no_hostile_override_does_more_than_be_refused(flow: str, secret: str) -> None:
     for text in HOSTILE:
         with pytest.raises(ConfigError) as caught:
             compose(flow, to_overrides(flow, {"overrides": [text]}), from_form=True)
