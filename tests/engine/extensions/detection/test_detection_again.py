@@ -44,7 +44,7 @@ def test_a_finished_generator_that_is_replayed_draws_what_it_drew(
     together = trained(tmp_path / "together", text, {"generator": generator(), "late": late})
     setup = trained(tmp_path / "after", text, {"generator": generator()})
     again = setup.member("generator", generator(), STEPS, mode="replay", output=False)
-    assert setup.train_in_pieces(setup.training({"generator": again, "late": late}, train(STEPS, **KEPT)), 2)
+    assert setup.train_in_pieces(setup.training({"generator": again, "late": late}, train(STEPS, **KEPT)), 4)
     assert setup.weights("late") == together.weights("late")
     assert setup.curve("late") == together.curve("late")
 
