@@ -20,7 +20,7 @@ from tests.marks import quick
 MANY = 9000  # bytes in a shard of these models: several shards
 STEPS = 4
 KEPT = train(STEPS, keep=9, micro_batch=1)
-SHAPE = model(32, num_experts=4, tied=True)
+SHAPE = model(32, 2, num_experts=4, tied=True)
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "two shards": (2, {"shard": 2}),
     "tensor": (2, {"tensor": 2}),
@@ -58,7 +58,11 @@ def published(
 def test_a_gang_publishes_the_bytes_that_one_process_does(training_setup: TrainingSetup, layout: str) -> None:
     """From the same checkpoint: nothing is left to train."""
     lora = Trainable(kind="lora", rank=2, alpha=4.0, targets=("query", "down", "out"))
-    roles = {"teacher": role(shape=SHAPE), "s": student(), "tuned": role(trainable=lora)}
+    roles = {
+        "teacher": role(shape=SHAPE),
+        "s": student(shape=model(16, 2)),
+        "tuned": role(shape=model(32, 2), trainable=lora),
+    }
     expected = published(training_setup, roles)
     assert "adapter_model.safetensors" in expected["tuned"]
     shutil.rmtree(training_setup.folder / "outputs")

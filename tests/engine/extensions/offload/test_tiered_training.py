@@ -59,7 +59,7 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
         (3, "lru"),
         pytest.param(5, "static", marks=pytest.mark.slow),
         (5, "order"),
-        pytest.param(16, "lfu", marks=pytest.mark.slow),
+        pytest.param(8, "lfu", marks=pytest.mark.slow),
     ],
 )
 def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
