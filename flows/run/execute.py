@@ -21,7 +21,7 @@ from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.embedded_server import EmbeddedServer, embed
 from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.other_sites import OtherSites
-from atelier.flows.run.outcome import EarlyStart, PrefectScheduler, RunOutcome, wait_for
+from atelier.flows.run.outcome import EarlyStart, PrefectScheduler, RunOutcome, conclude, wait_for
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
@@ -261,11 +261,22 @@ def _embedded(
     early: EarlyStart | None,
 ) -> None:
     """Call `inside` within a Prefect flow of this process. While a server of its own starts, `early` runs the
-    first nodes; whatever fails, those end before this returns.
+    first nodes, and all of them if that server was left before the flow began. Whatever fails, those that
+    were started end before this returns.
     """
     server = embed(context.store.root)
-    with early.running(context.stop) if early is not None and server is not None else nullcontext():
-        _in_flow(frozen, context, outcome, inside, server)
+    if server is None or early is None:
+        return _in_flow(frozen, context, outcome, inside, server)
+    with early.running(context.stop):
+        try:
+            _in_flow(frozen, context, outcome, inside, server)
+        except Exception as error:
+            if not server.is_left or early.is_ended:
+                raise
+            early.finish()
+            conclude(outcome.nodes, outcome)
+            outcome.is_whole = True
+            _say(f"Prefect has no page of this run ({type(error).__name__}); the run itself is finished")
 
 
 def _in_flow(

@@ -55,13 +55,13 @@ class EarlyStart:
         self._nodes, self._make, self._most = nodes, make, most
         self._started: dict[str, threading.Thread] = {}
         self._results: dict[str, dict[str, str] | BaseException] = {}
-        self._is_ended = False
+        self.is_ended = False
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Start every node whose inputs are there, and later those that wait for it."""
         with self._lock:
-            for node in self._nodes if not self._is_ended else ():
+            for node in self._nodes if not self.is_ended else ():
                 is_ready = all(isinstance(self._results.get(name), dict) for name in node.waits)
                 is_full = len(self._started) - len(self._results) >= self._most
                 if is_ready and not is_full and node.name not in self._started:
@@ -72,7 +72,17 @@ class EarlyStart:
     def end(self) -> None:
         """Start no more nodes: Prefect's tasks do."""
         with self._lock:
-            self._is_ended = True
+            self.is_ended = True
+
+    def finish(self) -> None:
+        """Run all nodes to their end, without Prefect; none waits for a node that failed."""
+        ended = 0
+        while ended < len(self._started):
+            threads = [*self._started.values()]
+            for thread in threads:
+                thread.join()
+            ended = len(threads)
+        self.end()
 
     @contextmanager
     def running(self, stop: threading.Event) -> Iterator[None]:
@@ -139,13 +149,19 @@ class RunOutcome:
 
 
 def wait_for(scheduler: PrefectScheduler, outcome: RunOutcome) -> None:
-    """Wait for every future. The first failure is the run's; a stop counts only without failures."""
-    for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
+    """Wait for every future, then conclude."""
+    for future in scheduler.futures:
         future.wait()
+    conclude(scheduler.nodes, outcome)
+
+
+def conclude(nodes: Sequence[Node], outcome: RunOutcome) -> None:
+    """Set the state of every node, all of which have ended. The first failure is the run's; a stop counts
+    only without failures.
+    """
+    for node in nodes:
         outcome.states.setdefault(node.name, "skipped")
-    errors = [
-        (node.name, outcome.errors[node.name]) for node in scheduler.nodes if node.name in outcome.errors
-    ]
+    errors = [(node.name, outcome.errors[node.name]) for node in nodes if node.name in outcome.errors]
     errors.sort(key=lambda pair: isinstance(pair[1], StoppedError))
     if errors:
         outcome.failed, outcome.failure = errors[0]

@@ -221,13 +221,15 @@ class Command:
 
     def interrupt_until_it_ends(self) -> int:
         """Ctrl-C again and again, as somebody does who cannot wait: what comes within a second of the first
-        is one request with it. The exit code, within some seconds.
+        is one request with it. None comes after `interrupted`, which a program prints as its last word. The
+        exit code, within some seconds.
         """
         deadline = time.monotonic() + LEAVES_S
         while (code := self.process.poll()) is None:
             assert time.monotonic() < deadline, f"did not leave in {LEAVES_S} s:\n{self.text}"
             with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGINT)
+                if "interrupted" not in self.text:
+                    os.killpg(self.process.pid, signal.SIGINT)
             time.sleep(0.1)
         return code
 

@@ -14,6 +14,7 @@ import pytest
 
 from atelier.flows.cli.main import run
 from atelier.flows.run import embedded_server, execute, prefect_page
+from atelier.flows.run.embedded_server import EmbeddedServer
 from atelier.infra.store.run_manifest import manifests
 from atelier.infra.store.store import Store
 
@@ -123,3 +124,25 @@ def test_a_server_that_dies_too_often_is_left_and_the_run_ends_well_without_it(
     err = runs_to_its_end(command, capsys)
     assert "was ended by SIGKILL" in err and "continues without its page" in err
     assert "the run itself is finished" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_a_server_that_is_left_before_the_flow_begins_is_not_missed(
+    has_answered: bool, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_server, "RESTARTS", 0)
+    wait = EmbeddedServer.wait
+
+    def leave(server: EmbeddedServer) -> None:
+        if has_answered:
+            wait(server)
+        hurt(signal.SIGKILL)
+        while not server.is_left:
+            time.sleep(0.02)
+        if not has_answered:
+            wait(server)
+
+    monkeypatch.setattr(EmbeddedServer, "wait", leave)
+    err = runs_to_its_end(command, capsys)
+    assert "was ended by SIGKILL" in err and "the run itself is finished" in err

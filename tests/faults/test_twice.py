@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command import DATA, Command, CommandStore
+from tests.faults.command import DATA, TRAIN, Command, CommandStore
 
 
 def test_two_runs_of_one_command_train_once_and_both_succeed(
@@ -44,10 +44,11 @@ def test_two_runs_of_one_command_train_once_and_both_succeed(
 def test_a_run_beside_a_training_names_the_writer_waits_and_reuses(
     command_store: CommandStore, start: Callable[..., Command]
 ) -> None:
-    first = start()
+    words = (*TRAIN, "train.steps=2400")
+    first = start(*words)  # still trains when the other has started
     first.until_training()
     [guard] = command_store.processes("atelier.infra.launch.supervisor")
-    second = start()
+    second = start(*words)
     second.until(lambda: f"is being written by process {guard} on" in second.text, "word of the writer")
     assert first.wait() == 0, first.text
     assert second.wait() == 0, second.text

@@ -84,3 +84,14 @@ def test_where_prefect_does_not_start_the_nodes_are_stopped_and_waited_for() -> 
     with pytest.raises(AtelierError, match="did not start"), early.running(stop):
         raise AtelierError("Prefect's server did not start")
     assert run.began == ["a"]
+
+
+def test_without_prefect_every_node_runs_but_those_after_a_failure() -> None:
+    run = Run(a="", b="a", c="b", d="", e="d")
+    run.broken.add("d")
+    early = EarlyStart(run.nodes, run.make, 16)
+    for event in run.may_end.values():
+        event.set()
+    with early.running(threading.Event()):
+        early.finish()
+        assert sorted(run.began) == ["a", "b", "c", "d"]
