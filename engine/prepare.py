@@ -1,6 +1,6 @@
 """Prepare data: python -m atelier.engine.prepare run.json
 
-The run file's task is the verb: curate, learn_tokenizer, encode, label, render, extract or describe.
+The run file's task is the verb: see VERBS.
 Progress, summary and errors are JSON lines on stdout. Torch is never imported, so this starts in well under a
 second.
 """
@@ -17,6 +17,11 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.prepare import CurateConfig, LabelConfig, RenderConfig, TokenizerConfig
 from atelier.engine.data.attributes import describe
 from atelier.engine.data.curate import curate
+from atelier.engine.data.curation.assemble import assemble
+from atelier.engine.data.curation.collect import collect
+from atelier.engine.data.curation.deduplicate import deduplicate
+from atelier.engine.data.curation.filtering import filter_documents
+from atelier.engine.data.curation.spool import Ranks
 from atelier.engine.data.encode import encode
 from atelier.engine.data.label import label, tuned_on
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
@@ -26,6 +31,7 @@ from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress, input_of, output_of, run_verb
 
 Prepared = tuple[ArtifactOutput, dict[str, Json]]  # the output, and its summary
+Verb = Callable[[RunFile, Path, Progress], Prepared | None]
 
 
 def _curate(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
@@ -96,9 +102,16 @@ def _describe(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     return output, describe(input_of(run, "corpus"), output, scratch, progress)
 
 
-VERBS: dict[str, Callable[[RunFile, Path, Progress], Prepared]] = {
+def _of_shards(task: Callable[[RunFile, Progress, Ranks], Prepared | None]) -> Verb:
+    """A task whose ranks share the shards; the first one writes the output."""
+    return lambda run, _, progress: task(run, progress, Ranks.here())
+
+
+VERBS: dict[str, Verb] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
-    "render": _render, "extract": _extract, "describe": _describe,
+    "render": _render, "extract": _extract, "describe": _describe, "collect": _of_shards(collect),
+    "filter_documents": _of_shards(filter_documents), "deduplicate": _of_shards(deduplicate),
+    "assemble": _of_shards(assemble),
 }  # fmt: skip
 
 
@@ -114,7 +127,10 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Json]:
             f"{run.task} is not a preparation task",
             f"known: {', '.join(VERBS)}" + (f"; did you mean {near}?" if near else ""),
         )
-    output, summary = VERBS[run.task](run, Path(run.scratch), Progress(stream))
+    made = VERBS[run.task](run, Path(run.scratch), Progress(stream))
+    if made is None:  # another rank than the first
+        return {}
+    output, summary = made
     output.close(summary)
     return summary
 

@@ -22,7 +22,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.generation import ROWS, Written
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, corpus_lines
+from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, corpus_lines, documents_file
 from atelier.engine.data.counter_rng import Chance, Permutation, uniform
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import Generator, read_generator
@@ -50,7 +50,7 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
     scratch, corpus = Path(run.scratch), input_of(run, "corpus")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
     generator = read_generator(input_of(run, "model"), scratch, gang.device)
-    documents = corpus.file(DOCUMENTS, scratch)
+    documents = documents_file(corpus, scratch)
     begins_D, chosen_N = beginnings(documents, generator, asked)
     if not len(chosen_N):
         raise DataError(

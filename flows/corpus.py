@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from atelier.engine.config.data import Data, Tokenizer
 from atelier.engine.config.mixture import Phase, sources
 from atelier.engine.config.role import Role
+from atelier.flows.curation import curated
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.curate import curate
@@ -32,7 +33,10 @@ class Text:
 
 def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     sources = data.sources()
-    corpora = {name: curate(name, source, data) for name, source in sources.items()}
+    if data.curation is not None:
+        corpora = curated(data, data.curation)
+    else:
+        corpora = {name: curate(name, source, data) for name, source in sources.items()}
     if data.written.by:
         writer = existing_model(data.written.by, "data.written.by")
         corpora = {

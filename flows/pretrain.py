@@ -32,6 +32,24 @@ def pretrain(
     name: Name = "model",
     init: ModelName = "",
 ) -> None:
+    one_model(model, objective, optim, data, tokenizer, train, parallel, score, name, init, title="pretrain")
+
+
+def one_model(
+    model: Model,
+    objective: dict[str, Objective],
+    optim: Optim,
+    data: Data,
+    tokenizer: Tokenizer,
+    train: Train,
+    parallel: Parallel,
+    score: Score,
+    name: str,
+    init: str,
+    *,
+    title: str,
+) -> None:
+    """Read or curate the text, train one model on it, score, report and register it."""
     if init and existing_model(init, "init").reference.name == name:
         raise ConfigError("name", f"is {name}, which is the name of the initial model", f"name={name}-on")
     text = corpus(data, tokenizer)
@@ -54,5 +72,6 @@ def pretrain(
     scores = score_models(
         {name: models["model"]}, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
     )
-    report({name: models["model"]}, scores, title="pretrain")
+    curated = text.corpora if data.curation is not None else None
+    report({name: models["model"]}, scores, title=title, corpora=curated)
     register({name: models["model"]}, scores)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Count, Json, Spec
+from atelier.engine.config.curation import Curation
 from atelier.engine.config.error import nearest, printable
 from atelier.engine.config.generation import Written
 from atelier.engine.config.mixture import Phase
@@ -88,6 +89,10 @@ class Data(Source):
     phases: dict[str, Phase] = Field(
         default={}, description="phases by name: new source weights from a step on"
     )
+    curation: Curation | None = Field(
+        default=None,
+        description="filters, removal of copies and of overlaps with evaluation sets; null = none",
+    )
     written: Written = Field(default=Written(), description="training text written by a finished model")
 
     def sources(self) -> dict[str, Source]:
@@ -99,6 +104,12 @@ class Data(Source):
     def _no_second_main(self) -> "Data":
         if "main" in self.blend:
             raise ValueError("blend.main: data.source is called main; give this source another name")
+        return self
+
+    @model_validator(mode="after")
+    def _curates_sources(self) -> "Data":
+        if self.curation is not None:
+            self.curation.check_sources([*self.sources()])
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@ only on its hash, the share and, in tiny sets, the other groups.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
@@ -10,6 +11,7 @@ from typing import NotRequired, TypedDict, cast
 from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import DataError
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.io.shards import shard_lines, shard_names
 
 DOCUMENTS = "documents.jsonl"
 
@@ -38,10 +40,27 @@ class LabelledLine(TypedDict):
 
 def corpus_lines(corpus: ArtifactInput, scratch: Path) -> Iterator[CorpusLine]:
     """The documents of a corpus, in order."""
+    shards = shard_names(corpus)
+    for name in shards:
+        yield from (cast(CorpusLine, line) for line in shard_lines(corpus, name, scratch))
+    if shards:
+        return
     path = corpus.file(DOCUMENTS, scratch)
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             yield cast(CorpusLine, parse_object(line, f"{path}, line {number}"))
+
+
+def documents_file(corpus: ArtifactInput, scratch: Path) -> Path:
+    """A local file of the documents of a corpus, one a line; shards are unpacked into `scratch`."""
+    if not shard_names(corpus):
+        return corpus.file(DOCUMENTS, scratch)
+    path = scratch / corpus.record.fingerprint[:16] / DOCUMENTS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        for line in corpus_lines(corpus, scratch):
+            file.write(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n")
+    return path
 
 
 TRAIN, HELD_OUT = "train", "held_out"

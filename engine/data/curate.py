@@ -157,14 +157,14 @@ def _split(
     with open(unsplit, encoding="utf-8", newline="\n") as lines, open(target, "w", encoding="utf-8") as file:
         for number, text in enumerate(lines):
             line: CorpusLine = json.loads(text)
-            for each in _runs(line, cut[number], splits) if number in cut else [line]:
+            for each in runs_of(line, cut[number], splits) if number in cut else [line]:
                 each["split"] = splits[each["group"]]
                 sizes[each["split"]].append(len(each["text"].encode()))
                 file.write(json.dumps(each, ensure_ascii=False, sort_keys=True) + "\n")
     return sizes
 
 
-def _runs(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator[CorpusLine]:
+def runs_of(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator[CorpusLine]:
     """The document as lines: neighbouring parts of one side are joined, up to LONGEST characters."""
     text, begin, count = line["text"], 0, 0
     while pieces:

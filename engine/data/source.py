@@ -38,16 +38,19 @@ class Document:
     kind: str
 
 
-def documents(source: Source, files: Files, reader: SourceReader) -> Iterator[Document]:
-    """Every document of the source, in file order, without empty ones."""
+def documents(
+    source: Source, files: Files, reader: SourceReader, within: slice = slice(None)
+) -> Iterator[Document]:
+    """Every document of the source's files `within`, in file order, without empty ones."""
     if is_stdlib(source.source):
         part, is_whole = stdlib_part(source.source), ":" not in source.source
-        yield from _stdlib_documents(files, reader, part)
-        if is_whole and part != "code":  # not if only some packages are wanted
+        yield from _stdlib_documents(files[within], reader, part)
+        is_last = files[within][-1:] == files[-1:]
+        if is_whole and part != "code" and is_last:  # not if only some packages are wanted
             yield from _builtin_documents()
         return
     names = short_names(path for path, _ in files)
-    for path, expected in files:
+    for path, expected in files[within]:
         if path.endswith(TEXT):
             yield from _text(path, names[path], expected, reader)
         else:
@@ -61,7 +64,7 @@ def _text(path: str, name: str, expected: str, reader: SourceReader) -> Iterator
     except UnicodeDecodeError as error:
         reader.broken(path, f"byte {error.start} is not UTF-8")
         return
-    yield from _document(name, text, "text")
+    yield from _counted(_document(name, text, "text"), reader)
 
 
 def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReader) -> Iterator[Document]:
@@ -70,7 +73,16 @@ def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReade
         if problem:
             reader.broken(where, problem)
         else:
-            yield from _document(f"{name}:{number}", str(row[wanted]), "line")
+            yield from _counted(_document(f"{name}:{number}", str(row[wanted]), "line"), reader)
+
+
+def _counted(found: Iterator[Document], reader: SourceReader) -> Iterator[Document]:
+    """The document; an empty one is counted."""
+    document = next(found, None)
+    if document is None:
+        reader.empty += 1
+    else:
+        yield document
 
 
 def _document(name: str, text: str, kind: str, group: str = "") -> Iterator[Document]:

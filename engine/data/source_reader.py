@@ -60,15 +60,16 @@ class SourceReader:
     def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
         self._stop, self._place, self._progress = on_error == "stop", place, progress
         self._parquet = ParquetReader()
-        self.skipped, self._first = 0, ""
+        self.skipped, self.first = 0, ""
+        self.empty = 0  # documents without text
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._parquet.close()
-        if self._first:
-            self._progress.warn(f"{self.skipped} broken rows are left out, the first of them {self._first}")
+        if self.first:
+            self._progress.warn(f"{self.skipped} broken rows are left out, the first of them {self.first}")
 
     def broken(self, where: str, problem: str) -> None:
         """Raise DataError for a broken line, or count it for a warning at the end."""
@@ -76,7 +77,7 @@ class SourceReader:
             raise DataError(
                 f"{where}: {problem}; fix it, or skip such lines with {self._place}.on_error=skip"
             )
-        self.skipped, self._first = self.skipped + 1, self._first or f"{where}: {problem}"
+        self.skipped, self.first = self.skipped + 1, self.first or f"{where}: {problem}"
 
     @contextmanager
     def opened(self, path: str, expected: str) -> Iterator[IO[bytes]]:

@@ -5,7 +5,7 @@ publishes them with a record. Torch-free.
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from atelier.engine.io.storage import (
     fetch,
     is_local,
     join,
+    link_or_copy,
     local_path,
     put_file,
     put_parts,
@@ -89,10 +90,21 @@ class ArtifactOutput:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._entries: list[FileEntry] = []
+        self._after: list[Callable[[], None]] = []
+
+    def when_closed(self, act: Callable[[], None]) -> None:
+        """Call `act` once after the output is complete."""
+        if act not in self._after:
+            self._after.append(act)
 
     def add(self, name: str, local: Path) -> None:
         """Copy a local file to the output as `name`."""
         entry = put_file(local, join(self.url, name))
+        self._entries.append(entry.model_copy(update={"path": name}))
+
+    def link(self, name: str, url: str, entry: FileEntry) -> None:
+        """Add a file of the same store, of this size and digest. The original stays."""
+        link_or_copy(url, join(self.url, name))
         self._entries.append(entry.model_copy(update={"path": name}))
 
     def add_bytes(self, name: str, data: bytes) -> None:
@@ -115,3 +127,5 @@ class ArtifactOutput:
         body = {"files": [entry.model_dump() for entry in self._entries], "summary": summary}
         with writing(join(self.url, BODY)) as file:
             file.write(json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False).encode())
+        for act in self._after:
+            act()

@@ -182,12 +182,17 @@ def _is_stdlib_source(name: str) -> bool:
 
 def total_bytes(files: Iterable[tuple[str, str]]) -> int:
     """Total size of the files; a missing file counts 0 and is reported when it is read."""
-    total = 0
+    return sum(sizes_of(files))
+
+
+def sizes_of(files: Iterable[tuple[str, str]]) -> list[int]:
+    """The size of each file; 0 for a missing one."""
+    found: list[int] = []
     for path, _ in files:
         with reading(path, path):
             system, place = remote.open_system(path)
-            total += int(system.size(place) or 0) if system.exists(place) else 0
-    return total
+            found.append(int(system.size(place) or 0) if system.exists(place) else 0)
+    return found
 
 
 def local_copy(url: str, digest: str, scratch: Path) -> Path:

@@ -70,6 +70,8 @@ def _dispatch(arguments: list[str]) -> int:
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if first == "help":
         first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+    if arguments[:2] == ["corpus", "explain"]:
+        first, rest = "explain", arguments[2:]
     if first in syntax.HELP:
         print(help.overview())
     elif first == "--version":

@@ -100,6 +100,20 @@ TABLE = (
         ),
     ),
     Command(
+        name="explain",
+        about="say why a document is, or is not, in a curated corpus (also: atelier corpus explain)",
+        example="atelier corpus explain main --sample 20 --reason repetition",
+        words=(
+            Word("corpus", "a curated corpus: its name or fingerprint", "anything", required=True),
+            Word("document", "the document's id, or a piece of its text", "anything"),
+        ),
+        options=(
+            JSON,
+            Option("--sample", "show this many removed documents instead", "N"),
+            Option("--reason", "of those, only documents removed for a reason that contains this", "TEXT"),
+        ),
+    ),
+    Command(
         name="generate",
         about="let a trained model continue a text",
         example="atelier generate student_a --prompt 'def main(' --max-tokens 80",

@@ -16,6 +16,8 @@ from atelier.infra.dag import Node
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
+PICTURES = {"waterfall.png": "png", "loss.png": "png", "lineage.svg": "svg+xml"}  # of a report
+
 
 def show_plan(plan: Plan) -> None:
     """Show the plan as a table artifact of the running Prefect flow."""
@@ -47,12 +49,10 @@ def show_report(nodes: list[Node], context: RunContext) -> None:
     record, folder, paths = found
     text = read_bytes(join(folder, paths["report.md"])).decode()
     context.tracker.report(record, text, [join(folder, path) for path in paths.values()])
-    if "loss.png" in paths:
-        picture = base64.b64encode(read_bytes(join(folder, paths["loss.png"]))).decode()
-        text = text.replace("(loss.png)", f"(data:image/png;base64,{picture})")
-    if "lineage.svg" in paths:
-        drawing = base64.b64encode(read_bytes(join(folder, paths["lineage.svg"]))).decode()
-        text = text.replace("(lineage.svg)", f"(data:image/svg+xml;base64,{drawing})")
+    for name, form in PICTURES.items():
+        if name in paths:
+            picture = base64.b64encode(read_bytes(join(folder, paths[name]))).decode()
+            text = text.replace(f"({name})", f"(data:image/{form};base64,{picture})")
     about = f"{record.name}: results, curves, samples"
     _put("report", lambda: create_markdown_artifact(markdown=text, key="report", description=about))
 

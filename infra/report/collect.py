@@ -25,6 +25,7 @@ from atelier.infra.report.lineage import find_trajectory, lineage
 from atelier.infra.report.link_use import link_tables
 from atelier.infra.report.notes import MAJORITY, ON, notes_of
 from atelier.infra.report.render import ReportContent, ReportRow, write_report
+from atelier.infra.report.waterfall import steps_of, waterfall_tables
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
@@ -108,6 +109,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     samples = {key: str(sample) for key, score in scores.items() if (sample := score.get("sample"))}
     last = [key for key in teachers if key in found and key not in teachers.values()]  # most ancestors
     focus = next(iter(last), next(iter(found)))
+    waterfalls = steps_of(_corpora(node, store))
     return ReportContent(
         title=config.title,
         command=command,
@@ -116,10 +118,17 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         samples=samples,
         graph=lineage(store, found[focus].fingerprint),
         notes=[*notes_of(rows, found), *(note for _, each in extra for note in each)],
-        more=link_tables(found, store, _curve),
+        more=[*waterfall_tables(waterfalls), *link_tables(found, store, _curve)],
+        waterfall=next(iter(waterfalls.values()), []),
         controls={v: k for k, v in controls.items()},
         starts={k: found[k].summary.get("started_at", 0) for k in found},
     )
+
+
+def _corpora(node: Node, store: Store) -> dict[str, Record]:
+    """The corpora of the report, by source."""
+    found = {key: store.find(*ref) for key, ref in node.inputs.items() if key.startswith("corpus.")}
+    return {key.removeprefix("corpus."): record for key, record in found.items() if record is not None}
 
 
 class Scores(TypedDict):

@@ -5,7 +5,7 @@ and JSON.
 import base64
 import html
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
@@ -14,12 +14,13 @@ from atelier.engine.config.metric import CurveLine
 from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.report.table import Table
+from atelier.infra.report.waterfall import Step, waterfall_png
 
 if TYPE_CHECKING:
     from rich.console import Group  # late: 50 ms
 
 
-FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
+FILES = ("report.md", "report.html", "waterfall.png", "loss.png", "lineage.svg", "table.json")
 ORDER = {
     "teacher": 0, "model": 1, "student": 2, "control": 2, "head": 2,
     "zero-shot": 3, "few-shot": 4, "finetuned": 5, "scratch": 5, "baseline": 6,
@@ -66,6 +67,7 @@ class ReportContent:
     more: list[Table] = field(default_factory=list)  # further tables, after those of the rows
     controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
+    waterfall: list[Step] = field(default_factory=list)  # of the curated corpora together
 
     def ordered(self) -> list[ReportRow]:
         """The rows, teachers first, each control after its student."""
@@ -88,6 +90,8 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, bytes] = {}
+    if content.waterfall:
+        written["waterfall.png"] = waterfall_png(content.waterfall)
     if any(content.curves.values()):
         # imported here: matplotlib takes 0.5 s, and tables do not need it
         from atelier.infra.report.loss_plot import loss_png
@@ -103,9 +107,7 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
     }
     written["table.json"] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
     written["report.md"] = to_markdown(content).encode()
-    written["report.html"] = to_html(
-        content, written.get("loss.png", b""), written.get("lineage.svg", b"").decode()
-    ).encode()
+    written["report.html"] = to_html(content, written).encode()
     for name, data in written.items():
         (folder / name).write_bytes(data)
     return [folder / name for name in FILES if name in written]
@@ -218,6 +220,8 @@ def to_markdown(content: ReportContent) -> str:
     if content.notes:
         parts.append("\n".join(f"- {note}" for note in content.notes))
     parts += (table.to_markdown() for table in tables_of(content))
+    if content.waterfall:
+        parts.append("## Corpus\n\n![documents and bytes by reason](waterfall.png)")
     if any(content.curves.values()):
         parts.append("## Loss\n\n![loss curves](loss.png)")
     if content.graph is not None:
@@ -295,12 +299,15 @@ def html_picture(title: str, png: bytes, alt: str) -> str:
     return f'<h2>{title}</h2><div class=wide><img alt="{alt}" src="data:image/png;base64,{data}"></div>'
 
 
-def to_html(content: ReportContent, png: bytes, svg: str) -> str:
+def to_html(content: ReportContent, pictures: Mapping[str, bytes]) -> str:
     body = [table.to_html() for table in tables_of(content)]
-    if png:
-        body.append(html_picture("Loss", png, _alt(content)))
-    if svg:
-        body.append(f"<h2>Lineage</h2><div class=wide>{svg}</div>")
+    if "waterfall.png" in pictures:
+        alt = ", ".join(f"{step['reason']}: {step['documents']} documents" for step in content.waterfall)
+        body.append(html_picture("Corpus", pictures["waterfall.png"], alt))
+    if "loss.png" in pictures:
+        body.append(html_picture("Loss", pictures["loss.png"], _alt(content)))
+    if "lineage.svg" in pictures:
+        body.append(f"<h2>Lineage</h2><div class=wide>{pictures['lineage.svg'].decode()}</div>")
     if content.samples:
         body.append("<h2>Samples</h2>")
         for number, (name, text) in enumerate(content.samples.items()):

@@ -1,0 +1,122 @@
+"""The task `collect`: read the files of a source into shards of documents."""
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from atelier.engine.config.base import Json, parse
+from atelier.engine.config.error import DataError
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.task.curation import CollectConfig
+from atelier.engine.data.copies import text_group
+from atelier.engine.data.curate import LONGEST, parts
+from atelier.engine.data.curation.spool import Ranks, Spool
+from atelier.engine.data.source import Document, documents
+from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.io.artifact import ArtifactOutput
+from atelier.engine.io.process import Progress, output_of
+from atelier.engine.io.shards import ShardWriter, size_of
+from atelier.engine.io.source_files import sizes_of
+
+SHARD_BYTES = 32 << 20  # of text a shard, by default
+LEAST = 8  # shards where there are as many files, so that ranks have work
+Prepared = tuple[ArtifactOutput, dict[str, Json]]
+
+
+def collect(run: RunFile, progress: Progress, ranks: Ranks) -> Prepared | None:
+    """Write shards of documents {id, key, text}, with `group` where that is not the key, and `cut` where the
+    document continues on the next line. A unit is a run of files; its shards have at most SHARD_BYTES of text
+    and one document. Returns None on other ranks than the first.
+
+    Raises DataError if the source has no text.
+    """
+    config = parse(CollectConfig, run.config, "config")
+    files = list(config.files)
+    spans = spans_of(sizes_of(files), config.shards)
+    spool = Spool(run, "documents", [len(spans), run.config], ranks, progress)
+    units = [f"{number:05d}" for number in range(len(spans))]
+    spool.each(units, lambda name: _read(config, files, spans[int(name)], spool.scratch))
+    if not ranks.is_first:
+        return spool.leave()
+    output = output_of(run, "documents")
+    counts = spool.publish(units, output)
+    if not counts.get("kept"):
+        left_out = f"{counts.get('broken', 0)} broken lines, {counts.get('empty', 0)} empty texts"
+        raise DataError(
+            f"data.source: {config.source.source} holds no text ({len(files)} files, {left_out}); give"
+            " another data.source"
+        )
+    return output, {**counts.pop("kept"), **counts}
+
+
+def spans_of(sizes: list[int], shards: int) -> list[slice]:
+    """Runs of files of about equal bytes, each with a file: `shards` of them (0 = one per SHARD_BYTES, at
+    least LEAST).
+    """
+    total = sum(sizes)
+    wanted = shards or max(LEAST, -(-total // SHARD_BYTES))
+    wanted = max(1, min(wanted, len(sizes)))
+    ends, before = [0], 0
+    for number, size in enumerate(sizes):
+        before += size
+        left = len(sizes) - number - 1
+        due = before * wanted >= total * len(ends) or left < wanted - len(ends)
+        if due and len(ends) < wanted and left >= wanted - len(ends):
+            ends.append(number + 1)
+    return [slice(begin, end) for begin, end in pairwise([*ends, len(sizes)])]
+
+
+def _read(
+    config: CollectConfig, files: list[tuple[str, str]], within: slice, scratch: Path
+) -> Iterable[ShardWriter]:
+    """The documents of some files, in as many shards as they need."""
+    writers, size = [ShardWriter(scratch / "0.zst")], 0
+    with open(os.devnull, "w") as nowhere:
+        quiet = Progress(nowhere)  # finished shards are the progress
+        reader = SourceReader(on_error=config.source.on_error, place="data", progress=quiet)
+        with reader:
+            for document in documents(config.source, files, reader, within):
+                if size >= SHARD_BYTES:
+                    writers.append(ShardWriter(scratch / f"{len(writers)}.zst"))
+                    size = 0
+                for line in _lines(document, config):
+                    length = size_of(line["text"])
+                    writers[-1].write(line)
+                    writers[-1].count_document(length, "kept")
+                    size += length
+    for name, amount in {"broken": reader.skipped, "empty": reader.empty}.items():
+        if amount:
+            writers[-1].count(name, amount=amount)
+    if reader.skipped:
+        writers[-1].notes.append(
+            f"{reader.skipped} broken rows are left out, the first of them {reader.first}"
+        )
+    return writers
+
+
+def _lines(document: Document, config: CollectConfig) -> Iterator[dict[str, str | bool]]:
+    """The document as one line, or several of at most LONGEST characters, all but the last `cut`."""
+    text, key = document.text, document.key
+    if config.repair or config.personal:
+        text = _changed(text, config)
+        key = text_group(text)
+    group = {"group": document.group} if document.group != document.key else {}
+    if len(text) <= LONGEST:
+        yield {"id": document.id, "key": key, "text": text, **group}
+        return
+    texts = parts(text, LONGEST // 2)
+    group = group or {"group": key}
+    for number, part in enumerate(texts, start=1):
+        cut = {"cut": True} if number < len(texts) else {}
+        yield {"id": f"{document.id}#{number}", "key": text_group(part), "text": part, **group, **cut}
+
+
+def _changed(text: str, config: CollectConfig) -> str:
+    """The text with repaired encoding, and without personal data."""
+    from atelier.engine.data.personal import masked  # late: few corpora need them
+    from atelier.engine.data.repair import repaired
+
+    if config.repair:
+        text = repaired(text)
+    return masked(text)[0] if config.personal else text
