@@ -19,6 +19,7 @@ from atelier.engine.data.attributes import describe
 from atelier.engine.data.curate import curate
 from atelier.engine.data.curation.assemble import assemble
 from atelier.engine.data.curation.collect import collect
+from atelier.engine.data.curation.decontaminate import decontaminate
 from atelier.engine.data.curation.deduplicate import deduplicate
 from atelier.engine.data.curation.filtering import filter_documents
 from atelier.engine.data.curation.spool import Ranks
@@ -111,6 +112,7 @@ VERBS: dict[str, Verb] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
     "render": _render, "extract": _extract, "describe": _describe, "collect": _of_shards(collect),
     "filter_documents": _of_shards(filter_documents), "deduplicate": _of_shards(deduplicate),
+    "decontaminate": _of_shards(decontaminate),
     "assemble": _of_shards(assemble),
 }  # fmt: skip
 

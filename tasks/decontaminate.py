@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from atelier import PROJECT
 from atelier.engine.config.curation import Curation, Decontaminate
 from atelier.engine.config.data import Source
 from atelier.engine.config.parallel import Parallel
@@ -11,6 +12,7 @@ from atelier.infra.dag import Reference, declare_one
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
+OWN = "atelier:"  # prefix of paths in this project
 MODULE = "atelier.engine.prepare"
 
 
@@ -28,7 +30,9 @@ def decontaminate(
     sources = curation.ranked([*documents])
     place = "data.curation.decontaminate"
     files = {
-        name: tuple(contents_of(files_of(Source(source=each.source), f"{place}.questions.{name}.source")))
+        name: tuple(
+            contents_of(files_of(Source(source=_place(each.source)), f"{place}.questions.{name}.source"))
+        )
         for name, each in sorted(settings.questions.items())
     }
     identity = {
@@ -52,3 +56,8 @@ def decontaminate(
         layout=Parallel(shard=curation.workers, threads=1),
         ranks=curation.workers,
     )
+
+
+def _place(source: str) -> str:
+    """The path or URL of an evaluation set; `atelier:<path>` is a file that comes with Atelier."""
+    return str(PROJECT / source.removeprefix(OWN)) if source.startswith(OWN) else source

@@ -48,7 +48,10 @@ class Deduplicate(Spec):
 class Questions(Spec):
     """An evaluation set: rows with a question and perhaps an answer."""
 
-    source: str = Field(min_length=1, description="path or fsspec glob of .jsonl or .parquet files")
+    source: str = Field(
+        min_length=1,
+        description="path or fsspec glob of .jsonl or .parquet files; atelier:<path> = one that comes with Atelier",
+    )
     fields: tuple[str, ...] = Field(
         default=("question", "answer"), min_length=1, description="text fields; missing ones are left out"
     )

@@ -68,7 +68,7 @@ def data_notes(nodes: Sequence[Node], store: Store) -> list[str]:
     """Lines about finished corpora, and about finished tokens that these nodes train on."""
     notes = []
     for node in nodes:
-        if node.task == "curate":
+        if node.task in ("curate", "assemble"):
             notes.append(_of_corpus(node, store))
         elif node.task == "train":
             notes.append(_of_tokens(node, store))

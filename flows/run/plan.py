@@ -19,6 +19,7 @@ from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import RunConfig
+from atelier.flows.run.curation_cost import CPU_S, cpu_seconds, curation_notes, curation_refusals, texts_of
 from atelier.flows.run.data_notes import data_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
@@ -194,6 +195,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     vocab = vocab_of(frozen.arguments)
     pace = 1.0 if frozen.pool.paper else factor(store, frozen.pool)  # measurements are of other hardware
     plan_inputs = PlanInputs(frozen, known, vocab, pace)
+    texts = texts_of(nodes, store)
     for node in nodes:
         _check_vocabulary(node, frozen)
         standing = _standing(node, store, frozen.resume)
@@ -213,7 +215,8 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         rows += mine
         if any(row["state"] != "reuse" for row in mine):
             earlier = [known[row["name"]] for row in mine if row["name"] in known]
-            seconds[node.name] = seconds_of(node, _left_s(mine), earlier, store)
+            work_s = cpu_seconds(node, texts) / node.ranks if node.task in CPU_S else 0.0
+            seconds[node.name] = work_s + seconds_of(node, _left_s(mine), earlier, store)
         sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
         if (refusal := too_much(node, sizes, frozen.pool, vocab)) is not None:
             refusals.append(refusal)
@@ -223,7 +226,8 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool, vocab) + data_notes(nodes, store)
-    refusals += too_little_disk(running, store)
+    notes += curation_notes(running, store)
+    refusals += too_little_disk(running, store) + curation_refusals(running, store)
     plan = Plan(
         flow=frozen.flow,
         nodes=nodes,

@@ -151,6 +151,15 @@ class Spool:
                     self._progress.warn(note)
         return added(*counts)
 
+    def extra(self, name: str) -> list[Any]:
+        """The extra lists of a finished unit's files, one after another."""
+        return [each for part in self.unit(name) or () for each in cast(list[Any], part["extra"] or [])]
+
+    def documents(self, name: str) -> tuple[int, int]:
+        """Documents and bytes that a finished unit counted at the top."""
+        counts = added(*(part["counts"] for part in self.unit(name) or ()))
+        return counts.get("documents", 0), counts.get("bytes", 0)
+
     def local(self, name: str, place: int) -> Path:
         """A local path of a file of a finished unit: in place for a local store, otherwise a copy."""
         parts = self.unit(name)

@@ -88,7 +88,9 @@ class Pipeline:
     def judged(self) -> dict[str, ArtifactInput]:
         return {key: made for key, made in self.made.items() if not key.startswith("corpus")}
 
-    def make(self, task: str, key: str, output: str, config: Spec, inputs: dict[str, ArtifactInput] | list) -> None:
+    def make(
+        self, task: str, key: str, output: str, config: Spec, inputs: dict[str, ArtifactInput] | list
+    ) -> None:
         """Run one task by all ranks in threads, and publish its output."""
         if key in self.made:
             return
@@ -108,7 +110,9 @@ class Pipeline:
 
         def work(rank: int) -> None:
             try:
-                made = TASKS[task](run, Progress(spoken if rank == 0 else io.StringIO()), Ranks(rank, self.ranks))
+                made = TASKS[task](
+                    run, Progress(spoken if rank == 0 else io.StringIO()), Ranks(rank, self.ranks)
+                )
                 if made is not None:
                     made[0].close(made[1])
             except BaseException as error:
@@ -127,8 +131,8 @@ class Pipeline:
         files = tuple({**entry, "path": f"payload-1/{entry['path']}"} for entry in body["files"])
         identity = {"config": config.as_identity()}
         record = Record(
-            kind=output, name=key, fingerprint=identify(output, 1, identity, {}), version=1, identity=identity,
-            parents={}, files=files, summary=body["summary"], provenance={},
+            kind=output, name=key, fingerprint=identify(output, 1, identity, {}), version=1,
+            identity=identity, parents={}, files=files, summary=body["summary"], provenance={},
         ).sealed()  # fmt: skip
         (place / "record.json").write_text(record.text())
         self.made[key] = open_input(str(place))

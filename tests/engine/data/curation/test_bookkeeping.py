@@ -1,0 +1,189 @@
+"""Every document is kept or removed for a reason, and counts add up. The numbers of ranks and shards do not
+change the result, nor do kills.
+"""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.curation import Curation
+from atelier.engine.config.error import DataError
+from atelier.engine.data.curation import spool
+from tests.engine.data.curation.drawn import text, write_sources
+from tests.engine.data.curation.pipeline import Pipeline
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_sources(tmp_path_factory.mktemp("sources"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def curation(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Curation:
+    """Filters of one source, copies, and questions that some documents answer."""
+    questions = tmp_path_factory.mktemp("questions") / "questions.jsonl"
+    texts = [path.read_text() for path in sorted(sources["other"].glob("*.txt"))[::5]]
+    answers = [longest for each in texts if len(longest := max(each.split("."), key=len).split()) >= 13]
+    rows = [{"question": f"Which {n}?", "answer": " ".join(answer)} for n, answer in enumerate(answers)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "filters": {
+            "words": {"kind": "gopher_quality", "min_words": 30, "min_stop_words": 0},
+            "repetition": {"kind": "gopher_repetition"},
+        },
+        "filtered": ["main"],
+        "decontaminate": {"questions": {"quiz": {"source": str(questions)}}, "margin": 60, "shortest": 80},
+    }
+    return parse(Curation, settings, "curation")
+
+
+@pytest.fixture(scope="module")
+def whole(sources: dict[str, Path], curation: Curation, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    return Pipeline(tmp_path_factory.mktemp("whole"), sources, curation).run()
+
+
+def result(pipeline: Pipeline) -> dict[str, Any]:
+    """Everything that must not depend on ranks and shards."""
+    found: dict[str, Any] = {name: pipeline.lines(name) for name in pipeline.sources}
+    for key in ("verdicts.main", "copies", "overlaps"):
+        folders = ["shards"] if key == "verdicts.main" else [f"{key}/0", f"{key}/1"]
+        verdicts = [each for folder in folders for each in pipeline.verdicts(key, folder)]
+        found[key] = [{k: v for k, v in each.items() if k != "row"} for each in verdicts]
+    found["waterfalls"] = {name: pipeline.made[f"corpus.{name}"].record.summary for name in pipeline.sources}
+    return found
+
+
+def test_each_document_is_in_the_corpus_or_has_a_verdict(whole: Pipeline) -> None:
+    kept = {(name, re.split("[/#]", line["id"])[0]) for name in whole.sources for line in whole.lines(name)}
+    removed = {("main", each["id"]) for each in whole.verdicts("verdicts.main")}
+    for place, name in enumerate(("main", "other")):
+        for stage in ("copies", "overlaps"):
+            verdicts = whole.verdicts(stage, f"{stage}/{place}")
+            removed |= {(name, verdict["id"]) for verdict in verdicts if verdict["reason"]}
+    read = {(name, line["id"]) for name in whole.sources for line in whole.verdicts(f"documents.{name}")}
+    assert kept | removed == read and not kept & removed
+    assert len(removed) > 15
+    assert any("pieces" in verdict for verdict in whole.verdicts("overlaps", "overlaps/1"))
+
+
+def test_counts_add_up_to_the_byte(whole: Pipeline) -> None:
+    for name in whole.sources:
+        steps = whole.made[f"corpus.{name}"].record.summary["waterfall"]
+        read, *removed, left = steps
+        texts = [line["text"] for line in whole.verdicts(f"documents.{name}")]
+        assert (read["documents"], read["bytes"]) == (len(texts), sum(len(each.encode()) for each in texts))
+        for key in ("documents", "bytes"):
+            assert read[key] == left[key] + sum(step[key] for step in removed)
+        assert left["bytes"] == sum(len(line["text"].encode()) for line in whole.lines(name))
+    assert whole.made["documents.main"].record.summary["empty"] > 0
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(2, 3), (4, 17), (3, 1)])
+def test_ranks_and_shards_change_nothing(
+    ranks: int, shards: int, sources: dict[str, Path], curation: Curation, whole: Pipeline, tmp_path: Path
+) -> None:
+    assert result(Pipeline(tmp_path, sources, curation, ranks=ranks, shards=shards).run()) == result(whole)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing after it runs."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_is_killed_resumes_to_equal_bytes(
+    seed: int,
+    sources: dict[str, Path],
+    curation: Curation,
+    whole: Pipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before or after any write of a unit, an entry or a mark, again and again."""
+    draw, write, put = random.Random(seed), spool.write_bytes, spool.put_file
+    left = 0
+
+    def dying(act: Any) -> Any:
+        def wrapped(*given: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            found = act(*given)
+            if left == -1:
+                left = 0
+                raise Killed
+            return found
+
+        return wrapped
+
+    monkeypatch.setattr(spool, "write_bytes", dying(write))
+    monkeypatch.setattr(spool, "put_file", dying(put))
+    pipeline, kills = Pipeline(tmp_path, sources, curation, shards=5), 0
+    while True:
+        left = draw.randint(3, 14)
+        try:
+            pipeline.run()
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 4
+    assert result(pipeline) == result(whole)
+
+
+def test_a_finished_shard_is_not_made_again(
+    sources: dict[str, Path], curation: Curation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    finish = spool.Spool.finish
+
+    def counted(self: spool.Spool, name: str, files: Any) -> None:
+        if len(made) == 3:
+            made.append("killed")
+            for each in files:
+                each.close()
+            raise Killed
+        finish(self, name, files)
+        made.append(name)
+
+    monkeypatch.setattr(spool.Spool, "finish", counted)
+    pipeline = Pipeline(tmp_path, {"main": sources["main"]}, curation, shards=6)
+    with pytest.raises(Killed):
+        pipeline.run()
+    pipeline.run()
+    assert made[:8] == ["00000", "00001", "00002", "killed", "00003", "00004", "00005", "00000"]
+
+
+def test_a_filter_that_removes_everything_is_refused_with_its_counts(tmp_path: Path) -> None:
+    curation = parse(
+        Curation, {"filters": {"words": {"kind": "gopher_quality", "min_words": 10**6}}}, "curation"
+    )
+    sources = write_sources(tmp_path, seed=2, documents=30)
+    with pytest.raises(
+        DataError, match=r"no document of the source main is left of \d+; removed: words.min_words"
+    ):
+        Pipeline(tmp_path / "run", sources, curation).run()
+
+
+def test_near_copies_and_those_between_them_are_on_one_side_of_the_split(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    (tmp_path / "texts").mkdir()
+    for number in range(60):
+        words = text(draw, 20).split(" ")
+        for variant in range(4):  # a chain: each like the one before, the ends unlike
+            words[variant * 12 : variant * 12 + 9] = [f"new{variant}{n}" for n in range(9)]
+            (tmp_path / "texts" / f"{number}-{variant}.txt").write_text(" ".join(words))
+    curation = parse(Curation, {"deduplicate": {"threshold": 0.7, "most_removed": 1.0}}, "curation")
+    pipeline = Pipeline(tmp_path / "run", {"main": tmp_path / "texts"}, curation, held_out=0.4).run()
+    clusters = {v["id"]: v["cluster"] for v in pipeline.verdicts("copies", "copies/0") if "cluster" in v}
+    sides: dict[str, set[str]] = {}
+    for line in pipeline.lines("main"):
+        if line["id"] in clusters:
+            sides.setdefault(clusters[line["id"]], set()).add(line["split"])
+    kept = [line["id"] for line in pipeline.lines("main") if line["id"] in clusters]
+    assert len(kept) > len(sides) > 20  # several documents of a cluster are kept
+    assert all(len(each) == 1 for each in sides.values())
