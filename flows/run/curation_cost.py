@@ -76,13 +76,12 @@ def cpu_seconds(node: Node, texts: Mapping[str, Text]) -> float:
     return CPU_S[node.task] * texts[node.name].bytes / MB
 
 
-def curation_notes(running: Sequence[Node], store: Store) -> list[str]:
-    """One line on what the curation costs; none without one."""
-    texts = texts_of(running, store)
+def curation_notes(running: Sequence[Node], texts: Mapping[str, Text]) -> list[str]:
+    """One line on the cost of curation by these nodes; none without one."""
     mine = [node for node in running if node.name in texts]
     if not mine:
         return []
-    read = sum(texts[node.name].bytes for node in mine if node.task == "collect")
+    read = sum(texts[node.name].bytes for node in mine if node.task == mine[0].task)
     seconds = sum(cpu_seconds(node, texts) for node in mine)
     line = (
         f"curation: reads {_size(read)} of text, writes {_size(_written(mine, texts))}, needs"
@@ -92,9 +91,8 @@ def curation_notes(running: Sequence[Node], store: Store) -> list[str]:
     return [f"{line}, {_size(memory)} of memory for signatures" if memory else line]
 
 
-def curation_refusals(running: Sequence[Node], store: Store) -> list[str]:
+def curation_refusals(running: Sequence[Node], texts: Mapping[str, Text], store: Store) -> list[str]:
     """Why a curation does not fit the disk or the memory of this machine."""
-    texts = texts_of(running, store)
     mine = [node for node in running if node.name in texts]
     found = []
     if mine and is_local(store.root):

@@ -226,8 +226,8 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool, vocab) + data_notes(nodes, store)
-    notes += curation_notes(running, store)
-    refusals += too_little_disk(running, store) + curation_refusals(running, store)
+    notes += curation_notes(running, texts)
+    refusals += too_little_disk(running, store) + curation_refusals(running, texts, store)
     plan = Plan(
         flow=frozen.flow,
         nodes=nodes,

@@ -16,6 +16,7 @@ from atelier.infra.store.store import Store
 
 STAGES = {"filter_documents": "verdicts", "deduplicate": "copies", "decontaminate": "overlaps"}
 Line = dict[str, Json]
+CUT = "overlap.cut"  # reason of documents that are kept in pieces
 MOST = 20  # documents found by a piece of text
 SHOWN = 240  # characters of a text
 
@@ -133,8 +134,8 @@ def explain(store: Store, corpus: str, document: str) -> list[Answer]:
 
 
 def sample(store: Store, corpus: str, count: int, reason: str, seed: int = 0) -> list[Answer]:
-    """`count` documents that were removed for a reason that contains `reason`, drawn by `seed`, in order.
-    Raises ConfigError if there is none, with the reasons that occur.
+    """`count` documents that were removed or cut for a reason that contains `reason`, drawn by `seed`, in
+    order. Raises ConfigError if there is none, with the reasons that occur.
     """
     curated = Curated(store, store.resolve(corpus, "corpus"))
     places: list[tuple[str, int]] = []
@@ -142,6 +143,7 @@ def sample(store: Store, corpus: str, count: int, reason: str, seed: int = 0) ->
     for shard in shard_names(curated.documents):
         for row, own in curated.verdicts_of(shard).items():
             mine = {str(verdict["reason"]) for _, verdict in own if verdict["reason"]}
+            mine |= {CUT for _, verdict in own if "pieces" in verdict}
             reasons |= mine
             if any(reason in each for each in mine):
                 places.append((shard, row))

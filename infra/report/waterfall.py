@@ -11,11 +11,13 @@ from atelier.infra.report.table import Table
 
 BAR = 24  # characters
 READ, KEPT = "read", "kept"
+STAGES = ("filter_documents", "deduplicate", "decontaminate")
 
 
 class Step(TypedDict):
     """A row: documents and UTF-8 bytes. Reasons that cut text out of kept documents remove 0 documents."""
 
+    stage: str
     reason: str
     documents: int
     bytes: int
@@ -37,12 +39,15 @@ def steps_of(corpora: Mapping[str, Record]) -> dict[str, list[Step]]:
                 "documents": before["documents"] + step["documents"],
                 "bytes": before["bytes"] + step["bytes"],
             }
+        order = {stage: place for place, stage in enumerate(STAGES)}
+        rows = sorted(total.values(), key=lambda step: order.get(step["stage"], -1))
         last: Step = {
+            "stage": "",
             "reason": KEPT,
             "documents": sum(steps[-1]["documents"] for steps in found.values()),
             "bytes": sum(steps[-1]["bytes"] for steps in found.values()),
         }
-        found = {"": [*total.values(), last], **found}
+        found = {"": [*rows, last], **found}
     return found
 
 
@@ -56,13 +61,12 @@ def waterfall_tables(waterfalls: Mapping[str, list[Step]]) -> list[Table]:
     for step in steps:
         is_end = step["reason"] in (READ, KEPT)
         left -= 0 if is_end else step["bytes"]
-        sign = "" if is_end else "-"
         rows.append(
             [
                 step["reason"],
                 _bar(left, step["bytes"] if not is_end else 0, whole),
-                f"{sign}{step['documents']:,}",
-                f"{sign}{step['bytes']:,}",
+                f"{step['documents'] if is_end else -step['documents']:,}",
+                f"{step['bytes'] if is_end else -step['bytes']:,}",
                 f"{100 * step['bytes'] / whole:.2f} %",
             ]
         )
