@@ -1,5 +1,5 @@
-"""Estimate how similar texts are: word shingles, MinHash (Broder 1997) and its bands (Leskovec et al., Mining of
-Massive Datasets, 3.4).
+"""Estimate how similar texts are: word shingles, MinHash (Broder 1997) and its bands (Leskovec et al., Mining
+of Massive Datasets, 3.4).
 
 Shape letters: S shingles of a text, B bands, R rows of a band, H = B * R hash functions.
 """
@@ -22,8 +22,8 @@ _STEP = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class MinHash:
-    """The hash functions: `bands` keys of `rows` minima each. 14 bands of 8 rows find 92 % of the pairs with a
-    Jaccard similarity of 0.8. Raises ConfigError.
+    """The hash functions: `bands` keys of `rows` minima each. 14 bands of 8 rows find 92 % of the pairs with
+    a Jaccard similarity of 0.8. Raises ConfigError.
     """
 
     bands: int = 14
@@ -52,8 +52,8 @@ def shingles(text: str, words: int = WORDS) -> np.ndarray:
 
 
 def bands(shingles_S: np.ndarray, spec: MinHash) -> np.ndarray:
-    """uint64 [B]: a key for each band. Texts with Jaccard similarity J share a band's key with the probability
-    J^rows. All keys of a text without shingles are `NO_BAND`.
+    """uint64 [B]: a key for each band. Texts with Jaccard similarity J share a band's key with the
+    probability J^R. All keys of a text without shingles are `NO_BAND`.
 
     A minimum has 32 bits: each hash function is a * x + b modulo 2^32, a odd, over hashes x that are uniform
     already. Two different shingles have the same minimum with a probability of at most S / 2^32.

@@ -1,8 +1,8 @@
 """Find the words of a text with their places and 64-bit hashes, in numpy, without a loop over words.
 
 A word is a run of `\\w` characters (Python's `re`: letters, digits, underscore; no combining marks), in lower
-case. In scripts that are written without spaces each character is a word. Hashes depend on the text alone, and
-on the Unicode version of Python (`unicodedata.unidata_version`): newer versions know more letters.
+case. In scripts that are written without spaces each character is a word. Hashes depend on the text alone,
+and on the Unicode version of Python (`unicodedata.unidata_version`): newer versions know more letters.
 
 Shape letters: W words, C characters of a block.
 """
