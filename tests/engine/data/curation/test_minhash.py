@@ -53,8 +53,8 @@ def test_the_jaccard_similarity_is_that_of_the_sets_of_five_words():
 
 @pytest.mark.parametrize("is_han", [False, True], ids=["words", "han"])
 def test_pairs_share_a_band_as_often_as_the_formula_says(is_han: bool):
-    """Chi-square over levels, with the measured similarities: consistent at 99.9 % (seeded, so not flaky). Its
-    twin, the formula for one row less, is rejected.
+    """Chi-square over levels with the measured similarities: consistent at 99.9 %. The formula for two rows
+    less is rejected.
     """
     rng = np.random.default_rng(5 + is_han)
     found, expected, of_twin, spread, twin_spread = (np.zeros(5) for _ in range(5))
@@ -98,7 +98,7 @@ def test_the_default_finds_most_pairs_at_the_threshold_and_few_below():
 
 @pytest.mark.parametrize("spec", [(0, 8), (14, 0), (1000, 8)])
 def test_impossible_numbers_of_hash_functions_are_refused(spec: tuple[int, int]):
-    with pytest.raises(ConfigError, match="minhash: .* bands of .* rows"):
+    with pytest.raises(ConfigError, match=r"minhash: .* bands of .* rows"):
         MinHash(*spec)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-SYLLABLES = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu na ne".split()
+SYLLABLES = [one + other for one in "bdklm" for other in "aeiou"]
 HAN = [chr(n) for n in range(0x4E00, 0x4E00 + 3000)]
 
 
