@@ -31,7 +31,7 @@ class BandGroups:
             raise DataError("bands: the keys are no writable array of uint64 in C order; give a copy of them")
         if number > MOST:
             raise DataError(f"bands: {number} documents; at most {MOST} are compared at once")
-        self._cells: np.ndarray = bands_NB.view(np.int32).reshape(number, -1)  # [N, 2 B]
+        self._cells: np.ndarray = bands_NB.view(np.int32)  # [N, 2 B]
         self.is_shared_N = np.zeros(number, dtype=bool)  # whether a document shares a key
         for band in range(bands_NB.shape[1]):
             self._build(bands_NB[:, band].copy(), is_member_N, band)
