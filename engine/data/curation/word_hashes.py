@@ -1,0 +1,151 @@
+"""Find the words of a text with their places and 64-bit hashes, in numpy, without a loop over words.
+
+A word is a run of `\\w` characters (Python's `re`: letters, digits, underscore; no combining marks), in lower
+case. In scripts that are written without spaces each character is a word. Hashes depend on the text alone,
+and on the Unicode version of Python (`unicodedata.unidata_version`): newer versions know more letters.
+
+Shape letters: W words, C characters of a block.
+"""
+
+import re
+import sys
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from atelier.engine.data.counter_rng import mixed
+
+BLOCK = 1 << 16  # characters read at once: bounds the working memory at about 4 MiB
+SPACELESS = (  # code points from, to: scripts without spaces between words
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer symbols
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x2E80, 0x2FDF),  # radicals
+    (0x3005, 0x3007),  # ideographic marks and zero
+    (0x3021, 0x312F),  # Hangzhou numerals, Hiragana, Katakana, Bopomofo
+    (0x31A0, 0x31BF),  # Bopomofo
+    (0x31F0, 0x31FF),  # Katakana
+    (0x3400, 0x4DBF),  # Han
+    (0x4E00, 0x9FFF),
+    (0xA9E0, 0xA9FF),  # Myanmar
+    (0xAA60, 0xAADF),  # Myanmar, Tai Viet
+    (0xF900, 0xFAFF),  # Han
+    (0xFF66, 0xFF9F),  # Katakana of half width
+    (0x16FE0, 0x18DFF),  # Tangut, Khitan
+    (0x1AFF0, 0x1B2FF),  # kana, Nushu
+    (0x20000, 0x3FFFF),  # Han
+)
+_NO_WORD, _RUN, _ALONE = 0, 1, 2  # kinds of characters
+_KIND = 24  # bits of the lower-case code point in an entry of the table; the kind lies above
+_BASE, _MULTIPLIER = 0xD6E8FEB86659FD93, np.uint64(0xA0761D6478BD642F)  # odd
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_SIGMA, _FINAL_SIGMA, _DOTTED_I = 0x3C3, 0x3C2, 0x130
+
+
+class TextWords(NamedTuple):
+    """The words of a text, in order."""
+
+    begin_W: np.ndarray  # int64: characters of the text before the word
+    end_W: np.ndarray  # int64: after its last character
+    hash_W: np.ndarray  # uint64
+
+
+def find_words(text: str) -> TextWords:
+    """The words of any text, also with lone surrogates. Linear time: about 12 ns a character."""
+    blocks = [_block(text[first : first + BLOCK]) for first in range(0, len(text), BLOCK)]
+    if not blocks:
+        none = np.zeros(0, dtype=np.int64)
+        return TextWords(none, none, none.astype(np.uint64))
+    counts = np.cumsum([0, *(len(block.begin_W) for block in blocks)])
+    begin_W = np.concatenate([block.begin_W + n * BLOCK for n, block in enumerate(blocks)])
+    end_W = np.concatenate([block.end_W + n * BLOCK for n, block in enumerate(blocks)])
+    sum_W = np.concatenate([block.sum_W for block in blocks])
+    later = [  # the first piece of a block, if it continues the last word of the block before
+        int(counts[n]) for n in range(1, len(blocks)) if blocks[n].begins_inside and blocks[n - 1].ends_inside
+    ]
+    if later:
+        is_first_W = np.ones(len(begin_W), dtype=bool)
+        is_first_W[later] = False
+        first = np.flatnonzero(is_first_W)
+        for n in later:
+            before = int(begin_W[n] - begin_W[first[np.searchsorted(first, n) - 1]])
+            sum_W[n : n + 1] *= np.uint64(pow(_BASE, before, 1 << 64))
+        sum_W = np.add.reduceat(sum_W, first)
+        begin_W, end_W = begin_W[first], end_W[np.append(first[1:], len(end_W)) - 1]
+    return TextWords(begin_W, end_W, mixed(sum_W + (end_W - begin_W).astype(np.uint64) * _STEP))
+
+
+def ngram_hashes(hash_W: np.ndarray, n: int) -> np.ndarray:
+    """uint64 hash of each run of n consecutive words (n >= 1), at the place of its first word; empty for
+    fewer than n words.
+    """
+    count = max(len(hash_W) - n + 1, 0)
+    found = np.zeros(count, dtype=np.uint64)
+    for place in range(n):
+        found *= _MULTIPLIER
+        found += hash_W[place : place + count]
+    return mixed(found + np.uint64(n * int(_STEP) % (1 << 64)))
+
+
+def spelling(word: str) -> str:
+    """The form in which a word is hashed: in lower case, one character for each of its own. Both small sigmas
+    are one letter, and so are i and the i with a dot from the Turkish capital.
+    """
+    return word.lower().replace("\u0307", "").replace("\u03c2", "\u03c3")
+
+
+class _Block(NamedTuple):
+    begin_W: np.ndarray
+    end_W: np.ndarray
+    sum_W: np.ndarray  # uint64: the polynomial of each word's code points
+    begins_inside: bool  # its first and last character may belong to a longer word
+    ends_inside: bool
+
+
+def _block(text: str) -> _Block:
+    table, power_C, inverse_C = _tables()
+    if text.isascii():
+        points_C = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
+    else:
+        points_C = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    entry_C = table[points_C]
+    kind_C = (entry_C >> _KIND).astype(np.uint8)
+    is_run_C, is_alone_C = kind_C == _RUN, kind_C == _ALONE
+    is_begin_C, is_end_C = is_run_C.copy(), is_run_C.copy()
+    is_begin_C[1:] &= ~is_run_C[:-1]
+    is_end_C[:-1] &= ~is_run_C[1:]
+    if is_alone_C.any():
+        is_begin_C |= is_alone_C
+        is_end_C |= is_alone_C
+    begin_W, end_W = np.flatnonzero(is_begin_C), np.flatnonzero(is_end_C) + 1
+    sums_C = np.zeros(len(entry_C) + 1, dtype=np.uint64)
+    points = (entry_C & ((1 << _KIND) - 1)).astype(np.uint64)
+    points *= power_C[: len(points)]
+    np.cumsum(points, out=sums_C[1:])
+    sum_W = (sums_C[end_W] - sums_C[begin_W]) * inverse_C[begin_W]
+    return _Block(begin_W, end_W, sum_W, bool(is_run_C[0]), bool(is_run_C[-1]))
+
+
+@cache
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By code point: lower case and kind (uint32); powers of the base and of its inverse (uint64 [BLOCK])."""
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    kind = np.zeros(len(every), dtype=np.uint32)
+    for found in re.finditer(r"\w+", every):
+        kind[found.start() : found.end()] = _RUN
+    for first, last in SPACELESS:
+        kind[first : last + 1] *= _ALONE
+    lower = every.replace(chr(_DOTTED_I), "i").lower()  # no other character changes its length
+    points = np.frombuffer(lower.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).copy()
+    points[[ord("\u03a3"), _FINAL_SIGMA]] = _SIGMA
+    powers = [_powers(base) for base in (_BASE, pow(_BASE, -1, 1 << 64))]
+    return points | (kind << np.uint32(_KIND)), powers[0], powers[1]
+
+
+def _powers(base: int) -> np.ndarray:
+    factors = np.full(BLOCK, base, dtype=np.uint64)
+    factors[0] = 1
+    return np.multiply.accumulate(factors)
