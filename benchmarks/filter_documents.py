@@ -1,13 +1,12 @@
 """Documents for benchmarks/filters.py: of the standard library, and drawn junk of several kinds."""
 
 import ast
+import pydoc_data.topics
 import random
 import string
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import pydoc_data.topics
 
 Named = tuple[str, str]  # kind, text
 LONGEST = 60_000  # characters of a document
@@ -78,9 +77,7 @@ def _repeated_paragraphs(words: Sequence[str], rng: random.Random) -> str:
 
 def _repeated_grams(words: Sequence[str], rng: random.Random) -> str:
     gram = " ".join(rng.choice(words) for _ in range(rng.randint(1, 12)))
-    return " ".join(
-        gram if rng.random() < 0.12 else rng.choice(words) for _ in range(rng.randint(20, 600))
-    )
+    return " ".join(gram if rng.random() < 0.12 else rng.choice(words) for _ in range(rng.randint(20, 600)))
 
 
 def _few_letters(words: Sequence[str], rng: random.Random) -> str:
@@ -139,7 +136,20 @@ def _scripts(words: Sequence[str], rng: random.Random) -> str:
 
 
 def _odd_ends(words: Sequence[str], rng: random.Random) -> str:
-    ends = ["\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\n", " \n ", "\n\t\n", "\u200b"]
+    ends = [
+        "\r\n",
+        "\r",
+        "\x0b",
+        "\x0c",
+        "\x1c",
+        "\x85",
+        "\u2028",
+        "\u2029",
+        "\n",
+        " \n ",
+        "\n\t\n",
+        "\u200b",
+    ]
     kept = rng.sample(ends, 3)
     return "".join(one + rng.choice(kept) for one in _sentences(words, rng))
 

@@ -29,7 +29,6 @@ sys.path[:0] = [str(TOP / "src"), str(Path(__file__).parent)]
 
 from filter_documents import drawn, written
 
-from atelier.engine.config.base import Kind
 from atelier.engine.config.filter.c4 import C4
 from atelier.engine.config.filter.fineweb import FineWeb
 from atelier.engine.config.filter.gopher_quality import GopherQuality
@@ -88,7 +87,7 @@ def ours(splitter: Splitter) -> Decide:
 
 
 def theirs() -> tuple[Decide, Splitter]:
-    """The filters of datatrove, and its splitter. Words of a text are split once for all filters there too."""
+    """The filters of datatrove and its splitter, which splits a text once for all filters as well."""
     kinds = importlib.import_module("datatrove.pipeline.filters")
     document = importlib.import_module("datatrove.data").Document
     texts = importlib.import_module("datatrove.utils.text")
@@ -114,7 +113,6 @@ def theirs() -> tuple[Decide, Splitter]:
 def compared(texts: list[str], rounds: int) -> dict[str, Any]:
     """The decisions of each side on each text, and the CPU-seconds of each round."""
     decide, splitter = theirs()
-    split: dict[str, list[str]] = {}
     sides = {"datatrove": decide, "with its words": ours(splitter), "own words": ours(OWN)}
     for side in sides.values():  # what is loaded at the first use is not timed
         side(texts[0])
@@ -127,7 +125,7 @@ def compared(texts: list[str], rounds: int) -> dict[str, Any]:
             begin = time.process_time()
             decisions[name] = [sides[name](text) for text in texts]
             seconds[name].append(time.process_time() - begin)
-    return {"decisions": decisions, "seconds": seconds, "left": len(split)}
+    return {"decisions": decisions, "seconds": seconds}
 
 
 def main() -> None:

@@ -9,14 +9,15 @@ Shape letters: W words, V distinct words.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 
 PIECE = 1 << 20  # characters that are split at a time
+KEPT, SHORT_RUN = 1 << 16, 32  # runs between blanks whose words are kept, and the most characters of one
 
 
 def _characters(ranges: str) -> str:
@@ -50,12 +51,18 @@ _MARKS = (  # signs of those scripts that stand on the character before them
     "\u1062-\u1064\u1067-\u106d\u1071-\u1074\u1082-\u108d\u108f\u109a-\u109d\u17b4-\u17d3\u17dd"
     "\u3099\u309a\uff9e\uff9f"
 )
-_INNER = re.escape("".join(sorted(set(PUNCTUATION) - set("_"))))
-_LETTER = rf"[^\s{_INNER}{_UNSPACED}]"
+_SIGNS = {sign for sign in PUNCTUATION if not sign.isspace()}
+_SIGN = re.escape("".join(sorted(_SIGNS)))
+_APART = ",:<>=/–—-"  # signs that end a word if a letter follows; others may be inside of a word
+_INSIDE = re.escape("".join(sorted(_SIGNS - {*_APART, ".", "…"})))
+_LETTER = rf"[^\s{_SIGN}{_UNSPACED}]"
+_SHORT = rf"['’](?:s|re|ve|ll|d|m)(?!{_LETTER})"  # short forms of English verbs are words
 # Possessive repeats (++, *+) never try again, so no text takes more than linear time.
 _WORD = re.compile(
-    rf"{_LETTER}++(?:[.'’@]{_LETTER}++|,(?<=[0-9],)(?=[0-9]){_LETTER}++)*+"
-    rf"|[{_UNSPACED}][{_MARKS}]*+|\.++|-++|[{_INNER}]"
+    rf"(?<!{_LETTER})(?:[A-Za-z]\.){{2,}}+"  # e.g. and the like
+    rf"|(?<!{_LETTER})[-/\\|~@^+]{{0,3}}+{_LETTER}++"  # up to three signs may begin a word
+    rf"(?:(?!{_SHORT})(?:[{_INSIDE}]|\.(?![.A-Z])|[{_APART}](?![^\W\d_]))++{_LETTER}++)*+"
+    rf"|{_SHORT}|[{_UNSPACED}][{_MARKS}]*+|\.++|-++|[{_SIGN}]"
 )
 _BLANK = re.compile(r"\s")
 _END = re.compile(rf"(?<![{re.escape(TERMINAL)}])[{re.escape(TERMINAL)}]++[\"'”’)\]]*+(?=\s|$)")
@@ -80,7 +87,17 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    return chain.from_iterable(map(_WORD.findall, pieces(text)))
+    runs = chain.from_iterable(piece.split() for piece in pieces(text))
+    return chain.from_iterable(map(_words_of_run, runs))
+
+
+def _words_of_run(run: str) -> Sequence[str]:
+    return _kept(run) if len(run) <= SHORT_RUN else _WORD.findall(run)
+
+
+@lru_cache(maxsize=KEPT)
+def _kept(run: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(run))
 
 
 def _sentences(line: str) -> int:
