@@ -190,7 +190,8 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "pass_over": 10,
     },
     "Tokenizer": {"specials": [], "extend": ""},
-    "Source": {"field": "text", "on_error": "stop"},
+    "Source": {"field": "text", "on_error": "stop", "epochs": 0.0},
+    "Data": {"assignment": "blocks"},
     "Labels": {
         "task": "package",
         "prompt": "prompt",
