@@ -206,13 +206,16 @@ class Blend:
         return self.rows(np.arange(first, first + count))
 
     def rows(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples at `places` [B] as one batch [B, length], padded.
+        """The samples at `places` [B] as one batch [B, length], padded; a row of place -1 is padding alone.
 
         If any set has an extra key, every batch has it, with its neutral value in other sets' rows. If any
         set has a `part`, the batch has parts_B, -1 for sets without one.
         """
         count = len(places)
-        sets_B, samples_B, epochs_B = self._chosen(places)
+        if count and (places < 0).all():
+            return {name: np.repeat(values, count, axis=0) for name, values in self.padding().items()}
+        sets_B, samples_B, epochs_B = self._chosen(np.maximum(places, 0))
+        sets_B[places < 0] = -1
         result = {name: self._empty(name, count) for name in self._extras}
         for n, dataset in enumerate(self._datasets):
             rows = np.flatnonzero(sets_B == n)
@@ -226,9 +229,8 @@ class Blend:
                 else:
                     result[name][rows, : values.shape[1]] = values
         if any(part is not None for part in self._parts):
-            result["parts_B"] = np.array([-1 if p is None else p for p in self._parts], dtype=np.int64)[
-                sets_B
-            ]
+            parts = [-1 if part is None else part for part in self._parts]
+            result["parts_B"] = np.array([*parts, -1], dtype=np.int64)[sets_B]
         return result
 
     def padding(self) -> dict[str, np.ndarray]:

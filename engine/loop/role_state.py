@@ -17,7 +17,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
-from atelier.engine.config.train import Progressive
+from atelier.engine.config.train import Train
 from atelier.engine.loop.attachments import Attachment, GradientHandler, Inbox, RemoteOutputs, Tap
 from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
@@ -53,8 +53,8 @@ class RoleState:
         precision: Precision,
         seed: int,
         health: HealthDetector,
+        train: Train,
         parts: Sequence[MixturePart] = (),
-        progressive: Progressive = Progressive(),  # noqa: B008 - frozen
         settled: int = 0,
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
@@ -62,7 +62,7 @@ class RoleState:
         self.body, self.weights, self.sums = body, weights, plain.sums()
         self.measured = plain.measured
         self.precision: Precision = precision
-        self.progressive = progressive
+        self.settings = train
         self.parts = tuple(parts)
         self.health = health
         self.begins_with_states = False  # optimiser states of its start model
@@ -309,8 +309,9 @@ class RoleState:
     def update(self, norm: float, *, is_good: bool) -> float:
         """Clip by the global norm and take the optimiser's step, or skip it if not `is_good`; returns lr."""
         spec = self.role.optim
-        rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
-        rate *= self.progressive.lr_at(self.step)
+        tokens = self.settings.tokens_before(self.step) - self.settings.tokens_before(self.start)
+        rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end, tokens)
+        rate *= self.settings.progressive.lr_at(self.step)
         self.num_skipped = 0 if is_good else self.num_skipped + 1
         self.health.num_skipped += not is_good
         with self.gang.regions(f"optimiser {self.name}"):
