@@ -111,7 +111,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "max_distance": 128,
     },
     "Net": {"num_layers": 0, "hidden": "auto", "num_heads": "auto", "ffn": "auto"},
-    "LM": {"weight": 1.0},
+    "LM": {"weight": 1.0, "z_weight": 0.0},
     "Taught": {"teacher": "", "sources": []},
     "Logits": {"weight": 0.5, "temperature": 1.0},
     "Attention": {"weight": 0.5, "relation_heads": "auto", "auxiliary": True},

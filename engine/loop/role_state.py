@@ -32,7 +32,7 @@ from atelier.engine.parallel.compute import Precision, computed_in
 from atelier.engine.parallel.context import own_tokens
 from atelier.engine.parallel.grid import Grid
 
-ALL = "*"  # name of the cross-entropy of all scored tokens, if objective lm reads only some rows
+ALL = "*"  # name of the cross-entropy of all scored tokens, if objective lm reads some rows or has a z-loss
 NOISE = (("noise_BT", "tokens_BT"), ("encoder_noise_BU", "encoder_tokens_BU", "encoder"))
 
 
@@ -226,7 +226,8 @@ class RoleState:
         """
         if not self.role.predicts:
             return next(iter(self.role.objective))
-        return "lm" if self.reads("lm") is None else ALL
+        lm = self.role.objective.get("lm")
+        return "lm" if self.reads("lm") is None and not getattr(lm, "z_weight", 0.0) else ALL
 
     def logged(self) -> list[str]:
         """The names of the sums that a step computes."""
@@ -288,6 +289,7 @@ class RoleState:
             return total
         self.gang.heartbeat.at("look")
         spec, found = self.role.objective.get(name, LM()), self.reads(name)
+        spec = spec.model_copy(update={"z_weight": 0.0}) if isinstance(spec, LM) else spec
         parts = {} if found is None else {name: found}
         work = StepWork(
             [own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts, text=self.text
