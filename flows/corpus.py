@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from atelier.engine.config.data import Data, Tokenizer
 from atelier.engine.config.mixture import Phase, sources
 from atelier.engine.config.role import Role
+from atelier.engine.config.sampling import Sampling
 from atelier.flows.curation import curated
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import existing_model
@@ -22,12 +23,15 @@ from atelier.tasks.write import write
 
 @dataclass(frozen=True)
 class Text:
-    """Documents and tokens of every source, their shares in each phase, and the tokenizer that made them."""
+    """Documents and tokens of every source, their shares in each phase, the assignment of samples, and the
+    tokenizer that made them.
+    """
 
     corpora: dict[str, Reference]
     tokens: dict[str, Reference]
     weights: dict[str, float]
     phases: dict[str, Phase]
+    sampling: Sampling
     tokenizer: Reference
 
 
@@ -46,7 +50,14 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     vocabulary = learn_tokenizer(corpora, tokenizer)
     tokens = {name: encode(name, corpora[name], vocabulary) for name in sources}
     weights = {name: source.weight for name, source in sources.items()}
-    return Text(corpora=corpora, tokens=tokens, weights=weights, phases=data.phases, tokenizer=vocabulary)
+    return Text(
+        corpora=corpora,
+        tokens=tokens,
+        weights=weights,
+        phases=data.phases,
+        sampling=data.sampling,
+        tokenizer=vocabulary,
+    )
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:

@@ -43,6 +43,7 @@ def nebula(
         tokens=text.tokens,
         weights=text.weights,
         phases=text.phases,
+        sampling=text.sampling,
         tokenizer=text.tokenizer,
         parallel=parallel,
         extras=extras(text, {"model": role}),

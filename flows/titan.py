@@ -47,6 +47,7 @@ def titan(
     feed = {
         "tokens": text.tokens,
         "weights": text.weights,
+        "sampling": text.sampling,
         "tokenizer": text.tokenizer,
         "parallel": parallel,
     }

@@ -21,12 +21,13 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
+from atelier.engine.config.sampling import Sampling
 from atelier.engine.config.sections import is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.engine.plan.checks import check_everybody, check_layout, check_readers, check_teaching
 from atelier.engine.plan.layout_checks import check_encoders
-from atelier.engine.plan.role_checks import check_schedules
+from atelier.engine.plan.role_checks import check_caps, check_schedules
 from atelier.engine.plan.role_placement import placement_of, with_teachers
 from atelier.engine.plan.streamed import check_whole
 from atelier.infra.code.code_change import digest_of
@@ -48,6 +49,7 @@ def train(
     tokens: Mapping[str, Reference],
     weights: Mapping[str, float],
     phases: Mapping[str, Phase] | None = None,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     tokenizer: Reference,
     parallel: Parallel,
     name: str = "train",
@@ -63,9 +65,10 @@ def train(
     A run over several sites has a training for each site with roles, and the models of all.
 
     `extras`: inputs of objectives besides tokens, by kind and text source: {"triples": {"main": ...}}.
-    `phases`: other weights of the sources from a step on. `labels`: other names of the models than their
-    roles'. `prefix`: place of the roles in the configuration ('' for a single model); `section`: place of the
-    training's length and link. `companions`: roles of other sweep points that learn from the same teacher.
+    `phases`: other weights of the sources from a step on. `sampling`: the assignment of samples to sources,
+    and caps of their epochs. `labels`: other names of the models than their roles'. `prefix`: place of the
+    roles in the configuration ('' for a single model); `section`: place of the training's length and link.
+    `companions`: roles of other sweep points that learn from the same teacher.
     `finished`: models of roles that an earlier node trains with the same settings; their students here have
     attach=frozen.
 
@@ -74,6 +77,7 @@ def train(
     everybody = {**roles, **(companions or {})}
     later = resolve_phases(weights, phases or {}, settings.num_steps)
     check_everybody(everybody, settings, phases or {}, section=section)
+    check_caps(sampling, settings)
     placement = placement_of(settings, everybody)
     if placement.parts:
         by_part = {
@@ -83,6 +87,7 @@ def train(
                 tokens=tokens,
                 weights=weights,
                 phases=phases,
+                sampling=sampling,
                 tokenizer=tokenizer,
                 parallel=parallel,
                 name=f"{name}.{part}",
@@ -114,6 +119,7 @@ def train(
         **({"section": section} if section != "train" else {}),
         "weights": dict(weights),
         **({"later": [shares.model_dump(mode="json") for shares in later]} if later else {}),
+        **({"sampling": sampling.model_dump(mode="json")} if sampling != Sampling() else {}),
     }
     node = Node(name=name, task="train", products={}, inputs=inputs, config=config)
     node = node.model_copy(update={"layout": parallel.model_dump(mode="json"), "ranks": parallel.ranks})
@@ -201,7 +207,7 @@ def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
         weights, later = training.weights, training.later[:number]
         unread = training.weights.keys() - read_in(weights, later)
         own = {role: fp for role, fp in parents.items() if role.partition(".")[2] not in unread}
-        return Feed(parents=own, identity=identity_of(kinds, weights, later))
+        return Feed(parents=own, identity=identity_of(kinds, weights, later, training.sampling))
 
     found = {shares.begin: until(number) for number, shares in enumerate(training.later, 1)}
     return replace(until(0), later=found)
@@ -256,7 +262,8 @@ def model_product(
         identity={"step": last.end},
         parents={"trajectory": last.fingerprint, **feed.at(last.end - 1).parents, **kept},
         origin=origins(prefix, settings, section)
-        | {"step": f"{section}.steps", "weights": "data", "phases": "data.phases"},
+        | {"step": f"{section}.steps", "weights": "data", "phases": "data.phases"}
+        | {"assignment": "data.assignment", "epochs": "data.epochs"},
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
         trajectories=tuple(segment.fingerprint for segment in segments),
@@ -326,7 +333,7 @@ def run(node: Node, context: RunContext) -> None:
     resumed, StoppedError, and errors of the ranks.
     """
     roles, settings, segments = unpack(node)
-    placement = placement_of(settings, roles)
+    placement, own = placement_of(settings, roles), node.training
     for segment in (segment for each in segments.values() for segment in each):
         if placement.claim:
             claim_site(context.store, segment.fingerprint, placement.claim)
@@ -360,8 +367,9 @@ def run(node: Node, context: RunContext) -> None:
         every = with_teachers(every, placement.roles_here(), context.vocab(node))
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
-            streams=streams(row_specs(roles), node.training.weights, node.training.later),
-            phases=tuple(shares.begin for shares in node.training.later),
+            streams=streams(row_specs(roles), own.weights, own.later, own.sampling.epochs),
+            phases=tuple(shares.begin for shares in own.later),
+            assignment=own.sampling.assignment,
             train=settings,
         )
         return {"trainings": [training.model_dump(mode="json")], "peak_tflops": context.peak_tflops(node)}

@@ -50,7 +50,7 @@ class Questions(Spec):
 
     source: str = Field(
         min_length=1,
-        description="path or fsspec glob of .jsonl or .parquet files; atelier:<path> = one that comes with Atelier",
+        description="path or glob of .jsonl or .parquet files; atelier:<path> = a file of Atelier",
     )
     fields: tuple[str, ...] = Field(
         default=("question", "answer"), min_length=1, description="text fields; missing ones are left out"

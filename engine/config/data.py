@@ -12,6 +12,7 @@ from atelier.engine.config.generation import Written
 from atelier.engine.config.mixture import Phase
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
+from atelier.engine.config.sampling import Assignment, Sampling, sampling_of
 
 END, PAD = "<|end|>", "<|pad|>"  # in every learned tokenizer
 STARTS = (PAD, "<pad>")  # padding tokens that a decoder after an encoder may start with
@@ -70,6 +71,12 @@ class Source(Spec):
         description="share of the training samples; 0 = none, or only in data.phases. Tokenizers learn"
         " from all sources",
     )
+    epochs: float = Field(
+        default=0.0,
+        ge=0,
+        description="passes over its training samples after which it stops; the others keep their ratio."
+        " 0 = no cap. Needs data.assignment=exact",
+    )
 
     @property
     def title(self) -> str:
@@ -93,12 +100,21 @@ class Data(Source):
         default=None,
         description="filters, removal of copies and of overlaps with evaluation sets; null = none",
     )
+    assignment: Assignment = Field(
+        default="blocks",
+        description="blocks: shares rounded in blocks of 4096 samples; exact: every prefix within one sample"
+        " of each share",
+    )
     written: Written = Field(default=Written(), description="training text written by a finished model")
 
     def sources(self) -> dict[str, Source]:
         """All sources by name; the first is `main`, the others are sorted."""
-        main = Source(source=self.source, field=self.field, on_error=self.on_error, weight=self.weight)
-        return {"main": main, **dict(sorted(self.blend.items()))}
+        own = {name: getattr(self, name) for name in Source.model_fields}
+        return {"main": Source(**own), **dict(sorted(self.blend.items()))}
+
+    @property
+    def sampling(self) -> Sampling:
+        return sampling_of(self.assignment, {name: source.epochs for name, source in self.sources().items()})
 
     @model_validator(mode="after")
     def _no_second_main(self) -> "Data":
@@ -110,6 +126,11 @@ class Data(Source):
     def _curates_sources(self) -> "Data":
         if self.curation is not None:
             self.curation.check_sources([*self.sources()])
+        return self
+
+    @model_validator(mode="after")
+    def _caps_are_exact(self) -> "Data":
+        _ = self.sampling  # raises ValueError
         return self
 
     @model_validator(mode="after")

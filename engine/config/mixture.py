@@ -12,6 +12,7 @@ from atelier.engine.config.base import Json, Spec, Step
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.sampling import Sampling
 from atelier.engine.config.schedule import WeightSchedule
 
 
@@ -80,6 +81,7 @@ class Stream(Spec):
     rows: Objective | None = Field(default=None, description="objective whose fields define the rows")
     num_examples: int = Field(default=0, description="examples: number drawn; 0 = all")
     draw: int = Field(default=0, description="examples: number of the draw")
+    epochs: float = Field(default=0.0, ge=0, description="passes over its rows at most; 0 = no cap")
 
     @property
     def source(self) -> str:
@@ -192,17 +194,27 @@ def check_sources(roles: Mapping[str, Role], known: Iterable[str], prefix: str =
 
 
 def streams(
-    specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float], later: Sequence[SourceShares] = ()
+    specs: Mapping[str, ObjectiveSpec],
+    weights: Mapping[str, float],
+    later: Sequence[SourceShares] = (),
+    epochs: Mapping[str, float] | None = None,
 ) -> tuple[Stream, ...]:
     """One stream for every source and kind of rows, weighted by the product of their shares. `weights`: of
-    the sources; `later`: the phases after the first.
+    the sources; `later`: the phases after the first; `epochs`: passes by source at most, over each kind of
+    its rows.
     """
+    caps = epochs or {}
     read = read_in(weights, later)
     weights = {source: weight for source, weight in weights.items() if source in read}
     after = {source: [shares.weights[source] for shares in later] for source in weights}
     if set(specs) <= {WINDOWS}:
         return in_order(
-            Stream(input=f"tokens.{source}", weight=weight, later=tuple(after[source]))
+            Stream(
+                input=f"tokens.{source}",
+                weight=weight,
+                later=tuple(after[source]),
+                epochs=caps.get(source, 0.0),
+            )
             for source, weight in weights.items()
         )
     return in_order(
@@ -211,6 +223,7 @@ def streams(
             kind=kind,
             weight=weight * share_of(spec),
             later=tuple(each * share_of(spec) for each in after[source]),
+            epochs=caps.get(source, 0.0),
             rows=None
             if kind == WINDOWS
             else spec.model_copy(update={"weight": 1.0, "schedule": WeightSchedule()}),
@@ -227,10 +240,14 @@ def read_in(weights: Mapping[str, float], later: Iterable[SourceShares] = ()) ->
 
 
 def identity_of(
-    kinds: Iterable[str], weights: Mapping[str, float], later: Sequence[SourceShares] = ()
+    kinds: Iterable[str],
+    weights: Mapping[str, float],
+    later: Sequence[SourceShares] = (),
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
 ) -> dict[str, Json]:
-    """The samples' identity besides objectives and parents: shares of the sources in all phases, and versions
-    of the mixture and of the kinds of rows. Empty if a single stream of version 1 is read.
+    """The samples' identity besides objectives and parents: shares of the sources in all phases, their
+    assignment and caps, and versions of the mixture and of the kinds of rows. Empty if a single stream of
+    version 1 is read without a cap.
     """
     kinds, found = sorted(set(kinds)), dict[str, Json]()
     if len(read_in(weights)) > 1 or later:  # parents do not tell which sources are read first
@@ -239,6 +256,8 @@ def identity_of(
         found["phases"] = [[shares.begin, _normed(shares.weights)] for shares in later]
     if len(kinds) * len(read_in(weights, later)) > 1:
         found["mixture"] = {"version": MIXTURE}
+    read = read_in(weights, later)
+    found |= sampling.identity(read, len(kinds) * len(read))
     versions = {kind: ROWS[kind] for kind in kinds if ROWS.get(kind, 1) != 1}
     return found | ({"rows": versions} if versions else {})
 

@@ -11,6 +11,7 @@ from atelier.engine.config.base import Json, JsonObject, Spec
 from atelier.engine.config.mixture import MixturePart, Stream, in_order, parts_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
+from atelier.engine.config.sampling import Assignment
 from atelier.engine.config.train import Train
 
 FILE_BYTES = 5_000_000_000  # largest model file, as in transformers; larger models are sharded
@@ -119,6 +120,7 @@ class Training(Spec):
     members: dict[str, Member]
     streams: tuple[Stream, ...]
     phases: tuple[int, ...] = Field(default=(), description="first step of each phase after the first")
+    assignment: Assignment = Field(default="blocks", description="how samples are assigned to streams")
     train: Train
 
     @field_validator("streams")

@@ -12,8 +12,8 @@ from atelier.engine.config.error import ConfigError
 
 
 class Schedule(Kind):
-    """A learning-rate schedule. `constant`, `noam` and the stable part of `wsd` do not depend on the length
-    of training; `cosine` and `linear` depend on it from the first step.
+    """A learning-rate schedule. `constant`, `noam`, the stable part of `wsd` and a decay in tokens do not
+    depend on the length of training; `cosine` and `linear` depend on it from the first step.
     """
 
     kind: Literal["constant", "linear", "cosine", "wsd", "noam"] = Field(
@@ -32,9 +32,34 @@ class Schedule(Kind):
         description="exponential wsd: steps until lr halves, or a share of the decay's steps below 1",
     )
 
+    warmup_tokens: float = Field(
+        default=0.0, ge=0, description="tokens of linear warm-up from the role's first step, instead of steps"
+    )
+    decay_tokens: float = Field(
+        default=0.0,
+        ge=0,
+        description="cosine, linear: tokens from the role's first step to the floor; 0 = until its last step",
+    )
+
+    @model_validator(mode="after")
+    def _in_one_unit(self) -> "Schedule":
+        if self.warmup and (self.warmup_tokens or self.decay_tokens):
+            raise ValueError(
+                f"warmup={self.warmup} counts steps, but other settings tokens; warmup_tokens counts tokens"
+            )
+        if self.decay_tokens and self.kind not in ("cosine", "linear"):
+            raise ValueError(f"a {self.kind} schedule has no decay_tokens; cosine and linear have")
+        if self.warmup_tokens and self.kind == "noam":
+            raise ValueError("a noam schedule falls by steps; give warmup, not warmup_tokens")
+        if self.decay_tokens and self.decay_tokens <= self.warmup_tokens:
+            raise ValueError(
+                f"decay_tokens={self.decay_tokens:g} are no more than warmup_tokens={self.warmup_tokens:g}"
+            )
+        return self
+
     @model_validator(mode="after")
     def _fits_its_kind(self) -> "Schedule":
-        if self.is_endless and self.floor:
+        if self.is_endless and self.floor and not self.decay_tokens:
             raise ValueError(f"a {self.kind} schedule has no floor")
         fields = type(self).model_fields
         if self.shape == "linear" and self.half_life != fields["half_life"].default:
@@ -48,7 +73,7 @@ class Schedule(Kind):
     @property
     def is_endless(self) -> bool:
         """Whether no step's lr depends on the length of training."""
-        return self.kind in ("constant", "noam")
+        return self.kind in ("constant", "noam") or self.decay_tokens > 0
 
     def branch_step(self, start: int, end: int) -> int:
         """The first step whose lr depends on `end`: `end` if none does, `start` if all do."""
@@ -63,13 +88,20 @@ class Schedule(Kind):
         """2 with a floor above 0: the last step is exactly at it; version 1 ended one step before it."""
         return 2 if self.floor else self.VERSION
 
-    def factor(self, step: int, start: int, end: int) -> float:
+    def factor(self, step: int, start: int, end: int, tokens: float = 0.0) -> float:
         """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2405.18392) or
         halves every `half_life` (MiniCPM, 2404.06395, section 4.2: 0.5^((s - S) / T), S the last stable
         step). The last step is at the floor; without a floor, a linear decay ends one step above 0, where
         nothing would be learned. Noam (1706.03762, equation 3) peaks at the last step of warm-up.
+
+        `tokens`: those of the role's steps before this one, which settings in tokens count; as in Megatron-LM
+        the first step of a warm-up in tokens has lr 0.
         """
         done, short = step - start, 0 if self.floor else 1
+        if self.decay_tokens:
+            return self._factor_after(tokens)
+        if self.warmup_tokens and tokens < self.warmup_tokens:
+            return tokens / self.warmup_tokens
         warm = min(1.0, (done + 1) / (self.warmup + 1)) if self.warmup else 1.0
         if self.kind == "constant":
             return warm
@@ -86,6 +118,16 @@ class Schedule(Kind):
         share = 0.0 if past < 0 else min(1.0, past / falling) if falling > 0 else 1.0
         fall = 1.0 - share if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * share))
         return warm * (self.floor + (1 - self.floor) * fall)
+
+    def _factor_after(self, tokens: float) -> float:
+        """lr after so many tokens as a share of the peak, for a decay in tokens: linear warm-up, then a
+        cosine or a line to the floor.
+        """
+        if tokens < self.warmup_tokens:
+            return tokens / self.warmup_tokens
+        share = min(1.0, (tokens - self.warmup_tokens) / (self.decay_tokens - self.warmup_tokens))
+        fall = 1.0 - share if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+        return self.floor + (1 - self.floor) * fall
 
     def _half_life(self, decay: int) -> float:
         """Steps until lr halves, in a decay of `decay` steps."""
@@ -114,8 +156,14 @@ class Schedule(Kind):
 
     def trunk(self) -> dict[str, Json]:
         """Identity of the part that does not depend on the end; equal for `constant` and a trunk of `wsd`."""
-        kind = self.kind if self.is_endless else "constant"
-        return {"kind": kind, **({"warmup": self.warmup} if self.warmup else {})}
+        if self.decay_tokens:
+            return self.as_identity()
+        kind, tokens = self.kind if self.is_endless else "constant", self.warmup_tokens
+        return {
+            "kind": kind,
+            **({"warmup": self.warmup} if self.warmup else {}),
+            **({"warmup_tokens": tokens} if tokens else {}),
+        }
 
 
 class WeightSchedule(Kind):

@@ -2,6 +2,7 @@
 learning, ERNIE 3.0, 2107.02137, section 3.3.2); handling of bad steps. Torch-free.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from pydantic.config import JsonDict
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.batch import SHORTEST
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.rampup import RampUp
 from atelier.engine.config.registry import Objectives, Optim
 from atelier.engine.config.sections import filled, sections_of, with_sections
 
@@ -105,6 +107,21 @@ class Progressive(Spec):
     dropout: float = Field(
         default=0.0, ge=0, le=1, description="first dropout, as a share of the full dropout"
     )
+    rampup: RampUp = Field(
+        default=RampUp(), description="growth of the batch alone, in equal steps by samples; without `steps`"
+    )
+
+    @model_validator(mode="after")
+    def _one_growth(self) -> "Progressive":
+        if self.steps and self.rampup.is_on:
+            raise ValueError(
+                f"steps={self.steps} and rampup both let the batch grow; progressive.steps=0, or no rampup"
+            )
+        return self
+
+    @property
+    def grows(self) -> bool:
+        return self.steps > 0 or self.rampup.is_on
 
     def stage(self, step: int) -> int:
         """The stage of a step; `stages` after the last stage."""
@@ -121,6 +138,8 @@ class Progressive(Spec):
 
     def batch_at(self, step: int, batch: int) -> int:
         """Sequences per step, in whole eighths of a batch that is divisible by 8."""
+        if self.rampup.is_on:
+            return next(size for first, _, size in reversed(self.rampup.sizes(batch)) if first <= step)
         unit = batch // EIGHTHS if batch % EIGHTHS == 0 else 1
         return min(batch, max(unit, round(self._grown(self.batch, step) * batch / unit) * unit))
 
@@ -132,21 +151,23 @@ class Progressive(Spec):
         """Factor of learning rates."""
         return min(1.0, (step + 1) / (self.steps + 1)) if self.steps else 1.0
 
-    def first_steps(self) -> list[int]:
-        """The first step of each stage, the full size included."""
+    def first_steps(self, batch: int) -> list[int]:
+        """The first step of each stage, the full size included, for a full batch of `batch` sequences."""
+        if self.rampup.is_on:
+            return [first for first, _, _ in self.rampup.sizes(batch)]
         found = dict.fromkeys(-(-stage * self.steps // self.stages) for stage in range(self.stages + 1))
         return list(found) if self.steps else [0]
 
     def samples_before(self, step: int, batch: int) -> int:
         """Sequences of all steps before `step`."""
-        return self._total(step, lambda at: self.batch_at(at, batch))
+        return self._total(step, batch, lambda at: self.batch_at(at, batch))
 
     def tokens_before(self, step: int, batch: int, sequence: int) -> int:
         """Tokens of all steps before `step`."""
-        return self._total(step, lambda at: self.batch_at(at, batch) * self.sequence_at(at, sequence))
+        return self._total(step, batch, lambda at: self.batch_at(at, batch) * self.sequence_at(at, sequence))
 
-    def _total(self, step: int, size_at: Callable[[int], int]) -> int:
-        firsts = [first for first in self.first_steps() if first < step]
+    def _total(self, step: int, batch: int, size_at: Callable[[int], int]) -> int:
+        firsts = [first for first in self.first_steps(batch) if first < step]
         ends = [*firsts[1:], step] if firsts else []
         return sum((end - first) * size_at(first) for first, end in zip(firsts, ends, strict=True))
 
@@ -261,6 +282,12 @@ class Train(Spec):
         return self
 
     @model_validator(mode="after")
+    def _reached(self) -> "Train":
+        if problem := self.progressive.rampup.misfit(self.global_batch):
+            raise ValueError(f"progressive.{problem}; global_batch - start must be a multiple of by")
+        return self
+
+    @model_validator(mode="after")
     def _extended(self) -> "Train":
         for value in sections_of(self).values():
             value.check_section(self)
@@ -294,15 +321,23 @@ class Train(Spec):
     def num_steps(self) -> int:
         if self.steps:
             return self.steps
-        grown, whole = self.progressive.steps, self.global_batch * self.sequence
-        before = self.progressive.tokens_before(grown, self.global_batch, self.sequence)
-        if self.tokens >= before:
-            return grown - (-int(self.tokens - before) // whole)
-        return next(
-            step
-            for step in range(1, grown + 1)
-            if self.progressive.tokens_before(step, self.global_batch, self.sequence) >= self.tokens
-        )
+        return self.steps_until(self.tokens)
+
+    def steps_until(self, tokens: float) -> int:
+        """The number of first steps that have read at least so many tokens."""
+        grown, whole = self.first_steps()[-1], self.global_batch * self.sequence
+        before = self.tokens_before(grown)
+        if tokens >= before:
+            return grown - (-int(tokens - before) // whole)
+        return bisect_left(range(grown), tokens, key=self.tokens_before)
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens of the rows of all steps before `step`."""
+        return self.progressive.tokens_before(step, self.global_batch, self.sequence)
+
+    def first_steps(self) -> list[int]:
+        """The first step of each size of batches and rows, the full one included."""
+        return self.progressive.first_steps(self.global_batch)
 
     def here(self) -> "Train":
         """The same settings, with this run's share of the sequences as the batch."""
@@ -317,4 +352,4 @@ class Train(Spec):
             "global_batch": self.progressive.batch_at(step, self.global_batch),
             "sequence": self.progressive.sequence_at(step, self.sequence),
         }
-        return self.model_copy(update=sizes) if self.progressive.steps else self
+        return self.model_copy(update=sizes) if self.progressive.grows else self

@@ -10,7 +10,9 @@ import numpy as np
 
 from atelier.engine.config.batch import DOCUMENTS, batch_tensor
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.sampling import Assignment, cap_in_rows
 from atelier.engine.data.counter_rng import Permutation
+from atelier.engine.plan.exact_shares import Stretch, stretches_of
 
 BLOCK = 4096
 PROBED = 32  # rows from which a data set's row length is estimated
@@ -53,11 +55,15 @@ class _Phase:
 class Blend:
     """Endless samples of weighted data sets.
 
-    Every block of 4096 samples holds each set in its exact share (largest remainder, at least once), in an
-    order keyed by the block. Within a set, each epoch visits every sample once, in an order keyed by the
-    epoch. Reading sample i costs the same for any i. `later`: ascending samples, each with the weights from
-    it on; blocks restart there, epochs continue. `unit`: rows are padded to a multiple of this number of
-    tokens. Raises ConfigError for empty sets and for sets whose weight is never above 0.
+    With `assignment` blocks, every block of 4096 samples holds each set in its share of 4096 (largest
+    remainder, at least once), in an order keyed by the block. With exact, every prefix of the stream holds
+    each set within one sample of its share (engine/plan/exact_shares.py). Within a set, each epoch visits
+    every sample once, in an order keyed by the epoch. Reading sample i costs the same for any i.
+
+    `later`: ascending samples, each with the weights from it on; the assignment restarts there, epochs
+    continue. `caps`: epochs of each set at most, 0 = none; exact only. `last`: samples of the training.
+    `unit`: rows are padded to a multiple of this number of tokens. Raises ConfigError for empty sets, for
+    sets whose weight is never above 0, and if all sets reach their caps before `last`.
     """
 
     def __init__(
@@ -67,6 +73,9 @@ class Blend:
         *,
         unit: int = 1,
         later: Sequence[tuple[int, Sequence[float]]] = (),
+        assignment: Assignment = "blocks",
+        caps: Sequence[float] = (),
+        last: int = 0,
     ) -> None:
         every = [[weight for _, weight in streams], *(weights for _, weights in later)]
         read = [max(weights) for weights in zip(*every, strict=True)]
@@ -84,10 +93,16 @@ class Blend:
             )
         self._datasets = [dataset for dataset, _ in streams]
         self._seed = seed
-        self._phases = [_Phase(0, np.array(shares(every[0])), 0, np.zeros(len(streams), dtype=np.int64))]
+        self._exact: list[Stretch] = []
+        self._phases: list[_Phase] = []
         self._blocks: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        for number, (first, weights) in enumerate(later, 1):
-            drawn = self._drawn_before(first)
+        phases = [(0, every[0]), *later]
+        if assignment == "exact":
+            every_cap = zip(self._datasets, caps or [0.0] * len(streams), strict=True)
+            limits = [cap_in_rows(cap, len(dataset)) if cap else 0 for dataset, cap in every_cap]
+            self._exact = stretches_of(phases, limits, seed, last)
+        for number, (first, weights) in enumerate(phases if assignment == "blocks" else []):
+            drawn = self._drawn_at(first) if number else np.zeros(len(streams), dtype=np.int64)
             self._phases.append(_Phase(number, np.array(shares(weights)), first, drawn))
         self.length = unit * -(-max(dataset.length for dataset in self._datasets) // unit)
         encoder_length = max(getattr(dataset, "encoder_length", 0) for dataset in self._datasets)
@@ -125,14 +140,7 @@ class Blend:
 
     def _chosen(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each sample: its set, the sample in the set, and its epoch."""
-        sets, drawn = np.empty_like(places), np.empty_like(places)
-        firsts = np.array([phase.first for phase in self._phases])
-        phases = np.searchsorted(firsts, places, side="right") - 1
-        inside = places - firsts[phases]
-        for number, block in np.unique(np.stack([phases, inside // BLOCK]), axis=1).T.tolist():
-            mine = (phases == number) & (inside // BLOCK == block)
-            found = self._block(self._phases[number], block)
-            sets[mine], drawn[mine] = (values[inside[mine] % BLOCK] for values in found)
+        sets, drawn = self._assigned(places)
         result, epochs = np.empty_like(places), np.empty_like(places)
         for n, dataset in enumerate(self._datasets):
             for epoch in np.unique(drawn[sets == n] // len(dataset)).tolist():
@@ -140,6 +148,23 @@ class Blend:
                 order = Permutation(len(dataset), self._seed, "epoch", n, epoch)
                 result[mine], epochs[mine] = order(drawn[mine] % len(dataset)), epoch
         return sets, result, epochs
+
+    def _assigned(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each sample: its set, and earlier draws of that set."""
+        sets, drawn = np.empty_like(places), np.empty_like(places)
+        firsts = np.array([each.first for each in self._exact or self._phases])
+        phases = np.searchsorted(firsts, places, side="right") - 1
+        if self._exact:
+            for number in np.unique(phases).tolist():
+                mine = phases == number
+                sets[mine], drawn[mine] = self._exact[number].chosen(places[mine])
+            return sets, drawn
+        inside = places - firsts[phases]
+        for number, block in np.unique(np.stack([phases, inside // BLOCK]), axis=1).T.tolist():
+            mine = (phases == number) & (inside // BLOCK == block)
+            found = self._block(self._phases[number], block)
+            sets[mine], drawn[mine] = (values[inside[mine] % BLOCK] for values in found)
+        return sets, drawn
 
     def _block(self, phase: _Phase, block: int) -> tuple[np.ndarray, np.ndarray]:
         """For each place in a phase's block: its set, and earlier draws of that set in the block."""
@@ -153,10 +178,6 @@ class Blend:
                 drawn[sets == n] = phase.drawn[n] + block * share + np.arange(share)
             self._blocks = {key: (sets, drawn)}  # the stream is read in order: keep the current block
         return self._blocks[key]
-
-    def _drawn_before(self, place: int) -> np.ndarray:
-        """How often each set was drawn before this sample, by the last phase so far."""
-        return self._drawn_in(self._phases[-1], place)
 
     def _drawn_in(self, phase: _Phase, place: int) -> np.ndarray:
         blocks, rest = divmod(place - phase.first, BLOCK)
@@ -175,6 +196,8 @@ class Blend:
 
     def _drawn_at(self, place: int) -> np.ndarray:
         """How often each set was drawn before this sample."""
+        if self._exact:
+            return np.array(next(s for s in reversed(self._exact) if s.first <= place).drawn_before(place))
         phase = next(one for one in reversed(self._phases) if one.first <= place)
         return self._drawn_in(phase, place)
 
@@ -183,13 +206,16 @@ class Blend:
         return self.rows(np.arange(first, first + count))
 
     def rows(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples at `places` [B] as one batch [B, length], padded.
+        """The samples at `places` [B] as one batch [B, length], padded; a row of place -1 is padding alone.
 
         If any set has an extra key, every batch has it, with its neutral value in other sets' rows. If any
         set has a `part`, the batch has parts_B, -1 for sets without one.
         """
         count = len(places)
-        sets_B, samples_B, epochs_B = self._chosen(places)
+        if count and (places < 0).all():
+            return {name: np.repeat(values, count, axis=0) for name, values in self.padding().items()}
+        sets_B, samples_B, epochs_B = self._chosen(np.maximum(places, 0))
+        sets_B[places < 0] = -1
         result = {name: self._empty(name, count) for name in self._extras}
         for n, dataset in enumerate(self._datasets):
             rows = np.flatnonzero(sets_B == n)
@@ -203,9 +229,8 @@ class Blend:
                 else:
                     result[name][rows, : values.shape[1]] = values
         if any(part is not None for part in self._parts):
-            result["parts_B"] = np.array([-1 if p is None else p for p in self._parts], dtype=np.int64)[
-                sets_B
-            ]
+            parts = [-1 if part is None else part for part in self._parts]
+            result["parts_B"] = np.array([*parts, -1], dtype=np.int64)[sets_B]
         return result
 
     def padding(self) -> dict[str, np.ndarray]:

@@ -139,7 +139,7 @@ def build_member(
         seed=train.seed,
         health=health,
         parts=training.parts,
-        progressive=train.progressive,
+        train=train,
         settled=settled(training, name),
     )
     state.begins_with_states = bool(goes_on)

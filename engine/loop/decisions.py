@@ -11,6 +11,7 @@ from atelier.engine.checkpoint.state import Nested, Tree
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.run_file import Training
+from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Bad, Health
 
 BETA = 0.98  # decay of running averages over steps
@@ -45,11 +46,18 @@ def settled(training: Training, name: str) -> int:
     teacher = training.members.get(mine.role.teacher)  # None if the role has finished
     both = [mine, *([teacher] if teacher is not None else [])]
     risen = [
-        int(each.role.start) + each.role.optim.schedule.warmup
+        _risen(training, int(each.role.start), each.role.optim.schedule)
         for each in both
         if each.mode != "frozen" and each.role.moves
     ]
     return max(training.train.progressive.steps, *risen, 0)
+
+
+def _risen(training: Training, start: int, schedule: Schedule) -> int:
+    """The first step after the warm-up of a role that starts at `start`."""
+    if not schedule.warmup_tokens:
+        return start + schedule.warmup
+    return training.train.steps_until(training.train.tokens_before(start) + schedule.warmup_tokens)
 
 
 class TeacherLead:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atelier.engine.config.batch import PADDING
 from atelier.engine.config.train import Train
 from atelier.engine.data.blend import Blend
 from atelier.engine.loop.counts import Counts, count
@@ -48,13 +49,15 @@ class Prefetcher:
         num_parts: int = 0,
         places: Places | None = None,
         batches: RankBatches | None = None,
+        num_rows: Callable[[int], int] | None = None,
     ) -> None:
         """`open_blend` opens the blend for a sequence length; `micro_batch` gives the sequences of a
-        micro-batch at a step. `places`: the samples of a step, if an extension chooses them; None for a step
+        micro-batch at a step; `num_rows` the rows of all ranks, where a ramp has fewer samples: rows of
+        padding follow. `places`: the samples of a step, if an extension chooses them; None for a step
         = not known yet. `batches`: those of this rank, likewise; otherwise every rank has equally many
         samples.
         """
-        self._places, self._batches = places, batches
+        self._places, self._batches, self._num_rows = places, batches, num_rows
         self._open, self._train, self._micro_batch = open_blend, train, micro_batch
         self._grid, self._last, self._num_parts = grid, last, num_parts
         self._blend: tuple[int, Blend] | None = None  # sequence length and blend of the last step
@@ -76,6 +79,12 @@ class Prefetcher:
         ]
         return StepData(batches, data.counts, time.perf_counter() - begin)
 
+    def blend(self, sequence: int) -> Blend:
+        """The blend in rows of `sequence` tokens; only the last one is kept open."""
+        if self._blend is None or self._blend[0] != sequence:
+            self._blend = (sequence, self._open(sequence))
+        return self._blend[1]
+
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
@@ -90,13 +99,13 @@ class Prefetcher:
     def _make(self, clock: int, places: np.ndarray | None) -> StepData:
         assert places is not None  # known for a step that is taken
         now = self._train.at(clock)
-        if self._blend is None or self._blend[0] != now.sequence:
-            self._blend = (now.sequence, self._open(now.sequence))
-        blend, size = self._blend[1], self._micro_batch(clock)
+        blend, size = self.blend(now.sequence), self._micro_batch(clock)
         if self._batches is not None:
             batches = [tensors_of(batch) for batch in self._batches(blend, places, size, clock)]
         else:
-            own = np.split(places, self._grid.axes.data)[self._grid.data_index]
+            missing = self._num_rows(clock) - len(places) if self._num_rows is not None else 0
+            whole = np.pad(places, (0, missing), constant_values=PADDING)
+            own = np.split(whole, self._grid.axes.data)[self._grid.data_index]
             batches = [
                 tensors_of(blend.rows(part)) | {"samples_B": torch.from_numpy(part)}
                 for part in np.split(own, len(own) // size)

@@ -17,7 +17,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
-from atelier.engine.config.train import Progressive
+from atelier.engine.config.train import Train
 from atelier.engine.loop.attachments import Attachment, GradientHandler, Inbox, RemoteOutputs, Tap
 from atelier.engine.loop.computed_by import ComputedBy
 from atelier.engine.loop.counts import Counts
@@ -32,7 +32,7 @@ from atelier.engine.parallel.compute import Precision, computed_in
 from atelier.engine.parallel.context import own_tokens
 from atelier.engine.parallel.grid import Grid
 
-ALL = "*"  # name of the cross-entropy of all scored tokens, if objective lm reads only some rows
+ALL = "*"  # name of the cross-entropy of all scored tokens, if objective lm reads some rows or has a z-loss
 NOISE = (("noise_BT", "tokens_BT"), ("encoder_noise_BU", "encoder_tokens_BU", "encoder"))
 
 
@@ -53,8 +53,8 @@ class RoleState:
         precision: Precision,
         seed: int,
         health: HealthDetector,
+        train: Train,
         parts: Sequence[MixturePart] = (),
-        progressive: Progressive = Progressive(),  # noqa: B008 - frozen
         settled: int = 0,
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
@@ -62,7 +62,7 @@ class RoleState:
         self.body, self.weights, self.sums = body, weights, plain.sums()
         self.measured = plain.measured
         self.precision: Precision = precision
-        self.progressive = progressive
+        self.settings = train
         self.parts = tuple(parts)
         self.health = health
         self.begins_with_states = False  # optimiser states of its start model
@@ -226,7 +226,8 @@ class RoleState:
         """
         if not self.role.predicts:
             return next(iter(self.role.objective))
-        return "lm" if self.reads("lm") is None else ALL
+        lm = self.role.objective.get("lm")
+        return "lm" if self.reads("lm") is None and not getattr(lm, "z_weight", 0.0) else ALL
 
     def logged(self) -> list[str]:
         """The names of the sums that a step computes."""
@@ -288,6 +289,7 @@ class RoleState:
             return total
         self.gang.heartbeat.at("look")
         spec, found = self.role.objective.get(name, LM()), self.reads(name)
+        spec = spec.model_copy(update={"z_weight": 0.0}) if isinstance(spec, LM) else spec
         parts = {} if found is None else {name: found}
         work = StepWork(
             [own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts, text=self.text
@@ -309,8 +311,9 @@ class RoleState:
     def update(self, norm: float, *, is_good: bool) -> float:
         """Clip by the global norm and take the optimiser's step, or skip it if not `is_good`; returns lr."""
         spec = self.role.optim
-        rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
-        rate *= self.progressive.lr_at(self.step)
+        tokens = self.settings.tokens_before(self.step) - self.settings.tokens_before(self.start)
+        rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end, tokens)
+        rate *= self.settings.progressive.lr_at(self.step)
         self.num_skipped = 0 if is_good else self.num_skipped + 1
         self.health.num_skipped += not is_good
         with self.gang.regions(f"optimiser {self.name}"):

@@ -43,7 +43,15 @@ class Samples:
             )
             for number, step in enumerate(self._training.phases)
         ]
-        return Blend(opened, self._seed, unit=self._unit, later=later)
+        return Blend(
+            opened,
+            self._seed,
+            unit=self._unit,
+            later=later,
+            assignment=self._training.assignment,
+            caps=[stream.epochs for stream in streams],
+            last=train.progressive.samples_before(train.num_steps, train.global_batch),
+        )
 
     def held_out(self) -> tuple[Streams, Mapping[str, Streams], dict[str, str]]:
         """Windows of all token sources, or conversations if there are none; rows of each kind; names and

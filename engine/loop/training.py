@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import torch
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
@@ -336,6 +337,14 @@ class Trainer:
         self.hooks.close()
         self.profiler.close()
 
+    def _data_summary(self, member: RoleState) -> dict[str, Json]:
+        """Entries on data for a role's summary."""
+        if not self.gang.is_first:
+            return {}
+        steps = range(member.start, member.end if member.health.rolled_back else member.start)
+        left_out = [step for step in steps if member.health.passes_over(step + 1)]
+        return {**self.data.summary(), **self.data.consumed(member.start, member.end, left_out)}
+
     def publish(self) -> None:
         """Write the outputs of all roles that have one, once no extension waits for others.
 
@@ -355,7 +364,7 @@ class Trainer:
                     inputs=self.services.build_context.inputs,
                     scratch=self.services.build_context.scratch,
                     most=self.services.file_bytes,
-                    rows=self.data.summary(),
+                    rows=self._data_summary(member),
                 )
         self.gang.barrier()
         self.hooks.finish()

@@ -1,12 +1,14 @@
 """The data of a training on this rank: batches by step, assignment of samples to ranks, and held-out rows."""
 
 import math
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.batch import unread, unread_note
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
+from atelier.engine.loop.consumed import consumed
 from atelier.engine.loop.evaluation import HeldOut
 from atelier.engine.loop.prefetch import Places, Prefetcher, RankBatches, StepData
 from atelier.engine.loop.samples import Samples
@@ -21,6 +23,7 @@ class TrainingData:
     """
 
     def __init__(self, training: Training, context: BuildContext) -> None:
+        self._training = training
         train, layout, device = training.train.here(), context.layout, context.gang.device
         models = {name: member.role.model for name, member in training.members.items()}
         resolve = partial(
@@ -43,6 +46,9 @@ class TrainingData:
             lambda step: resolve(at_step(train, layout, step)),
             grid=context.grid("", is_student=False),
             num_parts=len(training.parts),
+            num_rows=(lambda step: at_step(train, layout, step).global_batch)
+            if train.progressive.rampup.is_on
+            else None,
         )
         windows, rows, sources = samples.held_out()
         self.held_out = HeldOut(
@@ -74,6 +80,15 @@ class TrainingData:
         """
         cut = {"cut_prompts": sum(each.num_cut() for each in self.labelled)} if self.labelled else {}
         return {**cut, "unread": {name: unread(size, self._sequence) for name, size in self.tokens.items()}}
+
+    def consumed(self, start: int, end: int, left_out: Iterable[int]) -> Mapping[str, Json]:
+        """Entry on the data read in these steps without `left_out`, for a model's summary (consumed.py);
+        empty if an extension chooses the samples.
+        """
+        if self.samples_of_step is not None:
+            return {}
+        opened = self.blend if self._feed is None else self._feed.blend
+        return {"consumed": consumed(self._training, opened, start, end, left_out)}
 
     def close(self) -> None:
         if self._feed is not None:

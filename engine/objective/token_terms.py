@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.registry import ObjectiveSpec
-from atelier.engine.objective.lm import token_loss
+from atelier.engine.objective.lm import token_loss, z_weight
 from atelier.engine.objective.load import module_of
 from atelier.engine.objective.vocab_slice import TokenDistribution, VocabSlice, without_padding
 
@@ -42,7 +42,7 @@ def terms_of(specs: Sequence[ObjectiveSpec], teachers: Sequence[int]) -> tuple[T
     found: dict[str | int, tuple[ModuleType, ObjectiveSpec, list[int]]] = {}
     for number, spec in enumerate(specs):
         module = module_of(spec)
-        is_plain = module.token_loss is token_loss
+        is_plain = module.token_loss is token_loss and not z_weight(spec)
         found.setdefault("cross-entropy" if is_plain else number, (module, spec, []))[2].append(number)
     return tuple(
         TokenTerm(

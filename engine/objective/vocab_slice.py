@@ -128,9 +128,13 @@ def at_labels(values_NV: Tensor, labels_N: Tensor, part: VocabSlice | None) -> T
     return part.sum(found_N * is_mine_N)
 
 
-def minus_one_at_labels(own: TokenDistribution, labels_N: Tensor, part: VocabSlice | None) -> Tensor:
-    """Probabilities, minus 1 at each token's label."""
+def minus_one_at_labels(
+    own: TokenDistribution, labels_N: Tensor, part: VocabSlice | None, scale_N1: Tensor | None = None
+) -> Tensor:
+    """Probabilities (times `scale_N1`), minus 1 at each token's label."""
     values_NV = own.p()
+    if scale_N1 is not None:
+        values_NV = values_NV.mul_(scale_N1) if own.is_private else values_NV * scale_N1
     if part is not None:
         labels_N = labels_N - part.begin
     elif not torch.compiler.is_compiling():

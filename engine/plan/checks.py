@@ -26,6 +26,7 @@ from atelier.engine.plan.layout_checks import (
     check_schedule,
     micro_batches,
     place_of,
+    ramp_rows,
     shared_rows,
 )
 from atelier.engine.plan.role_checks import check_trainable
@@ -45,11 +46,11 @@ def check_layout(
     check_extensions(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
     _check_lengths(roles, train, prefix, section)
-    for step in train.progressive.first_steps():
+    for step in train.first_steps():
         try:
             _check_sizes(layout, roles, at_step(train, layout, step), prefix, section)
         except ConfigError as error:
-            if step >= train.progressive.steps:
+            if step >= train.first_steps()[-1]:
                 raise
             grown = f"(train.progressive gives step {step} {train.at(step).global_batch} sequences of "
             raise ConfigError(
@@ -91,8 +92,12 @@ def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str, section
 
 
 def at_step(train: Train, layout: Parallel, step: int) -> Train:
-    """The training at the sizes of this step, with a micro-batch that divides them."""
+    """The training at the sizes of this step, with a micro-batch that divides them. The batch of a ramp
+    includes rows of padding (`ramp_rows`).
+    """
     now = train.at(step)
+    if train.progressive.rampup.is_on and now.global_batch < train.global_batch:
+        return now.model_copy(update={"global_batch": ramp_rows(layout, now)})
     each = now.global_batch // layout.axes.data
     if now is train or now.micro_batch == "auto" or not each:
         return now

@@ -10,6 +10,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 
 
 def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
@@ -22,6 +23,16 @@ def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
         return sizes
     unit = 1 if layout.schedule == "1f1b" else layout.pipeline
     return [size for size in sizes if each // size >= layout.pipeline and each // size % unit == 0]
+
+
+def ramp_rows(layout: Parallel, train: Train) -> int:
+    """The rows that the ranks compute at a size of a ramp: its sequences, then rows of padding until every
+    data-parallel rank has equally many whole micro-batches, and enough for the pipeline schedule.
+    """
+    size = shared_rows(layout) if train.micro_batch == "auto" else train.micro_batch
+    count = max(layout.pipeline, -(-train.global_batch // (layout.axes.data * size)))
+    unit = 1 if layout.schedule == "1f1b" else layout.pipeline
+    return -(-count // unit) * unit * size * layout.axes.data
 
 
 def shared_rows(layout: Parallel) -> int:

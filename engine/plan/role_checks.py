@@ -1,9 +1,12 @@
-"""Checks of a single role: trained parts, and weights of its objectives over the steps. Torch-free."""
+"""Checks of a single role: trained parts, and weights of its objectives over the steps; of its data: caps of
+epochs. Torch-free.
+"""
 
 from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.role import Role
+from atelier.engine.config.sampling import Sampling
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.config.train import Train
 
@@ -81,3 +84,13 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
                         if any(spec.schedule.follows_lead for spec in specs)
                         else "leave one constant, or give schedule.last",
                     )
+
+
+def check_caps(sampling: Sampling, train: Train) -> None:
+    """Raise ConfigError for caps of epochs in a training whose rows grow: a cap counts rows of one length."""
+    if sampling.epochs and train.progressive.steps and train.progressive.sequence < 1:
+        raise ConfigError(
+            "data.epochs",
+            f"{', '.join(sampling.epochs)} has a cap of rows, which train.progressive makes longer",
+            "train.progressive.sequence=1, or no caps",
+        )

@@ -28,6 +28,7 @@ from atelier.flows.run.reasons import Reason, reasons_of
 from atelier.flows.run.registry import parts_of_extensions, survey
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.site_rows import Here, LinkRow, SiteRow, here_of, site_rows
+from atelier.flows.run.stream_notes import stream_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
@@ -227,6 +228,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool, vocab) + data_notes(nodes, store)
     notes += curation_notes(running, texts)
+    notes += stream_notes(nodes, store)
     refusals += too_little_disk(running, store) + curation_refusals(running, texts, store)
     plan = Plan(
         flow=frozen.flow,

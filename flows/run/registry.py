@@ -15,7 +15,10 @@ from atelier.infra.dag import Node
 
 # keys of shared sections without effect in a flow, by flow; `*` is any name
 _OF_LABELS = ("score.max_examples", "score.shots")
-_SHARES = ("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*")
+_SHARES = (
+    *("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*"),
+    *("data.epochs", "data.blend.*.epochs", "data.assignment"),
+)
 _OF_TITAN = ("score.controls", "score.rows")
 
 

@@ -68,11 +68,12 @@ def _check_train(train: Train) -> None:
             f"{train.micro_batch}, but train.privacy clips one row at a time",
             "train.micro_batch=1, or auto",
         )
-    if train.progressive.steps:
+    if train.progressive.grows:
+        steps = train.progressive.steps
         raise ConfigError(
-            "train.progressive.steps",
-            f"{train.progressive.steps}, but train.privacy needs a fixed batch size and row length",
-            "train.progressive.steps=0",
+            "train.progressive.steps" if steps else "train.progressive.rampup",
+            f"{steps or 'is on'}, but train.privacy needs a fixed batch size and row length",
+            "train.progressive.steps=0" if steps else "leave it out",
         )
     if train.health.spike != "off" or train.health.rolls_back:
         what = "spike" if train.health.spike != "off" else "nan"

@@ -27,6 +27,7 @@ B, T, D, V = 3, 17, 12, 41
 ONLY_LM: Mix = {"lm": (LM(), 1.0)}
 WARM = Logits(temperature=2.0)
 BOTH: Mix = {"lm": (LM(), 0.3), "logits": (WARM, 0.7)}
+WITH_Z: Mix = {"lm": (LM(z_weight=0.05), 0.8), "logits": (WARM, 0.2)}
 ONLY_KD: Mix = {"logits": (Logits(), 1.0)}
 
 
@@ -56,6 +57,7 @@ class Case:
         for name, (spec, share) in mix.items():
             if isinstance(spec, LM):
                 sums[name] = -logits.log_softmax(-1).gather(1, self.labels[scored][:, None]).sum()
+                sums[name] = sums[name] + spec.z_weight * (logits.exp().sum(-1).log() ** 2).sum()
             else:
                 heat: float = spec.temperature  # type: ignore[attr-defined]
                 q, p = (logits / heat).softmax(-1), (taught / heat).softmax(-1)
@@ -70,7 +72,7 @@ class Case:
         return torch.autograd.grad(total, (self.hidden, self.head))
 
 
-@pytest.mark.parametrize("mix", [ONLY_LM, ONLY_KD, BOTH], ids=["lm", "logits", "both"])
+@pytest.mark.parametrize("mix", [ONLY_LM, ONLY_KD, BOTH, WITH_Z], ids=["lm", "logits", "both", "z"])
 @pytest.mark.parametrize("chunk", [1, 5, 8, 1000, None])
 def test_sums_and_gradients_equal_the_dense_computation(mix: Mix, chunk: int | None) -> None:
     case = Case()
@@ -92,7 +94,7 @@ def test_the_cross_entropy_is_logged_even_where_it_is_not_trained() -> None:
     assert not any(value.requires_grad for value in sums.values())
 
 
-@pytest.mark.parametrize("spec", [LM(), Logits(), WARM], ids=["lm", "logits", "warm"])
+@pytest.mark.parametrize("spec", [LM(), LM(z_weight=0.05), Logits(), WARM], ids=str)
 def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None:
     case, terms = Case(scored=1.0), module_of(spec)
     logits = (case.hidden @ case.head.t()).detach().flatten(0, 1)
@@ -102,6 +104,13 @@ def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None
     derived = token_terms.derived_gradient(terms.token_loss, *arguments)
     for ours, theirs in zip(by_hand, derived, strict=True):
         assert (ours - theirs).abs().max() < 1e-12
+
+
+def test_the_cross_entropy_beside_a_z_loss_is_logged_without_it() -> None:
+    case = Case()
+    total, sums = case.chunked({"lm": (LM(z_weight=0.05), 1.0)}, chunk=7, text="*")
+    assert (sums["*"] - case.dense(ONLY_LM)[1]["lm"]).abs() < 1e-11
+    assert sums["lm"] > sums["*"] + 1 and (total - sums["lm"]).abs() < 1e-11
 
 
 def test_an_objective_without_a_closed_form_is_derived(monkeypatch: pytest.MonkeyPatch) -> None:

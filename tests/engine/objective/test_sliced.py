@@ -48,7 +48,7 @@ class ThreadSlice(VocabSlice):
 
 @pytest.mark.parametrize("ids", [V, V - 1, V // RANKS, V // RANKS - 1])
 @pytest.mark.parametrize(
-    "mix", [{"lm": (LM(), 1.0), "kd": (ONE, 1.0)}, {"lm": (LM(), 0.5), "kd": (WARM, 1.0)}]
+    "mix", [{"lm": (LM(), 1.0), "kd": (ONE, 1.0)}, {"lm": (LM(z_weight=0.1), 0.5), "kd": (WARM, 1.0)}]
 )
 def test_slices_with_and_without_padding_take_the_same_collectives(
     monkeypatch: pytest.MonkeyPatch, mix: Mix, ids: int
@@ -71,14 +71,15 @@ def test_slices_with_and_without_padding_take_the_same_collectives(
     with ThreadPoolExecutor(RANKS) as ranks:
         found = list(ranks.map(rank, range(RANKS)))
     student, told = ((side[0] @ own.t()) for side, own in ((hidden, head), (taught, teaching)))
-    kd = mix["kd"][0]
-    assert isinstance(kd, Logits)
+    kd, lm = mix["kd"][0], mix["lm"][0]
+    assert isinstance(kd, Logits) and isinstance(lm, LM)
     heat = kd.temperature
     log_q, log_p = (
         (without_padding(each, ids, V) / heat).log_softmax(1)[:, :ids] for each in (student, told)
     )
     expected = {
-        "lm": torch.nn.functional.cross_entropy(student, labels[0], reduction="sum"),
+        "lm": torch.nn.functional.cross_entropy(student, labels[0], reduction="sum")
+        + lm.z_weight * (student.logsumexp(1) ** 2).sum(),
         "kd": heat**2 * (log_p.exp() * (log_p - log_q)).sum(),
     }
     for sums in found:

@@ -279,7 +279,8 @@ class Link(Section):
                 f"link.mailbox={self.mailbox} is not a folder: an elastic membership decides each round"
                 " once, by exclusive create; give a folder that all sites reach, or use agents"
             )
-        if grown := section.progressive.steps:
+        if section.progressive.grows:
+            grown = section.progressive.steps or "0 with rampup"
             raise ValueError(
                 f"progressive.steps={grown}: growth is not built for several sites; progressive.steps=0"
             )
