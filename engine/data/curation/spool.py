@@ -16,7 +16,7 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.config.message import from_line, to_line
 from atelier.engine.config.record import FileEntry
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.io.artifact import ArtifactOutput
+from atelier.engine.io.artifact import BODY, ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.shards import ENDING, SHARDS, Counts, UnitFile
 from atelier.engine.io.storage import (
@@ -82,6 +82,7 @@ class Spool:
     def __init__(self, run: RunFile, output: str, key: Json, ranks: Ranks, progress: Progress) -> None:
         folder, _, _ = run.outputs[output].rstrip("/").rpartition("/")
         mark = hashlib.sha256(canonical([run.task, run.version, key])).hexdigest()[:8]
+        self._body = join(run.outputs[output], BODY)
         self.url = join(folder, f"payload-spool-{mark}")
         self.ranks, self.scratch = ranks, Path(run.scratch) / f"work{ranks.rank}"
         self._gang = hashlib.sha256(run.scratch.encode()).hexdigest()[:8]  # other gangs may have left marks
@@ -203,6 +204,8 @@ class Spool:
             raise
 
     def _raise_others(self) -> None:
+        if not self.ranks.is_first and exists(self._body):
+            raise SystemExit(0)  # rank 0 has all it needs
         for rank in range(1, self.ranks.world if self.ranks.is_first else 0):
             if exists(place := self._mark("fault", rank)):
                 raise from_line(json.loads(read_bytes(place)))

@@ -91,7 +91,7 @@ class Pipeline:
     def make(
         self, task: str, key: str, output: str, config: Spec, inputs: dict[str, ArtifactInput] | list
     ) -> None:
-        """Run one task by all ranks in threads, and publish its output."""
+        """Run one task and publish its output."""
         if key in self.made:
             return
         place = self.folder / "store" / key
@@ -105,14 +105,26 @@ class Pipeline:
             outputs={output: str(target)},
             scratch=str(self.folder / "scratch" / key),
         )
+        self.execute(run)
+        body = json.loads((target / "body.json").read_text())
+        files = tuple({**entry, "path": f"payload-1/{entry['path']}"} for entry in body["files"])
+        identity = {"config": config.as_identity()}
+        record = Record(
+            kind=output, name=key, fingerprint=identify(output, 1, identity, {}), version=1,
+            identity=identity, parents={}, files=files, summary=body["summary"], provenance={},
+        ).sealed()  # fmt: skip
+        (place / "record.json").write_text(record.text())
+        self.made[key] = open_input(str(place))
+
+    def execute(self, run: RunFile) -> None:
+        """Run one task by all ranks in threads. Raises the error of any."""
         problems: list[BaseException] = []
         spoken = io.StringIO()
 
         def work(rank: int) -> None:
+            progress = Progress(spoken if rank == 0 else io.StringIO())
             try:
-                made = TASKS[task](
-                    run, Progress(spoken if rank == 0 else io.StringIO()), Ranks(rank, self.ranks)
-                )
+                made = TASKS[run.task](run, progress, Ranks(rank, self.ranks))
                 if made is not None:
                     made[0].close(made[1])
             except BaseException as error:
@@ -127,15 +139,6 @@ class Pipeline:
         self.said += [json.loads(line) for line in spoken.getvalue().splitlines()]
         if problems:
             raise next((each for each in problems if isinstance(each, AtelierError)), problems[0])
-        body = json.loads((target / "body.json").read_text())
-        files = tuple({**entry, "path": f"payload-1/{entry['path']}"} for entry in body["files"])
-        identity = {"config": config.as_identity()}
-        record = Record(
-            kind=output, name=key, fingerprint=identify(output, 1, identity, {}), version=1,
-            identity=identity, parents={}, files=files, summary=body["summary"], provenance={},
-        ).sealed()  # fmt: skip
-        (place / "record.json").write_text(record.text())
-        self.made[key] = open_input(str(place))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The documents of a corpus."""
