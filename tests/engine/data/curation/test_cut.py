@@ -39,7 +39,7 @@ def test_a_cut_begins_and_ends_with_the_sentences_of_the_last_characters_of_its_
 
 @pytest.mark.parametrize("fewer", [0, 1])
 def test_margins_are_exact_to_the_character(fewer: int):
-    """With one character fewer in between, the 200th one belongs to the next sentence, which is cut as well."""
+    """With one character fewer in between, the 200th one belongs to the next sentence, which is cut, too."""
     before, found, after = "Kept one. ", "the found words", "Kept two."
     of = before + "y" * (200 - fewer) + found
     begin = of.index(found)
