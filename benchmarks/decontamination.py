@@ -93,7 +93,8 @@ def correctness(num_questions: int, num_clean: int) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     questions = [asked(rng, n) for n in range(num_questions)]
     pool = [" ".join(words(rng, int(rng.integers(15, 30)))) for _ in range(50)]
-    quoting = [f"{' '.join(words(rng, 5))} {quotation} {' '.join(words(rng, 5))}" for quotation in pool]
+    # own words that no document has: one of them before 12 words of a quotation is an n-gram, too
+    quoting = [f"asked{n} about {quotation} answered{n}" for n, quotation in enumerate(pool)]
     often = " ".join(words(rng, 25))
     overlap = Overlap(
         [
