@@ -136,6 +136,9 @@ def test_a_document_that_is_similar_to_a_removed_one_only_is_kept():
     assert verified.kept_N[last] != 0 and len(np.unique(verified.kept_N)) > 2
     assert component.kept_N.tolist() == [0] * len(chain)
     assert component.jaccard_N[last] < 0.3 and component.sizes_C.tolist() == [len(chain)]
+    copied = decided([*chain, chain[last]], keep="component")
+    assert copied.chain(last + 1) == [(last, 1.0), *copied.chain(last)]
+    assert copied.jaccard_N[last + 1] == copied.jaccard_N[last] == component.jaccard_N[last]
     steps = component.chain(last)
     assert len(steps) > 3 and steps[-1][0] == 0
     place = last
