@@ -22,6 +22,7 @@ Keep = Literal["verified", "component"]
 THRESHOLD = 0.8
 COMPARED = 64  # documents that one document is compared with, at most
 CACHE = 64 << 20  # bytes of shingles kept in memory, beside those of the two documents compared
+_ENTRY = 256  # bytes of an array beside its numbers
 CONSTANT = 128  # bytes per document beside the bands: keys, order, decision, sorting
 
 ShinglesOf = Callable[[int], np.ndarray]
@@ -86,7 +87,7 @@ def decide(
     first_N = _first_copies(keys_N, order_N)
     is_first_N = first_N == np.arange(len(first_N))
     groups = BandGroups(bands_NB, is_first_N)
-    run = _Run(groups, order_N, shingles_of, threshold, compared)
+    run = _Run(groups, order_N, shingles_of, threshold, compared, keep)
     ranks = np.flatnonzero(groups.is_shared_N[order_N])
     if keep == "verified":
         parent_N, link_N = run.verified(first_N, ranks)
@@ -121,8 +122,9 @@ class _Run:
         shingles_of: ShinglesOf,
         threshold: float,
         compared: int,
+        keep: Keep,
     ) -> None:
-        self.forest = Forest(len(order_N))
+        self.forest = Forest(len(order_N), keeps_pairs=keep == "component")
         self.comparisons = self.not_compared = self.not_listed = 0
         self._groups, self._order_N = groups, order_N
         self._shingles = _Cache(shingles_of, CACHE)
@@ -169,10 +171,11 @@ class _Run:
                 if found >= self._threshold:
                     self.forest.join(rank, other, found)
             self._groups.add(number, rank)
-        parent_N, link_N = first_N.astype(np.int32), np.ones(len(first_N))
-        for child, parent, found in self.forest.tree():
-            number = self._order_N[child]
-            parent_N[number], link_N[number] = self._order_N[parent], found
+        above_N, similar_N = self.forest.tree()
+        children = np.flatnonzero(above_N != np.arange(len(above_N)))
+        parent_N, link_N = first_N.copy(), np.ones(len(first_N))
+        parent_N[self._order_N[children]] = self._order_N[above_N[children]]
+        link_N[self._order_N[children]] = similar_N[children]
         return parent_N, link_N
 
     def ends(
@@ -206,10 +209,10 @@ class _Cache:
         found = self._held.pop(document, None)
         if found is None:
             found = self._shingles_of(document)
-            self._bytes += found.nbytes
+            self._bytes += found.nbytes + _ENTRY
         self._held[document] = found
         while self._bytes > self._most and len(self._held) > 2:
-            self._bytes -= self._held.popitem(last=False)[1].nbytes
+            self._bytes -= self._held.popitem(last=False)[1].nbytes + _ENTRY
         return found
 
 

@@ -2,26 +2,21 @@
 in an order ("rank"); the first of a component is its root.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from array import array
 
 import numpy as np
 
 
-class Link(NamedTuple):
-    """A pair of documents, the child nearer to the end of the chain."""
-
-    child: int
-    parent: int
-    jaccard: float
-
-
 class Forest:
-    """Components of N documents (union-find), with the pairs that joined them: at most N - 1."""
+    """Components of N documents (union-find), and the E pairs that joined them: at most N - 1.
 
-    def __init__(self, number: int) -> None:
+    Memory: 4 bytes a document, and 16 a pair if pairs are kept.
+    """
+
+    def __init__(self, number: int, *, keeps_pairs: bool) -> None:
         self._above_N = np.arange(number, dtype=np.int32)
-        self._pairs: list[Link] = []
+        self._keeps_pairs = keeps_pairs
+        self._one_E, self._other_E, self._jaccard_E = array("i"), array("i"), array("d")
 
     def root(self, rank: int) -> int:
         """The first document of the component."""
@@ -39,22 +34,38 @@ class Forest:
         roots = sorted((self.root(one), self.root(other)))
         if roots[0] != roots[1]:
             self._above_N[roots[1]] = roots[0]
-            self._pairs.append(Link(one, other, jaccard))
+            if self._keeps_pairs:
+                self._one_E.append(one)
+                self._other_E.append(other)
+                self._jaccard_E.append(jaccard)
 
-    def tree(self) -> Iterator[Link]:
-        """For each document that is not the root of its component, the next one on the way to it."""
-        neighbours: dict[int, list[tuple[int, float]]] = {}
-        for one, other, found in self._pairs:
-            neighbours.setdefault(one, []).append((other, found))
-            neighbours.setdefault(other, []).append((one, found))
-        seen = sorted(rank for rank in neighbours if self.root(rank) == rank)
-        reached = set(seen)
-        for rank in seen:  # grows: breadth first, so chains are short
-            for other, found in neighbours[rank]:
-                if other not in reached:
-                    reached.add(other)
-                    seen.append(other)
-                    yield Link(other, rank, found)
+    def tree(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each document the next one on the way to the first of its component (int32 [N], itself for that
+        one), and the Jaccard similarity of both (float64 [N], 1 for that one). Needs the pairs.
+        """
+        parent_N = np.arange(len(self._above_N), dtype=np.int32)
+        jaccard_N = np.ones(len(parent_N))
+        one_E, other_E = (np.frombuffer(each, dtype=np.int32) for each in (self._one_E, self._other_E))
+        ends = np.concatenate([one_E, other_E])
+        order = np.argsort(ends, kind="stable").astype(np.int32)
+        ends = ends[order]
+        neighbours = np.concatenate([other_E, one_E])[order]
+        order %= max(len(one_E), 1)
+        similar_E = np.frombuffer(self._jaccard_E, dtype=np.float64)
+        is_reached_N = self._above_N == parent_N
+        reached = np.flatnonzero(is_reached_N)
+        while len(reached):  # breadth first; no document is reached from two others, as pairs form trees
+            begins, ends_of = np.searchsorted(ends, reached), np.searchsorted(ends, reached, side="right")
+            counts = ends_of - begins
+            first = np.cumsum(counts) - counts
+            places = np.repeat(begins - first, counts) + np.arange(int(counts.sum()))
+            is_new = ~is_reached_N[neighbours[places]]
+            children, places = neighbours[places][is_new], places[is_new]
+            parent_N[children] = np.repeat(reached, counts)[is_new]
+            jaccard_N[children] = similar_E[order[places]]
+            is_reached_N[children] = True
+            reached = children
+        return parent_N, jaccard_N
 
     def clusters(self, order_N: np.ndarray, first_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The cluster of each document (int32), numbered by their first documents in the order, and the

@@ -27,16 +27,20 @@ INLINE = frozenset([
     "sup", "tt", "u", "var", "wbr",
 ])  # fmt: skip
 _NAME = r"[A-Za-z][A-Za-z0-9:-]{0,30}"
-_MARKUP = re.compile(
-    rf"</?(?P<bare>{_NAME})\s*+/?>"
-    rf"|<(?P<full>{_NAME})\s[^<>=]{{0,200}}=[^<>]{{0,2000}}>"
-    r"|<!--(?:(?!-->|<!--).){0,2000}-->"
-    r"|&(?P<entity>#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
-    r"|(?P<joint>(?<=[^\W\d_])\*++(?=[^\W\d_])|[\u00ad\u200b-\u200d\u2060\ufeff])"
-    r"|(?<!\w)_++|(?<!_)_++(?!\w)",
+_HIDDEN = "\u00ad\u200b-\u200d\u2060\ufeff"
+_MAYBE = re.compile(f"[<&*_{_HIDDEN}]")
+_MARKUP = re.compile(  # begins with a set of characters, which `re` looks for fast
+    rf"[<&*_{_HIDDEN}](?:"
+    rf"(?<=<)/?(?P<bare>{_NAME})\s*+/?>"
+    rf"|(?<=<)(?P<full>{_NAME})\s[^<>=]{{0,200}}=[^<>]{{0,2000}}>"
+    r"|(?<=<)!--(?:(?!-->|<!--).){0,2000}-->"
+    r"|(?<=&)(?P<entity>#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
+    rf"|(?P<joint>(?<=[{_HIDDEN}])|(?<=[^\W\d_]\*)\**+(?=[^\W\d_]))"
+    r"|(?<=_)(?<!\w_)_*+"
+    r"|(?<=_)(?<!__)_*+(?!\w)"
+    r")",
     re.DOTALL,
 )
-_MAYBE = re.compile("[<&*_\u00ad\u200b-\u200d\u2060\ufeff]")
 
 
 class MarkedWords(NamedTuple):
@@ -102,4 +106,4 @@ def _shown(found: re.Match[str]) -> str:
         known = name.startswith("#") or f"{name};" in html5
         return html.unescape(found[0]) if known else found[0]
     name = found["bare"] or found["full"] or ""
-    return "" if found["joint"] or name.lower() in INLINE else " "
+    return "" if found["joint"] is not None or name.lower() in INLINE else " "

@@ -7,15 +7,16 @@ few documents. Runs found in many are common phrases, which tell nothing about a
 Differences from `filter_ngrams.py`:
 
 - Markup does not hide a question (`markup`). In scripts without spaces a character counts as a word.
-- All n-grams of a text are found. There the search goes on behind the first one, and the text behind it is
-  split into words again.
+- All n-grams of a text are found and counted. There the search goes on behind the first one. So of a
+  quotation longer than 13 words only each 13th n-gram is counted, the others stay below the limit, and a
+  common quotation is cut all the same.
 - Places are those in the document. There the end of an n-gram is estimated as if its words were one space
   apart.
-- N-grams of a question with 8 to 12 words are matched whole, and shorter texts are listed. There texts below
-  `min_ngram_size` are left out silently.
+- Texts below 8 words are listed. There they are left out silently. Both match texts of 8 to 12 words whole.
 - Questions may come from any set, with all their parts; there from a list of sets, the question only.
-- Both count a document once for each n-gram, however often it repeats it.
-- The cut itself differs as `cut` says.
+- Hash matches are verified by the words; there the words are the keys. Both count a document once for each
+  n-gram, however often it repeats it.
+- The cut differs as the module `cut` says.
 
 Shape letters: W words, G n-grams, M matches.
 """

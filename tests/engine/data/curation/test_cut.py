@@ -39,7 +39,7 @@ def test_a_cut_begins_and_ends_with_the_sentences_of_the_last_characters_of_its_
 
 @pytest.mark.parametrize("fewer", [0, 1])
 def test_margins_are_exact_to_the_character(fewer: int):
-    """With one character fewer in between, the 200th one is of the next sentence, which is cut as well."""
+    """With one character fewer in between, the 200th one belongs to the next sentence, which is cut, too."""
     before, found, after = "Kept one. ", "the found words", "Kept two."
     of = before + "y" * (200 - fewer) + found
     begin = of.index(found)
@@ -74,6 +74,7 @@ def test_cuts_that_overlap_or_touch_merge_and_others_do_not():
     assert [of[b:e] for b, e in cuts_of(of, places, 0)] == ["A one. B two. ", "D four. E five."]
     assert cuts_of(of, places, 8) == [(0, len(of))]
     assert cuts_of(of, [*places[::-1], *places], 0) == cuts_of(of, places, 0)
+    assert cuts_of(of, [(0, 20), (1, 2)], 0) == [(0, of.index("D"))]
 
 
 def test_pieces_of_exactly_the_shortest_length_are_kept_and_shorter_ones_dropped():

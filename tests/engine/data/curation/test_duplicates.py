@@ -136,6 +136,9 @@ def test_a_document_that_is_similar_to_a_removed_one_only_is_kept():
     assert verified.kept_N[last] != 0 and len(np.unique(verified.kept_N)) > 2
     assert component.kept_N.tolist() == [0] * len(chain)
     assert component.jaccard_N[last] < 0.3 and component.sizes_C.tolist() == [len(chain)]
+    copied = decided([*chain, chain[last]], keep="component")
+    assert copied.chain(last + 1) == [(last, 1.0), *copied.chain(last)]
+    assert copied.jaccard_N[last + 1] == copied.jaccard_N[last] == component.jaccard_N[last]
     steps = component.chain(last)
     assert len(steps) > 3 and steps[-1][0] == 0
     place = last
@@ -266,10 +269,29 @@ class _Lonely(band_groups.BandGroups):
         self.is_shared_N[:] = False
 
 
+@pytest.mark.parametrize("keep", ["verified", "component"])
+def test_memory_of_a_corpus_of_pairs_is_as_stated(keep: Keep, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(duplicates, "CACHE", 0)
+    rng = np.random.default_rng(1)
+    number = 2500
+    rows = np.repeat(rng.integers(1, 1 << 62, (number // 2, 14)).astype(np.uint64), 2, axis=0)
+    same = np.arange(100, dtype=np.uint64)
+    tracemalloc.start()
+    try:
+        own, keys = rows.copy(), rng.integers(0, 1 << 62, (number, 2)).astype(np.uint64)
+        order = np.arange(number)
+        decision = decide(own, keys, order, lambda n: same, keep=keep)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert decision.near == number // 2
+    assert most / number < bytes_per_document(14)
+
+
 def test_shingles_in_memory_are_limited(monkeypatch: pytest.MonkeyPatch):
-    held = duplicates._Cache(lambda n: np.full(100, n, dtype=np.uint64), 5 * 800)
+    held = duplicates._Cache(lambda n: np.full(100, n, dtype=np.uint64), 5 * 1056)
     for n in [1, 2, 3, 4, 5, 1, 6, 7]:
-        assert held.of(n)[0] == n and held._bytes <= 5 * 800
+        assert held.of(n)[0] == n and held._bytes <= 5 * 1056
     assert list(held._held) == [4, 5, 1, 6, 7]
 
 

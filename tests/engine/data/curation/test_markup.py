@@ -38,6 +38,7 @@ def sources(text: str) -> list[str]:
         ("one\ntwo\r\nthree", ["one", "two", "three"]),
         ("so\u00adft ze\u200bro", ["soft", "zero"]),
         ("a < b and c > d, x<y", ["a", "b", "and", "c", "d", "x", "y"]),
+        ("if a <b and c> d <c x=1> e", ["if", "a", "b", "and", "c", "d", "e"]),
         ("before <!-- not\nshown --> after", ["before", "after"]),
     ],
 )  # fmt: skip
@@ -58,6 +59,7 @@ def test_each_word_lies_where_it_was_written(text: str):
 
 def test_a_word_with_an_entity_or_a_tag_in_it_covers_its_markup():
     assert sources("xx caf&eacute;s <b>bo</b>ld") == ["xx", "caf&eacute;s", "bo</b>ld"]
+    assert words("a &fjlig; b") == ["a", "fj", "b"] and sources("a &fjlig; b") == ["a", "&fjlig;", "b"]
 
 
 def test_text_without_markup_is_read_as_it_is():
