@@ -128,10 +128,10 @@ def main() -> None:
             print(f"{ranks} ranks, {shards} shards: equal", flush=True)
         draw, kills = random.Random(options.seed), 0
         run = Processes(folder / "killed", sources, curation, ranks=2, shards=17)
-        length = sum(each.wall_s for each in first.measured.values()) / len(first.measured)
+        length = sum(each.wall_s for each in first.measured.values())
         began = time.monotonic()
         while True:
-            run.kill_after = draw.uniform(0.2, max(1.0, length)) if kills < options.kills else 0.0
+            run.kill_at = time.monotonic() + draw.uniform(0.2, length / 2) if kills < options.kills else 0.0
             try:
                 run.run()
                 if kills >= options.kills:

@@ -32,12 +32,12 @@ class Measured:
 
 @dataclass
 class Processes(Pipeline):
-    """A pipeline whose ranks are processes; `measured` by task. The ranks of the next task are killed after
-    `kill_after` seconds, if that is not 0; then `Killed` is raised.
+    """A pipeline whose ranks are processes; `measured` by task. At `kill_at`, if that is not 0, the ranks
+    of the running task are killed, and `Killed` is raised.
     """
 
     measured: dict[str, Measured] = field(default_factory=dict)
-    kill_after: float = 0.0
+    kill_at: float = 0.0  # on the clock of time.monotonic
 
     def execute(self, run: RunFile) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -65,10 +65,9 @@ class Processes(Pipeline):
                 with suppress(ProcessLookupError):
                     os.kill(rank.pid, signal.SIGKILL)  # Popen's own kill would wait for it too
 
-        timer = threading.Timer(self.kill_after, kill)
-        if self.kill_after:
+        timer = threading.Timer(max(0.0, self.kill_at - time.monotonic()), kill)
+        if self.kill_at:
             timer.start()
-        self.kill_after = 0.0
         first = ranks[0].stdout
         assert first is not None
         said = [json.loads(line) for line in first.read().splitlines()]

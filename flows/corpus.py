@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atelier.engine.config.data import Data, Tokenizer
-from atelier.engine.config.mixture import Phase, sources
+from atelier.engine.config.mixture import Phase, Sharing, sources
 from atelier.engine.config.role import Role
-from atelier.engine.config.sampling import Sampling
 from atelier.flows.curation import curated
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import existing_model
@@ -31,7 +30,7 @@ class Text:
     tokens: dict[str, Reference]
     weights: dict[str, float]
     phases: dict[str, Phase]
-    sampling: Sampling
+    sharing: Sharing
     tokenizer: Reference
 
 
@@ -55,7 +54,7 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
         tokens=tokens,
         weights=weights,
         phases=data.phases,
-        sampling=data.sampling,
+        sharing=data.sharing,
         tokenizer=vocabulary,
     )
 

@@ -43,7 +43,7 @@ def nebula(
         tokens=text.tokens,
         weights=text.weights,
         phases=text.phases,
-        sampling=text.sampling,
+        sharing=text.sharing,
         tokenizer=text.tokenizer,
         parallel=parallel,
         extras=extras(text, {"model": role}),

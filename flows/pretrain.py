@@ -61,7 +61,7 @@ def one_model(
         tokens=text.tokens,
         weights=text.weights,
         phases=text.phases,
-        sampling=text.sampling,
+        sharing=text.sharing,
         tokenizer=text.tokenizer,
         parallel=parallel,
         extras=extras(text, {"model": role}),

@@ -45,7 +45,7 @@ def semoe(
     check_kept(convert, train, "convert")
     text = corpus(data, tokenizer)
     feed = {"settings": train, "tokens": text.tokens, "weights": text.weights, "tokenizer": text.tokenizer}
-    feed |= {"phases": text.phases, "sampling": text.sampling}
+    feed |= {"phases": text.phases, "sharing": text.sharing}
     begun = beginnings({**roles, **companions}, text.tokenizer)
     teachers = {name: role for name, role in roles.items() if not role.teacher}
     first = train_roles(

@@ -47,7 +47,7 @@ def titan(
     feed = {
         "tokens": text.tokens,
         "weights": text.weights,
-        "sampling": text.sampling,
+        "sharing": text.sharing,
         "tokenizer": text.tokenizer,
         "parallel": parallel,
     }

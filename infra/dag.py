@@ -14,11 +14,10 @@ from pydantic import Field
 
 from atelier.engine.config.base import Json, JsonObject, Spec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import SourceShares
+from atelier.engine.config.mixture import Sharing, SourceShares
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
-from atelier.engine.config.sampling import Sampling
 from atelier.engine.config.train import Train
 
 
@@ -73,7 +72,7 @@ class NodeTraining(Spec):
     section: str = Field(default="train", description="of the configuration, with its length and link")
     weights: dict[str, float] = Field(default={}, description="train: of the sources of text")
     later: tuple[SourceShares, ...] = Field(default=(), description="train: their weights in later phases")
-    sampling: Sampling = Field(default=Sampling(), description="train: assignment and caps of the sources")
+    sharing: Sharing = Field(default=Sharing(), description="train: assignment and caps of the sources")
     name: str = Field(default="", description="finetune: of the model")
     num_labels: int = Field(default=0, description="finetune: training examples of a draw")
 

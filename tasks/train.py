@@ -9,6 +9,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import (
     Phase,
+    Sharing,
     check_sources,
     identity_of,
     read_in,
@@ -21,7 +22,6 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
-from atelier.engine.config.sampling import Sampling
 from atelier.engine.config.sections import is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
@@ -49,7 +49,7 @@ def train(
     tokens: Mapping[str, Reference],
     weights: Mapping[str, float],
     phases: Mapping[str, Phase] | None = None,
-    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    sharing: Sharing = Sharing(),  # noqa: B008 - frozen
     tokenizer: Reference,
     parallel: Parallel,
     name: str = "train",
@@ -65,7 +65,7 @@ def train(
     A run over several sites has a training for each site with roles, and the models of all.
 
     `extras`: inputs of objectives besides tokens, by kind and text source: {"triples": {"main": ...}}.
-    `phases`: other weights of the sources from a step on. `sampling`: the assignment of samples to sources,
+    `phases`: other weights of the sources from a step on. `sharing`: the assignment of samples to sources,
     and caps of their epochs. `labels`: other names of the models than their roles'. `prefix`: place of the
     roles in the configuration ('' for a single model); `section`: place of the training's length and link.
     `companions`: roles of other sweep points that learn from the same teacher.
@@ -77,7 +77,7 @@ def train(
     everybody = {**roles, **(companions or {})}
     later = resolve_phases(weights, phases or {}, settings.num_steps)
     check_everybody(everybody, settings, phases or {}, section=section)
-    check_caps(sampling, settings)
+    check_caps(sharing, settings)
     placement = placement_of(settings, everybody)
     if placement.parts:
         by_part = {
@@ -87,7 +87,7 @@ def train(
                 tokens=tokens,
                 weights=weights,
                 phases=phases,
-                sampling=sampling,
+                sharing=sharing,
                 tokenizer=tokenizer,
                 parallel=parallel,
                 name=f"{name}.{part}",
@@ -119,7 +119,7 @@ def train(
         **({"section": section} if section != "train" else {}),
         "weights": dict(weights),
         **({"later": [shares.model_dump(mode="json") for shares in later]} if later else {}),
-        **({"sampling": sampling.model_dump(mode="json")} if sampling != Sampling() else {}),
+        **({"sharing": sharing.model_dump(mode="json")} if sharing != Sharing() else {}),
     }
     node = Node(name=name, task="train", products={}, inputs=inputs, config=config)
     node = node.model_copy(update={"layout": parallel.model_dump(mode="json"), "ranks": parallel.ranks})
@@ -198,7 +198,7 @@ def _extra_inputs(
 
 
 def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
-    """Identity of the training data: tokens, tokenizer, and the sampling."""
+    """Identity of the training data: tokens, tokenizer, and the sharing."""
     others = ("init.", "frozen.")
     parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith(others)}
     kinds, training = row_specs(roles), node.training
@@ -207,7 +207,7 @@ def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
         weights, later = training.weights, training.later[:number]
         unread = training.weights.keys() - read_in(weights, later)
         own = {role: fp for role, fp in parents.items() if role.partition(".")[2] not in unread}
-        return Feed(parents=own, identity=identity_of(kinds, weights, later, training.sampling))
+        return Feed(parents=own, identity=identity_of(kinds, weights, later, training.sharing))
 
     found = {shares.begin: until(number) for number, shares in enumerate(training.later, 1)}
     return replace(until(0), later=found)
@@ -367,9 +367,9 @@ def run(node: Node, context: RunContext) -> None:
         every = with_teachers(every, placement.roles_here(), context.vocab(node))
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
-            streams=streams(row_specs(roles), own.weights, own.later, own.sampling.epochs),
+            streams=streams(row_specs(roles), own.weights, own.later, own.sharing.epochs),
             phases=tuple(shares.begin for shares in own.later),
-            assignment=own.sampling.assignment,
+            assignment=own.sharing.assignment,
             train=settings,
         )
         return {"trainings": [training.model_dump(mode="json")], "peak_tflops": context.peak_tflops(node)}

@@ -9,10 +9,9 @@ from atelier.engine.config.base import Count, Json, Spec
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.error import nearest, printable
 from atelier.engine.config.generation import Written
-from atelier.engine.config.mixture import Phase
+from atelier.engine.config.mixture import Assignment, Phase, Sharing, sharing_of
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
-from atelier.engine.config.sampling import Assignment, Sampling, sampling_of
 
 END, PAD = "<|end|>", "<|pad|>"  # in every learned tokenizer
 STARTS = (PAD, "<pad>")  # padding tokens that a decoder after an encoder may start with
@@ -113,8 +112,8 @@ class Data(Source):
         return {"main": Source(**own), **dict(sorted(self.blend.items()))}
 
     @property
-    def sampling(self) -> Sampling:
-        return sampling_of(self.assignment, {name: source.epochs for name, source in self.sources().items()})
+    def sharing(self) -> Sharing:
+        return sharing_of(self.assignment, {name: source.epochs for name, source in self.sources().items()})
 
     @model_validator(mode="after")
     def _no_second_main(self) -> "Data":
@@ -130,7 +129,7 @@ class Data(Source):
 
     @model_validator(mode="after")
     def _caps_are_exact(self) -> "Data":
-        _ = self.sampling  # raises ValueError
+        _ = self.sharing  # raises ValueError
         return self
 
     @model_validator(mode="after")

@@ -4,15 +4,15 @@ Torch-free.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from fractions import Fraction
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Json, Spec, Step
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.role import Role
-from atelier.engine.config.sampling import Sampling
 from atelier.engine.config.schedule import WeightSchedule
 
 
@@ -67,6 +67,46 @@ def resolve_phases(
         if _normed(now) != _normed(result[-1].weights if result else weights):
             result.append(SourceShares(begin=begin, weights=dict(now)))
     return tuple(result)
+
+
+Assignment = Literal["blocks", "exact"]
+
+
+class Sharing(Spec):
+    """Assignment of samples to sources, and passes over a source after which it stops."""
+
+    assignment: Assignment = "blocks"
+    epochs: dict[str, float] = Field(default={}, description="passes by source; others have no cap")
+
+    @model_validator(mode="after")
+    def _caps_are_exact(self) -> "Sharing":
+        if self.epochs and self.assignment != "exact":
+            raise ValueError(
+                f"epochs of {', '.join(self.epochs)} are capped, but assignment is {self.assignment};"
+                " data.assignment=exact knows the sample at which a source stops"
+            )
+        return self
+
+    def identity(self, read: set[str], num_streams: int) -> dict[str, Json]:
+        """Its part in the identity of a training of these sources: empty for blocks, and for one stream
+        without a cap.
+        """
+        found: dict[str, Json] = {}
+        if self.assignment != "blocks" and num_streams > 1:
+            found["assignment"] = self.assignment
+        if caps := {name: cap for name, cap in sorted(self.epochs.items()) if name in read}:
+            found["epochs"] = caps
+        return found
+
+
+def sharing_of(assignment: Assignment, epochs: Mapping[str, float]) -> Sharing:
+    """The sharing among sources with these caps; a cap of 0 is none."""
+    return Sharing(assignment=assignment, epochs={name: cap for name, cap in epochs.items() if cap})
+
+
+def cap_in_rows(epochs: float, rows: int) -> int:
+    """The samples of `epochs` passes over `rows` samples, rounded down, at least 1."""
+    return max(1, int(Fraction(str(epochs)) * rows))
 
 
 class Stream(Spec):
@@ -243,7 +283,7 @@ def identity_of(
     kinds: Iterable[str],
     weights: Mapping[str, float],
     later: Sequence[SourceShares] = (),
-    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    sharing: Sharing = Sharing(),  # noqa: B008 - frozen
 ) -> dict[str, Json]:
     """The samples' identity besides objectives and parents: shares of the sources in all phases, their
     assignment and caps, and versions of the mixture and of the kinds of rows. Empty if a single stream of
@@ -257,7 +297,7 @@ def identity_of(
     if len(kinds) * len(read_in(weights, later)) > 1:
         found["mixture"] = {"version": MIXTURE}
     read = read_in(weights, later)
-    found |= sampling.identity(read, len(kinds) * len(read))
+    found |= sharing.identity(read, len(kinds) * len(read))
     versions = {kind: ROWS[kind] for kind in kinds if ROWS.get(kind, 1) != 1}
     return found | ({"rows": versions} if versions else {})
 

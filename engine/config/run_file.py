@@ -8,10 +8,9 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from atelier.engine.config.base import Json, JsonObject, Spec
-from atelier.engine.config.mixture import MixturePart, Stream, in_order, parts_of
+from atelier.engine.config.mixture import Assignment, MixturePart, Stream, in_order, parts_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
-from atelier.engine.config.sampling import Assignment
 from atelier.engine.config.train import Train
 
 FILE_BYTES = 5_000_000_000  # largest model file, as in transformers; larger models are sharded

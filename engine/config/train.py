@@ -12,8 +12,8 @@ from pydantic.config import JsonDict
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.batch import SHORTEST
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.rampup import RampUp
 from atelier.engine.config.registry import Objectives, Optim
+from atelier.engine.config.schedule import RampUp
 from atelier.engine.config.sections import filled, sections_of, with_sections
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}

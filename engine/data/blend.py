@@ -10,7 +10,7 @@ import numpy as np
 
 from atelier.engine.config.batch import DOCUMENTS, batch_tensor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.sampling import Assignment, cap_in_rows
+from atelier.engine.config.mixture import Assignment, cap_in_rows
 from atelier.engine.data.counter_rng import Permutation
 from atelier.engine.plan.exact_shares import Stretch, stretches_of
 

@@ -8,10 +8,9 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.batch import unread, unread_note
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
-from atelier.engine.loop.consumed import consumed
 from atelier.engine.loop.evaluation import HeldOut
 from atelier.engine.loop.prefetch import Places, Prefetcher, RankBatches, StepData
-from atelier.engine.loop.samples import Samples
+from atelier.engine.loop.samples import Samples, consumed
 from atelier.engine.plan.checks import at_step
 from atelier.engine.plan.expert_checks import rows_together
 
@@ -82,7 +81,7 @@ class TrainingData:
         return {**cut, "unread": {name: unread(size, self._sequence) for name, size in self.tokens.items()}}
 
     def consumed(self, start: int, end: int, left_out: Iterable[int]) -> Mapping[str, Json]:
-        """Entry on the data read in these steps without `left_out`, for a model's summary (consumed.py);
+        """Entry on the data read in these steps without `left_out`, for a model's summary (samples.py);
         empty if an extension chooses the samples.
         """
         if self.samples_of_step is not None:

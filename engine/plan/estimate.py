@@ -18,7 +18,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import STACKS
 from atelier.engine.plan.goodput import Faults, faults_of
 from atelier.engine.plan.interconnect import Interconnect
-from atelier.engine.plan.layout_checks import has_own_head
+from atelier.engine.plan.layout_checks import has_own_head, ramp_shares
 from atelier.engine.plan.memory import Memory, OffDevice, peak_memory
 from atelier.engine.plan.model_shape import ModelShape, model_shape_of
 from atelier.engine.plan.roofline import Machine
@@ -165,18 +165,19 @@ class Setting:
             tier = replace(tier, host=0.0)
         memory = peak_memory(model_shape, train, parallel, machine, tier)
         tokens = train.global_batch * train.sequence
+        samples_share, rows_share = ramp_shares(parallel, train)
         again = recomputed_flops(model_shape, parallel, is_fused=machine.costs.is_fused)
         step_s = seconds.total
         mfu = model_shape.flops_per_token * tokens / step_s / parallel.ranks / (machine.flops / device.matmul)
         return Estimate(
             params=model_shape.params,
-            flops=model_shape.flops_per_token * tokens * steps,
+            flops=model_shape.flops_per_token * tokens * steps * samples_share,
             memory_gb=memory.total / 1e9,
             step_s=step_s,
             tokens_per_s=tokens / step_s,
             mfu=mfu,
             hfu=mfu * (1 + again / model_shape.flops_per_token),
-            device_hours=step_s * steps * parallel.ranks / 3600,
+            device_hours=step_s * steps * rows_share * parallel.ranks / 3600,
             seconds=seconds,
             memory=memory,
             faults=faults_of(device, parallel.ranks, memory.states),

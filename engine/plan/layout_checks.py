@@ -4,6 +4,7 @@ Torch-free.
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
@@ -33,6 +34,21 @@ def ramp_rows(layout: Parallel, train: Train) -> int:
     count = max(layout.pipeline, -(-train.global_batch // (layout.axes.data * size)))
     unit = 1 if layout.schedule == "1f1b" else layout.pipeline
     return -(-count // unit) * unit * size * layout.axes.data
+
+
+def ramp_shares(layout: Parallel, train: Train) -> tuple[float, float]:
+    """A training's samples, and rows computed (`ramp_rows`), as shares of a full batch in every step; 1, 1
+    without a ramp.
+    """
+    ramp, full = train.progressive.rampup, train.num_steps * train.global_batch
+    if not ramp.is_on:
+        return 1.0, 1.0
+    samples = train.progressive.samples_before(train.num_steps, train.global_batch)
+    padding = 0
+    for (first, _, size), (after, _, _) in pairwise(ramp.sizes(train.global_batch)):
+        rows = ramp_rows(layout, train.model_copy(update={"global_batch": size}))
+        padding += (rows - size) * max(0, min(after, train.num_steps) - first)
+    return samples / full, (samples + padding) / full
 
 
 def shared_rows(layout: Parallel) -> int:

@@ -5,8 +5,8 @@ epochs. Torch-free.
 from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.mixture import Sharing
 from atelier.engine.config.role import Role
-from atelier.engine.config.sampling import Sampling
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.config.train import Train
 
@@ -86,11 +86,11 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
                     )
 
 
-def check_caps(sampling: Sampling, train: Train) -> None:
+def check_caps(sharing: Sharing, train: Train) -> None:
     """Raise ConfigError for caps of epochs in a training whose rows grow: a cap counts rows of one length."""
-    if sampling.epochs and train.progressive.steps and train.progressive.sequence < 1:
+    if sharing.epochs and train.progressive.steps and train.progressive.sequence < 1:
         raise ConfigError(
             "data.epochs",
-            f"{', '.join(sampling.epochs)} has a cap of rows, which train.progressive makes longer",
+            f"{', '.join(sharing.epochs)} has a cap of rows, which train.progressive makes longer",
             "train.progressive.sequence=1, or no caps",
         )

@@ -20,7 +20,7 @@ from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.curation_cost import CPU_S, cpu_seconds, curation_notes, curation_refusals, texts_of
-from atelier.flows.run.data_notes import data_notes, written_row
+from atelier.flows.run.data_notes import data_notes, stream_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.memory_fit import too_much
@@ -28,7 +28,6 @@ from atelier.flows.run.reasons import Reason, reasons_of
 from atelier.flows.run.registry import parts_of_extensions, survey
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.site_rows import Here, LinkRow, SiteRow, here_of, site_rows
-from atelier.flows.run.stream_notes import stream_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of

@@ -7,8 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.rampup import RampUp
-from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.schedule import RampUp, Schedule
 from atelier.engine.config.train import Progressive, Train
 from atelier.engine.plan.checks import at_step, check_layout
 from atelier.engine.plan.layout_checks import ramp_rows

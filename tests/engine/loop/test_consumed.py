@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import SourceShares, streams
+from atelier.engine.config.mixture import Sharing, SourceShares, streams
 from atelier.engine.config.objective.lm import LM
-from atelier.engine.config.rampup import RampUp
 from atelier.engine.config.run_file import Training
-from atelier.engine.config.sampling import Sampling
-from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.schedule import RampUp, Schedule
 from atelier.engine.config.train import Progressive
 from atelier.engine.data.blend import Blend
 from atelier.engine.io.artifact import open_input
-from atelier.engine.loop.samples import Samples
+from atelier.engine.loop.samples import Samples, consumed
 from tests.engine.trainings import TrainingSetup, laid_out, role, tokens, train
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
@@ -83,8 +81,6 @@ def cap_of(blend: Blend, epochs: float) -> int:
 def test_a_training_in_blocks_has_a_record_too_and_steps_left_out_do_not_count(
     tmp_path: Path, inputs: dict[str, str]
 ) -> None:
-    from atelier.engine.loop.consumed import consumed
-
     setup = TrainingSetup(tmp_path, inputs)
     training = asked(setup, assignment="blocks")
     samples = Samples(training, {key: open_input(url) for key, url in inputs.items()}, tmp_path / "scratch")
@@ -117,7 +113,7 @@ def test_caps_need_an_exact_assignment_and_a_source_that_lasts(
     tmp_path: Path, inputs: dict[str, str]
 ) -> None:
     with pytest.raises(ValueError, match=r"epochs of b are capped, but assignment is blocks"):
-        Sampling(epochs={"b": 1.0})
+        Sharing(epochs={"b": 1.0})
     setup = TrainingSetup(tmp_path, inputs)
     short = asked(setup, caps=dict.fromkeys(WEIGHTS, 0.01))
     with pytest.raises(
@@ -127,8 +123,8 @@ def test_caps_need_an_exact_assignment_and_a_source_that_lasts(
 
 
 def test_identity_has_the_assignment_and_the_caps_only_where_they_matter() -> None:
-    exact = Sampling(assignment="exact", epochs={"b": 2.0})
-    assert Sampling().identity({"a", "b"}, 2) == {} == Sampling(assignment="exact").identity({"a"}, 1)
+    exact = Sharing(assignment="exact", epochs={"b": 2.0})
+    assert Sharing().identity({"a", "b"}, 2) == {} == Sharing(assignment="exact").identity({"a"}, 1)
     assert exact.identity({"a", "b"}, 2) == {"assignment": "exact", "epochs": {"b": 2.0}}
     assert exact.identity({"a"}, 1) == {}
 
@@ -167,7 +163,7 @@ def test_a_batch_that_the_ranks_do_not_divide_trains_as_in_one_process(
     tmp_path: Path, inputs: dict[str, str], axes: dict[str, int]
 ) -> None:
     """Rows of padding fill 2 sequences over 4 ranks, or 1 micro-batch in 2 stages: the weights are equal."""
-    full = {"global_batch": 24, "micro_batch": 2}
+    full: dict[str, Any] = {"global_batch": 24, "micro_batch": 2}
     ramp = Progressive(rampup=RampUp(start=2, by=2, samples=44))
     spec = role(lr=1e-2, shape=role().model.model_copy(update={"num_layers": 2}))
     one = TrainingSetup(tmp_path / "one", inputs)
