@@ -3,6 +3,7 @@
 import io
 from typing import IO
 
+import zstandard
 from typing_extensions import Buffer
 
 from atelier.engine.config.error import DataError
@@ -17,8 +18,6 @@ class Unpacked(io.RawIOBase):
     """
 
     def __init__(self, inner: IO[bytes], path: str) -> None:
-        import zstandard  # optional
-
         self._inner, self._path = inner, path
         self._error = zstandard.ZstdError
         self._unpacker = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW)

@@ -3,7 +3,7 @@
 import sys
 import tomllib
 
-EXTRAS = ("cluster", "s3", "hf", "parquet", "zstd")
+EXTRAS = ("cluster", "s3", "hf", "parquet")
 with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
 extras = project["optional-dependencies"]
