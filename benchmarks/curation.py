@@ -24,7 +24,7 @@ from curation_runs import Processes, write_corpus
 from machine import keep, use_own_code
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.curation import Curation
+from atelier.engine.config.curation import Curation, Deduplicate
 from atelier.engine.data.curation.duplicates import bytes_per_document
 
 MB = 1e6
@@ -66,7 +66,7 @@ def main() -> None:
                 ),
             }
             print(size, numbers[f"{size} MB"], flush=True)
-        numbers["planned bytes of a document"] = bytes_per_document(curation.deduplicate.bands)
+        numbers["planned bytes of a document"] = bytes_per_document(Deduplicate().bands)
         texts = folder / f"texts-{options.sizes[0]}"
         ratios: list[dict[str, float]] = []
         for pair in range(options.pairs):

@@ -8,6 +8,7 @@ second.
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
@@ -17,11 +18,6 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.prepare import CurateConfig, LabelConfig, RenderConfig, TokenizerConfig
 from atelier.engine.data.attributes import describe
 from atelier.engine.data.curate import curate
-from atelier.engine.data.curation.assemble import assemble
-from atelier.engine.data.curation.collect import collect
-from atelier.engine.data.curation.decontaminate import decontaminate
-from atelier.engine.data.curation.deduplicate import deduplicate
-from atelier.engine.data.curation.filtering import filter_documents
 from atelier.engine.data.curation.spool import Ranks
 from atelier.engine.data.encode import encode
 from atelier.engine.data.label import label, tuned_on
@@ -103,17 +99,16 @@ def _describe(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     return output, describe(input_of(run, "corpus"), output, scratch, progress)
 
 
-def _of_shards(task: Callable[[RunFile, Progress, Ranks], Prepared | None]) -> Verb:
-    """A task whose ranks share the shards; the first one writes the output."""
-    return lambda run, _, progress: task(run, progress, Ranks.here())
+def _of_shards(run: RunFile, scratch: Path, progress: Progress) -> Prepared | None:
+    """A task of engine/data/curation/tasks: its ranks share the shards; the first one writes the output."""
+    task = import_module(f"atelier.engine.data.curation.tasks.{run.task}")
+    return getattr(task, run.task)(run, progress, Ranks.here())
 
 
+SHARDED = [path.stem for path in sorted((Path(__file__).parent / "data/curation/tasks").glob("[!_]*.py"))]
 VERBS: dict[str, Verb] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
-    "render": _render, "extract": _extract, "describe": _describe, "collect": _of_shards(collect),
-    "filter_documents": _of_shards(filter_documents), "deduplicate": _of_shards(deduplicate),
-    "decontaminate": _of_shards(decontaminate),
-    "assemble": _of_shards(assemble),
+    "render": _render, "extract": _extract, "describe": _describe, **dict.fromkeys(SHARDED, _of_shards),
 }  # fmt: skip
 
 

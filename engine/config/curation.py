@@ -2,16 +2,29 @@
 evaluation questions. Torch-free.
 """
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 from pydantic import Field, model_validator
+from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.error import nearest
 from atelier.engine.config.filters import Filter
 
-LAYOUT = {"layout": True}
+LAYOUT: JsonDict = {"layout": True}
+READ, KEPT = "read", "kept"  # reasons of the first and the last row of a waterfall
 NGRAM = 13  # words of an overlap
+
+
+class WaterfallStep(TypedDict):
+    """A row of a waterfall: documents and UTF-8 bytes that a task removed for a reason; of reasons that cut
+    text out of kept documents, 0 documents.
+    """
+
+    stage: str  # the task; '' for the first and the last row
+    reason: str
+    documents: int
+    bytes: int
 
 
 class Deduplicate(Spec):

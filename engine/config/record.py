@@ -5,7 +5,7 @@ every file and of itself. Torch-free.
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, TypedDict, cast
+from typing import Annotated, Any, TypedDict, cast
 
 from pydantic import Field
 
@@ -45,6 +45,9 @@ class Summary(TypedDict):
     params: int
     vocab: int
     documents: int
+    bytes: int
+    empty: int
+    waterfall: list[dict[str, Any]]
     started_at: int
     test: int
     rank: int

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atelier.engine.config.base import parse
+from atelier.engine.config.document import number_of
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.task.curation import CollectConfig, DeduplicateConfig
 from atelier.engine.io.machine import memory_gb
@@ -31,52 +32,52 @@ MB, GB = 1e6, 1e9
 
 
 @dataclass(frozen=True)
-class Text:
+class TextSize:
     """The text of one or several sources: UTF-8 bytes and documents, estimated unless it was read."""
 
     bytes: float = 0.0
     documents: float = 0.0
 
-    def __add__(self, other: "Text") -> "Text":
-        return Text(self.bytes + other.bytes, self.documents + other.documents)
+    def __add__(self, other: "TextSize") -> "TextSize":
+        return TextSize(self.bytes + other.bytes, self.documents + other.documents)
 
 
-def texts_of(nodes: Iterable[Node], store: Store) -> dict[str, Text]:
+def texts_of(nodes: Iterable[Node], store: Store) -> dict[str, TextSize]:
     """The text that each node of a curation reads, by the node's name."""
-    by_documents: dict[str, Text] = {}
-    result: dict[str, Text] = {}
+    by_documents: dict[str, TextSize] = {}
+    result: dict[str, TextSize] = {}
     for node in nodes:
         if node.task == "collect":
             fingerprint = node.products["documents"].fingerprint
             by_documents[fingerprint] = result[node.name] = _collected(node, fingerprint, store)
         elif node.task in CPU_S:
-            own = [by_documents.get(fp, Text()) for kind, fp in node.inputs.values() if kind == "documents"]
-            result[node.name] = sum(own, Text())
+            read = [fingerprint for kind, fingerprint in node.inputs.values() if kind == "documents"]
+            result[node.name] = sum((by_documents.get(each, TextSize()) for each in read), TextSize())
     return result
 
 
-def _collected(node: Node, fingerprint: str, store: Store) -> Text:
+def _collected(node: Node, fingerprint: str, store: Store) -> TextSize:
     record = store.find("documents", fingerprint)
     if record is not None:
-        return Text(float(record.summary["bytes"]), float(record.summary["documents"]))
+        return TextSize(number_of(record.summary.get("bytes")), number_of(record.summary.get("documents")))
     files = parse(CollectConfig, node.config, node.name).files
     try:
         sizes = sizes_of(files)
     except AtelierError:  # said when it is read
-        return Text()
+        return TextSize()
     packed = (path.endswith((".gz", ".zst", ".parquet")) for path, _ in files)
     total = float(
         sum(size * (UNPACKED if is_packed else 1) for size, is_packed in zip(sizes, packed, strict=True))
     )
-    return Text(total, max(len(files), total / DOCUMENT))
+    return TextSize(total, max(len(files), total / DOCUMENT))
 
 
-def cpu_seconds(node: Node, texts: Mapping[str, Text]) -> float:
+def cpu_seconds(node: Node, texts: Mapping[str, TextSize]) -> float:
     """Processor seconds of a node of a curation."""
     return CPU_S[node.task] * texts[node.name].bytes / MB
 
 
-def curation_notes(running: Sequence[Node], texts: Mapping[str, Text]) -> list[str]:
+def curation_notes(running: Sequence[Node], texts: Mapping[str, TextSize]) -> list[str]:
     """One line on the cost of curation by these nodes; none without one."""
     mine = [node for node in running if node.name in texts]
     if not mine:
@@ -91,7 +92,7 @@ def curation_notes(running: Sequence[Node], texts: Mapping[str, Text]) -> list[s
     return [f"{line}, {_size(memory)} of memory for signatures" if memory else line]
 
 
-def curation_refusals(running: Sequence[Node], texts: Mapping[str, Text], store: Store) -> list[str]:
+def curation_refusals(running: Sequence[Node], texts: Mapping[str, TextSize], store: Store) -> list[str]:
     """Why a curation does not fit the disk or the memory of this machine."""
     mine = [node for node in running if node.name in texts]
     found = []
@@ -111,12 +112,12 @@ def curation_refusals(running: Sequence[Node], texts: Mapping[str, Text], store:
     return found
 
 
-def _written(nodes: Iterable[Node], texts: Mapping[str, Text]) -> float:
+def _written(nodes: Iterable[Node], texts: Mapping[str, TextSize]) -> float:
     """Bytes that stay: documents and corpora; verdicts are small beside them."""
     return sum(PACKED * texts[node.name].bytes for node in nodes if node.task in ("collect", "assemble"))
 
 
-def _peak(nodes: Sequence[Node], texts: Mapping[str, Text]) -> float:
+def _peak(nodes: Sequence[Node], texts: Mapping[str, TextSize]) -> float:
     """Bytes on disk at the most: what was written, and shingles and bands while `deduplicate` runs."""
     signatures = sum(
         SHINGLES * texts[node.name].bytes + _signature(node) * texts[node.name].documents
@@ -128,7 +129,7 @@ def _peak(nodes: Sequence[Node], texts: Mapping[str, Text]) -> float:
     )
 
 
-def _memory(nodes: Iterable[Node], texts: Mapping[str, Text]) -> float:
+def _memory(nodes: Iterable[Node], texts: Mapping[str, TextSize]) -> float:
     return sum(_signature(node) * texts[node.name].documents for node in nodes if node.task == "deduplicate")
 
 

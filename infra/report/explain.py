@@ -22,7 +22,7 @@ SHOWN = 240  # characters of a text
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanation:
     """Of one document: the stage and verdict that removed it, or the lines that the corpus has of it."""
 
     source: str
@@ -93,12 +93,12 @@ class Curated:
                 result.setdefault(cast(int, line["row"]), []).append((stage, line))
         return result
 
-    def answer(self, row: int, document: Line, verdicts: dict[int, list[tuple[str, Line]]]) -> Answer:
+    def answer(self, row: int, document: Line, verdicts: dict[int, list[tuple[str, Line]]]) -> Explanation:
         own = verdicts.get(row, [])
         stage, verdict = next(((s, v) for s, v in own if v["reason"]), ("", own[-1][1] if own else None))
         name, text = str(document["id"]), str(document["text"])
         splits = () if stage else tuple(self._splits(name))
-        return Answer(self.source, name, text, stage, verdict, splits)
+        return Explanation(self.source, name, text, stage, verdict, splits)
 
     def _splits(self, name: str) -> Iterator[str]:
         for shard in shard_names(self.corpus):
@@ -107,14 +107,14 @@ class Curated:
                     yield str(line["split"])
 
 
-def explain(store: Store, corpus: str, document: str) -> list[Answer]:
+def explain(store: Store, corpus: str, document: str) -> list[Explanation]:
     """The documents with this id, or `<source>/<id>`; else those that contain this text, at most MOST. Raises
     ConfigError if there is none.
     """
     curated = Curated(store, store.resolve(corpus, "corpus"))
     wanted = document.removeprefix(f"{curated.source}/")
     ids: list[str] = []
-    by_text: list[Answer] = []
+    by_text: list[Explanation] = []
     for shard in shard_names(curated.documents):
         verdicts: dict[int, list[tuple[str, Line]]] | None = None
         for row, line in curated.documents_of(shard):
@@ -133,7 +133,7 @@ def explain(store: Store, corpus: str, document: str) -> list[Answer]:
     return by_text
 
 
-def sample(store: Store, corpus: str, count: int, reason: str, seed: int = 0) -> list[Answer]:
+def sample(store: Store, corpus: str, count: int, reason: str, seed: int = 0) -> list[Explanation]:
     """`count` documents that were removed or cut for a reason that contains `reason`, drawn by `seed`, in
     order. Raises ConfigError if there is none, with the reasons that occur.
     """
@@ -151,7 +151,7 @@ def sample(store: Store, corpus: str, count: int, reason: str, seed: int = 0) ->
         there = ", ".join(sorted(reasons)) or "none: every document is kept"
         raise ConfigError("--reason", f"no document was removed for {reason!r}", f"reasons there: {there}")
     chosen = set(random.Random(seed).sample(sorted(places), min(count, len(places))))
-    result: list[Answer] = []
+    result: list[Explanation] = []
     for shard in sorted({shard for shard, _ in chosen}):
         verdicts = curated.verdicts_of(shard)
         result += [

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
+from atelier.engine.config.curation import WaterfallStep
 from atelier.engine.config.metric import CurveLine
 from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.report.table import Table
-from atelier.infra.report.waterfall import Step, waterfall_png
+from atelier.infra.report.waterfall import waterfall_png
 
 if TYPE_CHECKING:
     from rich.console import Group  # late: 50 ms
@@ -67,7 +68,7 @@ class ReportContent:
     more: list[Table] = field(default_factory=list)  # further tables, after those of the rows
     controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
-    waterfall: list[Step] = field(default_factory=list)  # of the curated corpora together
+    waterfall: list[WaterfallStep] = field(default_factory=list)  # of the curated corpora together
 
     def ordered(self) -> list[ReportRow]:
         """The rows, teachers first, each control after its student."""

@@ -4,34 +4,25 @@ left; as a table with bars and as a picture.
 
 import io
 from collections.abc import Mapping
-from typing import TypedDict, cast
+from typing import cast
 
+from atelier.engine.config.curation import KEPT, READ, WaterfallStep
 from atelier.engine.config.record import Record
 from atelier.infra.report.table import Table
 
 BAR = 24  # characters
-READ, KEPT = "read", "kept"
 STAGES = ("filter_documents", "deduplicate", "decontaminate")
 
 
-class Step(TypedDict):
-    """A row: documents and UTF-8 bytes. Reasons that cut text out of kept documents remove 0 documents."""
-
-    stage: str
-    reason: str
-    documents: int
-    bytes: int
-
-
-def steps_of(corpora: Mapping[str, Record]) -> dict[str, list[Step]]:
+def steps_of(corpora: Mapping[str, Record]) -> dict[str, list[WaterfallStep]]:
     """The waterfall of each curated corpus, and of all under '' where there are several."""
     found = {
-        name: cast(list[Step], record.summary["waterfall"])
+        name: cast(list[WaterfallStep], record.summary["waterfall"])
         for name, record in corpora.items()
         if "waterfall" in record.summary
     }
     if len(found) > 1:
-        total: dict[str, Step] = {}
+        total: dict[str, WaterfallStep] = {}
         for step in (step for steps in found.values() for step in steps[:-1]):
             before = total.setdefault(step["reason"], {**step, "documents": 0, "bytes": 0})
             total[step["reason"]] = {
@@ -41,7 +32,7 @@ def steps_of(corpora: Mapping[str, Record]) -> dict[str, list[Step]]:
             }
         order = {stage: place for place, stage in enumerate(STAGES)}
         rows = sorted(total.values(), key=lambda step: order.get(step["stage"], -1))
-        last: Step = {
+        last: WaterfallStep = {
             "stage": "",
             "reason": KEPT,
             "documents": sum(steps[-1]["documents"] for steps in found.values()),
@@ -51,7 +42,7 @@ def steps_of(corpora: Mapping[str, Record]) -> dict[str, list[Step]]:
     return found
 
 
-def waterfall_tables(waterfalls: Mapping[str, list[Step]]) -> list[Table]:
+def waterfall_tables(waterfalls: Mapping[str, list[WaterfallStep]]) -> list[Table]:
     """A table of all sources together, or of the only one; then one of the shares that sources keep."""
     if not waterfalls:
         return []
@@ -84,7 +75,7 @@ def waterfall_tables(waterfalls: Mapping[str, list[Step]]) -> list[Table]:
     return tables
 
 
-def _share(steps: list[Step]) -> str:
+def _share(steps: list[WaterfallStep]) -> str:
     return f"{100 * steps[-1]['bytes'] / max(1, steps[0]['bytes']):.1f} %"
 
 
@@ -95,7 +86,7 @@ def _bar(left: int, removed: int, whole: int) -> str:
     return "█" * kept + "░" * max(end - kept, int(removed > 0))
 
 
-def waterfall_png(steps: list[Step]) -> bytes:
+def waterfall_png(steps: list[WaterfallStep]) -> bytes:
     """PNG of one waterfall: bytes from top to bottom, with documents beside the bars."""
     from matplotlib.figure import Figure  # late: 0.5 s
 

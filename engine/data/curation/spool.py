@@ -35,7 +35,7 @@ from atelier.engine.io.storage import (
 POLL_S, HEARD_S = 0.05, 2.0  # rank 0 finds another rank's error within HEARD_S, and ends the gang
 
 
-class Part(TypedDict):
+class UnitPart(TypedDict):
     """One file of a unit: its entry in the output, and counts of its documents."""
 
     file: dict[str, Json]
@@ -88,7 +88,7 @@ class Spool:
         self._gang = hashlib.sha256(run.scratch.encode()).hexdigest()[:8]  # other gangs may have left marks
         self._progress = progress
 
-    def unit(self, name: str) -> list[Part] | None:
+    def unit(self, name: str) -> list[UnitPart] | None:
         """The files of a finished unit; None if it is not finished."""
         try:
             return json.loads(read_bytes(self._entry(name)))
@@ -97,12 +97,12 @@ class Spool:
 
     def finish(self, name: str, files: Iterable[UnitFile]) -> None:
         """Store the files of a unit, then its entry."""
-        parts: list[Part] = []
+        parts: list[UnitPart] = []
         for number, writer in enumerate(files):
             writer.close()
             entry = put_file(writer.path, join(self.url, f"{name}.{number}{writer.ending}"))
             writer.path.unlink()
-            about: Part = {
+            about: UnitPart = {
                 "file": entry.model_dump(), "counts": writer.counts, "notes": writer.notes,
                 "extra": writer.extra,
             }  # fmt: skip

@@ -77,5 +77,5 @@ def number_of_shard(name: str) -> str:
     return name.rsplit("/", 1)[-1].partition(".")[0]
 
 
-def line_of(verdict: Verdict) -> dict[str, Json]:
-    return cast(dict[str, Json], verdict)
+def line_of(line: Verdict | DocumentLine) -> dict[str, Json]:
+    return cast(dict[str, Json], line)

@@ -12,7 +12,7 @@ from atelier.engine.config.base import Spec
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import AtelierError
-from atelier.engine.config.record import Record, identify
+from atelier.engine.config.record import FileEntry, Record, identify
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.curation import (
     AssembleConfig,
@@ -22,12 +22,12 @@ from atelier.engine.config.task.curation import (
     FilterConfig,
 )
 from atelier.engine.data.corpus import corpus_lines
-from atelier.engine.data.curation.assemble import assemble
-from atelier.engine.data.curation.collect import collect
-from atelier.engine.data.curation.decontaminate import decontaminate
-from atelier.engine.data.curation.deduplicate import deduplicate
-from atelier.engine.data.curation.filtering import filter_documents
 from atelier.engine.data.curation.spool import Ranks
+from atelier.engine.data.curation.tasks.assemble import assemble
+from atelier.engine.data.curation.tasks.collect import collect
+from atelier.engine.data.curation.tasks.decontaminate import decontaminate
+from atelier.engine.data.curation.tasks.deduplicate import deduplicate
+from atelier.engine.data.curation.tasks.filter_documents import filter_documents
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.io.process import Progress
 from atelier.engine.io.shards import shard_lines
@@ -107,7 +107,10 @@ class Pipeline:
         )
         self.execute(run)
         body = json.loads((target / "body.json").read_text())
-        files = tuple({**entry, "path": f"payload-1/{entry['path']}"} for entry in body["files"])
+        files = tuple(
+            FileEntry.model_validate({**entry, "path": f"payload-1/{entry['path']}"})
+            for entry in body["files"]
+        )
         identity = {"config": config.as_identity()}
         record = Record(
             kind=output, name=key, fingerprint=identify(output, 1, identity, {}), version=1,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from atelier.engine.config.base import Json, parse
+from atelier.engine.config.curation import KEPT, READ, WaterfallStep
 from atelier.engine.config.data import share_note
 from atelier.engine.config.error import AtelierError, DataError
 from atelier.engine.config.run_file import RunFile
@@ -19,11 +20,11 @@ from atelier.engine.data.curate import LONGEST, SMALLEST, part_size, parts, runs
 from atelier.engine.data.curation.sources import SourceShards, source_shards
 from atelier.engine.data.curation.spool import Ranks, Spool
 from atelier.engine.data.curation.verdicts import DocumentLine, Verdict
-from atelier.engine.data.curation.waterfall import Step, waterfall
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress, output_of
-from atelier.engine.io.shards import ShardWriter, size_of
+from atelier.engine.io.shards import SHARDS, Counts, ShardWriter, size_of
 
+STAGES = {SHARDS: "filter_documents", "copies": "deduplicate", "overlaps": "decontaminate"}  # by folder
 Forced = dict[str, str]  # group -> split, where hashes leave a side empty
 
 
@@ -39,7 +40,7 @@ def assemble(run: RunFile, progress: Progress, ranks: Ranks) -> tuple[ArtifactOu
     steps = waterfall(found, config.name)
     _check_left(config.name, steps)
     share = config.held_out * steps[-1]["bytes"]
-    split = HeldOut(
+    split = HeldOutSplit(
         config.held_out, max(2 * SMALLEST, share) if config.is_cut else math.inf, part_size(share)
     )
     spool.each(found.units, lambda unit: _written(found, unit, split, {}, spool.scratch))
@@ -73,7 +74,7 @@ def assemble(run: RunFile, progress: Progress, ranks: Ranks) -> tuple[ArtifactOu
     }
 
 
-def _check_left(name: str, steps: list[Step]) -> None:
+def _check_left(name: str, steps: list[WaterfallStep]) -> None:
     if not steps[-1]["documents"]:
         reasons = ", ".join(
             f"{step['reason']} {step['documents']}" for step in steps[1:-1] if step["documents"]
@@ -84,7 +85,7 @@ def _check_left(name: str, steps: list[Step]) -> None:
         )
 
 
-class HeldOut:
+class HeldOutSplit:
     """How documents are split. `whole`: a document of more bytes is split by its parts, of about `size`
     characters.
     """
@@ -114,7 +115,7 @@ class HeldOut:
 
 
 def _written(
-    found: SourceShards, unit: str, split: HeldOut, forced: Forced, scratch: Path
+    found: SourceShards, unit: str, split: HeldOutSplit, forced: Forced, scratch: Path
 ) -> Iterable[ShardWriter]:
     """The lines of a shard; counts by split; the groups of least and greatest hash as a note."""
     writer = ShardWriter(scratch / "corpus.zst")
@@ -153,3 +154,26 @@ def kept_pieces(document: DocumentLine, verdicts: list[Verdict]) -> Iterator[Doc
         return
     for number, (begin, end) in enumerate(pieces, start=1):
         yield {**document, "id": f"{document['id']}/{number}", "text": document["text"][begin:end]}
+
+
+def waterfall(found: SourceShards, name: str) -> list[WaterfallStep]:
+    """The rows of one source, from `read` to `kept`. Raises AtelierError if counts do not add up."""
+    place = found.sources.index(name)
+    summary: Counts = {**found.documents[place].record.summary}
+    left = WaterfallStep(stage="", reason=KEPT, documents=summary["documents"], bytes=summary["bytes"])
+    steps: list[WaterfallStep] = [{**left, "reason": READ}]
+    for artifact, folder in found.verdicts[place]:
+        stage = STAGES[folder.partition("/")[0]]
+        counts: Counts = {**artifact.record.summary}
+        counts = counts["sources"].get(name, {}) if "sources" in counts else counts
+        for key in ("removed", "cut"):
+            for reason, amount in sorted(counts.get(key, {}).items()):
+                documents = amount["documents"] if key == "removed" else 0
+                step = WaterfallStep(stage=stage, reason=reason, documents=documents, bytes=amount["bytes"])
+                steps.append(step)
+                left["documents"] -= step["documents"]
+                left["bytes"] -= step["bytes"]
+        kept = counts.get("kept", {"documents": 0, "bytes": 0})
+        if (kept["documents"], kept["bytes"]) != (left["documents"], left["bytes"]):
+            raise AtelierError(f"{artifact.url}: keeps {kept} of the source {name}, but {left} are left")
+    return [*steps, left]

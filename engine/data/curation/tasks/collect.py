@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from atelier.engine.config.task.curation import CollectConfig
 from atelier.engine.data.copies import text_group
 from atelier.engine.data.curate import LONGEST, parts
 from atelier.engine.data.curation.spool import Ranks, Spool
+from atelier.engine.data.curation.verdicts import DocumentLine, line_of
 from atelier.engine.data.source import Document, documents
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.artifact import ArtifactOutput
@@ -80,9 +82,9 @@ def _read(
                 if size >= SHARD_BYTES:
                     writers.append(ShardWriter(scratch / f"{len(writers)}.zst"))
                     size = 0
-                for line in _lines(document, config):
+                for line in _lines(_changed(document, config, writers[-1])):
                     length = size_of(line["text"])
-                    writers[-1].write(line)
+                    writers[-1].write(line_of(line))
                     writers[-1].count_document(length, "kept")
                     size += length
     for name, amount in {"broken": reader.skipped, "empty": reader.empty}.items():
@@ -95,28 +97,38 @@ def _read(
     return writers
 
 
-def _lines(document: Document, config: CollectConfig) -> Iterator[dict[str, str | bool]]:
+def _lines(document: Document) -> Iterator[DocumentLine]:
     """The document as one line, or several of at most LONGEST characters, all but the last `cut`."""
-    text, key = document.text, document.key
-    if config.repair or config.personal:
-        text = _changed(text, config)
-        key = text_group(text)
-    group = {"group": document.group} if document.group != document.key else {}
-    if len(text) <= LONGEST:
-        yield {"id": document.id, "key": key, "text": text, **group}
+    line: DocumentLine = {"id": document.id, "key": document.key, "text": document.text}
+    if document.group != document.key:
+        line["group"] = document.group
+    if len(document.text) <= LONGEST:
+        yield line
         return
-    texts = parts(text, LONGEST // 2)
-    group = group or {"group": key}
-    for number, part in enumerate(texts, start=1):
-        cut = {"cut": True} if number < len(texts) else {}
-        yield {"id": f"{document.id}#{number}", "key": text_group(part), "text": part, **group, **cut}
+    texts = parts(document.text, LONGEST // 2)
+    for number, text in enumerate(texts, start=1):
+        part: DocumentLine = {**line, "id": f"{document.id}#{number}", "key": text_group(text), "text": text}
+        part["group"] = document.group
+        if number < len(texts):
+            part["cut"] = True
+        yield part
 
 
-def _changed(text: str, config: CollectConfig) -> str:
-    """The text with repaired encoding, and without personal data."""
+def _changed(document: Document, config: CollectConfig, writer: ShardWriter) -> Document:
+    """The document with repaired encoding, and without personal data; changes are counted."""
+    if not config.repair and not config.personal:
+        return document
     from atelier.engine.data.personal import masked  # late: few corpora need them
     from atelier.engine.data.repair import repaired
 
+    text = document.text
     if config.repair:
         text = repaired(text)
-    return masked(text)[0] if config.personal else text
+        writer.count("repaired", amount=int(text != document.text))
+    if config.personal:
+        text, found = masked(text)
+        for kind, amount in found.items():
+            writer.count("masked", kind, amount=amount)
+    key = text_group(text)
+    group = key if document.group == document.key else document.group
+    return replace(document, text=text, key=key, group=group)
