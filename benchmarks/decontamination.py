@@ -29,7 +29,7 @@ from machine import keep
 from near_duplicates import files_of
 
 from atelier.engine.data.curation.cut import MARGIN, SHORTEST, Cut, cut
-from atelier.engine.data.curation.overlap import COMMON, Matches, Overlap, Question
+from atelier.engine.data.curation.overlap import COMMON, Matches, Question, QuestionOverlap
 from tests.engine.data.curation.texts import han, text, words
 
 FORMS = ("verbatim", "paragraph", "lines", "inside")
@@ -76,7 +76,7 @@ def pieces_by_hand(of: str, begin: int, end: int) -> list[tuple[int, int]]:
     return [(b, e) for b, e in ((0, first), (last, len(of))) if e - b >= SHORTEST]
 
 
-def run(documents: list[str], overlap: Overlap) -> tuple[list[Matches], np.ndarray, list[Cut]]:
+def run(documents: list[str], overlap: QuestionOverlap) -> tuple[list[Matches], np.ndarray, list[Cut]]:
     """Both passes: count, then cut."""
     counts = np.zeros(len(overlap), dtype=np.int64)
     found = [overlap.found(document) for document in documents]
@@ -96,7 +96,7 @@ def correctness(num_questions: int, num_clean: int) -> dict[str, Any]:
     # own words that no document has: one of them before 12 words of a quotation is an n-gram, too
     quoting = [f"asked{n} about {quotation} answered{n}" for n, quotation in enumerate(pool)]
     often = " ".join(words(rng, 25))
-    overlap = Overlap(
+    overlap = QuestionOverlap(
         [
             *(Question("planted", str(n), (one, "Yes")) for n, one in enumerate(questions)),
             *(Question("quoting", str(n), (one,)) for n, one in enumerate(quoting)),
@@ -146,7 +146,7 @@ def forms_of(
     rows: list[tuple[str, int, str, int, int]],
     found: list[Matches],
     cuts: list[Cut],
-    overlap: Overlap,
+    overlap: QuestionOverlap,
 ) -> dict[str, int]:
     """Of the documents of one form: found with the right question, cut as a whole, and cut as stated."""
     counts = {"documents": 0, "found": 0, "cut": 0, "exact_margins": 0}
@@ -170,7 +170,7 @@ def speed(megabytes: float, repeats: int) -> dict[str, Any]:
     result: dict[str, Any] = {"megabytes": round(size, 2)}
     for name, number in (("300 questions", 300), ("100,000 n-grams", 4200)):
         begin = time.process_time()
-        overlap = Overlap([Question("s", str(n), (asked(rng, n + 1),)) for n in range(number)])
+        overlap = QuestionOverlap([Question("s", str(n), (asked(rng, n + 1),)) for n in range(number)])
         built = time.process_time() - begin
         seconds = []
         for _ in range(repeats):

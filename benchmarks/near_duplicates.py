@@ -39,7 +39,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep
 
-from atelier.engine.data.curation.duplicates import Decision, Keep, decide
+from atelier.engine.data.curation.duplicates import Duplicates, Keep, decide
 from atelier.engine.data.curation.minhash import MinHash, bands, jaccard, share_found, shingles
 from tests.engine.data.curation.texts import pair, text, words
 
@@ -79,7 +79,7 @@ for _ in sys.stdin:
 """
 
 
-def decided(texts: list[str], how: Keep = "verified") -> tuple[Decision, dict[str, Any]]:
+def decided(texts: list[str], how: Keep = "verified") -> tuple[Duplicates, dict[str, Any]]:
     """The decision, and its counts and CPU-seconds."""
     begin = time.process_time()
     found = [shingles(each) for each in texts]

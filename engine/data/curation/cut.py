@@ -13,10 +13,13 @@ where the sentence of the 200th character behind it ends: for found text from `b
 of the characters `begin - 200` and `end + 199`. A text without ends of sentences there is cut to its own
 begin or end.
 
-Differences from Megatron-LM's `filter_ngrams.py`: there each `.`, `!` and `?` ends a sentence (also in 3.14),
-no other character does, and white space belongs to the next piece; pieces of exactly 200 characters are
-dropped; the text behind a cut is searched again, so found text within a margin extends no cut; dropped text
-is not counted.
+Differences from Megatron-LM's `filter_ngrams.py`:
+
+- There the margin on the right is counted from the first n-gram found, so that of a question with more than
+  13 words is shorter, and found text within a margin extends no cut.
+- There each `.`, `!` and `?` ends a sentence (also in 3.14), and nothing else does. White space after a
+  sentence belongs to the next piece.
+- There pieces of exactly 200 characters are dropped, and dropped text is not counted.
 """
 
 import re

@@ -6,6 +6,7 @@ depends on the documents and their order alone, not on shards or the order of re
 Shape letters: N documents, B bands, C clusters.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +15,14 @@ from typing import Literal, get_args
 import numpy as np
 
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.data.curation.band_groups import BandGroups
-from atelier.engine.data.curation.forest import Forest
-from atelier.engine.data.curation.minhash import jaccard
+from atelier.engine.data.curation.minhash import BandGroups, jaccard
 
 Keep = Literal["verified", "component"]
 THRESHOLD = 0.8
 COMPARED = 64  # documents that one document is compared with, at most
 CACHE = 64 << 20  # bytes of shingles kept in memory, beside those of the two documents compared
 _ENTRY = 256  # bytes of an array beside its numbers
-CONSTANT = 128  # bytes per document beside the bands: keys, order, decision, sorting
+CONSTANT = 192  # bytes per document beside the bands: keys, order, decision, sorting, pairs of components
 
 ShinglesOf = Callable[[int], np.ndarray]
 
@@ -34,7 +33,7 @@ def bytes_per_document(bands: int) -> int:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Duplicates:
     """The decision about each document. `kept_N`: the number of the kept document, its own if it is kept."""
 
     kept_N: np.ndarray  # int32
@@ -47,7 +46,9 @@ class Decision:
     near: int  # documents removed as near-duplicates
     comparisons: int
     not_compared: int  # pairs that share a band, but were over the limit of comparisons
-    not_listed: int  # the same, over the limit of documents per key; counted once for each shared band
+    # the same, over the limit of documents per key; counted once for each shared band, and with
+    # keep="component" also if both are in one component already
+    not_listed: int
 
     def chain(self, document: int) -> list[tuple[int, float]]:
         """The documents that connect a removed document to the kept one, which is the last, each with its
@@ -69,7 +70,7 @@ def decide(
     threshold: float = THRESHOLD,
     keep: Keep = "verified",
     compared: int = COMPARED,
-) -> Decision:
+) -> Duplicates:
     """Which of N documents are kept.
 
     bands_NB: uint64 keys of `minhash.bands`; the array is overwritten. keys_N: 16 bytes that exact copies
@@ -97,7 +98,7 @@ def decide(
         kept_N, jaccard_N = run.ends(parent_N, link_N, is_first_N)
     cluster_N, sizes_C = run.forest.clusters(order_N, first_N)
     is_removed_N = kept_N != np.arange(len(kept_N))
-    return Decision(
+    return Duplicates(
         kept_N,
         jaccard_N,
         parent_N,
@@ -124,7 +125,7 @@ class _Run:
         compared: int,
         keep: Keep,
     ) -> None:
-        self.forest = Forest(len(order_N), keeps_pairs=keep == "component")
+        self.forest = _Forest(len(order_N), keeps_pairs=keep == "component")
         self.comparisons = self.not_compared = self.not_listed = 0
         self._groups, self._order_N = groups, order_N
         self._shingles = _Cache(shingles_of, CACHE)
@@ -195,6 +196,83 @@ class _Run:
     def _compare(self, one: int, other: int) -> float:
         self.comparisons += 1
         return jaccard(self._shingles.of(one), self._shingles.of(other))
+
+
+class _Forest:
+    """Components of N documents (union-find), and the E pairs that joined them: at most N - 1. Documents are
+    named by their place in the order ("rank"); the first of a component is its root.
+
+    Memory: 4 bytes a document, and 16 a pair if pairs are kept.
+    """
+
+    def __init__(self, number: int, *, keeps_pairs: bool) -> None:
+        self._above_N = np.arange(number, dtype=np.int32)
+        self._keeps_pairs = keeps_pairs
+        self._one_E, self._other_E, self._jaccard_E = array("i"), array("i"), array("d")
+
+    def root(self, rank: int) -> int:
+        """The first document of the component."""
+        above_N = self._above_N
+        while (above := int(above_N[rank])) != rank:
+            above_N[rank] = above_N[above]
+            rank = above
+        return rank
+
+    def is_joined(self, one: int, other: int) -> bool:
+        return self.root(one) == self.root(other)
+
+    def join(self, one: int, other: int, jaccard: float) -> None:
+        """Join the components of a pair."""
+        roots = sorted((self.root(one), self.root(other)))
+        if roots[0] != roots[1]:
+            self._above_N[roots[1]] = roots[0]
+            if self._keeps_pairs:
+                self._one_E.append(one)
+                self._other_E.append(other)
+                self._jaccard_E.append(jaccard)
+
+    def tree(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each document the next one on the way to the first of its component (int32 [N], itself for that
+        one), and the Jaccard similarity of both (float64 [N], 1 for that one). Needs the pairs.
+        """
+        parent_N = np.arange(len(self._above_N), dtype=np.int32)
+        jaccard_N = np.ones(len(parent_N))
+        one_E, other_E = (np.frombuffer(each, dtype=np.int32) for each in (self._one_E, self._other_E))
+        ends = np.concatenate([one_E, other_E])
+        order = np.argsort(ends, kind="stable").astype(np.int32)
+        ends = ends[order]
+        neighbours = np.concatenate([other_E, one_E])[order]
+        order %= max(len(one_E), 1)
+        similar_E = np.frombuffer(self._jaccard_E, dtype=np.float64)
+        is_reached_N = self._above_N == parent_N
+        reached = np.flatnonzero(is_reached_N)
+        while len(reached):  # breadth first; no document is reached from two others, as pairs form trees
+            begins, ends_of = np.searchsorted(ends, reached), np.searchsorted(ends, reached, side="right")
+            counts = ends_of - begins
+            first = np.cumsum(counts) - counts
+            places = np.repeat(begins - first, counts) + np.arange(int(counts.sum()))
+            is_new = ~is_reached_N[neighbours[places]]
+            children, places = neighbours[places][is_new], places[is_new]
+            parent_N[children] = np.repeat(reached, counts)[is_new]
+            jaccard_N[children] = similar_E[order[places]]
+            is_reached_N[children] = True
+            reached = children
+        return parent_N, jaccard_N
+
+    def clusters(self, order_N: np.ndarray, first_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The cluster of each document (int32), numbered by their first documents in the order, and the
+        clusters' sizes. order_N: the documents by rank; first_N: the document whose cluster each one shares.
+        """
+        root_N = self._above_N
+        while not np.array_equal(further_N := root_N[root_N], root_N):
+            root_N = further_N
+        # exact copies other than the first are components of their own here, and no clusters
+        is_cluster_N = (root_N == np.arange(len(root_N))) & (first_N[order_N] == order_N)
+        numbers_N = np.cumsum(is_cluster_N, dtype=np.int32) - 1
+        cluster_N = np.empty(len(root_N), dtype=np.int32)
+        cluster_N[order_N] = numbers_N[root_N]
+        cluster_N = cluster_N[first_N]
+        return cluster_N, np.bincount(cluster_N, minlength=int(is_cluster_N.sum()))
 
 
 class _Cache:

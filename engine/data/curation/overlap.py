@@ -6,7 +6,7 @@ few documents. Runs found in many are common phrases, which tell nothing about a
 
 Differences from `filter_ngrams.py`:
 
-- Markup does not hide a question (`markup`). In scripts without spaces a character counts as a word.
+- Markup does not hide a question (`word_hashes`). In scripts without spaces a character counts as a word.
 - All n-grams of a text are found and counted. There the search goes on behind the first one. So of a
   quotation longer than 13 words only each 13th n-gram is counted, the others stay below the limit, and a
   common quotation is cut all the same.
@@ -27,8 +27,13 @@ from typing import NamedTuple
 import numpy as np
 
 from atelier.engine.config.error import DataError
-from atelier.engine.data.curation.markup import MarkedWords, marked_words, unmarked_words
-from atelier.engine.data.curation.word_hashes import ngram_hashes, spelling
+from atelier.engine.data.curation.word_hashes import (
+    MarkedWords,
+    marked_words,
+    ngram_hashes,
+    spelling,
+    unmarked_words,
+)
 
 WORDS = 13  # of an n-gram
 LEAST = 8  # words of a text that can be found
@@ -70,7 +75,7 @@ class Matches(NamedTuple):
     ngram_M: np.ndarray  # int64: numbers of n-grams
 
 
-class Overlap:
+class QuestionOverlap:
     """The n-grams of a list of questions, numbered in the order of their first appearance.
 
     `uncheckable` lists the parts of fewer than `least` words. `clashes` counts n-grams that are not searched

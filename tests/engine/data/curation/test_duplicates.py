@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.data.curation import band_groups, duplicates
-from atelier.engine.data.curation.duplicates import CACHE, Decision, Keep, bytes_per_document, decide
+from atelier.engine.data.curation import duplicates, minhash
+from atelier.engine.data.curation.duplicates import CACHE, Duplicates, Keep, bytes_per_document, decide
 from atelier.engine.data.curation.minhash import MinHash, bands, jaccard, shingles
 from tests.engine.data.curation.texts import pair, text, words
 
@@ -21,7 +21,7 @@ def key(of: str) -> bytes:
 
 def decided(
     texts: Sequence[str], order: Sequence[int] | None = None, *, keep: Keep = "verified", **how: float
-) -> Decision:
+) -> Duplicates:
     found = [shingles(each) for each in texts]
     return decide(
         np.array([bands(each, SPEC) for each in found], dtype=np.uint64).reshape(len(texts), SPEC.bands),
@@ -190,7 +190,7 @@ def test_many_near_copies_of_a_text_cost_one_comparison_each(keep: Keep):
 def test_a_document_is_compared_with_a_limited_number_and_the_rest_is_counted(
     keep: Keep, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(band_groups, "LISTED", 20)
+    monkeypatch.setattr(minhash, "LISTED", 20)
     rng = np.random.default_rng(1)
     number = 50
     rows = rng.integers(1, 1 << 62, (number, 3)).astype(np.uint64)
@@ -226,7 +226,7 @@ def test_lists_of_keys_in_the_memory_of_the_keys_are_those_of_a_dictionary(seed:
     number = 60
     rows = rng.integers(0, 12, (number, 3)).astype(np.uint64)  # 0: no band
     is_member_N = rng.random(number) < 0.9
-    groups = band_groups.BandGroups(rows.copy(), is_member_N)
+    groups = minhash.BandGroups(rows.copy(), is_member_N)
     lists: dict[tuple[int, int], list[int]] = {}
     for name, n in enumerate(rng.permutation(np.flatnonzero(is_member_N)).tolist()):
         counts: dict[int, int] = {}
@@ -259,22 +259,22 @@ def test_memory_per_document_is_as_stated():
     finally:
         duplicates.BandGroups = groups
         tracemalloc.stop()
-    assert 0.8 * bytes_per_document(14) < most / number < bytes_per_document(14)
+    assert 0.6 * bytes_per_document(14) < most / number < bytes_per_document(14)
     assert CACHE == 64 << 20
 
 
-class _Lonely(band_groups.BandGroups):
+class _Lonely(minhash.BandGroups):
     def __init__(self, bands_NB: np.ndarray, is_member_N: np.ndarray) -> None:
         super().__init__(bands_NB, is_member_N)
         self.is_shared_N[:] = False
 
 
-@pytest.mark.parametrize("keep", ["verified", "component"])
-def test_memory_of_a_corpus_of_pairs_is_as_stated(keep: Keep, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("keep", "size"), [("verified", 2), ("component", 2), ("component", 600)])
+def test_memory_of_a_corpus_of_copies_is_as_stated(keep: Keep, size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(duplicates, "CACHE", 0)
     rng = np.random.default_rng(1)
-    number = 2500
-    rows = np.repeat(rng.integers(1, 1 << 62, (number // 2, 14)).astype(np.uint64), 2, axis=0)
+    number = 600
+    rows = np.repeat(rng.integers(1, 1 << 62, (number // size, 14)).astype(np.uint64), size, axis=0)
     same = np.arange(100, dtype=np.uint64)
     tracemalloc.start()
     try:
@@ -284,7 +284,7 @@ def test_memory_of_a_corpus_of_pairs_is_as_stated(keep: Keep, monkeypatch: pytes
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert decision.near == number // 2
+    assert decision.near == number - number // size
     assert most / number < bytes_per_document(14)
 
 
@@ -324,7 +324,7 @@ def test_wrong_input_is_refused_with_a_way_out():
 
 def test_a_large_group_without_similar_texts_takes_bounded_time():
     rng = np.random.default_rng(1)
-    number = 1500
+    number = 600
     rows = rng.integers(1, 1 << 62, (number, 14)).astype(np.uint64)
     rows[:, :7] = 5
     keys = rng.integers(0, 1 << 62, (number, 2)).astype(np.uint64)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atelier.engine.data.curation.markup import marked_words, unmarked_words
+from atelier.engine.data.curation.word_hashes import marked_words, unmarked_words
 
 PIECES = [
     "word", " ", "İx", "漢", "<b>", "</b>", "<br/>", '<a href="x y">', "<!-- no -->", "&eacute;", "&amp;",

@@ -5,7 +5,7 @@ import pytest
 
 from atelier.engine.config.error import DataError
 from atelier.engine.data.curation import overlap as module
-from atelier.engine.data.curation.overlap import Overlap, Question
+from atelier.engine.data.curation.overlap import Question, QuestionOverlap
 from tests.engine.data.curation.texts import han, text, words
 
 Q = Question
@@ -38,7 +38,7 @@ def forms(question: str, rng: np.random.Generator) -> dict[str, str]:
 def test_every_question_is_found_in_every_form_at_its_exact_place():
     rng = np.random.default_rng(2)
     questions = planted(1)
-    overlap = Overlap(questions)
+    overlap = QuestionOverlap(questions)
     for question in questions:
         asked = question.parts[0]
         for form, quoted in forms(asked, rng).items():
@@ -56,7 +56,9 @@ def test_every_question_is_found_in_every_form_at_its_exact_place():
 
 
 def test_a_question_with_markup_is_found_in_plain_text():
-    overlap = Overlap([Q("s", "1", ("One <b>two</b> three\nfour _five_ six **seven** caf&eacute; nine",))])
+    overlap = QuestionOverlap(
+        [Q("s", "1", ("One <b>two</b> three\nfour _five_ six **seven** caf&eacute; nine",))]
+    )
     found = overlap.found("Zero one two three four five six seven café nine ten")
     assert (found.begin_M.tolist(), found.end_M.tolist()) == ([5], [48])
 
@@ -64,14 +66,14 @@ def test_a_question_with_markup_is_found_in_plain_text():
 def test_text_without_spaces_is_found_by_thirteen_characters():
     rng = np.random.default_rng(3)
     asked = "".join(han(rng, 20))
-    overlap = Overlap([Q("s", "1", (asked,))])
+    overlap = QuestionOverlap([Q("s", "1", (asked,))])
     found = overlap.found("前言。" + asked[:14] + "，其他")
     assert found.begin_M.tolist() == [3, 4] and found.end_M.tolist() == [16, 17]
     assert len(overlap.found(asked[:12]).begin_M) == 0
 
 
 def test_other_texts_have_no_matches():
-    overlap = Overlap(planted(1, 100))
+    overlap = QuestionOverlap(planted(1, 100))
     rng = np.random.default_rng(9)
     assert not any(len(overlap.found(text(rng, 40)).begin_M) for _ in range(50))
 
@@ -79,7 +81,7 @@ def test_other_texts_have_no_matches():
 def test_twelve_common_words_are_no_match_and_thirteen_are():
     (question,) = planted(5, 1)
     tokens = question.parts[0].split()
-    overlap = Overlap([question])
+    overlap = QuestionOverlap([question])
     assert len(overlap.found("x " + " ".join(tokens[:12]) + " y").begin_M) == 0
     assert len(overlap.found("x " + " ".join(tokens[:13]) + " y").begin_M) == 1
 
@@ -87,7 +89,7 @@ def test_twelve_common_words_are_no_match_and_thirteen_are():
 def test_texts_of_eight_to_twelve_words_match_whole_and_shorter_ones_are_listed():
     rng = np.random.default_rng(1)
     parts = {size: words(rng, size) for size in (7, 8, 12, 13)}
-    overlap = Overlap([Q("s", str(size), (" ".join(part), "Yes")) for size, part in parts.items()])
+    overlap = QuestionOverlap([Q("s", str(size), (" ".join(part), "Yes")) for size, part in parts.items()])
     assert [(one.id, one.part, one.words) for one in overlap.uncheckable] == [
         ("7", 0, 7), ("7", 1, 1), ("8", 1, 1), ("12", 1, 1), ("13", 1, 1),
     ]  # fmt: skip
@@ -99,7 +101,7 @@ def test_texts_of_eight_to_twelve_words_match_whole_and_shorter_ones_are_listed(
 
 def test_an_ngram_of_several_questions_names_all_of_them_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
     shared = " ".join(words(np.random.default_rng(1), 13))
-    overlap = Overlap([Q("s", str(n), (shared, f"{shared} {n} more words")) for n in range(5)])
+    overlap = QuestionOverlap([Q("s", str(n), (shared, f"{shared} {n} more words")) for n in range(5)])
     number = int(overlap.found(shared).ngram_M[0])
     assert overlap.text(number) == shared
     assert overlap.questions(number) == [("s", str(n)) for n in range(5)]
@@ -110,14 +112,14 @@ def test_an_ngram_of_several_questions_names_all_of_them_up_to_a_limit(monkeypat
 def test_parts_of_a_question_are_searched_for_apart():
     rng = np.random.default_rng(1)
     one, other = " ".join(words(rng, 13)), " ".join(words(rng, 13))
-    overlap = Overlap([Q("s", "1", (one, other))])
+    overlap = QuestionOverlap([Q("s", "1", (one, other))])
     assert len(overlap) == 2
     assert len(overlap.found(f"{one} {other}").begin_M) == 2
 
 
 def test_common_ngrams_are_listed_with_count_and_questions_and_not_cut():
     often, rare = planted(1, 2)
-    overlap = Overlap([often, rare])
+    overlap = QuestionOverlap([often, rare])
     rng = np.random.default_rng(1)
     documents = [f"{text(rng, 2)} {often.parts[0]} {text(rng, 2)}" for _ in range(10)]
     documents += [f"{rare.parts[0]} {text(rng, 2)} " * 20, text(rng, 3)]
@@ -136,13 +138,13 @@ def test_common_ngrams_are_listed_with_count_and_questions_and_not_cut():
 
 def test_matching_hashes_of_other_words_are_no_matches(monkeypatch: pytest.MonkeyPatch):
     (question,) = planted(1, 1)
-    plain = Overlap([question])
+    plain = QuestionOverlap([question])
     rng = np.random.default_rng(2)
     of = f"{text(rng, 5)} {question.parts[0]} {text(rng, 5)}"
     expected = plain.found(of)
     # all n-grams of a size have one hash: only the first n-gram of the question is still told from others
     monkeypatch.setattr(module, "ngram_hashes", lambda h, n: np.zeros(max(len(h) - n + 1, 0), np.uint64))
-    clashing = Overlap([question])
+    clashing = QuestionOverlap([question])
     assert clashing.clashes == len(plain) - 1 and len(clashing) == 1
     found = clashing.found(of)
     assert (found.begin_M.tolist(), found.end_M.tolist()) == ([expected.begin_M[0]], [expected.end_M[0]])
@@ -150,7 +152,7 @@ def test_matching_hashes_of_other_words_are_no_matches(monkeypatch: pytest.Monke
 
 def test_questions_that_are_all_too_short_are_refused_with_a_way_out():
     with pytest.raises(DataError, match="none of 1 has a part of 8 words or more; give questions of"):
-        Overlap([Q("s", "1", ("Who is it?", "Me"))])
+        QuestionOverlap([Q("s", "1", ("Who is it?", "Me"))])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_questions_that_are_all_too_short_are_refused_with_a_way_out():
     ids=["one ngram", "one word", "empty", "broken", "marked"],
 )  # fmt: skip
 def test_hostile_texts_are_searched_in_time_as_they_are_long(of: str):
-    overlap = Overlap([Q("s", "1", ("a " * 13,)), *planted(1)])
+    overlap = QuestionOverlap([Q("s", "1", ("a " * 13,)), *planted(1)])
     begin = time.process_time()
     found = overlap.found(of)
     assert time.process_time() - begin < 1.5
