@@ -28,16 +28,19 @@ TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP / "src"), str(Path(__file__).parent)]
 
 from filter_documents import drawn, written
+from machine import keep
 
 from atelier.engine.config.filter.c4 import C4
 from atelier.engine.config.filter.fineweb import FineWeb
 from atelier.engine.config.filter.gopher_quality import GopherQuality
 from atelier.engine.config.filter.gopher_repetition import GopherRepetition
 from atelier.engine.data.filter_text import DocumentText, check_of
+from atelier.engine.data.personal import masked
+from atelier.engine.data.repair import repaired
 from atelier.engine.data.splitter import OWN, Splitter
 
 TABLE = TOP / "tests" / "engine" / "data" / "filter" / "decisions.json"
-IN_TABLE = 200  # documents of the table, the shortest of each kind of document
+OF_A_REASON, LONGEST_IN_TABLE = 3, 4000  # texts, characters
 SPECS = {spec.kind: spec for spec in (GopherQuality(), GopherRepetition(), C4(), FineWeb())}
 REASONS = {  # of datatrove -> ours
     "gopher_quality": {
@@ -114,18 +117,65 @@ def compared(texts: list[str], rounds: int) -> dict[str, Any]:
     """The decisions of each side on each text, and the CPU-seconds of each round."""
     decide, splitter = theirs()
     sides = {"datatrove": decide, "with its words": ours(splitter), "own words": ours(OWN)}
-    for side in sides.values():  # what is loaded at the first use is not timed
+    sides["its words alone"] = lambda text: [*splitter.words(text)][:0]
+    for side in sides.values():  # loading at the first use is not timed
         side(texts[0])
     decisions: dict[str, list[list[str]]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds):
-        names = [*sides][turn % len(sides) :] + [*sides][: turn % len(sides)]
-        for name in names:
+        for name in [*sides][turn % len(sides) :] + [*sides][: turn % len(sides)]:
             importlib.import_module("datatrove.utils.text").split_into_parts.cache_clear()
             begin = time.process_time()
             decisions[name] = [sides[name](text) for text in texts]
             seconds[name].append(time.process_time() - begin)
-    return {"decisions": decisions, "seconds": seconds}
+    return {"decisions": decisions, "seconds": seconds, "changed": changed(texts)}
+
+
+def changed(texts: list[str]) -> dict[str, int]:
+    """How many texts datatrove's formatters change, and how many our functions change in another way."""
+    formatters = importlib.import_module("datatrove.pipeline.formatters")
+    both = {
+        "addresses masked": (formatters.PIIFormatter, lambda text: masked(text)[0]),
+        "repaired": (formatters.FTFYFormatter, repaired),
+    }
+    found = {}
+    for name, (formatter, function) in both.items():
+        theirs = [formatter().format(text) for text in texts]
+        found[name] = sum(a != b for a, b in zip(theirs, texts, strict=True))
+        found[f"{name} in another way"] = sum(a != function(b) for a, b in zip(theirs, texts, strict=True))
+    return found
+
+
+def table(texts: list[str]) -> list[dict[str, Any]]:
+    """Decisions, words and numbers of sentences (in the order in which C4 asks) of datatrove by text."""
+    decide, splitter = theirs()
+    rows = []
+    for text in texts:
+        sentences: list[int] = []
+
+        def counted(line: str, found: list[int] = sentences) -> int:
+            found.append(splitter.sentences(line))
+            return found[-1]
+
+        ours(Splitter(splitter.words, counted))(text)
+        words = [*splitter.words(text)]
+        if " ".join(words).split() != words:
+            raise ValueError(f"words with blanks: {text!r}")
+        row = {"text": text, "words": " ".join(words), "sentences": sentences, "reasons": decide(text)}
+        rows.append(row)
+    return rows
+
+
+def asked_peer(peer: str, texts: list[str], *arguments: str) -> Any:
+    """The answer of this script in the peer's environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "documents.json"
+        file.write_text(json.dumps(texts))
+        command = [peer, __file__, "--of", str(file), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    return json.loads(done.stdout)
 
 
 def main() -> None:
@@ -137,18 +187,17 @@ def main() -> None:
     parser.add_argument("--of", default="", help="used by itself: the file with the documents")
     asked = parser.parse_args()
     if asked.of:
-        print(json.dumps(compared(json.loads(Path(asked.of).read_text()), asked.rounds)))
+        texts = json.loads(Path(asked.of).read_text())
+        print(json.dumps(table(texts) if asked.table else compared(texts, asked.rounds)))
         return
-    texts = documents(asked.documents)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "documents.json"
-        file.write_text(json.dumps([text for _, text in texts]))
-        command = [asked.peer, __file__, "--of", str(file), "--rounds", str(asked.rounds)]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr[-3000:])
-    found = json.loads(done.stdout)
-    report(texts, found, asked)
+    named = documents(asked.documents)
+    texts = [text for _, text in named]
+    found = asked_peer(asked.peer, texts, "--rounds", str(asked.rounds))
+    if asked.table:
+        some = chosen(texts, found["decisions"]["datatrove"])
+        rows = asked_peer(asked.peer, some, "--table")
+        TABLE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    keep("filters", report(named, found))
 
 
 def documents(number: int) -> list[tuple[str, str]]:
@@ -161,38 +210,47 @@ def documents(number: int) -> list[tuple[str, str]]:
     return found
 
 
-def report(texts: list[tuple[str, str]], found: dict[str, Any], asked: argparse.Namespace) -> None:
-    size = sum(len(text.encode(errors="surrogatepass")) for _, text in texts) / 1e6
-    decisions = {name: [tuple(row) for row in rows] for name, rows in found["decisions"].items()}
-    peer, kinds = decisions["datatrove"], [*SPECS]
+def chosen(texts: list[str], decisions: list[list[str]]) -> list[str]:
+    """Some short texts of each reason of each filter, in order of length."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for text, reasons in sorted(zip(texts, decisions, strict=True), key=lambda pair: len(pair[0])):
+        for place in enumerate(reasons):
+            if len(text) <= LONGEST_IN_TABLE and len(found.setdefault(place, [])) < OF_A_REASON:
+                found[place].append(text)
+    return sorted({text for some in found.values() for text in some}, key=lambda text: (len(text), text))
+
+
+def report(named: list[tuple[str, str]], found: dict[str, Any]) -> dict[str, Any]:
+    size = sum(len(text.encode(errors="surrogatepass")) for _, text in named) / 1e6
+    decisions, kinds = found["decisions"], [*SPECS]
+    peer = decisions["datatrove"]
+    medians = {name: statistics.median(times) for name, times in found["seconds"].items()}
     numbers: dict[str, Any] = {
-        "documents": len(texts),
+        "datatrove": "0.10.1",
+        "documents": len(named),
         "megabytes": round(size, 2),
-        "documents by kind": dict(sorted(Counter(kind for kind, _ in texts).items())),
+        "documents by kind": dict(sorted(Counter(kind for kind, _ in named).items())),
         "refused by datatrove": {
             kind: dict(sorted(Counter(row[n] for row in peer if row[n]).items()))
             for n, kind in enumerate(kinds)
         },
     }
     for side in ("with its words", "own words"):
+        pairs = [*zip(peer, decisions[side], strict=True)]
         numbers[f"other decisions, {side}"] = {
-            kind: sum(bool(a[n]) != bool(b[n]) for a, b in zip(peer, decisions[side], strict=True))
-            for n, kind in enumerate(kinds)
+            kind: sum(bool(a[n]) != bool(b[n]) for a, b in pairs) for n, kind in enumerate(kinds)
         }
         numbers[f"other reasons, {side}"] = {
-            kind: sum(a[n] != b[n] for a, b in zip(peer, decisions[side], strict=True))
-            for n, kind in enumerate(kinds)
+            kind: sum(a[n] != b[n] for a, b in pairs) for n, kind in enumerate(kinds)
         }
-    for n, kind in enumerate(kinds):
-        for (of, text), a, b in zip(texts, peer, decisions["with its words"], strict=True):
-            if a[n] != b[n]:
-                print(kind, of, repr(text[:120]), a[n], b[n], file=sys.stderr)
-    medians = {name: statistics.median(times) for name, times in found["seconds"].items()}
+    shares = {kind: count / len(named) for kind, count in numbers["other decisions, own words"].items()}
+    numbers["share of other decisions, own words"] = {kind: round(each, 4) for kind, each in shares.items()}
+    numbers["texts that formatters change"] = found["changed"]
     numbers["CPU-seconds per MB"] = {name: round(each / size, 4) for name, each in medians.items()}
     numbers["rate over datatrove's"] = {
         name: round(medians["datatrove"] / medians[name], 2) for name in ("with its words", "own words")
     }
-    print(json.dumps(numbers, indent=1))
+    return numbers
 
 
 if __name__ == "__main__":

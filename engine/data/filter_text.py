@@ -16,7 +16,7 @@ EMPTY = "empty"  # rule that refuses a document without text
 _LINE = re.compile(r"[^\n]+")
 
 
-class Refused(NamedTuple):
+class RefusedText(NamedTuple):
     """Why a document is refused. `reason`: kind and field of the rule, such as gopher_quality.min_words.
     `numbers`: the `measured` value and the `limit`.
     """
@@ -56,7 +56,7 @@ class DocumentText:
         return self._splitter.sentences(line)
 
 
-Check = Callable[[DocumentText], Refused | None]
+Check = Callable[[DocumentText], RefusedText | None]
 # the values of a filter's rules by field, in the order of the rules, each computed when it is asked for
 Measures = Callable[[DocumentText], Iterator[tuple[str, float]]]
 
@@ -74,11 +74,11 @@ def by_limits(spec: FilterSpec, measures: Measures) -> Check:
     limits = {name: value for name, value in spec if name.startswith(("min_", "max_"))} | {EMPTY: 0.0}
     kind = spec.kind
 
-    def check(text: DocumentText) -> Refused | None:
+    def check(text: DocumentText) -> RefusedText | None:
         for name, value in measures(text):
             limit = limits[name]
             if value < limit if name.startswith("min_") else value > limit and (limit or name == EMPTY):
-                return Refused(f"{kind}.{name}", {"measured": float(value), "limit": float(limit)})
+                return RefusedText(f"{kind}.{name}", {"measured": float(value), "limit": float(limit)})
         return None
 
     return check

@@ -143,12 +143,14 @@ class _Documents:
         self.sources.append(example.source)
         self._buckets.append(buckets.astype(np.int32))
 
-    def matrix(self) -> "_Matrix":
+    def matrix(self) -> "_FeatureRows":
         sizes_D = np.array([len(each) for each in self._buckets], dtype=np.int64)
-        return _Matrix(np.concatenate([np.zeros(0, np.int32), *self._buckets]), sizes_D, 1 / np.sqrt(sizes_D))
+        return _FeatureRows(
+            np.concatenate([np.zeros(0, np.int32), *self._buckets]), sizes_D, 1 / np.sqrt(sizes_D)
+        )
 
 
-class _Matrix(NamedTuple):
+class _FeatureRows(NamedTuple):
     """Rows of unit length with equal entries in the buckets of each document."""
 
     buckets_F: np.ndarray

@@ -132,6 +132,11 @@ class SplitWords:
         return np.fromiter(map(len, self.index), dtype=np.int64, count=len(self.index))
 
     @cached_property
+    def begins_W(self) -> np.ndarray:
+        """Characters before each word and, last, in all of them; without blanks [W + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths_V[self.ids_W])])
+
+    @cached_property
     def is_symbol_V(self) -> np.ndarray:
         """Whether a word has nothing but punctuation."""
         return ~np.fromiter((bool(word.strip(PUNCTUATION)) for word in self.index), dtype=bool)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from atelier.engine.config.filter.c4 import C4
-from atelier.engine.data.filter_text import Check, DocumentText, Refused
+from atelier.engine.data.filter_text import Check, DocumentText, RefusedText
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _TERMINAL, _ELLIPSIS = (".", "?", "!", '"', "'"), "..."
@@ -18,7 +18,7 @@ _POLICY = (
 def build(spec: C4) -> Check:
     may_count, bad_words = _line_rule(spec), _bad_words(spec.bad_words)
 
-    def check(text: DocumentText) -> Refused | None:
+    def check(text: DocumentText) -> RefusedText | None:
         sentences = 0
         for whole in text.lines:
             line = may_count(whole)
@@ -48,8 +48,8 @@ def build(spec: C4) -> Check:
     return check
 
 
-def _refused(rule: str, measured: float, limit: float) -> Refused:
-    return Refused(f"c4.{rule}", {"measured": float(measured), "limit": float(limit)})
+def _refused(rule: str, measured: float, limit: float) -> RefusedText:
+    return RefusedText(f"c4.{rule}", {"measured": float(measured), "limit": float(limit)})
 
 
 def _line_rule(spec: C4) -> Callable[[str], str]:

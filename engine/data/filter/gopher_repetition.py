@@ -21,6 +21,7 @@ from atelier.engine.data.splitter import SplitWords
 
 TOP, DUPLICATE = range(2, 5), range(5, 11)  # words of the n-grams of each rule
 BASE = np.uint64(0x9E3779B97F4A7C15)
+BLOCK = 1 << 18  # characters or places that are looked at together, which bounds the memory
 DENSE = 4  # keys below this many times their number are counted in a table, others by sorting
 _PARAGRAPHS, _LINES = re.compile(r"\n{2,}"), re.compile(r"\n+")
 
@@ -50,17 +51,12 @@ def _measures(text: DocumentText) -> Iterator[tuple[str, float]]:
         yield f"max_duplicate_{words}grams", joined.duplicate_chars() / size
 
 
-def _begins(words: SplitWords) -> np.ndarray:
-    """Characters before each word and, last, in all words; without blanks [W + 1]."""
-    return np.concatenate([[0], np.cumsum(words.lengths_V[words.ids_W])])
-
-
 class TopGrams:
     """The n-grams of a text that occur at least twice; n is 1 at first."""
 
     def __init__(self, words: SplitWords) -> None:
         self._words, self._size = words, 1
-        self._begins = _begins(words)
+        self._begins = words.begins_W
         self._places_R = np.arange(len(words))
         self._grams_R = words.ids_W.astype(np.int64)
         self._counts_R = words.counts_V[words.ids_W]
@@ -95,7 +91,7 @@ class JoinedGrams:
     """Hashes of the joined characters of n-grams: the polynomial of the characters' hashes, modulo 2^64."""
 
     def __init__(self, words: SplitWords) -> None:
-        self._begins = _begins(words)
+        self._begins = words.begins_W
         hashes_V, factors_V = _word_hashes(words)
         self._hashes_W, self._factors_W = hashes_V[words.ids_W], factors_V[words.ids_W]
         self._grams_G, self._size = self._hashes_W, 1
@@ -116,12 +112,9 @@ class JoinedGrams:
             return 0
         found_G = np.minimum(np.searchsorted(repeated, self._grams_G), len(repeated) - 1)
         places_R = np.flatnonzero(repeated[found_G] == self._grams_G)
-        lengths_R = self._begins[places_R + self._size] - self._begins[places_R]
         seen: set[int] = set()
         chars = free = 0
-        for place, gram, length in zip(
-            places_R.tolist(), self._grams_G[places_R].tolist(), lengths_R.tolist(), strict=True
-        ):
+        for place, gram, length in self._in_order(places_R):
             if place < free:
                 continue
             if gram in seen:
@@ -131,24 +124,54 @@ class JoinedGrams:
                 seen.add(gram)
         return chars
 
+    def _in_order(self, places_R: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        """Place, hash and characters of the n-grams at these places."""
+        for begin in range(0, len(places_R), BLOCK):
+            places = places_R[begin : begin + BLOCK]
+            lengths = self._begins[places + self._size] - self._begins[places]
+            yield from zip(places.tolist(), self._grams_G[places].tolist(), lengths.tolist(), strict=True)
+
 
 def _word_hashes(words: SplitWords) -> tuple[np.ndarray, np.ndarray]:
     """hashes_V: of each distinct word's characters; factors_V: BASE to the power of its length. uint64, so
     that the hash of two joined words is hash * factor of the second + hash of the second.
     """
-    lengths_V = words.lengths_V
-    if not len(lengths_V):
-        return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64)
-    codes_C = np.frombuffer("".join(words.index).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    powers = np.full(int(lengths_V.max()) + 1, BASE, dtype=np.uint64)
+    lengths_V, names = words.lengths_V, list(words.index)
+    longest = int(lengths_V.max(initial=0))
+    powers = np.full(min(longest, BLOCK) + 1, BASE, dtype=np.uint64)
     powers[0] = 1
     powers = np.multiply.accumulate(powers)
+    hashes_V, factors_V = np.zeros(len(names), dtype=np.uint64), powers[np.minimum(lengths_V, BLOCK)]
+    ends_V, begin = np.cumsum(lengths_V), 0
+    while begin < len(names):
+        before = int(ends_V[begin] - lengths_V[begin])
+        end = int(np.searchsorted(ends_V, before + BLOCK, side="right"))
+        if end > begin:
+            hashes_V[begin:end] = _hashes("".join(names[begin:end]), lengths_V[begin:end], powers)
+        else:
+            end = begin + 1
+            hashes_V[begin], factors_V[begin] = _long_hash(names[begin], powers)
+        begin = end
+    return hashes_V, factors_V
+
+
+def _hashes(text: str, lengths_V: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """The hashes of words by their joined characters."""
+    codes_C = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
     ends_V = np.cumsum(lengths_V)
-    behind_C = np.repeat(ends_V, lengths_V) - np.arange(len(codes_C)) - 1  # characters of the word behind it
-    return (
-        np.add.reduceat(mixed(codes_C.astype(np.uint64)) * powers[behind_C], ends_V - lengths_V),
-        powers[lengths_V],
-    )
+    behind_C = np.repeat(ends_V, lengths_V) - np.arange(len(codes_C)) - 1  # characters of its word behind it
+    return np.add.reduceat(mixed(codes_C) * powers[behind_C], ends_V - lengths_V)
+
+
+def _long_hash(word: str, powers: np.ndarray) -> tuple[int, int]:
+    """Hash and factor of a word of any length, block by block."""
+    found, factor = 0, 1
+    for begin in range(0, len(word), BLOCK):
+        block = word[begin : begin + BLOCK]
+        step = int(powers[len(block)])
+        found = (found * step + int(_hashes(block, np.array([len(block)]), powers)[0])) % 2**64
+        factor = factor * step % 2**64
+    return found, factor
 
 
 def _numbered(keys_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,9 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
 
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.filter.language import Language
-from atelier.engine.data.filter_text import Check, DocumentText, Refused
+from atelier.engine.data.filter_text import Check, DocumentText, RefusedText
 
 LIBRARY = "py3langid"
 PLACE = "filter.language"
@@ -29,21 +29,19 @@ def build(spec: Language) -> Check:
     identifier = _identifier()
     for language in spec.languages:
         if language not in identifier.labels:
-            near = nearest(language, identifier.labels)
-            way_out = f"did you mean {near}? " if near else ""
             raise ConfigError(
                 f"{PLACE}.languages",
                 f"{LIBRARY} knows no language {language!r}",
-                f"{way_out}give ISO 639 codes of: {', '.join(sorted(identifier.labels))}",
+                f"give ISO 639 codes of: {', '.join(sorted(identifier.labels))}",
             )
     kept = frozenset(spec.languages)
 
-    def check(text: DocumentText) -> Refused | None:
+    def check(text: DocumentText) -> RefusedText | None:
         language, probability = identifier.classify(text.text[: spec.max_read_chars])
         numbers = {"measured": float(probability), "limit": spec.min_probability}
         if probability < spec.min_probability:
-            return Refused("language.min_probability", numbers)
-        return None if language in kept else Refused(f"language.{language}", numbers)
+            return RefusedText("language.min_probability", numbers)
+        return None if language in kept else RefusedText(f"language.{language}", numbers)
 
     return check
 
