@@ -3,6 +3,7 @@ alone determine which steps depend on the length of training. Torch-free.
 """
 
 import math
+from bisect import bisect_right
 from functools import lru_cache
 from typing import Literal
 
@@ -288,6 +289,12 @@ class RampUp(Spec):
         if samples >= self.samples:
             return batch
         return self.start + self.by * (samples * ((batch - self.start) // self.by) // self.samples)
+
+    def samples_before(self, step: int, batch: int) -> int:
+        """Samples of all steps before `step`."""
+        sizes = self.sizes(batch)
+        first, seen, size = sizes[bisect_right(sizes, step, key=lambda each: each[0]) - 1]
+        return seen + (step - first) * size
 
     def sizes(self, batch: int) -> tuple[tuple[int, int, int], ...]:
         """For each size of the ramp, the full one included: its first step, the samples before it, and its

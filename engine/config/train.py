@@ -160,10 +160,14 @@ class Progressive(Spec):
 
     def samples_before(self, step: int, batch: int) -> int:
         """Sequences of all steps before `step`."""
+        if self.rampup.is_on:
+            return self.rampup.samples_before(step, batch)
         return self._total(step, batch, lambda at: self.batch_at(at, batch))
 
     def tokens_before(self, step: int, batch: int, sequence: int) -> int:
         """Tokens of all steps before `step`."""
+        if self.rampup.is_on:
+            return self.rampup.samples_before(step, batch) * sequence
         return self._total(step, batch, lambda at: self.batch_at(at, batch) * self.sequence_at(at, sequence))
 
     def _total(self, step: int, batch: int, size_at: Callable[[int], int]) -> int:

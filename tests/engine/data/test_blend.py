@@ -55,10 +55,13 @@ def test_neighbours_are_torn_apart():
 
 
 blends = st.builds(
-    lambda sizes, weights, seed: Blend([(Numbers(s), w) for s, w in zip(sizes, weights, strict=False)], seed),
+    lambda sizes, weights, seed, how: Blend(
+        [(Numbers(s), w) for s, w in zip(sizes, weights, strict=False)], seed, assignment=how
+    ),
     st.lists(st.integers(1, 50), min_size=3, max_size=3),
     st.lists(st.floats(0.01, 10), min_size=1, max_size=3),
     st.integers(0, 2**31),
+    st.sampled_from(["blocks", "exact"]),
 )
 
 
@@ -95,6 +98,30 @@ def test_each_set_of_a_blend_gives_every_sample_once_an_epoch_also_across_blocks
         assert len(mine) > size
         for epoch in range(len(mine) // size):
             assert sorted(mine[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+def test_an_exact_blend_keeps_every_prefix_and_every_epoch_across_periods_and_phases() -> None:
+    sizes, weights = (100, 70, 33), np.array([0.502, 0.3, 0.198])
+    later = [(3000, [0.2, 0.2, 0.6])]
+    streams = [(Numbers(size), weight) for size, weight in zip(sizes, weights.tolist(), strict=True)]
+    blend = Blend(streams, 5, later=later, assignment="exact")
+    drawn = np.array(blend.samples(0, 8000))
+    counts = np.cumsum(drawn[:, :1] == np.arange(3), axis=0)[:3000]
+    assert np.abs(counts - np.arange(1, 3001)[:, None] * weights).max() <= 0.75
+    for n, size in enumerate(sizes):
+        mine = drawn[drawn[:, 0] == n, 1]
+        whole = mine[: len(mine) // size * size].reshape(-1, size)
+        assert len(whole) > 20 and (np.sort(whole, axis=1) == np.arange(size)).all()
+        assert blend.drawn(0, 8000)[n] == (size, 0, len(mine))
+
+
+def test_a_capped_set_gives_each_sample_as_often_as_its_cap_says() -> None:
+    streams = [(Numbers(50), 0.5), (Numbers(20), 0.5)]
+    blend = Blend(streams, 5, assignment="exact", caps=[0.0, 1.5], last=1000)
+    drawn = np.array(blend.samples(0, 1000))
+    mine = drawn[drawn[:, 0] == 1, 1]
+    assert len(mine) == 30 and sorted(mine[:20].tolist()) == list(range(20))
+    assert (drawn[-900:, 0] == 0).all()
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
