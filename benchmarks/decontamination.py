@@ -123,11 +123,11 @@ def correctness(num_questions: int, num_clean: int) -> dict[str, Any]:
         ),
         "clean_documents_cut": sum(one.overlap_bytes > 0 for one in clean),
         "common_ngrams": len(common),
-        "least_count_of_common": min(one.count for one in common),
+        "least_count_of_common": min(one.documents for one in common),
         "quoted_30_times": {
             "ngrams": len(often.split()) - 12,
             "reported_with_count_30": sum(
-                one.count == 30 and one.questions == [("often", "0")] for one in common
+                one.documents == 30 and one.questions == [("often", "0")] for one in common
             ),
             "documents_cut": sum(one.overlap_bytes > 0 for one in cuts[-30:]),
         },

@@ -54,7 +54,7 @@ class Duplicates:
         """The documents that connect a removed document to the kept one, which is the last, each with its
         Jaccard similarity to the one before. Empty for kept documents.
         """
-        found = []
+        found: list[tuple[int, float]] = []
         while (parent := int(self.parent_N[document])) != document:
             found.append((parent, float(self.link_N[document])))
             document = parent

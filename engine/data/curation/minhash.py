@@ -136,7 +136,8 @@ class BandGroups:
         """The names under which documents with a key of this one were added: those that share most bands
         first, then in ascending order. And the number of documents that were not listed, once for each band.
         """
-        lists, left_out = [], 0
+        lists: list[np.ndarray] = []
+        left_out = 0
         for band, start in enumerate(self._cells[document, ::2].tolist()):
             if start == _ALONE:
                 continue

@@ -62,7 +62,7 @@ class CommonNgram(NamedTuple):
     """An n-gram that is left in the documents because it lies in many."""
 
     text: str
-    count: int  # documents
+    documents: int  # in which it lies
     questions: list[tuple[str, str]]  # set and id, at most `NAMES`
     num_questions: int
 

@@ -131,7 +131,7 @@ def test_common_ngrams_are_listed_with_count_and_questions_and_not_cut():
     assert [len(overlap.spans(matches, counts)) > 0 for matches in found] == [False] * 10 + [True, False]
     common = overlap.common(counts)
     assert len(common) == len(often.parts[0].split()) - 12
-    assert all(one.count == 10 and one.questions == [("set", "0")] for one in common)
+    assert all(one.documents == 10 and one.questions == [("set", "0")] for one in common)
     assert all(one.text in often.parts[0].rstrip("?").lower() for one in common)
     assert overlap.common(counts, 11) == [] and all(overlap.spans(one, counts, 11) for one in found[:10])
 
