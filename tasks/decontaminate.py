@@ -1,6 +1,7 @@
 """decontaminate: find text of evaluation sets in the documents of all sources, and decide what is cut out."""
 
 from collections.abc import Mapping
+from unicodedata import unidata_version  # newer versions know more letters, so other words
 
 from atelier import PROJECT
 from atelier.engine.config.curation import Curation, Decontaminate
@@ -42,6 +43,7 @@ def decontaminate(
             for name in files
         },
         "sources": sources,
+        "unicode": unidata_version,
     }
     return declare_one(
         "decontaminate",
@@ -51,7 +53,7 @@ def decontaminate(
         version=VERSION,
         identity=identity,
         origin={key: f"{place}.{key}" for key in settings.as_identity()}
-        | {"sources": "data.curation.priority"},
+        | {"sources": "data.curation.priority", "unicode": "python"},
         config=DecontaminateConfig(decontaminate=settings, files=files, sources=tuple(sources)),
         layout=Parallel(shard=curation.workers, threads=1),
         ranks=curation.workers,

@@ -1,6 +1,7 @@
 """deduplicate: decide which copies and near-copies over all sources are removed."""
 
 from collections.abc import Mapping
+from unicodedata import unidata_version  # newer versions know more letters, so other words
 
 from atelier.engine.config.curation import Curation, Deduplicate
 from atelier.engine.config.parallel import Parallel
@@ -27,10 +28,11 @@ def deduplicate(
         parents,
         name="copies",
         version=VERSION,
-        identity={**settings.as_identity(), "sources": sources},
+        identity={**settings.as_identity(), "sources": sources, "unicode": unidata_version},
         origin={
             **{key: f"data.curation.deduplicate.{key}" for key in settings.as_identity()},
             "sources": "data.curation.priority",
+            "unicode": "python",
         },
         config=DeduplicateConfig(deduplicate=settings, sources=tuple(sources)),
         layout=Parallel(shard=curation.workers, threads=1),

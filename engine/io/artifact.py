@@ -4,6 +4,7 @@ publishes them with a record. Torch-free.
 
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,15 +15,17 @@ from atelier.engine.config.document import MOST_BYTES, parse_lines
 from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.io.storage import (
     Part,
+    copy_file,
     fetch,
     is_local,
     join,
-    link_or_copy,
     local_path,
+    make_folder,
     put_file,
     put_parts,
     read_bytes,
     read_object,
+    sync_folder,
     verify,
     writing,
 )
@@ -104,7 +107,16 @@ class ArtifactOutput:
 
     def link(self, name: str, url: str, entry: FileEntry) -> None:
         """Add a file of the same store, of this size and digest. The original stays."""
-        link_or_copy(url, join(self.url, name))
+        target = join(self.url, name)
+        if not is_local(url):
+            copy_file(url, target)
+        else:
+            make_folder(local_path(target).parent)
+            try:
+                os.link(local_path(url), local_path(target))
+                sync_folder(local_path(target).parent)
+            except OSError:  # no links in this file system
+                put_file(local_path(url), target)
         self._entries.append(entry.model_copy(update={"path": name}))
 
     def add_bytes(self, name: str, data: bytes) -> None:

@@ -107,17 +107,8 @@ def fetch(url: str, target: Path) -> None:
     remote.fetch(*filesystem(url), target)
 
 
-def link_or_copy(url: str, target: str) -> None:
-    """Give a file of a store a second address there: a hard link where that is possible, else a copy."""
-    if is_local(url) and is_local(target):
-        source, path = local_path(url), local_path(target)
-        make_folder(path.parent)
-        with suppress(OSError):  # no links in this file system
-            os.link(source, path)
-            sync_folder(path.parent)
-            return
-        put_file(source, target)
-        return
+def copy_file(url: str, target: str) -> None:
+    """Copy a file within its remote store."""
     system, path = filesystem(url)
     ask(system, "copy", path, filesystem(target)[1])
 

@@ -27,7 +27,7 @@ PACKED = 0.4  # bytes on disk per byte of text
 UNPACKED = 4  # bytes of text per byte of a packed source file
 DOCUMENT = 3000  # bytes of a document, where their number is not known
 SHINGLES = 1.4  # bytes of shingles per byte of text, while `deduplicate` runs
-TABLE = 128  # bytes of a document in memory besides its bands
+TABLE = 256  # bytes of a document in memory besides its bands, which are there twice
 MB, GB = 1e6, 1e9
 
 

@@ -16,7 +16,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.curation import DecontaminateConfig
 from atelier.engine.data.curation.cut import cut
-from atelier.engine.data.curation.overlap import Matches, Overlap, Question
+from atelier.engine.data.curation.overlap import Matches, Question, QuestionOverlap
 from atelier.engine.data.curation.sources import SourceShards, places_of, source_shards
 from atelier.engine.data.curation.spool import Ranks, Spool, added
 from atelier.engine.data.curation.verdicts import DocumentLine, Verdict, line_of
@@ -42,7 +42,7 @@ def decontaminate(
     config = parse(DecontaminateConfig, run.config, "config")
     settings = config.decontaminate
     found = source_shards(run, places_of(config.sources))
-    overlap = Overlap(_questions(config, progress), words=settings.ngram)
+    overlap = QuestionOverlap(_questions(config, progress), words=settings.ngram)
     spool = Spool(run, "overlaps", [found.digest, run.config], ranks, progress)
     first = [f"found-{unit}" for unit in found.units]
     spool.each(first, lambda name: _found(found, name.removeprefix("found-"), overlap, spool.scratch))
@@ -105,7 +105,7 @@ def _questions(config: DecontaminateConfig, progress: Progress) -> Iterator[Ques
                     yield Question(name, str(row.get("id", number)), parts)
 
 
-def _found(found: SourceShards, unit: str, overlap: Overlap, scratch: Path) -> Iterable[ShardWriter]:
+def _found(found: SourceShards, unit: str, overlap: QuestionOverlap, scratch: Path) -> Iterable[ShardWriter]:
     """The matches in the documents left in a shard; its documents and bytes; its counts of n-grams."""
     writer, counts_G = ShardWriter(scratch / "found.zst"), np.zeros(len(overlap), dtype=np.int64)
     for row, document, _ in found.left(unit, scratch):
@@ -122,7 +122,7 @@ def _found(found: SourceShards, unit: str, overlap: Overlap, scratch: Path) -> I
 class _Judge:
     """Decides on documents with matches, by the counts of n-grams in the whole corpus."""
 
-    def __init__(self, overlap: Overlap, counts_G: np.ndarray, settings: Decontaminate) -> None:
+    def __init__(self, overlap: QuestionOverlap, counts_G: np.ndarray, settings: Decontaminate) -> None:
         self._overlap, self._counts_G, self._settings = overlap, counts_G, settings
 
     def verdicts(self, found: SourceShards, unit: str, spool: Spool, scratch: Path) -> ShardWriter:

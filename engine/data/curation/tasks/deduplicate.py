@@ -14,7 +14,8 @@ from atelier.engine.config.curation import Deduplicate
 from atelier.engine.config.error import DataError
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.curation import DeduplicateConfig
-from atelier.engine.data.curation.duplicates import Decision, decide
+from atelier.engine.data.copies import normalised
+from atelier.engine.data.curation.duplicates import Duplicates, decide
 from atelier.engine.data.curation.minhash import MinHash, bands, share_found, shingles
 from atelier.engine.data.curation.sources import SourceShards, places_of, source_shards
 from atelier.engine.data.curation.spool import Ranks, Spool, added
@@ -76,7 +77,7 @@ def _signatures(found: SourceShards, unit: str, spec: Deduplicate, scratch: Path
     for row, document, _ in found.left(unit, scratch):
         text = document["text"]
         ids.write({"row": row, "id": document["id"], "bytes": size_of(text)})
-        sets.append(shingles(text))
+        sets.append(shingles(text if text.isascii() else normalised(text)))  # equal for exact copies
         key = bytes.fromhex(document["key"])[:16]
         rows.append((row, len(text), key, bands(sets[-1], minhash), len(sets[-1])))
     table = np.array(rows, dtype=_row(spec.bands))
@@ -116,7 +117,7 @@ class _Signed:
         )
         self._starts = np.array([*self.first.values()], dtype=np.int64)
 
-    def decided(self, spec: Deduplicate) -> Decision:
+    def decided(self, spec: Deduplicate) -> Duplicates:
         """Which documents are removed: sources by priority, in a source longer documents first."""
         order_N = np.lexsort((np.arange(len(self.table)), -self.table["length"], self.sources_N))
         return decide(
@@ -143,7 +144,7 @@ class _Signed:
         end = next((begin for begin in self.first.values() if begin > first), len(self.table))
         return self.table["row"][first:end].tolist()
 
-    def is_exact_N(self, decision: Decision) -> np.ndarray:
+    def is_exact_N(self, decision: Duplicates) -> np.ndarray:
         """Whether each document has the key of the document kept in its place."""
         keys_N = np.ascontiguousarray(self.table["key"]).view("<u8").reshape(-1, 2)
         return (keys_N == keys_N[decision.kept_N]).all(axis=1)
@@ -165,7 +166,7 @@ class _Signed:
         return result
 
 
-def _check_losses(signed: _Signed, decision: Decision, most: float) -> None:
+def _check_losses(signed: _Signed, decision: Duplicates, most: float) -> None:
     is_near_N = (decision.kept_N != np.arange(len(decision.kept_N))) & ~signed.is_exact_N(decision)
     for place, source in enumerate(signed.found.sources):
         of_it_N = signed.sources_N == place
@@ -187,7 +188,7 @@ def _check_losses(signed: _Signed, decision: Decision, most: float) -> None:
 class _Named:
     """A decision with the names of the documents that verdicts mention."""
 
-    def __init__(self, signed: _Signed, decision: Decision) -> None:
+    def __init__(self, signed: _Signed, decision: Duplicates) -> None:
         self.signed, self.decision = signed, decision
         self._is_exact_N = signed.is_exact_N(decision)
         is_kept_N = decision.kept_N == np.arange(len(decision.kept_N))
