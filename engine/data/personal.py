@@ -82,7 +82,6 @@ def _local_begin(text: str, least: int, at: int) -> int:
     before = text[least:at]
     begin = least + len(before.rstrip(_NAMES))  # names hold no two dots in a row, and none at their ends
     begin = max(begin, text.rfind("..", begin, at) + 2) if ".." in before else begin
-    begin += text.startswith(".", begin, at)
     if text.endswith(".", begin, at):
         return at
     found = _BEGIN.search(text, begin, at)

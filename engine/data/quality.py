@@ -32,6 +32,7 @@ ALPHA = 3.0  # of MT-NLG
 MEMORY = 10  # steps that L-BFGS remembers
 SMALL = 1e-7  # the largest entry of a gradient that ends the training
 _PAIR = np.uint64(3)
+Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]  # a function's value and gradient at a point
 
 
 class QualityExample(NamedTuple):
@@ -169,13 +170,18 @@ class _FeatureRows(NamedTuple):
 
 
 def _fitted(documents: _Documents, spec: ClassifierSpec) -> tuple[np.ndarray, float]:
-    """Weights and bias of the least mean log loss, both classes counted alike, plus weight decay."""
+    """Weights and bias of the least loss."""
+    point = minimised(_loss(documents, spec), np.zeros((1 << spec.bits) + 1), spec.rounds)
+    return point[:-1], float(point[-1])
+
+
+def _loss(documents: _Documents, spec: ClassifierSpec) -> Loss:
+    """The mean log loss, both classes counted alike, plus weight decay; a function of [weights, bias]."""
     rows, labels_D = documents.matrix(), np.array(documents.labels, dtype=np.float64)
     shares_D = np.where(labels_D == 1, 0.5 / labels_D.sum(), 0.5 / (1 - labels_D).sum())
     buckets = 1 << spec.bits
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
-        """At [weights, bias]: the loss and its gradient."""
         weights_B = point[:-1]
         margins_D = rows.times(weights_B) + point[-1]
         losses_D = np.logaddexp(0, margins_D) - labels_D * margins_D
@@ -184,14 +190,11 @@ def _fitted(documents: _Documents, spec: ClassifierSpec) -> tuple[np.ndarray, fl
         decay = spec.l2 / 2 * _dot(weights_B, weights_B)
         return _dot(shares_D, losses_D) + decay, np.append(slope_B, errors_D.sum())
 
-    point = minimised(loss, np.zeros(buckets + 1), spec.rounds)
-    return point[:-1], float(point[-1])
+    return loss
 
 
-def minimised(
-    function: Callable[[np.ndarray], tuple[float, np.ndarray]], point: np.ndarray, rounds: int
-) -> np.ndarray:
-    """The minimum of a convex function that returns its value and gradient, by L-BFGS (Nocedal and Wright
+def minimised(function: Loss, point: np.ndarray, rounds: int) -> np.ndarray:
+    """The minimum of a convex function, by L-BFGS (Nocedal and Wright
     2006, algorithms 7.4 and 7.5) with halved steps (Armijo).
     """
     value, slope = function(point)

@@ -85,6 +85,30 @@ def test_a_class_without_documents_is_refused() -> None:
         train_quality(examples(GOOD, 30, 1), [QualityExample("a b", "c"), QualityExample(" ", "a")], SPEC)
 
 
+def loss_of(times: int, spec: ClassifierSpec) -> quality.Loss:
+    """The loss of some documents, the bad ones several times."""
+    documents = quality._Documents()
+    for label, some in ((1, examples(GOOD, 9, 1)), (0, examples(BAD, 3, 2) * times)):
+        for example in some:
+            documents.add(example, label, spec)
+    return quality._loss(documents, spec)
+
+
+def test_the_gradient_is_the_slope_of_the_loss() -> None:
+    loss, rng = loss_of(1, ClassifierSpec(bits=8, l2=0.1)), np.random.default_rng(0)
+    point = rng.normal(size=257)
+    for _ in range(5):
+        step = rng.normal(size=257) * 1e-5
+        slope = (loss(point + step)[0] - loss(point - step)[0]) / 2
+        assert math.isclose(slope, float(loss(point)[1] @ step), rel_tol=1e-6)
+
+
+def test_a_rare_class_counts_as_much_as_a_frequent_one() -> None:
+    point = np.random.default_rng(0).normal(size=257)
+    once, often = (loss_of(times, ClassifierSpec(bits=8))(point) for times in (1, 5))
+    assert math.isclose(once[0], often[0]) and np.allclose(once[1], often[1])
+
+
 def test_the_training_ends_at_the_minimum_of_a_quadratic() -> None:
     rng = np.random.default_rng(0)
     scales, best = np.exp(rng.normal(size=30) * 2), rng.normal(size=30)
