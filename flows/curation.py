@@ -1,6 +1,4 @@
-"""The curation part of flows: collect -> filter -> deduplicate -> decontaminate -> assemble, for all sources
-of `data` together.
-"""
+"""The curation part of flows: from the sources of `data` together to a corpus of each."""
 
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.data import Data
@@ -10,6 +8,7 @@ from atelier.tasks.collect import collect
 from atelier.tasks.decontaminate import decontaminate
 from atelier.tasks.deduplicate import deduplicate
 from atelier.tasks.filter_documents import filter_documents
+from atelier.tasks.learn_quality import learn_quality
 
 
 def curated(data: Data, curation: Curation) -> dict[str, Reference]:
@@ -17,7 +16,8 @@ def curated(data: Data, curation: Curation) -> dict[str, Reference]:
     sources = data.sources()
     documents = {name: collect(name, source, curation) for name, source in sources.items()}
     filtered = (curation.filtered or [*sources]) if curation.filters else ()
-    verdicts = {name: filter_documents(name, documents[name], curation) for name in filtered}
+    classifier = learn_quality(documents, curation.quality) if curation.quality is not None else None
+    verdicts = {name: filter_documents(name, documents[name], classifier, curation) for name in filtered}
     stages: dict[str, Reference] = {}
     if curation.deduplicate is not None:
         stages["copies"] = deduplicate(documents, verdicts, curation, curation.deduplicate)

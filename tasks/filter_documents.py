@@ -9,13 +9,15 @@ VERSION = 1
 MODULE = "atelier.engine.prepare"
 
 
-def filter_documents(name: str, documents: Reference, curation: Curation) -> Reference:
-    """The verdicts of the filters on one source."""
+def filter_documents(
+    name: str, documents: Reference, classifier: Reference | None, curation: Curation
+) -> Reference:
+    """The verdicts of the filters on one source. `classifier`: of the filter `quality`."""
     filters = list(curation.filters.items())  # their order decides which reason a document gets
     return declare_one(
         "filter_documents",
         "verdicts",
-        {"documents": documents},
+        {"documents": documents} | ({"classifier": classifier} if classifier is not None else {}),
         name=documents.name,
         version=VERSION,
         node=of_source("filter_documents", name),

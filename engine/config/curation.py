@@ -9,7 +9,7 @@ from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.error import nearest
-from atelier.engine.config.filters import Filter
+from atelier.engine.config.filters import ClassifierSpec, Filter
 
 LAYOUT: JsonDict = {"layout": True}
 READ, KEPT = "read", "kept"  # reasons of the first and the last row of a waterfall
@@ -25,6 +25,15 @@ class WaterfallStep(TypedDict):
     reason: str
     documents: int
     bytes: int
+
+
+class LearnedQuality(Spec):
+    """Training of the classifier of the filter `quality`."""
+
+    positives: tuple[str, ...] = Field(min_length=1, description="sources of good text")
+    negatives: tuple[str, ...] = Field(min_length=1, description="sources of text to judge, or of bad text")
+    most: int = Field(default=100_000, ge=1, description="documents per source, chosen by their hash")
+    classifier: ClassifierSpec = Field(default=ClassifierSpec(), description="features and training")
 
 
 class Deduplicate(Spec):
@@ -90,6 +99,9 @@ class Curation(Spec):
 
     filters: dict[str, Filter] = Field(default={}, description="filters by name, applied in this order")
     filtered: tuple[str, ...] = Field(default=(), description="sources to filter; empty = all")
+    quality: LearnedQuality | None = Field(
+        default=None, description="training of the classifier of a filter of kind quality"
+    )
     repair: bool = Field(default=False, description="repair broken encodings (ftfy; extra web)")
     personal: bool = Field(default=False, description="mask e-mail and IP addresses")
     deduplicate: Deduplicate | None = Field(default=Deduplicate(), description="remove copies; null = keep")
@@ -110,8 +122,16 @@ class Curation(Spec):
 
     def check_sources(self, sources: list[str]) -> None:
         """Raise ValueError for a name that is none of the sources."""
-        for key in ("filtered", "priority"):
-            for name in getattr(self, key):
+        learned = self.quality or LearnedQuality(positives=("main",), negatives=("main",))
+        named = {
+            "filtered": self.filtered,
+            "priority": self.priority,
+            "quality.positives": learned.positives,
+            "quality.negatives": learned.negatives,
+            "quality.classifier.unseen": learned.classifier.unseen,
+        }
+        for key, names in named.items():
+            for name in names:
                 if name not in sources:
                     near = nearest(name, sources)
                     way_out = f"did you mean {near}?" if near else f"there are: {', '.join(sources)}"
@@ -120,6 +140,18 @@ class Curation(Spec):
     def ranked(self, sources: list[str]) -> list[str]:
         """The sources by descending priority."""
         return [*self.priority, *(name for name in sources if name not in self.priority)]
+
+    @model_validator(mode="after")
+    def _has_classifier(self) -> "Curation":
+        needs = [name for name, spec in self.filters.items() if "classifier" in spec.needs]
+        if needs and self.quality is None:
+            raise ValueError(
+                f"curation.filters.{needs[0]} needs a classifier; give curation.quality.positives and"
+                " curation.quality.negatives, names of sources"
+            )
+        if self.quality is not None and not needs:
+            raise ValueError("curation.quality trains a classifier, but no filter of kind quality uses it")
+        return self
 
     @model_validator(mode="after")
     def _once(self) -> "Curation":

@@ -2,7 +2,7 @@
 engine/config/filter/c4.py, and its function engine/data/filter/c4.py. Torch-free.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -12,6 +12,8 @@ from atelier.engine.config.registry import KindChooser
 
 class FilterSpec(Kind):
     """Rules that refuse a document by its text alone. Limits are called `min_` or `max_`; 0 = off."""
+
+    needs: ClassVar[tuple[str, ...]] = ()  # artifacts that its check reads: classifier
 
     kind: str
 

@@ -4,8 +4,9 @@ that filters are.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from atelier.engine.config.filters import FilterSpec
@@ -61,10 +62,12 @@ Check = Callable[[DocumentText], RefusedText | None]
 Measures = Callable[[DocumentText], Iterator[tuple[str, float]]]
 
 
-def check_of(spec: FilterSpec) -> Check:
-    """The check that engine/data/filter/<kind>.py builds. Raises ConfigError if it lacks something."""
-    build = cast(Callable[[FilterSpec], Check], kind_module("data/filter", spec.kind, "build").build)
-    return build(spec)
+def check_of(spec: FilterSpec, folders: Mapping[str, Path] | None = None) -> Check:
+    """The check that engine/data/filter/<kind>.py builds. `folders`: of the artifacts that filters need.
+    Raises ConfigError if it lacks something.
+    """
+    build = cast(Callable[..., Check], kind_module("data/filter", spec.kind, "build").build)
+    return build(spec, *((folders or {})[name] for name in spec.needs))
 
 
 def by_limits(spec: FilterSpec, measures: Measures) -> Check:

@@ -20,7 +20,12 @@ ROLE_S = 5.0  # each network: compiled kernels, evaluations, publication
 COPIED = 150e6  # bytes a second to read, hash and write
 TASK_S = {  # tasks without training
     "curate": 2.0,
-    **dict.fromkeys(("collect", "filter_documents", "deduplicate", "decontaminate", "assemble"), 1.5),
+    "collect": 1.5,
+    "filter_documents": 1.5,
+    "deduplicate": 1.5,
+    "decontaminate": 1.5,
+    "assemble": 1.5,
+    "learn_quality": 3.0,
     "learn_tokenizer": 3.0,
     "encode": 3.0,
     "extract": 3.0,

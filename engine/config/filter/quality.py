@@ -2,7 +2,7 @@
 A) and the alpha of MT-NLG (2201.11990): keep if a Pareto draw exceeds 1 - score.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,8 +10,9 @@ from atelier.engine.config.filters import FilterSpec
 
 
 class Quality(FilterSpec):
+    needs: ClassVar[tuple[str, ...]] = ("classifier",)
+
     kind: Literal["quality"] = "quality"
-    classifier: str = Field(min_length=1, description="folder of a trained classifier")
     alpha: float = Field(
         default=3.0, ge=0, description="of the Pareto distribution; larger drops more; 0 = off; GPT-3 has 9"
     )

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from atelier.engine.config.base import Spec
-from atelier.engine.config.curation import Decontaminate, Deduplicate
+from atelier.engine.config.curation import Decontaminate, Deduplicate, LearnedQuality
 from atelier.engine.config.data import Source
 from atelier.engine.config.filters import Filter
 
@@ -16,6 +16,10 @@ class CollectConfig(Spec):
     shards: int = 0
     repair: bool = False
     personal: bool = False
+
+
+class LearnQualityConfig(Spec):
+    quality: LearnedQuality
 
 
 class FilterConfig(Spec):

@@ -7,9 +7,9 @@ from atelier.engine.data.filter_text import Check, DocumentText, RefusedText
 from atelier.engine.data.quality import QualityClassifier, pareto
 
 
-def build(spec: Quality) -> Check:
-    """Raises DataError if spec.classifier is no folder of a classifier."""
-    return check_with(QualityClassifier.load(Path(spec.classifier)), spec)
+def build(spec: Quality, classifier: Path) -> Check:
+    """Raises DataError if the folder `classifier` holds none."""
+    return check_with(QualityClassifier.load(classifier), spec)
 
 
 def check_with(classifier: QualityClassifier, spec: Quality) -> Check:

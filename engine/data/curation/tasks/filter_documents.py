@@ -1,5 +1,6 @@
 """The task `filter_documents`: judge each document of a source alone, by filters in their order."""
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,8 +23,11 @@ def filter_documents(
     """
     config, documents = parse(FilterConfig, run.config, "config"), input_of(run, "documents")
     names = {number_of_shard(name): name for name in shard_names(documents)}
-    spool = Spool(run, "verdicts", [documents.record.digest, run.config], ranks, progress)
-    checks = {name: check_of(spec) for name, spec in config.filters.items()}
+    read = sorted(input_of(run, name).record.digest for name in run.inputs)
+    spool = Spool(run, "verdicts", [read, run.config], ranks, progress)
+    needs = {name for spec in config.filters.values() for name in spec.needs}
+    folders = {name: _folder(input_of(run, name), spool.scratch / name) for name in needs}
+    checks = {name: check_of(spec, folders) for name, spec in config.filters.items()}
     spool.each([*names], lambda unit: _judged(documents, names[unit], checks, spool.scratch))
     if not ranks.is_first:
         return spool.leave()
@@ -50,3 +54,11 @@ def _judged(
         else:
             writer.count_document(size, "kept")
     return [writer]
+
+
+def _folder(artifact: ArtifactInput, folder: Path) -> Path:
+    """The files of an artifact as a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in artifact.names():
+        shutil.copyfile(artifact.file(name, folder.parent), folder / name)
+    return folder

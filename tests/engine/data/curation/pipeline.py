@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atelier.engine.config.base import Spec
-from atelier.engine.config.curation import Curation
+from atelier.engine.config.curation import Curation, LearnedQuality
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import FileEntry, Record, identify
@@ -20,6 +20,7 @@ from atelier.engine.config.task.curation import (
     DecontaminateConfig,
     DeduplicateConfig,
     FilterConfig,
+    LearnQualityConfig,
 )
 from atelier.engine.data.corpus import corpus_lines
 from atelier.engine.data.curation.spool import Ranks
@@ -28,6 +29,7 @@ from atelier.engine.data.curation.tasks.collect import collect
 from atelier.engine.data.curation.tasks.decontaminate import decontaminate
 from atelier.engine.data.curation.tasks.deduplicate import deduplicate
 from atelier.engine.data.curation.tasks.filter_documents import filter_documents
+from atelier.engine.data.curation.tasks.learn_quality import learn_quality
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.io.process import Progress
 from atelier.engine.io.shards import shard_lines
@@ -39,6 +41,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "deduplicate": deduplicate,
     "decontaminate": decontaminate,
     "assemble": assemble,
+    "learn_quality": learn_quality,
 }
 
 
@@ -66,6 +69,8 @@ class Pipeline:
         for name in (self.curation.filtered or self.sources) if self.curation.filters else ():
             config = FilterConfig(filters=self.curation.filters)
             documents = {"documents": self.made[f"documents.{name}"]}
+            if self.curation.quality is not None:
+                documents["classifier"] = self.classifier(self.curation.quality)
             self.make("filter_documents", f"verdicts.{name}", "verdicts", config, documents)
         if self.curation.deduplicate is not None:
             config = DeduplicateConfig(deduplicate=self.curation.deduplicate, sources=tuple(ranked))
@@ -85,8 +90,15 @@ class Pipeline:
             self.make("assemble", f"corpus.{name}", "corpus", config, inputs)
         return self
 
+    def classifier(self, quality: LearnedQuality) -> ArtifactInput:
+        """The quality classifier, learned when it is needed first."""
+        documents = {key: made for key, made in self.made.items() if key.startswith("documents")}
+        self.make("learn_quality", "classifier", "classifier", LearnQualityConfig(quality=quality), documents)
+        return self.made["classifier"]
+
     def judged(self) -> dict[str, ArtifactInput]:
-        return {key: made for key, made in self.made.items() if not key.startswith("corpus")}
+        stages = ("documents", "verdicts", "copies")
+        return {key: made for key, made in self.made.items() if key.startswith(stages)}
 
     def make(
         self, task: str, key: str, output: str, config: Spec, inputs: dict[str, ArtifactInput] | list

@@ -12,7 +12,7 @@ import pytest
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.curation import Curation
-from atelier.engine.config.error import DataError
+from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.curation import spool
 from tests.engine.data.curation.drawn import text, write_sources
 from tests.engine.data.curation.pipeline import Pipeline
@@ -187,3 +187,31 @@ def test_near_copies_and_those_between_them_are_on_one_side_of_the_split(tmp_pat
     kept = [line["id"] for line in pipeline.lines("main") if line["id"] in clusters]
     assert len(kept) > len(sides) > 20  # several documents of a cluster are kept
     assert all(len(each) == 1 for each in sides.values())
+
+
+def test_a_quality_classifier_is_learned_from_named_sources_and_judges_another(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    for name, count in (("good", 60), ("bad", 60), ("main", 40)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            words = text(draw, 6) if name != "bad" else " ".join(f"x{draw.randrange(9)}q" for _ in range(80))
+            if name == "main" and number % 2:
+                words = " ".join(f"x{draw.randrange(9)}q" for _ in range(80))
+            (tmp_path / name / f"{number:02d}.txt").write_text(words)
+    settings = {
+        "filters": {"quality": {"kind": "quality"}},
+        "filtered": ["main"],
+        "quality": {"positives": ["good"], "negatives": ["bad"]},
+        "deduplicate": None,
+    }
+    sources = {name: tmp_path / name for name in ("main", "good", "bad")}
+    curation = parse(Curation, settings, "curation")
+    pipeline = Pipeline(tmp_path / "run", sources, curation).run()
+    removed = [
+        verdict for verdict in pipeline.verdicts("verdicts.main") if verdict["reason"] == "quality.alpha"
+    ]
+    assert len(removed) >= 10 and all(int(verdict["id"][:2]) % 2 for verdict in removed)
+    report: dict[str, Any] = {**pipeline.made["classifier"].record.summary}["report"]
+    assert report["held_out"]["good"]["accuracy"] > 0.9
+    with pytest.raises(ConfigError, match=r"filters\.quality needs a classifier"):
+        parse(Curation, {**settings, "quality": None}, "curation")

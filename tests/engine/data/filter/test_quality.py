@@ -137,8 +137,8 @@ def test_the_share_refused_is_the_expected_one() -> None:
 def test_the_filter_refuses_by_draw_and_by_score(trained, tmp_path) -> None:
     trained.save(tmp_path)
     texts = [DocumentText(one.text, key=str(n)) for n, one in enumerate(examples(BAD, 200, 9))]
-    check = build(Quality(classifier=str(tmp_path), seed=4))
+    check = build(Quality(seed=4), tmp_path)
     expected = [keeps(trained.score(text), text.key, 4) for text in texts]
     assert [check(text) is None for text in texts] == expected and 0 < sum(expected) < 200
-    found = build(Quality(classifier=str(tmp_path), alpha=0, min_score=0.5))(texts[0])
+    found = build(Quality(alpha=0, min_score=0.5), tmp_path)(texts[0])
     assert found and found.reason == "quality.min_score" and math.isclose(found.numbers["limit"], 0.5)
