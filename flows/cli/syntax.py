@@ -102,7 +102,7 @@ TABLE = (
     Command(
         name="explain",
         about="say why a document is, or is not, in a curated corpus (also: atelier corpus explain)",
-        example="atelier corpus explain main --sample 20 --reason repetition",
+        example="atelier explain stdlib-prose --sample 20 --reason repetition",
         words=(
             Word("corpus", "a curated corpus: its name or fingerprint", "anything", required=True),
             Word("document", "the document's id, or a piece of its text", "anything"),

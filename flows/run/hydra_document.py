@@ -64,7 +64,7 @@ def _from_groups(flow: str, overrides: list[str]) -> "DictConfig | None":
     for text in overrides:
         match = KEY.match(text)
         is_group = match is not None and (CONF / match["key"].strip("/")).is_dir()
-        if text.startswith("++hydra") or not (is_group or text.startswith("++")):
+        if text.startswith("++hydra") or is_group == text.startswith("++"):  # ++train={...} is a value
             return None
         (chosen if is_group else values).append(text)
     try:

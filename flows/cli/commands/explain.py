@@ -13,7 +13,7 @@ def run(options: Namespace) -> int:
     """Print the verdicts. Returns the exit code."""
     if bool(options.document) == bool(options.sample):
         raise ConfigError(
-            "document", "give a document, or --sample", "atelier corpus explain main --sample 5"
+            "document", "give a document, or --sample", "atelier explain stdlib-prose --sample 5"
         )
     store = open_store()
     if options.sample:

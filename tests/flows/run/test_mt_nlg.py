@@ -16,7 +16,7 @@ WORDS = ["experiment=mt_nlg_530b", "pool=selene", "tracker=none"]
 TABLE_1 = {
     "books3": 14336, "realnews": 8962, "main": 19336, "stackexchange": 5689, "stories": 859, "pubmed": 2897,
     "wikipedia": 4771, "gutenberg": 873, "bookcorpus2": 1007, "nih": 208, "cc_2020_50": 13017,
-    "pile_cc": 9446, "cc_2021_04": 15652, "arxiv": 1359, "github": 1588,
+    "pile_cc": 9446, "cc_2021_04": 15652, "arxiv": 1359, "code": 1588,
 }  # fmt: skip
 
 
