@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, nearest
@@ -82,6 +82,12 @@ class Curated:
         self._scratch = tempfile.TemporaryDirectory()
         self.scratch = Path(self._scratch.name)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scratch.cleanup()
+
     def documents_of(self, shard: str) -> Iterator[tuple[int, Line]]:
         return enumerate(shard_lines(self.documents, shard, self.scratch))
 
@@ -93,7 +99,9 @@ class Curated:
                 result.setdefault(cast(int, line["row"]), []).append((stage, line))
         return result
 
-    def answer(self, row: int, document: Line, verdicts: dict[int, list[tuple[str, Line]]]) -> Explanation:
+    def explanation(
+        self, row: int, document: Line, verdicts: dict[int, list[tuple[str, Line]]]
+    ) -> Explanation:
         own = verdicts.get(row, [])
         stage, verdict = next(((s, v) for s, v in own if v["reason"]), ("", own[-1][1] if own else None))
         name, text = str(document["id"]), str(document["text"])
@@ -111,21 +119,21 @@ def explain(store: Store, corpus: str, document: str) -> list[Explanation]:
     """The documents with this id, or `<source>/<id>`; else those that contain this text, at most MOST. Raises
     ConfigError if there is none.
     """
-    curated = Curated(store, store.resolve(corpus, "corpus"))
-    wanted = document.removeprefix(f"{curated.source}/")
-    ids: list[str] = []
-    by_text: list[Explanation] = []
-    for shard in shard_names(curated.documents):
-        verdicts: dict[int, list[tuple[str, Line]]] | None = None
-        for row, line in curated.documents_of(shard):
-            ids.append(str(line["id"]))
-            is_it = line["id"] == wanted
-            if is_it or (len(by_text) < MOST and document in str(line["text"])):
-                verdicts = curated.verdicts_of(shard) if verdicts is None else verdicts
-                answer = curated.answer(row, line, verdicts)
-                if is_it:
-                    return [answer]
-                by_text.append(answer)
+    with Curated(store, store.resolve(corpus, "corpus")) as curated:
+        wanted = document.removeprefix(f"{curated.source}/")
+        ids: list[str] = []
+        by_text: list[Explanation] = []
+        for shard in shard_names(curated.documents):
+            verdicts: dict[int, list[tuple[str, Line]]] | None = None
+            for row, line in curated.documents_of(shard):
+                ids.append(str(line["id"]))
+                is_it = line["id"] == wanted
+                if is_it or (len(by_text) < MOST and document in str(line["text"])):
+                    verdicts = curated.verdicts_of(shard) if verdicts is None else verdicts
+                    found = curated.explanation(row, line, verdicts)
+                    if is_it:
+                        return [found]
+                    by_text.append(found)
     if not by_text:
         near = nearest(wanted, ids)
         way_out = f"did you mean {near}?" if near else "give an id or a piece of its text"
@@ -137,29 +145,31 @@ def sample(store: Store, corpus: str, count: int, reason: str, seed: int = 0) ->
     """`count` documents that were removed or cut for a reason that contains `reason`, drawn by `seed`, in
     order. Raises ConfigError if there is none, with the reasons that occur.
     """
-    curated = Curated(store, store.resolve(corpus, "corpus"))
-    places: list[tuple[str, int]] = []
-    reasons: set[str] = set()
-    for shard in shard_names(curated.documents):
-        for row, own in curated.verdicts_of(shard).items():
-            mine = {str(verdict["reason"]) for _, verdict in own if verdict["reason"]}
-            mine |= {CUT for _, verdict in own if "pieces" in verdict}
-            reasons |= mine
-            if any(reason in each for each in mine):
-                places.append((shard, row))
-    if not places:
-        there = ", ".join(sorted(reasons)) or "none: every document is kept"
-        raise ConfigError("--reason", f"no document was removed for {reason!r}", f"reasons there: {there}")
-    chosen = set(random.Random(seed).sample(sorted(places), min(count, len(places))))
-    result: list[Explanation] = []
-    for shard in sorted({shard for shard, _ in chosen}):
-        verdicts = curated.verdicts_of(shard)
-        result += [
-            curated.answer(row, line, verdicts)
-            for row, line in curated.documents_of(shard)
-            if (shard, row) in chosen
-        ]
-    return result
+    with Curated(store, store.resolve(corpus, "corpus")) as curated:
+        places: list[tuple[str, int]] = []
+        reasons: set[str] = set()
+        for shard in shard_names(curated.documents):
+            for row, own in curated.verdicts_of(shard).items():
+                mine = {str(verdict["reason"]) for _, verdict in own if verdict["reason"]}
+                mine |= {CUT for _, verdict in own if "pieces" in verdict}
+                reasons |= mine
+                if any(reason in each for each in mine):
+                    places.append((shard, row))
+        if not places:
+            there = ", ".join(sorted(reasons)) or "none: every document is kept"
+            raise ConfigError(
+                "--reason", f"no document was removed for {reason!r}", f"reasons there: {there}"
+            )
+        chosen = set(random.Random(seed).sample(sorted(places), min(count, len(places))))
+        result: list[Explanation] = []
+        for shard in sorted({shard for shard, _ in chosen}):
+            verdicts = curated.verdicts_of(shard)
+            result += [
+                curated.explanation(row, line, verdicts)
+                for row, line in curated.documents_of(shard)
+                if (shard, row) in chosen
+            ]
+        return result
 
 
 def _kind(role: str) -> str:
