@@ -32,7 +32,7 @@ from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.extensions.assignment.assigner import Workload, assign, costs_of
+from atelier.engine.extensions.assignment.hook import Workload, assign, costs_of
 from atelier.engine.loop.straggler import idle_share
 from tests.engine.row_inputs import VOCAB, harbour
 from tests.engine.trainings import TrainingSetup, role, train

@@ -26,8 +26,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.io.machine import num_cores
 from atelier.engine.plan.estimate import estimate
-from atelier.engine.plan.fit import Probe
-from atelier.infra.calibration.calibrate import VOCAB, calibrate, probe, random_tokens, run_probes
+from atelier.infra.calibration.calibrate import VOCAB, Probe, calibrate, probe, random_tokens, run_probes
 
 ONE = Parallel(shard=1, threads=1, compile="none")
 TWO = {"threads": 1, "compile": "none"}

@@ -19,8 +19,9 @@ from atelier.engine.config.error import (
 )
 from atelier.engine.io.proxies import exempt_loopback
 from atelier.engine.io.user_folders import complete_user, drop_unreadable
-from atelier.flows.cli import help, hydra_flags, syntax
+from atelier.flows.cli import help, syntax
 from atelier.flows.run import catalog
+from atelier.flows.run.catalog import CONF, parameters
 
 # numpy's matrix products here are tiny; on a busy machine several threads slow them down
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -30,6 +31,22 @@ SWEEP = ("-m", "--multirun", "--dry-run")
 RESUME = ("--accept-code", "--fresh")
 FAULT = "a fault in the program, or in a kind that was added"
 MOST = 400  # characters of another library's error
+ASK_HYDRA = ("--cfg", "-c", "--info", "-i", "--hydra-help")
+BESIDE_THESE = (
+    "--resolve",
+    "--package",
+    "-p",
+    "--config-dir",
+    "-cd",
+    "--config-name",
+    "-cn",
+    "--config-path",
+    "-cp",
+    "--shell-completion",
+    "-sc",
+    "--run",
+    "-r",
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -81,7 +98,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(complete.script(rest) if first == "--completion" else "\n".join(complete.candidates(*rest)))
     elif first == "--hydra-help":
-        return hydra_flags.answer(catalog.flow_names()[0], arguments)
+        return _answer_by_hydra(catalog.flow_names()[0], arguments)
     elif first in syntax.COMMANDS:
         command = syntax.COMMANDS[first]
         if syntax.asks_help(rest, command.options):
@@ -104,13 +121,13 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
-    if hydra_flags.is_asked(words):
-        return hydra_flags.answer(flow, words)
+    if _asks_hydra(words):
+        return _answer_by_hydra(flow, words)
     strange = [
         word for word in words if word.startswith("-") and word.partition("=")[0] not in (*SWEEP, *RESUME)
     ]
     if strange:
-        known = [*SWEEP, *RESUME, *hydra_flags.ASKING]
+        known = [*SWEEP, *RESUME, *ASK_HYDRA]
         word = strange[0].partition("=")[0]
         is_flag = nearest(word, [*known, *syntax.HELP], least=0.8)
         if not is_flag and (keys := catalog.keys_called(flow, word.lstrip("-").replace("-", "_"))):
@@ -130,3 +147,40 @@ def _no_such(word: str, known: list[str]) -> ConfigError:
     near = nearest(word, known)
     way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(known)}"
     return ConfigError("atelier", f"no flow or command {word!r}", way_out)
+
+
+def _asks_hydra(words: list[str]) -> bool:
+    """Whether the words have a flag that Hydra must answer. Raises ConfigError for a flag that works only
+    beside one of those.
+    """
+    names = [word.split("=", 1)[0] for word in words]
+    if any(name in ASK_HYDRA for name in names):
+        return True
+    alone = [name for name in names if name in BESIDE_THESE]
+    if alone:
+        raise ConfigError(
+            f"atelier {alone[0]}",
+            "works only with --cfg, --info or --hydra-help",
+            "a flow's own options are yaml files in conf/<group>/",
+        )
+    return False
+
+
+def _answer_by_hydra(flow: str, words: list[str]) -> int:
+    """Run hydra.main on the flow's configuration, with overrides as in a run. Returns the exit code."""
+    import hydra  # late: 0.15 s that help and completion do not need
+
+    from atelier.flows.run.hydra_document import prepared as prepared
+
+    known = [*parameters(flow).model_fields, "pool", "tracker"]
+    ready = [
+        prepared(word, flow, known) if "=" in word and not word.startswith("-") else word for word in words
+    ]
+    before, sys.argv = sys.argv, [f"atelier {flow}", *ready]
+    try:
+        hydra.main(config_path=str(CONF), config_name=flow, version_base="1.3")(lambda config: None)()
+    except SystemExit as left:
+        return 2 if left.code else 0
+    finally:
+        sys.argv = before
+    return 0

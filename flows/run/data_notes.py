@@ -17,7 +17,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.task.write import WriteConfig
 from atelier.engine.plan.checks import at_step
-from atelier.engine.plan.writing import cost_of_writing
+from atelier.engine.plan.estimate import cost_of_writing
 from atelier.infra.dag import Node, NodeTraining
 from atelier.infra.store.store import Store
 

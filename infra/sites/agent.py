@@ -25,11 +25,10 @@ from atelier.infra.sites.incoming import Incoming
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.loops import Loops, RepeatedJob
 from atelier.infra.sites.meetings import Meetings
-from atelier.infra.sites.messages import Messages
+from atelier.infra.sites.messages import Messages, ProgressItems
 from atelier.infra.sites.notes import Notes
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies
-from atelier.infra.sites.progress import ProgressItems
 from atelier.infra.sites.refusals import Refusals
 from atelier.infra.sites.transfer import PeerLink, code_of, reason
 

@@ -1,13 +1,14 @@
-"""Messages of trainings, an item each: contributions and teachers' lessons."""
+"""Messages of trainings, an item each: contributions, teachers' lessons and the progress of their readers."""
 
 import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, canonical
+from atelier.engine.config.document import parse_as
 from atelier.engine.extensions.sites.mailbox import Mailbox
-from atelier.engine.extensions.sites.messages import BODY, Contribution, Message, head_of
+from atelier.engine.extensions.sites.messages import BODY, Contribution, Message, ReaderProgress, head_of
 from atelier.engine.extensions.sites.rates import tell_rate
 from atelier.engine.io.storage import local_path, stamp_of
 from atelier.infra.sites.audit import Audit
@@ -16,6 +17,7 @@ from atelier.infra.sites.kinds import IsDue, Item, ItemKind
 
 OFFER_AGAIN_S, MOST_ASKED = 30.0, 3  # how often, and how many, retained messages are offered again
 AGAIN = "+"  # ends the key of such a message
+PROGRESS = "a report of progress"
 
 
 class Messages(ItemKind[Message]):
@@ -117,4 +119,66 @@ class Messages(ItemKind[Message]):
 
     def take(self, item: Item[Message], arrival: Arrival) -> Json:
         self._incoming.take(item.head, arrival, lambda: self._is_trusted(arrival.peer))
+        return None
+
+
+class ProgressItems(ItemKind[ReaderProgress]):
+    """Reports of progress in a mailbox. `begins_anew` is called with a peer and a trajectory when the peer
+    has begun again.
+    """
+
+    name = "progress"
+
+    def __init__(self, incoming: Incoming, audit: Audit, begins_anew: Callable[[str, str], None]) -> None:
+        super().__init__(audit)
+        self._url, self._site, self._incoming = incoming.url, incoming.site, incoming
+        self._begins_anew = begins_anew
+        self._told: dict[tuple[str, str], ReaderProgress] = {}  # by peer and trajectory
+        self._noted: dict[tuple[str, str], tuple[int, int]] = {}  # begun and safe, by the same
+
+    def item(self, data: bytes, peer: str) -> Item[ReaderProgress]:
+        return self._item(parse_as(ReaderProgress, data, peer, PROGRESS))
+
+    def _item(self, said: ReaderProgress) -> Item[ReaderProgress]:
+        text, training = canonical(said.model_dump(mode="json", by_alias=True)), said.trajectory[:16]
+        about: dict[str, Json] = {"kind": said.kind, "trajectory": training}
+        return Item(
+            hashlib.sha256(text).hexdigest(),
+            said,
+            text,
+            about | {"step": said.step, "safe": said.safe},
+            f"progress in {training}",
+            said.trajectory,
+        )
+
+    def groups(self, peer: str, is_due: IsDue) -> Iterator[Iterator[Item[ReaderProgress]]]:
+        for about in self._incoming.trainings(peer):
+            if about.teacher == peer:
+                yield self._of(about.trajectory, peer)
+
+    def _of(self, trajectory: str, peer: str) -> Iterator[Item[ReaderProgress]]:
+        said = Mailbox(self._url, trajectory).progress(self._site)
+        if said is not None and self._told.get((peer, trajectory)) != said:
+            yield self._item(said)
+
+    def settled(self, peer: str, item: Item[ReaderProgress], size: int = 0, seconds: float = 0.0) -> None:
+        self._told[peer, item.head.trajectory] = item.head
+        self._incoming.forget(item.head)
+
+    def note(self, what: str, peer: str, item: Item[ReaderProgress], *, is_new: bool) -> None:
+        """As in ItemKind, but only after new checkpoints."""
+        key, now = (peer, item.head.trajectory), (item.head.begun, item.head.safe)
+        if self._noted.get(key) != now:
+            self._noted[key] = now
+            super().note(what, peer, item, is_new=True)
+
+    def take(self, item: Item[ReaderProgress], arrival: Arrival) -> Json:
+        peer, said, key = arrival.peer, item.head, (arrival.peer, item.head.trajectory)
+        self.audit.check(peer, said.kind)
+        before = self._told.get(key)
+        self._incoming.take_progress(said, peer)
+        if before is None or before.begun != said.begun:  # it may ask for messages again
+            self._begins_anew(peer, said.trajectory)
+        self._told[key] = said
+        arrival.note(True)
         return None

@@ -7,7 +7,7 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.router.topk import TopK
-from atelier.engine.extensions.sites import linked_checks
+from atelier.engine.extensions.sites import checks
 from tests.engine.trainings import AfterSteps, TrainingSetup, model, role, student, train
 
 
@@ -57,7 +57,7 @@ def test_what_sites_do_not_exchange_is_refused_by_run_files_as_by_the_plan(
     training = training_setup.training({"model": role(shape=shape)}, how)
     with pytest.raises(ConfigError, match=r"roles.model.model.experts.router.balance: bias"):
         training_setup.train(training)
-    monkeypatch.setattr(linked_checks, "_check_exchanged", lambda *_: None)
+    monkeypatch.setattr(checks, "_check_exchanged", lambda *_: None)
     stop = AfterSteps(training_setup.folder, 8)  # not to wait for b
     with pytest.raises(ConfigError, match=r"train.link: the model's .*router.bias.* are buffers"):
         training_setup.train(training, stop=stop)

@@ -8,9 +8,8 @@ import pytest
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
-from atelier.engine.plan.fit import planned
 from atelier.flows.cli.main import run
-from atelier.infra.calibration.calibrate import probe, random_tokens, run_probes
+from atelier.infra.calibration.calibrate import planned, probe, random_tokens, run_probes
 from atelier.infra.calibration.history import facts
 
 pytestmark = pytest.mark.slow

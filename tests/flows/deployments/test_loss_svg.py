@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from atelier.flows.deployments.task_page import MOST, loss_svg, thinned
+from atelier.flows.deployments.task_run import MOST, loss_svg, thinned
 
 
 def test_every_role_has_its_curve_and_its_last_value() -> None:

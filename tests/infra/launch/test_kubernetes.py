@@ -9,7 +9,7 @@ import yaml
 from atelier.engine.config.site import Kubernetes
 from atelier.flows.run.pools import pool_of, site_of
 from atelier.infra.launch.batch_job import BatchJob
-from atelier.infra.launch.kubernetes import KubernetesBatch
+from atelier.infra.launch.batch_systems import KubernetesBatch
 from tests.checkout import TOP
 
 VERSION = "1.37"

@@ -22,9 +22,8 @@ from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.parallel import Axes
 from atelier.engine.config.run_file import Training
 from atelier.engine.data.blend import Blend
-from atelier.engine.extensions.assignment import assigner as assigner_module
-from atelier.engine.extensions.assignment.assigner import Assigner, Workload, assign, costs_of
-from atelier.engine.extensions.assignment.pace import EVERY, Pace
+from atelier.engine.extensions.assignment import hook as hook_module
+from atelier.engine.extensions.assignment.hook import EVERY, Assigner, Pace, Workload, assign, costs_of
 from atelier.engine.loop.straggler import idle_share
 from atelier.engine.parallel.grid import Grid
 from tests.engine.row_inputs import VOCAB, harbour
@@ -246,7 +245,7 @@ class Rows:
 
 def test_micro_batches_have_the_tokens_of_their_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 64 tokens, of 64 that are short, of 32, and of 32 from another source."""
-    monkeypatch.setattr(assigner_module, "LEAST", 0)
+    monkeypatch.setattr(hook_module, "LEAST", 0)
     blend = Blend([(Rows(64, 64), 1), (Rows(64, 10), 1), (Rows(32, 32), 1), (Rows(32, 30), 1)], seed=1)
     grid = cast(Grid, SimpleNamespace(axes=Axes(replicate=2), data_index=0))
     assigner = Assigner(grid, Pace((), 2, is_measured=False), lambda tokens: float(tokens))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.metric import FOLDER, MetricLine, effective, merge, segment_name, time_spent
-from atelier.engine.io import metric_writer
-from atelier.engine.io.metric_writer import Segments, next_attempt
+from atelier.engine.loop import report
+from atelier.engine.loop.report import Segments, next_attempt
 
 
 class Clock:
@@ -122,7 +122,7 @@ def test_training_does_not_wait_for_a_store_that_hangs_and_every_line_is_sealed_
     def writing(place: str) -> Iterator[File]:
         yield File(place)
 
-    monkeypatch.setattr(metric_writer, "writing", writing)
+    monkeypatch.setattr(report, "writing", writing)
     segments = Segments("memory://store/hangs", 1, clock)
     for step in range(1, 41):
         segments.add(line(step))

@@ -7,8 +7,16 @@ import pytest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.plan.estimate import estimate
-from atelier.engine.plan.fit import Probe, error, fit, planned
-from atelier.infra.calibration.calibrate import LARGE_SHAPES, SENT_SHAPES, SHAPES, probe
+from atelier.infra.calibration.calibrate import (
+    LARGE_SHAPES,
+    SENT_SHAPES,
+    SHAPES,
+    Probe,
+    error,
+    fit,
+    planned,
+    probe,
+)
 from atelier.infra.calibration.history import Measurement, factor, facts, keep_facts, record_measurement
 from atelier.infra.store.store import Store
 
