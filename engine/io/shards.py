@@ -17,6 +17,7 @@ from atelier.engine.io.storage import is_local
 
 SHARDS, ENDING = "shards", ".jsonl.zst"
 LEVEL = 3  # zstd's default
+BLOCK = 1 << 20  # bytes written or read at once
 Counts = dict[str, Any]  # names -> number or Counts; those of shards are added
 
 
@@ -60,19 +61,28 @@ class UnitFile:
 
 
 class ShardWriter(UnitFile):
-    """A file of JSON lines, packed while it is written."""
+    """A file of JSON lines, packed while it is written, a block at a time."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._file = open(path, "wb")  # noqa: SIM115 (closed by close)
-        self._packed = zstandard.ZstdCompressor(level=LEVEL).stream_writer(self._file, closefd=False)
+        self.path.write_bytes(b"")
+        self._packer = zstandard.ZstdCompressor(level=LEVEL).compressobj()
+        self._packed = bytearray()
 
     def write(self, line: Mapping[str, Json]) -> None:
-        self._packed.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        text = json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+        self._packed += self._packer.compress(text)
+        if len(self._packed) >= BLOCK:
+            self._append()
 
     def close(self) -> None:
-        self._packed.close()
-        self._file.close()
+        self._packed += self._packer.flush()
+        self._append()
+
+    def _append(self) -> None:
+        with open(self.path, "ab") as file:
+            file.write(self._packed)
+        self._packed.clear()
 
 
 class ArrayFile(UnitFile):
@@ -89,7 +99,7 @@ class ArrayFile(UnitFile):
 def lines_of(path: Path) -> Iterator[dict[str, Json]]:
     """The lines of a packed file, in order; memory holds one."""
     with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as unpacked:
-        for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, unpacked), 1 << 20), start=1):
+        for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, unpacked), BLOCK), start=1):
             yield parse_object(line, f"{path}, line {number}")
 
 

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atelier.engine.config.error import DataError
 from atelier.engine.data.curation.word_hashes import (
     MarkedWords,
     marked_words,
@@ -83,18 +82,13 @@ class QuestionOverlap:
     """
 
     def __init__(self, questions: Iterable[Question], *, words: int = WORDS, least: int = LEAST) -> None:
-        """Raises DataError if no part of a question can be found."""
         self.uncheckable: list[Uncheckable] = []
         self._names: list[tuple[str, str]] = []
         self._spelled: list[str] = []  # parts as words in lower case, one space apart
         hashes, rows = self._read(questions, words, least)
-        if not rows:
-            way_out = f"give questions of at least {least} words"
-            raise DataError(
-                f"questions: none of {len(self._names)} has a part of {least} words or more; {way_out}"
-            )
-        hash_A = np.concatenate(hashes)  # of each appearance of an n-gram
-        row_A4 = np.concatenate(rows)  # question, part, begin and end in the spelled part
+        hash_A = np.concatenate([np.empty(0, dtype=np.uint64), *hashes])  # of each appearance of an n-gram
+        # question, part, begin and end in the spelled part
+        row_A4 = np.concatenate([np.empty((0, 4), dtype=np.int64), *rows])
         _, first_A, ngram_A = np.unique(hash_A, return_index=True, return_inverse=True)
         order = np.argsort(first_A)
         number = np.empty_like(order)
@@ -189,9 +183,8 @@ class QuestionOverlap:
     def _clashes(self, ngram_A: np.ndarray, row_A3: np.ndarray) -> np.ndarray:
         """[A] bool: whether an n-gram has other words than the first one with its hash."""
         texts = zip(ngram_A.tolist(), row_A3.tolist(), strict=True)
-        return np.array(
-            [self.text(ngram) != self._spelled[part][begin:end] for ngram, (part, begin, end) in texts]
-        )
+        clashes = [self.text(ngram) != self._spelled[part][begin:end] for ngram, (part, begin, end) in texts]
+        return np.array(clashes, dtype=bool)
 
     def _found(self, marked: MarkedWords) -> list[np.ndarray]:
         """For each size of n-grams: begin, end and number of each match, int64 [M, 3]."""

@@ -198,14 +198,14 @@ class Spool:
         try:
             act()
         except AtelierError as error:
+            write_bytes(self._mark("fault", self.ranks.rank), json.dumps(to_line(error)).encode())
             if not self.ranks.is_first:
-                write_bytes(self._mark("fault", self.ranks.rank), json.dumps(to_line(error)).encode())
                 time.sleep(HEARD_S)
             raise
 
     def _raise_others(self) -> None:
-        if not self.ranks.is_first and exists(self._body):
-            raise SystemExit(0)  # rank 0 has all it needs
+        if not self.ranks.is_first and (exists(self._body) or exists(self._mark("fault", 0))):
+            raise SystemExit(0)  # rank 0 has all it needs, or reports its error
         for rank in range(1, self.ranks.world if self.ranks.is_first else 0):
             if exists(place := self._mark("fault", rank)):
                 raise from_line(json.loads(read_bytes(place)))

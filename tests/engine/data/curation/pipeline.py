@@ -61,11 +61,8 @@ class Pipeline:
     def run(self, stop_after: int = -1) -> "Pipeline":
         """Make everything that is missing; `stop_after`: fail once so many units were written."""
         ranked = self.curation.ranked([*self.sources])
-        for name, folder in self.sources.items():
-            source = Source(source=str(folder))
-            files = tuple((file, content_id(file)) for file in files_of(source))
-            config = CollectConfig(source=source, files=files, shards=self.shards)
-            self.make("collect", f"documents.{name}", "documents", config, [])
+        for name in self.sources:
+            self.make("collect", f"documents.{name}", "documents", self.collect_config(name), [])
         for name in (self.curation.filtered or self.sources) if self.curation.filters else ():
             config = FilterConfig(filters=self.curation.filters)
             documents = {"documents": self.made[f"documents.{name}"]}
@@ -89,6 +86,11 @@ class Pipeline:
             inputs = {key: self.made[key] for key in own if key in self.made}
             self.make("assemble", f"corpus.{name}", "corpus", config, inputs)
         return self
+
+    def collect_config(self, name: str) -> CollectConfig:
+        source = Source(source=str(self.sources[name]))
+        files = tuple((file, content_id(file)) for file in files_of(source))
+        return CollectConfig(source=source, files=files, shards=self.shards)
 
     def classifier(self, quality: LearnedQuality) -> ArtifactInput:
         """The quality classifier, learned when it is needed first."""
