@@ -2,7 +2,7 @@
 filters, near-duplicates, decontamination, exact blend; a verdict for every document.
 
 atelier mtnlg experiment=tiny
-atelier corpus explain main <document>
+atelier explain stdlib-prose --sample 5
 """
 
 from atelier.engine.config.base import Name

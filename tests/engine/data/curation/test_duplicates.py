@@ -276,7 +276,10 @@ def test_memory_of_a_corpus_of_copies_is_as_stated(keep: Keep, size: int, monkey
     number = 600
     rows = np.repeat(rng.integers(1, 1 << 62, (number // size, 14)).astype(np.uint64), size, axis=0)
     same = np.arange(100, dtype=np.uint64)
-    tracemalloc.start()
+    decide(
+        rows[:3].copy(), rng.integers(0, 9, (3, 2)).astype(np.uint64), np.arange(3), lambda n: same, keep=keep
+    )
+    tracemalloc.start()  # without the caches of a first call
     try:
         own, keys = rows.copy(), rng.integers(0, 1 << 62, (number, 2)).astype(np.uint64)
         order = np.arange(number)
