@@ -21,6 +21,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 from machine import keep
 
 from atelier.engine.config.data import Data
+from atelier.engine.config.exact_shares import stretches_of
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -28,7 +29,6 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.checks import at_step
 from atelier.engine.plan.estimate import Estimate, estimate
-from atelier.engine.plan.exact_shares import stretches_of
 from atelier.flows.run.auto import trained
 from atelier.flows.run.compose import RunConfig, compose
 

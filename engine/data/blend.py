@@ -10,9 +10,9 @@ import numpy as np
 
 from atelier.engine.config.batch import DOCUMENTS, batch_tensor
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.exact_shares import Stretch, stretches_of
 from atelier.engine.config.mixture import Assignment, cap_in_rows
 from atelier.engine.data.counter_rng import Permutation
-from atelier.engine.plan.exact_shares import Stretch, stretches_of
 
 BLOCK = 4096
 PROBED = 32  # rows from which a data set's row length is estimated
@@ -57,7 +57,7 @@ class Blend:
 
     With `assignment` blocks, every block of 4096 samples holds each set in its share of 4096 (largest
     remainder, at least once), in an order keyed by the block. With exact, every prefix of the stream holds
-    each set within one sample of its share (engine/plan/exact_shares.py). Within a set, each epoch visits
+    each set within one sample of its share (engine/config/exact_shares.py). Within a set, each epoch visits
     every sample once, in an order keyed by the epoch. Reading sample i costs the same for any i.
 
     `later`: ascending samples, each with the weights from it on; the assignment restarts there, epochs

@@ -125,7 +125,7 @@ def _rounded(training: NodeTraining) -> str:
     """A note if the weights of an exact assignment have no period short enough."""
     if training.sharing.assignment != "exact":
         return ""
-    from atelier.engine.plan.exact_shares import whole_weights  # numpy: other plans do without
+    from atelier.engine.config.exact_shares import whole_weights  # numpy: other plans do without
 
     errors: dict[str, float] = {}
     for number in range(len(training.later) + 1):
@@ -148,7 +148,7 @@ def _capped(node: Node, training: NodeTraining, store: Store) -> str:
     """The samples at which capped sources stop, as far as their texts are encoded."""
     if not training.sharing.epochs:
         return ""
-    from atelier.engine.plan.exact_shares import stretches_of  # numpy: other plans do without
+    from atelier.engine.config.exact_shares import stretches_of  # numpy: other plans do without
 
     read, train, rows = _streams(training), training.train, list[int]()
     for stream in read:

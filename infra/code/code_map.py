@@ -46,11 +46,13 @@ REGISTRIES = (
     "optim",
     "conversion",
     "data/datasets",
+    "data/filter",
     "config/model",
     "config/router",
     "config/objective",
     "config/optim",
     "config/conversion",
+    "config/filter",
 )
 # code that does not change results, or only their floating-point bits; serialization, configuration and error
 # checks; preparation of data, whose results are parents
@@ -84,7 +86,7 @@ LEFT_OUT = (
         f"engine/config/{name}.py"
         for name in ("identity_defaults", "parallel", "pool", "record", "registry", "section")
     ),
-    *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
+    *(f"engine/config/{name}.py" for name in ("message", "run_file", "site", "curation", "filters")),
 )
 TRAINED = ("train", "finetune")
 RIVALS = ("engine/inference/rivals.py",)  # for scored heads
@@ -105,6 +107,10 @@ ROOTS = {  # by task: the files where its imports start
     "convert": ("engine/convert.py",),
     "adopt": ("engine/adopt.py", *FAMILIES),
     "adopt_adapter": ("engine/adopt_adapter.py", *FAMILIES),
+    **{
+        path.stem: (path.relative_to(PROJECT).as_posix(),)
+        for path in sorted((PROJECT / "engine/data/curation/tasks").glob("[!_]*.py"))
+    },
     "train": (LOOP, "engine/config/mixture.py"),
     "finetune": (LOOP, "engine/data/examples.py"),
 }
@@ -212,6 +218,8 @@ def maps_of(node: Node) -> dict[str, Map]:
 def _kinds_read(node: Node) -> set[str]:
     """Kinds (models, conversions, objectives, rows) used by a node without training."""
     found = set(node.kinds)
+    for one in section_of(node.config.get("filters", {})).values():
+        found.update(f"{group}/{section_of(one)['kind']}" for group in ("filter", "data/filter"))
     if rule := section_of(node.config.get("rule", {})).get("kind"):
         found.add(f"conversion/{rule}")
     if node.task == "imitate":

@@ -76,12 +76,12 @@ class Ranks:
 
 class Spool:
     """The folder of finished units beside an output: `<unit>.json` lists a unit's files, and is written after
-    them. `key`: everything that the units' content depends on besides the artifact's identity.
+    them. `key`: everything that the units' content depends on besides the artifact's identity and the code.
     """
 
     def __init__(self, run: RunFile, output: str, key: Json, ranks: Ranks, progress: Progress) -> None:
         folder, _, _ = run.outputs[output].rstrip("/").rpartition("/")
-        mark = hashlib.sha256(canonical([run.task, run.version, key])).hexdigest()[:8]
+        mark = hashlib.sha256(canonical([run.task, run.version, key, run.sources])).hexdigest()[:8]
         self._body = join(run.outputs[output], BODY)
         self.url = join(folder, f"payload-spool-{mark}")
         self.ranks, self.scratch = ranks, Path(run.scratch) / f"work{ranks.rank}"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.exact_shares import whole_weights
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.plan.exact_shares import whole_weights
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.plan import make_plan

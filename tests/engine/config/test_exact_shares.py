@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.plan.exact_shares import PERIOD, period_of, stretches_of, whole_weights
+from atelier.engine.config.exact_shares import PERIOD, period_of, stretches_of, whole_weights
 
 MT_NLG = {  # table 1 of 2201.11990, in parts of 100,000
     "Books3": 14336, "RealNews": 8962, "OpenWebText2": 19336, "StackExchange": 5689, "Stories": 859,
