@@ -112,13 +112,13 @@ class Lineage:
         return self.graph.edges
 
     def document(self) -> "Mapping[str, Json]":
-        """The output of `atelier lineage --json`."""
+        """The output of `atelier lineage` with `--json`."""
         from atelier.infra.report.lineage_text import to_json
 
         return to_json(self.graph)
 
     def html(self) -> str:
-        """The page that `atelier lineage --html` writes."""
+        """The page that `atelier lineage` writes with `--html`."""
         from atelier.infra.report.lineage_text import to_html
 
         return to_html(self.graph)

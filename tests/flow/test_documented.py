@@ -64,7 +64,7 @@ ELSEWHERE = {
     "make bench": ("hours", ""),
     "python benchmarks/gpu.py": ("a GPU", ""),
     "python benchmarks/(peers|seeds|goodput|anchors|checkpoint|products)": ("measures alone", "Makefile"),
-    "python benchmarks/(structure|fingerprints)": ("measures the committed code", ""),
+    "python benchmarks/(structure|fingerprints|moved_code)": ("measures the committed code", ""),
     "python -m atelier.engine.train run.json": ("a rank of a gang", "tests/engine/trainings.py"),
 }
 
