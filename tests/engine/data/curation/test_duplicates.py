@@ -269,11 +269,14 @@ class _Lonely(minhash.BandGroups):
         self.is_shared_N[:] = False
 
 
+OTHER_THREADS = 32_768  # bytes that threads of other tests may take meanwhile
+
+
 @pytest.mark.parametrize(("keep", "size"), [("verified", 2), ("component", 2), ("component", 600)])
 def test_memory_of_a_corpus_of_copies_is_as_stated(keep: Keep, size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(duplicates, "CACHE", 0)
     rng = np.random.default_rng(1)
-    number = 600
+    number = 1200
     rows = np.repeat(rng.integers(1, 1 << 62, (number // size, 14)).astype(np.uint64), size, axis=0)
     same = np.arange(100, dtype=np.uint64)
     decide(
@@ -288,7 +291,7 @@ def test_memory_of_a_corpus_of_copies_is_as_stated(keep: Keep, size: int, monkey
     finally:
         tracemalloc.stop()
     assert decision.near == number - number // size
-    assert most / number < bytes_per_document(14)
+    assert most < number * bytes_per_document(14) + OTHER_THREADS
 
 
 def test_shingles_in_memory_are_limited(monkeypatch: pytest.MonkeyPatch):
@@ -327,7 +330,7 @@ def test_wrong_input_is_refused_with_a_way_out():
 
 def test_a_large_group_without_similar_texts_takes_bounded_time():
     rng = np.random.default_rng(1)
-    number = 600
+    number = 1200
     rows = rng.integers(1, 1 << 62, (number, 14)).astype(np.uint64)
     rows[:, :7] = 5
     keys = rng.integers(0, 1 << 62, (number, 2)).astype(np.uint64)
