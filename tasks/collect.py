@@ -1,11 +1,13 @@
 """collect: read one source into shards of documents."""
 
 import sys
+from unicodedata import unidata_version
 
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.data import Source, is_stdlib, stdlib_part
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.task.curation import CollectConfig
+from atelier.engine.io.machine import versions
 from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one, of_source
 from atelier.infra.store.source_contents import contents_of, identity_of
@@ -21,6 +23,7 @@ def collect(name: str, source: Source, curation: Curation) -> Reference:
     content = identity_of(files)
     if is_stdlib(source.source):
         content |= {"python": sys.version, "part": stdlib_part(source.source)}
+    content |= {"unicode": unidata_version, **(versions("ftfy") if curation.repair else {})}
     changes = {key: True for key in ("repair", "personal") if getattr(curation, key)}
     return declare_one(
         "collect",
@@ -33,6 +36,8 @@ def collect(name: str, source: Source, curation: Curation) -> Reference:
         origin={
             **dict.fromkeys(("files", "content"), place),
             "python": "python",
+            "unicode": "python",
+            "ftfy": "package",
             "field": f"{place.rpartition('.')[0]}.field",
             "on_error": f"{place.rpartition('.')[0]}.on_error",
             **{key: f"data.curation.{key}" for key in changes},

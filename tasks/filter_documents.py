@@ -1,8 +1,11 @@
 """filter_documents: judge each document of a source by filters, and name the reason for each one removed."""
 
+from unicodedata import unidata_version
+
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.task.curation import FilterConfig
+from atelier.engine.io.machine import versions
 from atelier.infra.dag import Reference, declare_one, of_source
 
 VERSION = 1
@@ -21,9 +24,13 @@ def filter_documents(
         name=documents.name,
         version=VERSION,
         node=of_source("filter_documents", name),
-        identity={"filters": [[key, spec.as_identity()] for key, spec in filters]},
-        origin={"filters": "data.curation.filters"},
-        config=FilterConfig(filters=curation.filters),
+        identity={
+            "filters": [[key, spec.as_identity()] for key, spec in filters],
+            "unicode": unidata_version,
+            **(versions("py3langid") if any(spec.kind == "language" for _, spec in filters) else {}),
+        },
+        origin={"filters": "data.curation.filters", "unicode": "python", "py3langid": "package"},
+        config=FilterConfig(filters=tuple(filters)),
         layout=Parallel(shard=curation.workers, threads=1),
         ranks=curation.workers,
     )

@@ -14,6 +14,7 @@ from atelier.engine.config.filters import ClassifierSpec, Filter
 LAYOUT: JsonDict = {"layout": True}
 READ, KEPT = "read", "kept"  # reasons of the first and the last row of a waterfall
 NGRAM = 13  # words of an overlap
+MOST_HASHES = 4096  # of a document
 
 
 class WaterfallStep(TypedDict):
@@ -65,6 +66,14 @@ class Deduplicate(Spec):
         description="share of a source's documents; if more are near-copies, the run stops with examples",
         json_schema_extra=LAYOUT,
     )
+
+    @model_validator(mode="after")
+    def _hashes(self) -> "Deduplicate":
+        if self.bands * self.rows > MOST_HASHES:
+            raise ValueError(
+                f"{self.bands} bands of {self.rows} rows are more than {MOST_HASHES} hashes; give fewer"
+            )
+        return self
 
 
 class Questions(Spec):

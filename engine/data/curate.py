@@ -180,7 +180,7 @@ def runs_of(line: CorpusLine, pieces: Parts, splits: dict[str, str]) -> Iterator
             "text": text[begin:end],
             "split": splits[group],
         }
-        yield {**found, "cut": True} if pieces else found
+        yield {**found, "cut": True} if pieces or line.get("cut") else found
         begin = end
 
 

@@ -7,6 +7,7 @@ not reflect. `root`: location of /proc and /sys, for tests.
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path("/")
@@ -34,6 +35,17 @@ def memory_gb(root: Path = ROOT) -> float:
     """Memory that this process may use, GB: the machine's, or the smallest limit of its control groups."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([whole, *_memory_limits(root)]) / 1e9
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The installed version of each package; '' if it is missing."""
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = ""
+    return found
 
 
 def has_half() -> bool:

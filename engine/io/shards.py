@@ -68,6 +68,7 @@ class ShardWriter(UnitFile):
         self.path.write_bytes(b"")
         self._packer = zstandard.ZstdCompressor(level=LEVEL).compressobj()
         self._packed = bytearray()
+        self._is_closed = False
 
     def write(self, line: Mapping[str, Json]) -> None:
         text = json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n"
@@ -76,8 +77,10 @@ class ShardWriter(UnitFile):
             self._append()
 
     def close(self) -> None:
-        self._packed += self._packer.flush()
-        self._append()
+        if not self._is_closed:
+            self._is_closed = True
+            self._packed += self._packer.flush()
+            self._append()
 
     def _append(self) -> None:
         with open(self.path, "ab") as file:

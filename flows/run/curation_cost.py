@@ -17,11 +17,11 @@ from atelier.infra.store.store import Store
 
 # seconds of one core per MB of text, measured with English and code (benchmarks/curation.py)
 CPU_S = {
-    "collect": 0.06,
+    "collect": 0.035,
     "filter_documents": 0.25,
-    "deduplicate": 0.08,
-    "decontaminate": 0.05,
-    "assemble": 0.08,
+    "deduplicate": 0.04,
+    "decontaminate": 0.045,
+    "assemble": 0.04,
 }
 PACKED = 0.4  # bytes on disk per byte of text
 UNPACKED = 4  # bytes of text per byte of a packed source file

@@ -28,6 +28,7 @@ from atelier.engine.config.kind_files import kind_file
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.sections import sections_of
+from atelier.engine.config.task.curation import FilterConfig
 from atelier.engine.io.source_check import source_digest
 from atelier.engine.io.user_folders import cache_folder
 from atelier.infra.code import syntax
@@ -218,8 +219,9 @@ def maps_of(node: Node) -> dict[str, Map]:
 def _kinds_read(node: Node) -> set[str]:
     """Kinds (models, conversions, objectives, rows) used by a node without training."""
     found = set(node.kinds)
-    for one in section_of(node.config.get("filters", {})).values():
-        found.update(f"{group}/{section_of(one)['kind']}" for group in ("filter", "data/filter"))
+    if node.task == "filter_documents":
+        kinds = {one.kind for _, one in FilterConfig.model_validate(node.config).filters}
+        found.update(f"{group}/{kind}" for group in ("filter", "data/filter") for kind in kinds)
     if rule := section_of(node.config.get("rule", {})).get("kind"):
         found.add(f"conversion/{rule}")
     if node.task == "imitate":

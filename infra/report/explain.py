@@ -16,7 +16,7 @@ from atelier.infra.store.store import Store
 
 STAGES = {"filter_documents": "verdicts", "deduplicate": "copies", "decontaminate": "overlaps"}
 Line = dict[str, Json]
-CUT = "overlap.cut"  # reason of documents that are kept in pieces
+CUT = {"overlap.cut", "overlap.short_piece"}  # reasons of documents that are kept in pieces
 MOST = 20  # documents found by a piece of text
 SHOWN = 240  # characters of a text
 
@@ -73,12 +73,14 @@ class Curated:
             )
         self.source, self.documents = role.partition(".")[2], open_input(found[role])
         self.corpus = open_input(store.address("corpus", record.fingerprint))
-        place = record.identity.get("place", 0)
         self.stages: list[tuple[str, ArtifactInput, str]] = []
         for stage, kind in STAGES.items():
-            for name, folder in ((f"{kind}.{self.source}", SHARDS), (kind, f"{kind}/{place}")):
-                if name in found:
-                    self.stages.append((stage, open_input(found[name]), folder))
+            if (name := f"{kind}.{self.source}") in found:
+                self.stages.append((stage, open_input(found[name]), SHARDS))
+            if kind in found:
+                judged = open_input(found[kind])
+                place = cast(list[str], judged.record.identity["sources"]).index(self.source)
+                self.stages.append((stage, judged, f"{kind}/{place}"))
         self._scratch = tempfile.TemporaryDirectory()
         self.scratch = Path(self._scratch.name)
 
@@ -127,7 +129,7 @@ def explain(store: Store, corpus: str, document: str) -> list[Explanation]:
             verdicts: dict[int, list[tuple[str, Line]]] | None = None
             for row, line in curated.documents_of(shard):
                 ids.append(str(line["id"]))
-                is_it = line["id"] == wanted
+                is_it = line["id"] in (wanted, document)
                 if is_it or (len(by_text) < MOST and document in str(line["text"])):
                     verdicts = curated.verdicts_of(shard) if verdicts is None else verdicts
                     found = curated.explanation(row, line, verdicts)
@@ -151,7 +153,7 @@ def sample(store: Store, corpus: str, count: int, reason: str, seed: int = 0) ->
         for shard in shard_names(curated.documents):
             for row, own in curated.verdicts_of(shard).items():
                 mine = {str(verdict["reason"]) for _, verdict in own if verdict["reason"]}
-                mine |= {CUT for _, verdict in own if "pieces" in verdict}
+                mine |= CUT if any("pieces" in verdict for _, verdict in own) else set()
                 reasons |= mine
                 if any(reason in each for each in mine):
                     places.append((shard, row))

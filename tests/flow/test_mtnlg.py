@@ -144,8 +144,8 @@ def test_killed_at_drawn_moments_it_ends_with_equal_bytes(
     whole, store, draw = CommandStore(root), CommandStore(tmp_path), random.Random(4)
     for _ in range(3):
         command = store.start(*arguments)
-        command.until(lambda command=command: "> collect" in command.text, "its first task")
-        time.sleep(draw.uniform(0.0, 8.0))
+        command.until(lambda command=command: "store" in command.text, "its first line")
+        time.sleep(draw.uniform(0.5, 6.0))
         for process in store.processes():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

@@ -23,7 +23,7 @@ class LearnQualityConfig(Spec):
 
 
 class FilterConfig(Spec):
-    filters: dict[str, Filter]
+    filters: tuple[tuple[str, Filter], ...] = Field(description="in order: a database may sort an object")
 
 
 class DeduplicateConfig(Spec):

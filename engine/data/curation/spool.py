@@ -32,7 +32,7 @@ from atelier.engine.io.storage import (
     write_bytes,
 )
 
-POLL_S, HEARD_S = 0.05, 2.0  # rank 0 finds another rank's error within HEARD_S, and ends the gang
+POLL_S = 0.05
 
 
 class UnitPart(TypedDict):
@@ -116,6 +116,7 @@ class Spool:
         self._progress.start(len(units), "shards")
         done = 0
         for name in units[self.ranks.rank :: self.ranks.world]:
+            self._raise_others()
             if self.unit(name) is None:
                 self._or_tell(lambda name=name: self.finish(name, make(name)))
             done = self._advance(units, done)
@@ -199,16 +200,18 @@ class Spool:
             act()
         except AtelierError as error:
             write_bytes(self._mark("fault", self.ranks.rank), json.dumps(to_line(error)).encode())
-            if not self.ranks.is_first:
-                time.sleep(HEARD_S)
+            while not exists(self._mark("fault", 0)):  # rank 0 reports it, or its end ends this rank
+                time.sleep(POLL_S)
             raise
 
     def _raise_others(self) -> None:
         if not self.ranks.is_first and (exists(self._body) or exists(self._mark("fault", 0))):
+            self.leave()
             raise SystemExit(0)  # rank 0 has all it needs, or reports its error
         for rank in range(1, self.ranks.world if self.ranks.is_first else 0):
             if exists(place := self._mark("fault", rank)):
-                raise from_line(json.loads(read_bytes(place)))
+                write_bytes(self._mark("fault", 0), line := read_bytes(place))
+                raise from_line(json.loads(line))
 
     def _mark(self, name: str, rank: int) -> str:
         return join(self.url, f"{name}-{rank}-{self._gang}")

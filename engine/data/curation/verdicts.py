@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.error import DamageError
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.shards import shard_lines
 
@@ -20,7 +21,8 @@ class DocumentLine(TypedDict):
     key: str  # text_group of the text
     text: str
     group: NotRequired[str]
-    cut: NotRequired[bool]
+    cut: NotRequired[bool]  # the document continues on the next line
+    whole: NotRequired[int]  # UTF-8 bytes of the document of which this is a part
 
 
 class Verdict(TypedDict):
@@ -66,10 +68,22 @@ def left(
         own: list[Verdict] = []
         for number, head in enumerate(heads):
             if head is not None and head["row"] == row:
+                if head["id"] != document["id"]:
+                    raise _other(verdicts[number][0])
                 own.append(head)
                 heads[number] = next(sources[number], None)
         if not any(verdict["reason"] for verdict in own):
             yield row, document, own
+    for number, head in enumerate(heads):
+        if head is not None:
+            raise _other(verdicts[number][0])
+
+
+def _other(artifact: ArtifactInput) -> DamageError:
+    return DamageError(
+        f"{artifact.url}: judges other shards of these documents; remove it, and run the same command again",
+        place=artifact.url,
+    )
 
 
 def number_of_shard(name: str) -> str:

@@ -96,13 +96,17 @@ class HeldOutSplit:
     def side(self, group: str, forced: Forced) -> str:
         return forced.get(group) or (HELD_OUT if fraction(group) < self.held_out else TRAIN)
 
-    def lines(self, document: DocumentLine, group: str, forced: Forced) -> Iterator[CorpusLine]:
-        """The document as one line, or as runs of its parts."""
+    def lines(
+        self, document: DocumentLine, group: str, forced: Forced, *, may_part: bool
+    ) -> Iterator[CorpusLine]:
+        """The document as one line, or as runs of its parts, which may be on both sides of the split unless
+        the document is in a cluster.
+        """
         line: CorpusLine = {"group": group, "id": document["id"], "text": document["text"], "split": ""}
         if document.get("cut"):
             line["cut"] = True
         length = len(document["text"])
-        apart = size_of(document["text"]) > self.whole
+        apart = may_part and max(size_of(document["text"]), document.get("whole", 0)) > self.whole
         if not apart and length <= LONGEST:
             line["split"] = self.side(group, forced)
             yield line
@@ -120,11 +124,11 @@ def _written(
     """The lines of a shard; counts by split; the groups of least and greatest hash as a note."""
     writer = ShardWriter(scratch / "corpus.zst")
     ends: dict[str, list[tuple[float, str]]] = {"alone": [], "cluster": []}
-    for _, document, verdicts in found.left(unit, scratch):
+    for document, verdicts in _with_ends(found.left(unit, scratch)):
         cluster = next((each["cluster"] for each in verdicts if "cluster" in each), "")
         group = cluster or document.get("group", document["key"])
         for piece in kept_pieces(document, verdicts):
-            written = list(split.lines(piece, group, forced))
+            written = list(split.lines(piece, group, forced, may_part=not cluster))
             for line in written:
                 writer.write(cast(dict[str, Json], line))
                 writer.count_document(size_of(line["text"]), line["split"])
@@ -134,6 +138,22 @@ def _written(
             writer.count("in_parts", amount=int(len(written) > 1))
     writer.extra = {key: [name for _, name in own] for key, own in ends.items()}
     return [writer]
+
+
+def _with_ends(
+    rows: Iterable[tuple[int, DocumentLine, list[Verdict]]],
+) -> Iterator[tuple[DocumentLine, list[Verdict]]]:
+    """The documents; a part of one is `cut` only if the next part is left as well."""
+    before: tuple[int, DocumentLine, list[Verdict]] | None = None
+    for each in rows:
+        if before is not None:
+            if each[0] != before[0] + 1:
+                before[1].pop("cut", None)
+            yield before[1:]
+        before = each
+    if before is not None:
+        before[1].pop("cut", None)
+        yield before[1:]
 
 
 def _forced(spool: Spool, found: SourceShards, held_out: float) -> Forced:
@@ -153,7 +173,11 @@ def kept_pieces(document: DocumentLine, verdicts: list[Verdict]) -> Iterator[Doc
         yield document
         return
     for number, (begin, end) in enumerate(pieces, start=1):
-        yield {**document, "id": f"{document['id']}/{number}", "text": document["text"][begin:end]}
+        piece = DocumentLine(**{**document, "id": f"{document['id']}/{number}"})
+        piece["text"] = document["text"][begin:end]
+        if end < len(document["text"]):
+            piece.pop("cut", None)
+        yield piece
 
 
 def waterfall(found: SourceShards, name: str) -> list[WaterfallStep]:

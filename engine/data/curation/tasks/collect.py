@@ -80,6 +80,7 @@ def _read(
         with reader:
             for document in documents(config.source, files, reader, within):
                 if size >= SHARD_BYTES:
+                    writers[-1].close()
                     writers.append(ShardWriter(scratch / f"{len(writers)}.zst"))
                     size = 0
                 for line in _lines(_changed(document, config, writers[-1])):
@@ -108,7 +109,7 @@ def _lines(document: Document) -> Iterator[DocumentLine]:
     texts = parts(document.text, LONGEST // 2)
     for number, text in enumerate(texts, start=1):
         part: DocumentLine = {**line, "id": f"{document.id}#{number}", "key": text_group(text), "text": text}
-        part["group"] = document.group
+        part["group"], part["whole"] = document.group, size_of(document.text)
         if number < len(texts):
             part["cut"] = True
         yield part

@@ -3,6 +3,7 @@
 Pass 1, by all ranks: keys, MinHash bands and shingles of every document. Pass 2, by rank 0: the decision.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,7 @@ from atelier.engine.io.process import Progress, output_of
 from atelier.engine.io.shards import ArrayFile, Counts, ShardWriter, UnitFile, lines_of, size_of
 
 EXAMPLES = 3
+OPEN = 256  # files of shingles mapped at once
 EXACT, NEAR = "exact_copy", "near_copy"
 
 
@@ -107,11 +109,12 @@ class _Signed:
         self._spool, self.found = spool, found
         tables = [np.load(spool.local(unit, 1), allow_pickle=False) for unit in found.units]
         self.first = dict(zip(found.units, np.cumsum([0, *map(len, tables)]).tolist(), strict=False))
+        self._count = dict(zip(found.units, map(len, tables), strict=True))
         self.table = np.concatenate([np.empty(0, dtype=_row(num_bands)), *tables])
         self.sources_N = np.repeat(
             [found.place(unit) for unit in found.units] or [0], list(map(len, tables)) or [0]
         )
-        self._sets: dict[str, np.ndarray] = {}
+        self._sets: OrderedDict[str, np.ndarray] = OrderedDict()
         self._ends_N = np.concatenate(
             [np.cumsum(each["shingles"]) for each in tables] or [np.empty(0, "<i8")]
         )
@@ -135,14 +138,15 @@ class _Signed:
         unit = self.unit_of(number)
         if unit not in self._sets:
             self._sets[unit] = np.load(self._spool.local(unit, 2), mmap_mode="r", allow_pickle=False)
+            if len(self._sets) > OPEN:
+                self._sets.popitem(last=False)
         end = int(self._ends_N[number])
         return self._sets[unit][end - int(self.table["shingles"][number]) : end]
 
     def rows(self, unit: str) -> list[int]:
         """The rows of a unit's documents in its shard."""
         first = self.first[unit]
-        end = next((begin for begin in self.first.values() if begin > first), len(self.table))
-        return self.table["row"][first:end].tolist()
+        return self.table["row"][first : first + self._count[unit]].tolist()
 
     def is_exact_N(self, decision: Duplicates) -> np.ndarray:
         """Whether each document has the key of the document kept in its place."""

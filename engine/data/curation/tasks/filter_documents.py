@@ -25,9 +25,9 @@ def filter_documents(
     names = {number_of_shard(name): name for name in shard_names(documents)}
     read = sorted(input_of(run, name).record.digest for name in run.inputs)
     spool = Spool(run, "verdicts", [read, run.config], ranks, progress)
-    needs = {name for spec in config.filters.values() for name in spec.needs}
+    needs = {name for _, spec in config.filters for name in spec.needs}
     folders = {name: _folder(input_of(run, name), spool.scratch / name) for name in needs}
-    checks = {name: check_of(spec, folders) for name, spec in config.filters.items()}
+    checks = {name: check_of(spec, folders) for name, spec in config.filters}
     spool.each([*names], lambda unit: _judged(documents, names[unit], checks, spool.scratch))
     if not ranks.is_first:
         return spool.leave()

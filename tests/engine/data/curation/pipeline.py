@@ -64,7 +64,7 @@ class Pipeline:
         for name in self.sources:
             self.make("collect", f"documents.{name}", "documents", self.collect_config(name), [])
         for name in (self.curation.filtered or self.sources) if self.curation.filters else ():
-            config = FilterConfig(filters=self.curation.filters)
+            config = FilterConfig(filters=tuple(self.curation.filters.items()))
             documents = {"documents": self.made[f"documents.{name}"]}
             if self.curation.quality is not None:
                 documents["classifier"] = self.classifier(self.curation.quality)

@@ -213,3 +213,54 @@ def test_a_quality_classifier_is_learned_from_named_sources_and_judges_another(t
     assert report["held_out"]["good"]["accuracy"] > 0.9
     with pytest.raises(ConfigError, match=r"filters\.quality needs a classifier"):
         parse(Curation, {**settings, "quality": None}, "curation")
+
+
+def test_shards_without_a_document_left_are_in_the_books_wherever_they_are(tmp_path: Path) -> None:
+    draw = random.Random(8)
+    for name in ("first", "main"):
+        (tmp_path / name).mkdir()
+    for number in range(6):
+        content = "" if number in (0, 3) else json.dumps({"text": text(draw)}) + "\n"
+        (tmp_path / "main" / f"{number}.jsonl").write_text(
+            content + json.dumps({"text": text(draw)[:9]}) + "\n"
+        )
+        (tmp_path / "first" / f"{number}.jsonl").write_text(json.dumps({"text": text(draw)}) + "\n")
+    filters = {"words": {"kind": "gopher_quality", "min_words": 10, "min_stop_words": 0}}
+    curation = parse(Curation, {"filters": filters, "filtered": ["main"]}, "curation")
+    sources = {"main": tmp_path / "main", "first": tmp_path / "first"}
+    pipeline = Pipeline(tmp_path / "run", sources, curation, shards=6).run()
+    assert len(pipeline.verdicts("verdicts.main")) == 6
+    assert (len(pipeline.lines("main")), len(pipeline.lines("first"))) == (4, 6)
+
+
+def test_a_document_longer_than_a_line_is_split_by_its_parts_and_only_its_end_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atelier.engine.data.curation.tasks import collect as module
+
+    monkeypatch.setattr(module, "LONGEST", 4000)
+    draw = random.Random(9)
+    (tmp_path / "main").mkdir()
+    whole = "\n\n".join(text(draw) for _ in range(60))
+    (tmp_path / "main" / "book.txt").write_text(whole)
+    curation = parse(Curation, {"deduplicate": None}, "curation")
+    pipeline = Pipeline(tmp_path / "run", {"main": tmp_path / "main"}, curation, held_out=0.2).run()
+    lines = pipeline.lines("main")
+    assert "".join(line["text"] for line in lines) == whole
+    assert {line["split"] for line in lines} == {"train", "held_out"}
+    assert [bool(line.get("cut")) for line in lines] == [True] * (len(lines) - 1) + [False]
+
+
+def test_the_end_of_a_part_is_an_end_where_the_next_part_was_removed(tmp_path: Path) -> None:
+    from atelier.engine.data.curation.tasks.assemble import _with_ends, kept_pieces
+
+    part = {"id": "a#1", "key": "", "text": "one", "cut": True}
+    rows: list[Any] = [
+        (0, {**part}, []),
+        (1, {**part}, []),
+        (3, {**part}, []),
+        (4, {**part, "cut": False}, []),
+    ]
+    assert [bool(document.get("cut")) for document, _ in _with_ends(rows)] == [True, False, True, False]
+    pieces: list[Any] = [{"pieces": [[0, 1], [2, 3]]}]
+    assert [piece.get("cut", False) for piece in kept_pieces({**part}, pieces)] == [False, True]  # pyright: ignore
