@@ -113,7 +113,14 @@ def write_corpus(folder: Path, size: int, seed: int, *, files: int = 16, copies:
     folder.mkdir(parents=True, exist_ok=True)
     written = documents = 0
     recent: list[str] = []
-    targets = [open(folder / f"{number:03d}.jsonl", "w") for number in range(files)]  # noqa: SIM115
+    rows: list[list[str]] = [[] for _ in range(files)]
+
+    def flush() -> None:
+        for number, lines in enumerate(rows):
+            with open(folder / f"{number:03d}.jsonl", "a") as target:
+                target.writelines(lines)
+            lines.clear()
+
     while written < size:
         if recent and draw.random() < copies:
             words = draw.choice(recent).split(" ")
@@ -124,11 +131,12 @@ def write_corpus(folder: Path, size: int, seed: int, *, files: int = 16, copies:
                 f"{draw.choice(pool)} {draw.randrange(10**6)}" for _ in range(draw.randint(2, 9))
             )
             recent = [*recent[-200:], text]
-        targets[documents % files].write(json.dumps({"text": text}) + "\n")
+        rows[documents % files].append(json.dumps({"text": text}) + "\n")
+        if documents % 4000 == 0:
+            flush()
         written += len(text)
         documents += 1
-    for target in targets:
-        target.close()
+    flush()
     return documents
 
 

@@ -41,8 +41,9 @@ SAMPLES = 1_000_000
 def main() -> None:
     frozen = compose("pretrain", ["experiment=mt_nlg_530b", "pool=selene"])
     [role] = trained(frozen.arguments).values()
-    train = frozen.arguments.train  # type: ignore[attr-defined]
-    layout = Parallel.model_validate(frozen.arguments.parallel.model_dump() | {"threads": 1})  # type: ignore[attr-defined]
+    arguments: Any = frozen.arguments
+    train = arguments.train
+    layout = Parallel.model_validate(arguments.parallel.model_dump() | {"threads": 1})
     share = fitted(role, train, layout, frozen.pool)
     pool = frozen.pool.model_copy(update={"matmul": share})
     numbers = {
@@ -161,7 +162,8 @@ def shares(frozen: RunConfig) -> dict[str, Any]:
     """
     from atelier.engine.data.blend import shares as in_blocks
 
-    data = frozen.arguments.data  # type: ignore[attr-defined]
+    arguments: Any = frozen.arguments
+    data = arguments.data
     assert isinstance(data, Data)
     weights = {name: source.weight for name, source in data.sources().items()}
     exact = np.array(list(weights.values())) / sum(weights.values())

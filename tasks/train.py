@@ -8,6 +8,7 @@ from dataclasses import replace
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import (
+    BLOCKS,
     Phase,
     Sharing,
     check_sources,
@@ -49,7 +50,7 @@ def train(
     tokens: Mapping[str, Reference],
     weights: Mapping[str, float],
     phases: Mapping[str, Phase] | None = None,
-    sharing: Sharing = Sharing(),  # noqa: B008 - frozen
+    sharing: Sharing = BLOCKS,
     tokenizer: Reference,
     parallel: Parallel,
     name: str = "train",

@@ -99,6 +99,9 @@ class Sharing(Spec):
         return found
 
 
+BLOCKS = Sharing()  # the default
+
+
 def sharing_of(assignment: Assignment, epochs: Mapping[str, float]) -> Sharing:
     """The sharing among sources with these caps; a cap of 0 is none."""
     return Sharing(assignment=assignment, epochs={name: cap for name, cap in epochs.items() if cap})
@@ -283,7 +286,7 @@ def identity_of(
     kinds: Iterable[str],
     weights: Mapping[str, float],
     later: Sequence[SourceShares] = (),
-    sharing: Sharing = Sharing(),  # noqa: B008 - frozen
+    sharing: Sharing = BLOCKS,
 ) -> dict[str, Json]:
     """The samples' identity besides objectives and parents: shares of the sources in all phases, their
     assignment and caps, and versions of the mixture and of the kinds of rows. Empty if a single stream of

@@ -85,10 +85,10 @@ def test_a_training_in_blocks_has_a_record_too_and_steps_left_out_do_not_count(
     training = asked(setup, assignment="blocks")
     samples = Samples(training, {key: open_input(url) for key, url in inputs.items()}, tmp_path / "scratch")
     blend = samples.blend(16)
-    part = consumed(training, samples.blend, 2, 8, [3, 4, 9])
+    part: Any = consumed(training, samples.blend, 2, 8, [3, 4, 9])
     expected = Counter(recount(blend, range(16, 64)))
     expected.subtract(recount(blend, range(24, 40)))
-    assert {name: each["samples"] for name, each in part.items()} == dict(expected)  # type: ignore[index]
+    assert {name: each["samples"] for name, each in part.items()} == dict(expected)
 
 
 def test_the_set_of_a_sample_depends_neither_on_how_it_is_read_nor_on_what_phases_follow(

@@ -5,9 +5,11 @@ import json
 import random
 from pathlib import Path
 
-WORDS = """harbour ship captain sails morning wind storm cargo island light tide anchor rope map star night crew
-deck letter market road village river bridge stone garden window candle winter summer bread salt copper silver song
-story teacher child question answer paper ink lamp door key roof tower bell church field horse""".split()  # noqa: E501, SIM905
+_WORDS = """harbour ship captain sails morning wind storm cargo island light tide anchor rope map star
+night crew deck letter market road village river bridge stone garden window candle winter
+summer bread salt copper silver song story teacher child question answer paper ink lamp door
+key roof tower bell church field horse"""
+WORDS = _WORDS.split()
 
 
 def sentence(draw: random.Random) -> str:

@@ -3,12 +3,12 @@ import time
 import numpy as np
 import pytest
 
-from atelier.engine.data.curation.cut import cut, cuts_of
+from atelier.engine.data.curation.cut import Cut, cut, cuts_of
 from tests.engine.data.curation.texts import text, words
 
 
-def total(found: tuple[object, ...]) -> int:
-    return sum(int(part) for part in found[2:])  # type: ignore[call-overload]
+def total(found: Cut) -> int:
+    return found.kept_bytes + found.overlap_bytes + found.short_bytes + found.pieces_bytes
 
 
 def ends_by_hand(of: str) -> list[int]:
