@@ -1,8 +1,8 @@
 """Plugin: what tests cost, and a budget for quick ones: 2 s a test (without its fixtures), 12 s a file.
 
-A cost is processor time of the test's process and of the children that it has waited for. Other work on the
-machine changes it by a third, and the first import of a library is some test's. Environment:
-ATELIER_BUDGET=1 lists costs over the budget, but for those in over_budget.txt, and fails a session with one
+The cost of a test is the processor time of its process and of its finished child processes. Other work on the
+machine changes it by a third, and the first test that imports a library pays for the import. Environment:
+ATELIER_BUDGET=1 lists costs over the budget, except those in over_budget.txt, and fails a session with one
 over twice its budget; ATELIER_COSTS=FILE writes all costs; ATELIER_SHUFFLE=SEED shuffles files, and the tests
 within each.
 """
