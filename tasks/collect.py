@@ -8,7 +8,7 @@ from atelier.engine.config.data import Source, is_stdlib, stdlib_part
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.task.curation import CollectConfig
 from atelier.engine.io.machine import versions
-from atelier.engine.io.source_files import files_of
+from atelier.engine.io.source_files import WEB_LIBRARY, files_of
 from atelier.infra.dag import Reference, declare_one, of_source
 from atelier.infra.store.source_contents import contents_of, identity_of
 
@@ -36,6 +36,7 @@ def collect(name: str, source: Source, curation: Curation) -> Reference:
         origin={
             **dict.fromkeys(("files", "content"), place),
             "python": "python",
+            WEB_LIBRARY: "package",
             "unicode": "python",
             "ftfy": "package",
             "field": f"{place.rpartition('.')[0]}.field",

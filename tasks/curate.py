@@ -4,7 +4,7 @@ import sys
 
 from atelier.engine.config.data import Data, Source, is_stdlib, stdlib_part
 from atelier.engine.config.task.prepare import CurateConfig
-from atelier.engine.io.source_files import files_of
+from atelier.engine.io.source_files import WEB_LIBRARY, files_of
 from atelier.infra.dag import Reference, declare_one, of_source
 from atelier.infra.store.source_contents import contents_of, identity_of
 
@@ -37,6 +37,7 @@ def curate(name: str, source: Source, data: Data) -> Reference:
             "files": f"{prefix}source",
             "content": f"{prefix}source",
             "python": "python",
+            WEB_LIBRARY: "package",
             "source": prefix.rstrip("."),
             "held_out": "data.held_out",
         },

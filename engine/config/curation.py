@@ -111,7 +111,7 @@ class Curation(Spec):
     quality: LearnedQuality | None = Field(
         default=None, description="training of the classifier of a filter of kind quality"
     )
-    repair: bool = Field(default=False, description="repair broken encodings (ftfy; extra web)")
+    repair: bool = Field(default=False, description="repair broken encodings (ftfy; extra curation)")
     personal: bool = Field(default=False, description="mask e-mail and IP addresses")
     deduplicate: Deduplicate | None = Field(default=Deduplicate(), description="remove copies; null = keep")
     decontaminate: Decontaminate | None = Field(

@@ -53,7 +53,8 @@ class Source(Spec):
         min_length=1,
         description=(
             "stdlib (this interpreter's standard library; stdlib-prose: docstrings, stdlib-code: code), or"
-            " a path or fsspec glob of .txt, .jsonl, .parquet, .tar or .mo files"
+            " a path or fsspec glob of .txt, .jsonl, .parquet, .tar or .mo files, .html pages or .warc"
+            " archives"
         ),
     )
     field: str = Field(

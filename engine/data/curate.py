@@ -101,6 +101,7 @@ def curate(
         "skipped": reader.skipped,
         "duplicates": found.duplicates,
         "kinds": dict(sorted(found.kinds.items())),
+        **({"web": dict(reader.notes)} if reader.notes else {}),
     }
 
 

@@ -18,6 +18,7 @@ from atelier.engine.io.source_files import (
     TAR,
     TEXT,
     TOPICS,
+    WEB,
     short_names,
     stdlib_folder,
 )
@@ -53,6 +54,8 @@ def documents(
     for path, expected in files[within]:
         if path.endswith(TEXT):
             yield from _text(path, names[path], expected, reader)
+        elif path.endswith(WEB):
+            yield from _pages(path, names[path], expected, reader)
         else:
             yield from _lines(path, _as_lines(names[path]), expected, source.field, reader)
 
@@ -74,6 +77,13 @@ def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReade
             reader.broken(where, problem)
         else:
             yield from _counted(_document(f"{name}:{number}", str(row[wanted]), "line"), reader)
+
+
+def _pages(path: str, name: str, expected: str, reader: SourceReader) -> Iterator[Document]:
+    """Pages; in an archive `<file>:<number of the record>:<address>`."""
+    for page, text in reader.pages(path, expected):
+        own = ":".join([name, str(page.number), page.address]) if page.number else name
+        yield from _counted(_document(own, text, "page"), reader)
 
 
 def _counted(found: Iterator[Document], reader: SourceReader) -> Iterator[Document]:

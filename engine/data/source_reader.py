@@ -21,6 +21,7 @@ from atelier.engine.config.error import DataError, printable
 from atelier.engine.data import catalogue, tar
 from atelier.engine.data.parquet import ParquetReader
 from atelier.engine.data.row import Column, kind_of
+from atelier.engine.data.web import Page, PageReader
 from atelier.engine.data.zst import Unpacked
 from atelier.engine.io.process import Progress
 from atelier.engine.io.remote import open_system
@@ -59,15 +60,23 @@ class SourceReader:
 
     def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
         self._stop, self._place, self._progress = on_error == "stop", place, progress
-        self._parquet = ParquetReader()
+        self._parquet, self._web = ParquetReader(), PageReader()
         self.skipped, self.first = 0, ""
         self.empty = 0  # documents without text
 
     def __enter__(self) -> Self:
         return self
 
+    @property
+    def notes(self) -> dict[str, int]:
+        """Counts of what web files hold besides plain pages."""
+        return {what: count for what, count in sorted(self._web.notes.items()) if count}
+
     def __exit__(self, *error: object) -> None:
         self._parquet.close()
+        self._web.close()
+        for what, count in self.notes.items():
+            self._progress.warn(f"{what}: {count}")
         if self.first:
             self._progress.warn(f"{self.skipped} broken rows are left out, the first of them {self.first}")
 
@@ -148,6 +157,11 @@ class SourceReader:
                 yield number, f"{path}: message {number}", {**row, **named}
         else:
             yield from self._of_lines(path, expected)
+
+    def pages(self, path: str, expected: str) -> Iterator[tuple[Page, str]]:
+        """The pages of a web file with their main text; memory holds one."""
+        with self.opened(path, expected) as file:
+            yield from self._web.texts(file, path, self.broken)
 
     def _of_lines(self, path: str, expected: str) -> Iterator[Row]:
         """The rows of a .jsonl file; blank lines are numbered and left out."""

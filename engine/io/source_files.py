@@ -32,9 +32,13 @@ from atelier.engine.io.hub import commit_of, pinned
 PACKING = ("", ".gz", ".zst")
 TEXT, LINES, TAR = (tuple(kind + packed for packed in PACKING) for kind in (".txt", ".jsonl", ".tar"))
 PARQUET, CATALOGUE = (".parquet",), (".mo",)
+ARCHIVES = tuple(f".warc{packed}" for packed in PACKING)
+WEB = (*(f"{kind}{packed}" for kind in (".html", ".htm") for packed in PACKING), *ARCHIVES)
 ROWS = LINES + PARQUET + TAR
 MESSAGE = ("msgid", "msgstr")  # fields of a catalogue
-NEEDED = {".parquet": ("pyarrow", "parquet")}  # ending -> package, extra
+WEB_LIBRARY = "resiliparse"  # its version decides which text a page has
+NEEDED = {".parquet": ("pyarrow", "parquet"), **dict.fromkeys(WEB, (WEB_LIBRARY, "web"))}  # package, extra
+_IS_WEB = re.compile(r"\.(html?|warc)\b[^/]*$")  # a name or glob
 TOPICS = "pydoc_data/topics.py"
 BLOCK = 1 << 20
 WAY_OUT = (
@@ -91,6 +95,8 @@ def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
     fields = (getattr(source, "field", ""), getattr(source, "prompt", ""))
     if source.source.endswith(CATALOGUE) or {*fields} & {*MESSAGE}:
         endings += CATALOGUE  # only if requested: many folders have some beside their text
+    elif isinstance(source, Source) and _IS_WEB.search(source.source):
+        endings += WEB  # likewise
     check_no_password(source.source, place)
     system, path = _filesystem(pinned(source.source, place), place)
     with reading(source.source, place):
@@ -114,6 +120,8 @@ def _text_files(
     system: remote.FileSystem, path: str, given: str, place: str, endings: tuple[str, ...]
 ) -> list[str]:
     shown, known = printable(given), f"known: {', '.join(endings)}"
+    if not set(WEB) & {*endings}:
+        known += "; web pages if the name or glob ends with .html or .warc"
     if remote.ask_in_time(system, "isfile", path):
         if not _has_ending(path, endings):
             raise ConfigError(place, f"{shown} is not a text file", known)
@@ -351,4 +359,4 @@ def _nearest_in(system: remote.FileSystem, path: str) -> str:
         if near and near != parts[depth]:
             return f"did you mean {printable(folder.rstrip('/') + '/' + near)}?"
         break
-    return "give a path or glob of .txt, .jsonl, .parquet, .tar or .mo files, or stdlib"
+    return "give a path or glob of .txt, .jsonl, .parquet, .tar or .mo files or web pages, or stdlib"

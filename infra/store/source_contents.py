@@ -14,7 +14,8 @@ from stat import S_ISREG
 from atelier.engine.config.base import Json, fingerprint
 from atelier.engine.config.error import DataError, check_utf8, printable
 from atelier.engine.io.hub import without_commit
-from atelier.engine.io.source_files import BLOCK, content_id, reading
+from atelier.engine.io.machine import versions
+from atelier.engine.io.source_files import BLOCK, WEB, WEB_LIBRARY, content_id, reading
 from atelier.engine.io.storage import is_local, local_path, write_bytes
 from atelier.engine.io.user_folders import cache_folder
 
@@ -88,8 +89,11 @@ def _digest(path: Path, size: int) -> str:
 
 
 def identity_of(contents: list[tuple[str, str]]) -> dict[str, Json]:
-    """A set of files as identity: how many, and one digest over (path below their common folder, digest)."""
+    """A set of files as identity: how many, and one digest over (path below their common folder, digest); of
+    web pages also the version of the library that extracts their text.
+    """
     named = [(without_commit(url), digest) for url, digest in contents]
     folder = os.path.commonpath([os.path.dirname(name) for name, _ in named]) if named else ""
     listed = [[name.removeprefix(folder).lstrip("/"), digest] for name, digest in named]
-    return {"files": len(listed), "content": fingerprint(sorted(listed))}
+    library = versions(WEB_LIBRARY) if any(url.endswith(WEB) for url, _ in named) else {}
+    return {"files": len(listed), "content": fingerprint(sorted(listed)), **library}

@@ -73,8 +73,10 @@ class Machine:
     def _give_inputs(self, checkout: Path) -> None:
         """What the pages speak of as the reader's: texts, labels, a row to plan, a model kind `own`."""
         (checkout / "texts").mkdir()
-        lines = [json.dumps({"text": page.read_text()}) for page in (TOP / "docs").rglob("*.md")]
-        (checkout / "texts" / "pages.jsonl").write_text("\n".join(lines) + "\n")
+        pages = [page.read_text() for page in sorted((TOP / "docs").rglob("*.md"))]
+        for name, texts in {"pages": pages, "prose": map(prose, pages)}.items():
+            lines = [json.dumps({"text": text}) for text in texts]
+            (checkout / "texts" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
         (checkout / "talks").mkdir()
         write_talks(checkout / "talks" / "depths.jsonl", 40)
         (checkout / "row.json").write_text(json.dumps(ROW))
@@ -142,3 +144,9 @@ class Reader:
                 text = text.replace(mark, path.stem, 1)
         text = text.replace("<this repository>", str(self.machine.source))
         return text.replace("<name>", "own").replace("<pool>", "slurm")
+
+
+def prose(page: str) -> str:
+    """The plain paragraphs of a page, which filters of web text keep."""
+    found = [" ".join(part.split()) for part in page.split("\n\n") if part[:1].isupper() and "|" not in part]
+    return re.sub("`[^`]*`", "it", "\n\n".join(found))

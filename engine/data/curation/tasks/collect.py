@@ -91,6 +91,8 @@ def _read(
     for name, amount in {"broken": reader.skipped, "empty": reader.empty}.items():
         if amount:
             writers[-1].count(name, amount=amount)
+    for what, amount in reader.notes.items():
+        writers[-1].count("web", what, amount=amount)
     if reader.skipped:
         writers[-1].notes.append(
             f"{reader.skipped} broken rows are left out, the first of them {reader.first}"
