@@ -1,9 +1,10 @@
 """The task `collect`: read the files of a source into shards of documents."""
 
 import os
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from atelier.engine.config.base import Json, parse
@@ -54,50 +55,47 @@ def collect(run: RunFile, progress: Progress, ranks: Ranks) -> Prepared | None:
 
 def spans_of(sizes: list[int], shards: int) -> list[slice]:
     """Runs of files of about equal bytes, each with a file: `shards` of them (0 = one per SHARD_BYTES, at
-    least LEAST).
+    least LEAST), or as many as there are files.
     """
-    total = sum(sizes)
-    wanted = shards or max(LEAST, -(-total // SHARD_BYTES))
-    wanted = max(1, min(wanted, len(sizes)))
-    ends, before = [0], 0
-    for number, size in enumerate(sizes):
-        before += size
-        left = len(sizes) - number - 1
-        due = before * wanted >= total * len(ends) or left < wanted - len(ends)
-        if due and len(ends) < wanted and left >= wanted - len(ends):
-            ends.append(number + 1)
+    upto = list(accumulate(sizes))
+    wanted = shards or max(LEAST, -(-upto[-1] // SHARD_BYTES))
+    wanted = min(wanted, len(sizes))
+    ends = [0]
+    for number in range(1, wanted):
+        nearest = bisect_left(upto, upto[-1] * number / wanted) + 1
+        if nearest > 1 and upto[nearest - 1] + upto[nearest - 2] > 2 * upto[-1] * number / wanted:
+            nearest -= 1  # the end of the file before is nearer
+        ends.append(min(max(nearest, ends[-1] + 1), len(sizes) - wanted + number))
     return [slice(begin, end) for begin, end in pairwise([*ends, len(sizes)])]
 
 
 def _read(
     config: CollectConfig, files: list[tuple[str, str]], within: slice, scratch: Path
-) -> Iterable[ShardWriter]:
-    """The documents of some files, in as many shards as they need."""
-    writers, size = [ShardWriter(scratch / "0.zst")], 0
+) -> Iterator[ShardWriter]:
+    """The documents of some files, in as many shards as they need, each given when it is full."""
+    writer, number, size = ShardWriter(scratch / "0.zst"), 0, 0
     with open(os.devnull, "w") as nowhere:
         quiet = Progress(nowhere)  # finished shards are the progress
         reader = SourceReader(on_error=config.source.on_error, place="data", progress=quiet)
         with reader:
             for document in documents(config.source, files, reader, within):
                 if size >= SHARD_BYTES:
-                    writers[-1].close()
-                    writers.append(ShardWriter(scratch / f"{len(writers)}.zst"))
-                    size = 0
-                for line in _lines(_changed(document, config, writers[-1])):
+                    yield writer
+                    number, size = number + 1, 0
+                    writer = ShardWriter(scratch / f"{number}.zst")
+                for line in _lines(_changed(document, config, writer)):
                     length = size_of(line["text"])
-                    writers[-1].write(line_of(line))
-                    writers[-1].count_document(length, "kept")
+                    writer.write(line_of(line))
+                    writer.count_document(length, "kept")
                     size += length
     for name, amount in {"broken": reader.skipped, "empty": reader.empty}.items():
         if amount:
-            writers[-1].count(name, amount=amount)
+            writer.count(name, amount=amount)
     for what, amount in reader.notes.items():
-        writers[-1].count("web", what, amount=amount)
+        writer.count("web", what, amount=amount)
     if reader.skipped:
-        writers[-1].notes.append(
-            f"{reader.skipped} broken rows are left out, the first of them {reader.first}"
-        )
-    return writers
+        writer.notes.append(f"{reader.skipped} broken rows are left out, the first of them {reader.first}")
+    yield writer
 
 
 def _lines(document: Document) -> Iterator[DocumentLine]:
