@@ -28,7 +28,7 @@ STACK = (
     "atelier up",
     "atelier status",
     "eval ",
-    "atelier titan .*pool=local",
+    r"atelier \w+ .*pool=local",
     "prefect deploy",
     "atelier down",
 )
