@@ -251,8 +251,8 @@ def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, 
     [done] = [point for point in points(root) if point["state"] == "done"]
     curves = held_out_curves(root, every=9)
     assert len(curves) == 4 and 18 in min(curves, key=lambda losses: losses[9])
-    [trunk] = [losses for losses in curves if 27 in losses]  # of the learning rate's decay to step 36
-    assert trunk[18] == min(losses[18] for losses in curves if 18 in losses)
+    best = min((losses for losses in curves if 18 in losses), key=lambda losses: losses[18])
+    assert 27 in best  # where the learning rate's decay to step 36 begins; others may stop a little late
     assert "optim.lr=0.003" in done["words"] and f"rung 18: #{done['number']} continue" in said.out
 
 
