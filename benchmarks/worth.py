@@ -1,9 +1,9 @@
 """Is curation worth it? Held-out loss of equal models, trained on equally many tokens of a corpus with
 planted junk and near-copies: as it is, curated by single filters, by several, and without what was planted.
 
-python benchmarks/worth.py [--seeds 1 2 3] [--store DIR] [--tiny]     an hour on two cores
+python benchmarks/worth.py [--text stdlib-prose] [--seeds 1 2 3] [--store DIR] [--tiny]   half an hour a text
 
-Half of the corpus is the default text, 30 % is junk of six kinds, 20 % are near-copies of 40 documents
+Half of the corpus is the default text (or another source), 30 % is junk of six kinds, 20 % are near-copies of 40 documents
 (planted.py), drawn anew for each seed. The held-out text is clean, the same for all, and so is the tokenizer.
 """
 
@@ -57,7 +57,7 @@ class Worth(Parts):
     """The clean corpus and its tokenizer, and the corpora that the ways leave."""
 
     def __init__(self, chosen: argparse.Namespace) -> None:
-        super().__init__(chosen)
+        super().__init__(chosen, corpus_words=[f"data.source={chosen.text}"])
         lines = list(
             corpus_lines(open_input(str(next((self.store / "atelier" / "corpus").glob("*")))), self.store)
         )
@@ -168,12 +168,13 @@ def summary(steps: int, by_seed: dict[int, dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    chosen = options(__doc__ or "", steps=320, store="worth")
+    chosen = options(__doc__ or "", steps=320, store="worth", text="stdlib")
     bench = Worth(chosen)
     seeds: dict[int, Any] = {}
     for seed in chosen.seeds:
         seeds[seed] = bench.seed(seed)
-        keep("worth", summary(bench.steps, seeds), is_trial=chosen.tiny, made_by=bench.made_by)
+        name = "worth" if chosen.text == "stdlib" else f"worth_{chosen.text.replace('-', '_')}"
+        keep(name, summary(bench.steps, seeds), is_trial=chosen.tiny, made_by=bench.made_by)
 
 
 if __name__ == "__main__":

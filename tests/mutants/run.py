@@ -46,7 +46,7 @@ class Copy:
         for part in PARTS:
             source = PROJECT / part
             if source.is_dir():
-                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, folder / part)  # compiled files too: all but the patched ones are valid
             else:
                 shutil.copy(source, folder / part)
         self.env = os.environ | {
