@@ -4,8 +4,8 @@ planted junk and near-copies: as it is, curated by single filters, by several, a
 python benchmarks/worth.py [--text stdlib-prose] [--seeds 1 2 3] [--store DIR] [--tiny]   half an hour a text
 
 Half of the corpus is the default text (or another source), 30 % is junk of six kinds, 20 % are near-copies of
-40 documents (planted.py), drawn anew for each seed. The held-out text is clean and the same for all, and so is
-the tokenizer.
+40 documents (planted.py), drawn anew for each seed. The held-out text is clean and the same for all, and so
+is the tokenizer.
 """
 
 import argparse
