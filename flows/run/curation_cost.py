@@ -10,7 +10,7 @@ from atelier.engine.config.document import number_of
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.task.curation import CollectConfig, DeduplicateConfig
 from atelier.engine.io.machine import memory_gb
-from atelier.engine.io.source_files import sizes_of
+from atelier.engine.io.source_files import WEB, sizes_of
 from atelier.engine.io.storage import free_bytes, is_local, local_path
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
@@ -25,6 +25,7 @@ CPU_S = {
 }
 PACKED = 0.4  # bytes on disk per byte of text
 UNPACKED = 4  # bytes of text per byte of a packed source file
+PAGE_TEXT = 0.3  # bytes of text per byte of HTML, of documentation; pages of the web have less
 DOCUMENT = 3000  # bytes of a document, where their number is not known
 SHINGLES = 1.4  # bytes of shingles per byte of text, while `deduplicate` runs
 TABLE = 256  # bytes of a document in memory besides its bands, which are there twice
@@ -65,11 +66,14 @@ def _collected(node: Node, fingerprint: str, store: Store) -> TextSize:
         sizes = sizes_of(files)
     except AtelierError:  # said when it is read
         return TextSize()
-    packed = (path.endswith((".gz", ".zst", ".parquet")) for path, _ in files)
-    total = float(
-        sum(size * (UNPACKED if is_packed else 1) for size, is_packed in zip(sizes, packed, strict=True))
-    )
+    total = sum(size * _text_share(path) for size, (path, _) in zip(sizes, files, strict=True))
     return TextSize(total, max(len(files), total / DOCUMENT))
+
+
+def _text_share(path: str) -> float:
+    """Bytes of text per byte of a source file, roughly."""
+    unpacked = UNPACKED if path.endswith((".gz", ".zst", ".parquet")) else 1
+    return unpacked * (PAGE_TEXT if path.endswith(WEB) else 1)
 
 
 def cpu_seconds(node: Node, texts: Mapping[str, TextSize]) -> float:
