@@ -54,6 +54,10 @@ class Unpacked(io.RawIOBase):
                     f"{self._path}: needs a window of more than {MOST_WINDOW >> 20} MiB to be unpacked; pack"
                     " it without --long or --ultra"
                 ) from None
+            if "ictionary" in reason:
+                raise DataError(
+                    f"{self._path}: needs a dictionary to be unpacked; pack it without one"
+                ) from None
             raise DataError(f"{self._path}: not zstd data ({reason}); copy it again") from None
         self._is_inside, self._packed = not self._frame.eof, self._frame.unused_data
         if self._frame.eof:

@@ -32,13 +32,13 @@ from atelier.engine.io.hub import commit_of, pinned
 PACKING = ("", ".gz", ".zst")
 TEXT, LINES, TAR = (tuple(kind + packed for packed in PACKING) for kind in (".txt", ".jsonl", ".tar"))
 PARQUET, CATALOGUE = (".parquet",), (".mo",)
-ARCHIVES = tuple(f".warc{packed}" for packed in PACKING)
-WEB = (*(f"{kind}{packed}" for kind in (".html", ".htm") for packed in PACKING), *ARCHIVES)
+ARCHIVES = tuple(f"{kind}{packed}" for kind in (".warc", ".warc.wet") for packed in PACKING)
+WEB = (*(f"{kind}{packed}" for kind in (".html", ".htm", ".xhtml") for packed in PACKING), *ARCHIVES)
 ROWS = LINES + PARQUET + TAR
 MESSAGE = ("msgid", "msgstr")  # fields of a catalogue
 WEB_LIBRARY = "resiliparse"  # its version decides which text a page has
 NEEDED = {".parquet": ("pyarrow", "parquet"), **dict.fromkeys(WEB, (WEB_LIBRARY, "web"))}  # package, extra
-_IS_WEB = re.compile(r"\.(html?|warc)\b[^/]*$")  # a name or glob
+_IS_WEB = re.compile(r"\.(x?html?|warc)\b[^/]*/*$")  # a name or glob
 TOPICS = "pydoc_data/topics.py"
 BLOCK = 1 << 20
 WAY_OUT = (
@@ -120,7 +120,7 @@ def _text_files(
     system: remote.FileSystem, path: str, given: str, place: str, endings: tuple[str, ...]
 ) -> list[str]:
     shown, known = printable(given), f"known: {', '.join(endings)}"
-    if not set(WEB) & {*endings}:
+    if TEXT[0] in endings and WEB[0] not in endings:
         known += "; web pages if the name or glob ends with .html or .warc"
     if remote.ask_in_time(system, "isfile", path):
         if not _has_ending(path, endings):
@@ -143,7 +143,7 @@ def _text_files(
 def _has_ending(path: str, endings: tuple[str, ...]) -> bool:
     """Whether a file's name has one of these endings; in an http address, without the part after ? or #."""
     name = re.split("[?#]", path)[0] if path.startswith(("http://", "https://")) else path
-    return path.endswith(endings) and name.endswith(endings)
+    return any(path.endswith(ending) and name.endswith(ending) for ending in endings)
 
 
 def stdlib_folder() -> Path:

@@ -46,7 +46,9 @@ class Copy:
         for part in PARTS:
             source = PROJECT / part
             if source.is_dir():
-                shutil.copytree(source, folder / part)  # compiled files too: all but the patched ones are valid
+                shutil.copytree(
+                    source, folder / part
+                )  # compiled files too: all but the patched ones are valid
             else:
                 shutil.copy(source, folder / part)
         self.env = os.environ | {

@@ -1,21 +1,29 @@
 """WARC archives for tests."""
 
 import gzip
+import zlib
+
+import brotli
+import zstandard
 
 RESPONSE = "application/http; msgtype=response"
 
 
-def record(body: bytes, kind: str = "response", media: str = RESPONSE, *more: str) -> bytes:
+ADDRESS = "http://a.example/\u00fc"
+
+
+def record(
+    body: bytes, kind: str = "response", media: str = RESPONSE, *more: str, address: str = ADDRESS
+) -> bytes:
     """A record; `more`: further lines of its header."""
-    address = "WARC-Target-URI: http://a.example/\u00fc"
-    lines = ["WARC/1.0", f"WARC-Type: {kind}", address, f"Content-Type: {media}", *more]
+    lines = ["WARC/1.0", f"WARC-Type: {kind}", f"WARC-Target-URI: {address}", f"Content-Type: {media}", *more]
     head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
     return head.encode() + body + b"\r\n\r\n"
 
 
-def served(body: bytes, *fields: str, status: str = "200 OK", media: str = "text/html") -> bytes:
+def served(body: bytes, *fields: str, status: str = "HTTP/1.1 200 OK", media: str = "text/html") -> bytes:
     """An HTTP response."""
-    head = "\r\n".join([f"HTTP/1.1 {status}", f"Content-Type: {media}", *fields, "", ""])
+    head = "\r\n".join([status, *fields, *([f"Content-Type: {media}"] if media else []), "", ""])
     return head.encode() + body
 
 
@@ -43,7 +51,7 @@ PAGES = {  # text -> response
 OTHERS = [
     record(b"software: a crawler\r\n", "warcinfo", "application/warc-fields"),
     record(b"GET / HTTP/1.1\r\n\r\n", "request"),
-    record(served(b"gone", status="404 Not Found")),
+    record(served(b"gone", status="HTTP/1.1 404 Not Found")),
     record(served(b"\x89PNG", media="image/png")),
 ]
 RECORDS = [
@@ -53,3 +61,46 @@ RECORDS = [
     record(page("by itself"), "resource", "text/html"),
 ]
 TEXTS = [*PAGES, "extracted before", "by itself"]
+
+HALF = page("half of a text")
+MEMBERS = gzip.compress(page("first"), mtime=0) + gzip.compress(page("second"), mtime=0)
+CUT = gzip.compress(HALF + b" " * 9000, 0, mtime=0)[:-200]
+
+
+def declared(text: str, encoding: str, name: str) -> bytes:
+    return served(page(text, encoding), media=f"text/html; charset={name}")
+
+
+ODD = {  # what servers and crawlers write -> texts
+    "two codings": (served(gzip.compress(gzip.compress(page("a"))), "Content-Encoding: gzip, gzip"), "a"),
+    "repeated field": (served(gzip.compress(page("a")), "Content-Encoding:", "Content-Encoding: gzip"), "a"),
+    "packed chunks": (served(in_chunks(gzip.compress(page("a"))), "Transfer-Encoding: gzip, chunked"), "a"),
+    "packed transfer": (served(gzip.compress(page("a")), "Transfer-Encoding: gzip"), "a"),
+    "a line without colon": (served(gzip.compress(page("a")), "no colon", "Content-Encoding: gzip"), "a"),
+    "blanks before colons": (served(page("a"), "Content-Type : text/html", media=""), "a"),
+    "no last chunk": (served(in_chunks(HALF)[:-5], "Transfer-Encoding: chunked"), "half of a text"),
+    "members of gzip": (served(MEMBERS, "Content-Encoding: gzip"), "first second"),
+    "cut gzip": (served(CUT, "Content-Encoding: gzip"), "half of a text"),
+    "brotli": (served(brotli.compress(page("a")), "Content-Encoding: br"), "a"),
+    "unpacked brotli": (served(page("a"), "Content-Encoding: br"), "a"),
+    "zstd": (served(zstandard.ZstdCompressor().compress(page("a")), "Content-Encoding: zstd"), "a"),
+    "raw deflate": (served(zlib.compress(page("a"))[2:-4], "Content-Encoding: deflate"), "a"),
+    "small window": (served(zlib.compress(page("a"), wbits=10), "Content-Encoding: deflate"), "a"),
+    "no coding": (served(page("a"), "Content-Encoding: utf-8"), "a"),
+    "HTTP/2": (served(page("a"), status="HTTP/2 200"), "a"),
+    "many fields": (served(page("a"), *(f"Set-Cookie: {n}" for n in range(300))), "a"),
+    "a long field": (served(page("a"), "Set-Cookie: " + "x" * 90_000), "a"),
+    "media type twice": (served(page("a"), media="text/html, text/html; charset=utf-8"), "a"),
+    "no semicolon": (served(page("\u00e9", "cp1252"), media="text/html charset = cp1252"), "\u00e9"),
+    "no media type": (served(b"<!doctype html>" + page("a"), media=""), "a"),
+    "xhtml": (served(b"<html><script/><p>a</p><iframe/><p>b</p>", media="application/xhtml+xml"), "a b"),
+    "plain utf-16": (served("a\u00e9".encode("utf-16"), media="text/plain"), "a\u00e9"),
+    "plain latin": (served(b"caf\xe9 caf\xe9 au lait", media="text/plain"), "caf\u00e9 caf\u00e9 au lait"),
+    "utf-16 without a mark": (served(page("a").decode().encode("utf-16-le")), "a"),
+    "shift_jis": (declared("\u2460 \u9ad9", "cp932", "shift_jis"), "\u2460 \u9ad9"),
+    "euc-kr": (declared("\ub620\ubc29", "cp949", "euc-kr"), "\ub620\ubc29"),
+    "big5": (declared("\u6052\u88cf", "big5hkscs", "big5"), "\u6052\u88cf"),
+    "a commented charset": (served(b"<!-- <meta charset=koi8-r> -->" + page("\u00e9")), "\u00e9"),
+    "xml's own word": (served(b'<?xml encoding="iso-8859-2"?>' + page("\u0142", "iso-8859-2")), "\u0142"),
+    "a hostile charset": (served(page("a"), media="text/html; charset=unicode_escape"), "a"),
+}  # fmt: skip

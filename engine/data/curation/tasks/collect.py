@@ -57,6 +57,8 @@ def spans_of(sizes: list[int], shards: int) -> list[slice]:
     """Runs of files of about equal bytes, each with a file: `shards` of them (0 = one per SHARD_BYTES, at
     least LEAST), or as many as there are files.
     """
+    if not sizes:
+        return []
     upto = list(accumulate(sizes))
     wanted = shards or max(LEAST, -(-upto[-1] // SHARD_BYTES))
     wanted = min(wanted, len(sizes))
@@ -132,4 +134,7 @@ def _changed(document: Document, config: CollectConfig, writer: ShardWriter) -> 
             writer.count("masked", kind, amount=amount)
     key = text_group(text)
     group = key if document.group == document.key else document.group
-    return replace(document, text=text, key=key, group=group)
+    name = (
+        masked(document.id)[0] if config.personal and document.kind == "page" else document.id
+    )  # an address
+    return replace(document, id=name, text=text, key=key, group=group)
