@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.flows.run.compose import compose
 from atelier.infra.store.store import Store
-from atelier.infra.tracking import factory
+from atelier.infra.tracking import factory, sink
 from atelier.infra.tracking.about import Followed, RunInfo
 from atelier.infra.tracking.curve import DRAWN, Curve, curves_of
 from atelier.infra.tracking.factory import TrackerSpec
@@ -29,6 +29,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(sink, "CLOSE_S", 300.0)  # a busy machine starts W&B's process late
 
 
 @pytest.fixture
