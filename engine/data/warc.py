@@ -30,6 +30,8 @@ _CHUNK = re.compile(rb"\s{0,4}([0-9a-fA-F]{1,8})[ \t]*(?:;[^\n]{0,999})?\r?\n")
 _MARKUP = re.compile(rb"\s{0,999}<")
 _BEGINS_HTML = re.compile(rb"\s{0,999}<(?:!doctype html|html)", re.IGNORECASE)
 CODINGS = {"gzip", "x-gzip", "deflate", "br", "zstd"}
+MAGIC = {"gzip": b"\x1f\x8b", "x-gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}  # first bytes
+MOST_MEMBERS = 100  # of a gzip body; each copies the rest
 Broken = Callable[[str, str], None]
 Fields = dict[str, str]  # lower-case names; values of repeated ones are joined by commas
 
@@ -102,18 +104,17 @@ def _header(file: IO[bytes], where: str) -> Fields | None:
 
 def _fields(lines: list[bytes]) -> Fields:
     """Fields of a header; lines that are none are passed over."""
-    found: dict[str, list[str]] = {}
-    values: list[str] = []
+    found: dict[str, list[list[str]]] = {}  # name -> values, each of one or several lines
+    last: list[str] | None = None
     for line in lines:
         text = line.decode("utf-8", "replace").rstrip("\r\n")
-        if text[:1] in (" ", "\t") and values:
-            values[-1] += f" {text.strip()}"  # continues the line before
-            continue
         name, colon, value = text.partition(":")
-        if colon:
-            values = found.setdefault(name.strip().lower(), [])
-            values.append(value.strip())
-    return {name: ", ".join(each) for name, each in found.items()}
+        if text[:1] in (" ", "\t") and last:
+            last.append(text.strip())
+        elif colon:
+            last = [value.strip()]
+            found.setdefault(name.strip().lower(), []).append(last)
+    return {name: ", ".join(map(" ".join, values)) for name, values in found.items()}
 
 
 def _block(file: IO[bytes], fields: Fields, where: str) -> tuple[bytes, int]:
@@ -175,12 +176,15 @@ def _content(body: bytes, fields: Fields) -> tuple[bytes, bool]:
         part_is_whole = True
         if coding == "chunked":
             body, part_is_whole = _joined(body)
-        elif (
-            coding in CODINGS and body and not _MARKUP.match(body)
-        ):  # crawlers often unpack, and keep the field
+        elif coding in CODINGS and _is_packed(body, coding):
             body, part_is_whole = _unpacked(body, coding)
         is_whole = is_whole and part_is_whole
     return body, is_whole
+
+
+def _is_packed(body: bytes, coding: str) -> bool:
+    """Whether a body has a coding that its fields name: crawlers often unpack it and keep the field."""
+    return body.startswith(MAGIC[coding]) if coding in MAGIC else bool(body) and not _MARKUP.match(body)
 
 
 def _joined(body: bytes) -> tuple[bytes, bool]:
@@ -217,13 +221,15 @@ def _inflated(body: bytes, coding: str) -> tuple[bytes, bool]:
     parts, size, is_whole = list[bytes](), 0, True
     has_head = coding != "deflate" or (body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)
     while body:  # members of gzip
+        if len(parts) == MOST_MEMBERS:
+            raise PageError(f"its content has more than {MOST_MEMBERS} gzip members")
         unpacker = zlib.decompressobj(47 if has_head else -15)
         parts.append(unpacker.decompress(body, MOST_PAGE - size + 1))
         size += len(parts[-1])
         if size > MOST_PAGE:
             raise PageError(TOO_LARGE)
         is_whole = unpacker.eof
-        body = unpacker.unused_data if unpacker.unused_data.startswith(b"\x1f\x8b") else b""
+        body = unpacker.unused_data if unpacker.unused_data.startswith(MAGIC["gzip"]) else b""
     return b"".join(parts), is_whole
 
 

@@ -86,6 +86,8 @@ ODD = {  # what servers and crawlers write -> texts
     "zstd": (served(zstandard.ZstdCompressor().compress(page("a")), "Content-Encoding: zstd"), "a"),
     "raw deflate": (served(zlib.compress(page("a"))[2:-4], "Content-Encoding: deflate"), "a"),
     "small window": (served(zlib.compress(page("a"), wbits=10), "Content-Encoding: deflate"), "a"),
+    "unpacked text": (served(b"a", "Content-Encoding: gzip", media="text/plain"), "a"),
+    "lines of one field": (served(page("a"), "X: a", *[" b"] * 100_000), "a"),
     "no coding": (served(page("a"), "Content-Encoding: utf-8"), "a"),
     "HTTP/2": (served(page("a"), status="HTTP/2 200"), "a"),
     "many fields": (served(page("a"), *(f"Set-Cookie: {n}" for n in range(300))), "a"),
