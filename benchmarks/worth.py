@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from machine import keep
-from parts import Parts, interval, options
+from parts import Parts, interval, kept_seeds, options
 from planted import planted
 
 from atelier.engine.config.curation import Curation
@@ -171,10 +171,12 @@ def summary(steps: int, by_seed: dict[int, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     chosen = options(__doc__ or "", steps=320, store="worth", text="stdlib")
     bench = Worth(chosen)
+    name = "worth" if chosen.text == "stdlib" else f"worth_{chosen.text.replace('-', '_')}"
     seeds: dict[int, Any] = {}
     for seed in chosen.seeds:
         seeds[seed] = bench.seed(seed)
-        name = "worth" if chosen.text == "stdlib" else f"worth_{chosen.text.replace('-', '_')}"
+        if chosen.go_on:
+            seeds = kept_seeds(name, bench.steps) | seeds
         keep(name, summary(bench.steps, seeds), is_trial=chosen.tiny, made_by=bench.made_by)
 
 
