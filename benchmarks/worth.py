@@ -46,7 +46,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "symbols": {"filters": {"symbols": {"kind": "symbols"}}},
     "language": {"filters": {"language": {"kind": "language", "languages": ["en"]}}},
     "quality": {"filters": QUALITY} | LEARNED,
-    "near-copies, quality": {"filters": QUALITY} | LEARNED,
+    "near-copies, quality": {"filters": QUALITY, "priority": ("good",)} | LEARNED,
     "curated": {"filters": SHORT | GOPHER},
     "nothing planted": None,
 }
@@ -104,7 +104,8 @@ class Worth(Parts):
             pipeline = Pipeline(
                 folder, {name: folder / name for name in sources}, Curation.model_validate(curation | copies)
             ).run()
-            done.write_text("".join(json.dumps(line["text"]) + "\n" for line in pipeline.lines("main")))
+            kept = [*pipeline.lines("main"), *(pipeline.lines("good") if curation.get("priority") else [])]
+            done.write_text("".join(json.dumps(line["text"]) + "\n" for line in kept))
         return [json.loads(line) for line in done.read_text().splitlines()]
 
     def _tokens(self, seed: int, way: str, texts: list[str]) -> str:
