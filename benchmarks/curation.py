@@ -30,6 +30,7 @@ from atelier.engine.data.curation.duplicates import bytes_per_document
 MB = 1e6
 use_own_code()
 
+SIZES = [100, 1000]  # MB
 SETTINGS = {
     "filters": {"quality": {"kind": "gopher_quality"}, "repetition": {"kind": "gopher_repetition"}},
     "deduplicate": {"most_removed": 1.0},
@@ -39,7 +40,7 @@ SETTINGS = {
 
 def main() -> None:
     words = argparse.ArgumentParser()
-    words.add_argument("--sizes", type=int, nargs="+", default=[100, 1000])
+    words.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     words.add_argument("--pairs", type=int, default=5)
     words.add_argument("--folder", default=".")
     options = words.parse_args()
@@ -84,7 +85,7 @@ def main() -> None:
         key: round(statistics.median(each[key] for each in ratios), 2)
         for key in (ratios[0] if ratios else ())
     }
-    keep("curation", numbers)
+    keep("curation" if options.sizes == SIZES else "curation_ranks", numbers)
 
 
 if __name__ == "__main__":
