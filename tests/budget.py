@@ -4,7 +4,7 @@ The cost of a test is the processor time of its process and of its finished chil
 machine changes it by a third, and the first test that imports a library pays for the import. Environment:
 ATELIER_BUDGET=1 lists costs over the budget, except those in over_budget.txt, and fails a session with one
 over twice its budget; ATELIER_COSTS=FILE writes all costs; ATELIER_SHUFFLE=SEED shuffles files, and the tests
-within each.
+within each, but for those of a file with IS_STORY, which follow the life of one store.
 """
 
 import os
@@ -77,7 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         draw = random.Random(seed)
         print(f"ATELIER_SHUFFLE={seed}")
         places = {name: draw.random() for name in dict.fromkeys(str(item.path) for item in items)}
+        order = {item.nodeid: number for number, item in enumerate(items)}
         draw.shuffle(items)
-        items.sort(key=lambda item: places[str(item.path)])
+        stories = {
+            str(item.path) for item in items if getattr(getattr(item, "module", None), "IS_STORY", False)
+        }
+        items.sort(key=lambda i: (places[str(i.path)], order[i.nodeid] if str(i.path) in stories else 0))
     else:  # the cheap files of the engine last, so that all workers end at about the same time
         items.sort(key=lambda item: item.path.is_relative_to(ENGINE))

@@ -55,7 +55,7 @@ class Hub(ThreadingHTTPServer):
         """Put a commit on a branch of `datasets/owner/name` or `models/owner/name`; returns its id."""
         there = self.repositories.setdefault(repository, Repository())
         name = hashlib.sha1(f"{len(there.commits)} {sorted(files.items())}".encode()).hexdigest()
-        there.commits[name], there.branches[branch] = files, name
+        there.commits[name], there.branches[branch] = dict(files), name
         return name
 
 

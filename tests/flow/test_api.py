@@ -19,6 +19,7 @@ from atelier.flows.deployments.run_process import error_of, failure_of
 from tests.checkout import TOP
 from tests.flow.command import Atelier
 
+IS_STORY = True  # each test goes on from the store that the ones before have left
 WORDS = ("experiment=tiny", "tracker=none", "score.baselines=false", "train.steps=8")
 VALUES: dict[str, Any] = {
     "experiment": "tiny",

@@ -11,6 +11,7 @@ from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import read_trajectory
 from tests.flow.command import Atelier
 
+IS_STORY = True  # each test goes on from the store that the ones before have left
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false")
 WALK = (*TINY, "train.steps=16", "train.checkpoint_every=4", "roles.student_a.start=8")
 STUDENT_B = ("+role@roles.student_b=student", "roles.student_b.start=8", "roles.student_b.optim.lr=1e-3")
