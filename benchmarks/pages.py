@@ -12,7 +12,6 @@ import gzip
 import io
 import pkgutil
 import pydoc
-import resource
 import statistics
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from atelier.engine.data.source import documents
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import content_id
+from tests.budget import spent
 from tests.engine.data.archives import record, served
 
 
@@ -69,11 +69,6 @@ def theirs(path: str) -> list[str]:
 
 def cpu_s(read: Callable[[str], list[str]], path: str) -> tuple[float, list[str]]:
     """Processor seconds of this process and the ended ones it started."""
-
-    def spent() -> float:
-        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
     before = spent()
     texts = read(path)
     return spent() - before, texts
@@ -88,7 +83,7 @@ def main() -> None:
     asked = parser.parse_args()
     html = pages(asked.pages)
     size = sum(len(page.encode()) for page in html) / 1e6
-    spent: dict[str, list[float]] = {"atelier": [], "fastwarc": []}
+    taken: dict[str, list[float]] = {"atelier": [], "fastwarc": []}
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/pages.warc.gz"
         with open(path, "wb") as file:
@@ -102,12 +97,12 @@ def main() -> None:
             texts = {}
             for name, read in order:
                 seconds, texts[name] = cpu_s(read, path)
-                spent[name].append(seconds / size)
+                taken[name].append(seconds / size)
             assert texts["atelier"] == texts["fastwarc"], "the texts differ"
     result = {
         "pages": len(html),
         "megabytes": round(size, 2),
-        "cpu_s_per_mb": {name: round(statistics.median(all_of), 4) for name, all_of in spent.items()},
+        "cpu_s_per_mb": {name: round(statistics.median(all_of), 4) for name, all_of in taken.items()},
     }
     keep("pages", result)
     print(result)

@@ -22,6 +22,7 @@ def test_every_file_is_in_one_span_and_there_are_as_many_as_asked_for(seed: int)
 
 def test_files_of_nearly_equal_size_each_have_their_span() -> None:
     assert spans_of([99, 100, 100, 101], 4) == [slice(n, n + 1) for n in range(4)]
+    assert spans_of([99, 100, 100, 101], 2) == [slice(0, 2), slice(2, 4)]
     assert spans_of([101, 100, 100, 99], 4) == [slice(n, n + 1) for n in range(4)]
 
 
