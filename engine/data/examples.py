@@ -13,14 +13,15 @@ from typing import cast
 
 import numpy as np
 
-from atelier.engine.config.batch import ENCODER, NOT_SCORED, PADDING
+from atelier.engine.config.batch import ENCODER, NOT_SCORED
 from atelier.engine.config.data import UNCUT
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.corpus import LabelledLine
 from atelier.engine.data.counter_rng import Permutation
+from atelier.engine.data.option_rows import OptionRow, option_batch, option_row, row_size, stacked
 from atelier.engine.data.options import JointOptions, any_begins_another, check_apart, continued
-from atelier.engine.data.pairs import paired, side
+from atelier.engine.data.pairs import paired
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -39,26 +40,6 @@ class Example:
     @property
     def completion(self) -> tuple[int, ...]:
         return self.options[self.answer]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptionRow:
-    """A prompt and all its options in one row, each [T] int64. The score of option k is the sum of log
-    p(label) over spans[k].
-
-    Branch 0 is the prompt without its last token; every option's branch repeats that token, so the first
-    token of each option is predicted by an ordinary label. With an encoder, which reads `encoder_U`, no token
-    is shared: each branch begins like the decoder's text.
-    """
-
-    tokens_T: np.ndarray
-    positions_T: np.ndarray
-    documents_T: np.ndarray
-    labels_T: np.ndarray
-    branches_T: np.ndarray
-    spans: tuple[tuple[int, int], ...]
-    answer: int
-    encoder_U: np.ndarray | None = None
 
 
 class Examples:
@@ -247,7 +228,7 @@ class Examples:
                 pad=self._vocabulary.pad_id,
             )
         rows = [self._row(self.examples[int(i)]) for i in indices]
-        return _stacked(rows, self.length, self._vocabulary.pad_id)
+        return stacked(rows, self.length, self._vocabulary.pad_id)
 
     def _row(self, example: Example) -> dict[str, np.ndarray]:
         ids = np.array([*example.prompt, *example.completion], dtype=np.int64)
@@ -268,34 +249,17 @@ class Examples:
     def row_tokens(self, index: int) -> int:
         """Tokens of an example's row: its prompt and all options."""
         example = self.examples[index]
-        return len(example.prompt) + sum(map(len, example.options)) - 1
+        return row_size(example.prompt, example.options)
 
     def option_row(self, index: int) -> OptionRow:
         """The example at `index` with all options after its prompt, or for a decoder whose encoder reads the
         prompt.
         """
         example = self.examples[index]
-        shared, last = example.prompt[:-1], example.prompt[-1:]
         if self.is_paired:
-            shared, last = (), (self._vocabulary.start_id,)
-        tokens, labels, positions = [*shared], [NOT_SCORED] * len(shared), [*range(len(shared))]
-        branches, spans = [0] * len(shared), []
-        for branch, option in enumerate(example.options, start=1):
-            spans.append((len(tokens), len(tokens) + len(option)))
-            tokens += [*last, *option[:-1]]
-            labels += option
-            positions += range(len(shared), len(shared) + len(option))
-            branches += [branch] * len(option)
-        return OptionRow(
-            tokens_T=np.array(tokens),
-            positions_T=np.array(positions),
-            documents_T=np.zeros(len(tokens), dtype=np.int64),
-            labels_T=np.array(labels),
-            branches_T=np.array(branches),
-            spans=tuple(spans),
-            answer=example.answer,
-            encoder_U=np.array(self._read(example)) if self.is_paired else None,
-        )
+            start = (self._vocabulary.start_id,)
+            return option_row(start, example.options, example.answer, self._read(example))
+        return option_row(example.prompt, example.options, example.answer)
 
     def option_batch(
         self, indices: Sequence[int] | np.ndarray
@@ -304,30 +268,8 @@ class Examples:
         with spans and answers.
         """
         rows = [self.option_row(int(i)) for i in indices]
-        parts = [
-            {
-                "tokens": r.tokens_T,
-                "positions": r.positions_T,
-                "documents": r.documents_T,
-                "labels": r.labels_T,
-                "branches": r.branches_T,
-            }
-            for r in rows
-        ]
-        pad = self._vocabulary.pad_id
-        batch = _stacked(parts, max(len(r.tokens_T) for r in rows), pad)
-        read = [r.encoder_U for r in rows if r.encoder_U is not None]
-        return batch | (side("encoder_", "U", read, max(map(len, read)), pad) if read else {}), rows
+        return option_batch(rows, self._vocabulary.pad_id), rows
 
 
 def _lines(labels: ArtifactInput, split: str, scratch: Path) -> list[LabelledLine]:
     return cast(list[LabelledLine], labels.lines(f"{split}.jsonl", scratch))
-
-
-def _stacked(rows: list[dict[str, np.ndarray]], length: int, pad: int) -> dict[str, np.ndarray]:
-    fill = {"tokens": pad, "positions": 0, "documents": PADDING, "labels": NOT_SCORED, "branches": 0}
-    result = {f"{name}_BT": np.full((len(rows), length), fill[name], dtype=np.int64) for name in rows[0]}
-    for n, row in enumerate(rows):
-        for name, values in row.items():
-            result[f"{name}_BT"][n, : len(values)] = values
-    return result

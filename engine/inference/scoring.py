@@ -18,7 +18,8 @@ from torch import Tensor
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
 from atelier.engine.data.encode import ORIGINAL
-from atelier.engine.data.examples import Examples, OptionRow
+from atelier.engine.data.examples import Examples
+from atelier.engine.data.option_rows import OptionRow
 from atelier.engine.data.pairs import Pair, paired
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary

@@ -15,6 +15,7 @@ from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.evaluation import HeadScore
 from atelier.engine.config.extensions import kinds_of
+from atelier.engine.config.intervals import t95
 from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.metric import FOLDER, CurveLine, is_segment, merge
 from atelier.engine.config.record import Record
@@ -28,13 +29,6 @@ from atelier.infra.report.render import ReportContent, ReportRow, write_report
 from atelier.infra.report.waterfall import steps_of, waterfall_tables
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
-
-# Two-sided 95 % quantiles of Student's t for 1..30 degrees of freedom.
-T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 class ReportConfig(Spec):
@@ -54,7 +48,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     if len(values) < 2:
         return mean, 0.0
     deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    return mean, T95[min(len(values) - 1, 30) - 1] * deviation / math.sqrt(len(values))
+    return mean, t95(len(values) - 1) * deviation / math.sqrt(len(values))
 
 
 def card_of(node: Node, context: RunContext, payload: str) -> None:

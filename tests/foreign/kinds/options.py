@@ -21,7 +21,8 @@ from tokenizers import (
 
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data import examples
-from atelier.engine.data.examples import Examples, OptionRow
+from atelier.engine.data.examples import Examples
+from atelier.engine.data.option_rows import OptionRow
 from atelier.engine.data.options import JointOptions
 from atelier.engine.io.artifact import open_input
 from tests.engine.trainings import artifact

@@ -1,0 +1,204 @@
+"""What a model says to the questions of an evaluation set, and the metrics of that. Torch-free.
+
+An artifact of kind `exam` has two files: exam.json, an Exam, and answers.jsonl, an AnswerLine for each
+question, in the set's order.
+"""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NotRequired, TypedDict
+
+from pydantic import Field
+
+from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.direction import Direction
+from atelier.engine.config.evaluation_set import QuestionKind
+from atelier.engine.config.intervals import Estimate, mean, ratio, share
+
+KIND = "exam"
+EXAM, ANSWERS = "exam.json", "answers.jsonl"
+PRIOR = "Answer:"  # context of an option alone (GPT-3, 2005.14165, section 2.4)
+
+
+class AnswerLine(TypedDict):
+    """What a model says to a question.
+
+    nats, tokens, bytes: of each option (of a text: one entry), -ln p summed over its tokens. alone: nats of
+    each option after PRIOR. best: whether each of the option's tokens is the most likely one. said: the
+    generated answer. right: of `choice` whether the most likely option is the right one, of `cloze` whether
+    `best`, of `free` whether the answer is exact. cut: tokens of the context that had no room.
+    """
+
+    id: str
+    group: str
+    nats: NotRequired[list[float]]
+    tokens: NotRequired[list[int]]
+    bytes: NotRequired[list[int]]
+    alone: NotRequired[list[float]]
+    best: NotRequired[list[bool]]
+    answer: NotRequired[int]
+    said: NotRequired[str]
+    targets: NotRequired[list[str]]
+    right: NotRequired[float]
+    cut: int
+
+
+class Examine(Spec):
+    """How models are examined."""
+
+    sequence: Count | Literal["auto"] = Field(
+        default="auto", description="context in tokens; auto = the learned positions, else as in training"
+    )
+    overlap: float = Field(
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="texts longer than the context: share that windows have in common",
+    )
+    prior: bool = Field(
+        default=False,
+        description="also normalise by the likelihood of the options alone (one more pass each)",
+    )
+    precision: Literal["float32", "bf16"] = Field(default="float32", description="of weights and arithmetic")
+    batch: Count | Literal["auto"] = Field(
+        default="auto",
+        description="rows computed together; auto = by their tokens",
+        json_schema_extra={"layout": True},
+    )
+    ranks: Count = Field(
+        default=1, description="processes that share the questions", json_schema_extra={"layout": True}
+    )
+    memory_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="limit of model weights in memory, GB; 0 = no limit. Scores do not change",
+        json_schema_extra={"layout": True},
+    )
+
+
+class Interval(TypedDict):
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Exam(TypedDict):
+    """exam.json. `metrics`: by name; the first is the main one. `cut`: questions whose context was cut."""
+
+    set: str
+    kind: QuestionKind
+    shots: int
+    seed: int
+    questions: int
+    groups: int
+    cut: int
+    metrics: dict[str, Interval]
+
+
+# by kind of question, the main metric first; direction as in engine/config/direction.py
+METRICS: dict[QuestionKind, tuple[str, ...]] = {
+    "choice": ("accuracy", "accuracy_tokens", "accuracy_bytes", "accuracy_prior", "bits_per_byte"),
+    "cloze": ("accuracy", "bits_per_byte"),
+    "free": ("exact_match", "f1", "chrf", "bleu"),
+    "text": ("bits_per_byte",),
+}
+DIRECTIONS: dict[str, Direction] = {
+    "accuracy": "maximize",
+    "accuracy_tokens": "maximize",
+    "accuracy_bytes": "maximize",
+    "accuracy_prior": "maximize",
+    "exact_match": "maximize",
+    "f1": "maximize",
+    "chrf": "maximize",
+    "bleu": "maximize",
+    "bits_per_byte": "minimize",
+}
+
+
+def least(values: Sequence[float]) -> int:
+    """The place of the least value, the first of equals."""
+    return min(range(len(values)), key=values.__getitem__)
+
+
+def value_of(line: AnswerLine, metric: str) -> tuple[float, float] | None:
+    """A question's part of a metric: what is summed above and below the line; None if it has none."""
+    if metric in ("exact_match", "f1"):
+        if "said" not in line or "targets" not in line:
+            return None
+        score = exact if metric == "exact_match" else f1
+        return max(score(line["said"], target) for target in line["targets"]), 1.0
+    if "nats" not in line or "tokens" not in line or "bytes" not in line:
+        return None
+    nats, answer = line["nats"], line.get("answer", 0)
+    if metric == "bits_per_byte":
+        return nats[answer] / math.log(2), float(line["bytes"][answer])
+    if metric == "accuracy":
+        return line.get("right", 0.0), 1.0
+    weights = {
+        "accuracy_tokens": [n / size for n, size in zip(nats, line["tokens"], strict=True)],
+        "accuracy_bytes": [n / size for n, size in zip(nats, line["bytes"], strict=True)],
+        "accuracy_prior": [n - own for n, own in zip(nats, line.get("alone", []), strict=False)],
+    }[metric]
+    return (float(least(weights) == answer), 1.0) if weights else None
+
+
+def estimates(lines: Sequence[AnswerLine], kind: QuestionKind) -> dict[str, Estimate]:
+    """The metrics of these answers with their intervals; those that need other libraries are left out."""
+    found: dict[str, Estimate] = {}
+    for metric in METRICS[kind]:
+        parts = [value_of(line, metric) for line in lines]
+        some = [part for part in parts if part is not None]
+        if not lines or len(some) < len(lines):
+            continue
+        groups = [line["group"] for line in lines]
+        tops, bottoms = [top for top, _ in some], [bottom for _, bottom in some]
+        if metric == "bits_per_byte":
+            found[metric] = ratio(tops, bottoms, groups)
+        else:
+            found[metric] = mean(tops, groups) if metric == "f1" else share(tops, groups)
+    return found
+
+
+def difference(ones: Sequence[AnswerLine], others: Sequence[AnswerLine], metric: str) -> Estimate | None:
+    """The mean difference of a metric between two models on the questions that both answered, paired, with
+    its interval over groups. None if there are none. Bits per byte: the difference of the two ratios, whose
+    bytes are the same.
+    """
+    by_id = {line["id"]: line for line in others}
+    both = [(line, by_id[line["id"]]) for line in ones if line["id"] in by_id]
+    parts = [(value_of(one, metric), value_of(other, metric), one["group"]) for one, other in both]
+    found = [(one, other, group) for one, other, group in parts if one is not None and other is not None]
+    if not found:
+        return None
+    tops = [one[0] - other[0] for one, other, _ in found]
+    return ratio(tops, [one[1] for one, _, _ in found], [group for *_, group in found])
+
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def plain(text: str) -> str:
+    """A text as SQuAD's evaluation compares it: lower case, no punctuation, no articles, single spaces."""
+    text = "".join(each for each in text.lower() if each not in string.punctuation)
+    return " ".join(ARTICLES.sub(" ", text).split())
+
+
+def exact(said: str, target: str) -> float:
+    return float(plain(said) == plain(target))
+
+
+def f1(said: str, target: str) -> float:
+    """The harmonic mean of precision and recall of words (SQuAD, 1606.05250, section 6.1)."""
+    ours, theirs = plain(said).split(), plain(target).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * shared / (len(ours) + len(theirs))
+
+
+def chance(numbers: Sequence[int]) -> float:
+    """The accuracy of guessing among each question's number of options."""
+    return math.fsum(1 / number for number in numbers) / len(numbers)

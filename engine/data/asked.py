@@ -1,0 +1,164 @@
+"""The questions of an evaluation set as ids for one model.
+
+Contexts and continuations are encoded as one text and cut where the context alone ends, as in lm-eval
+(`TemplateLM._encode_pair`), so that likelihoods can be compared with published ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import DataError, printable
+from atelier.engine.config.evaluation_set import QUESTIONS, SET, SHOTS, EvaluationSet, QuestionLine, ShotLine
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import ArtifactInput
+
+AT_ONCE = 256  # questions encoded together
+
+
+@dataclass(frozen=True)
+class PosedSet:
+    """An evaluation set as its files have it."""
+
+    settings: EvaluationSet
+    questions: list[QuestionLine]
+    shots: list[ShotLine]
+    url: str
+
+    @staticmethod
+    def of(source: ArtifactInput, scratch: Path) -> "PosedSet":
+        settings = parse(EvaluationSet, source.json(SET, scratch), f"{source.url}: {SET}")
+        questions = cast(list[QuestionLine], source.lines(QUESTIONS, scratch))
+        shots = cast(list[ShotLine], source.lines(SHOTS, scratch)) if SHOTS in source.names() else []
+        return PosedSet(settings, questions, shots, source.url)
+
+    def context(self, question: QuestionLine) -> str:
+        """All that a model is asked: description, solved examples, and the question's own context."""
+        solved = "".join(self.shots[number]["text"] for number in question["shots"])
+        return self.settings.description + solved + question["context"]
+
+    def continuations(self, question: QuestionLine) -> list[str]:
+        """The texts whose likelihood is asked."""
+        return question["options"] or question["targets"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and its continuations as ids. With an encoder the prompt is what it reads, without its end."""
+
+    prompt: tuple[int, ...]
+    options: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Asked:
+    """One question as ids: requests, which together have its options in order. Options share a prompt where
+    the tokenizer encodes it alike before them. `cut`: ids of the context that had no room.
+    """
+
+    question: QuestionLine
+    requests: list[Request] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)  # UTF-8 of each option
+    cut: int = 0
+
+
+class Reader:
+    """Encodes for one model. `room`: most ids of a prompt with its continuation, less the last; `None`: no
+    limit. `begin`: the prompt of a text without one.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, room: int | None, *, is_paired: bool, place: str) -> None:
+        self.vocabulary, self.room, self.is_paired, self.place = vocabulary, room, is_paired, place
+        self.begin = vocabulary.before or (vocabulary.end_id,)
+
+    def asked(self, posed: PosedSet, *, prior: str | None = None) -> Iterator[Asked]:
+        """The questions of a set in order; with `prior` this context in place of each question's own."""
+        for begin in range(0, len(posed.questions), AT_ONCE):
+            some = posed.questions[begin : begin + AT_ONCE]
+            contexts = [posed.context(each) if prior is None else prior for each in some]
+            pairs = [
+                _apart(context, option)
+                for context, question in zip(contexts, some, strict=True)
+                for option in posed.continuations(question)
+            ]
+            encoded = iter(self._encoded(pairs))
+            for question in some:
+                options = posed.continuations(question)
+                each = [next(encoded) for _ in options]
+                yield self._asked(question, options, each)
+
+    def prompts(self, posed: PosedSet, most: int) -> Iterator[tuple[list[int], int]]:
+        """The ids of each question's context with room for `most` ids behind it, and the number cut off."""
+        for begin in range(0, len(posed.questions), AT_ONCE):
+            some = posed.questions[begin : begin + AT_ONCE]
+            for ids in self.vocabulary.encode_all([posed.context(each) for each in some]):
+                room = len(ids) if self.room is None else max(1, self.room - most - len(self._before))
+                yield [*self._before, *ids[-room:]] or [*self.begin], max(0, len(ids) - room)
+
+    @property
+    def _before(self) -> tuple[int, ...]:
+        return () if self.is_paired else self.vocabulary.before
+
+    def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Ids of the context and of the continuation, of each pair."""
+        contexts = list(dict.fromkeys(context for context, _ in pairs))
+        known = dict(zip(contexts, self.vocabulary.encode_all(contexts), strict=True))
+        if self.is_paired:
+            said = self.vocabulary.encode_all([option for _, option in pairs])
+            return [(known[context], ids) for (context, _), ids in zip(pairs, said, strict=True)]
+        whole = self.vocabulary.encode_all([context + option for context, option in pairs])
+        return [
+            (ids[: len(known[context])], ids[len(known[context]) :])
+            for (context, _), ids in zip(pairs, whole, strict=True)
+        ]
+
+    def _asked(
+        self, question: QuestionLine, options: Sequence[str], encoded: Sequence[tuple[list[int], list[int]]]
+    ) -> Asked:
+        found = Asked(question, bytes=[len(option.encode()) for option in options])
+        longest = max(len(ids) for _, ids in encoded)
+        for option, (context, ids) in zip(options, encoded, strict=True):
+            if not ids:
+                raise DataError(
+                    f"{self.place}: question {printable(question['id'])}: the tokenizer has no token for the"
+                    f" option {printable(option)!r}; rename it"
+                )
+            room = None if self.room is None else self.room + 1 - longest - len(self._before)
+            if room is not None and self.is_paired:
+                room = self.room
+            if room is not None and room < (1 if context else 0):
+                raise DataError(
+                    f"{self.place}: question {printable(question['id'])}: its longest option has {longest}"
+                    f" tokens, which leaves no room for a context in {self.room}; leave it out, or give a"
+                    " larger examine.sequence"
+                )
+            kept = context if room is None else context[max(0, len(context) - room) :]
+            found.cut = max(found.cut, len(context) - len(kept))
+            prompt = tuple([*self._before, *kept] or ([] if self.is_paired else self.begin))
+            last = found.requests[-1] if found.requests else None
+            if last is not None and last.prompt == prompt:
+                found.requests[-1] = Request(prompt, (*last.options, tuple(ids)))
+            else:
+                found.requests.append(Request(prompt, (tuple(ids),)))
+        return found
+
+
+def _apart(context: str, option: str) -> tuple[str, str]:
+    """Blanks at the end of a context are encoded with the option."""
+    bare = context.rstrip()
+    return bare, context[len(bare) :] + option
+
+
+def windows(ids: Sequence[int], begin: Sequence[int], room: int, overlap: float) -> Iterator[Request]:
+    """A text as requests that together score each of its ids once, each of at most `room` ids without the
+    last. The first one follows `begin`; of each later one a share `overlap` was scored before.
+    """
+    at, size = 0, max(1, room + 1 - len(begin))
+    while at < len(ids):
+        end = min(len(ids), at + size)
+        kept = room + 1 - (end - at)
+        known = [*(begin if at < kept else ()), *ids[max(0, at - kept) : at]]
+        yield Request(tuple(known[-kept:]), (tuple(ids[at:end]),))
+        at, size = end, max(1, round(room * (1 - overlap)))

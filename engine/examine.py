@@ -1,0 +1,270 @@
+"""Examine a model on evaluation sets: python -m atelier.engine.examine run.json
+
+run.json: task "examine"; config is an ExamineConfig; inputs `model` and `set.<key>` of each set; outputs
+`<key>`: exam.json and answers.jsonl (engine/config/exam.py). Ranks share the questions. What a model says to
+a question does not depend on the other questions, on the batch or on the ranks, except by the rounding of
+sums.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TextIO, cast
+
+import numpy as np
+import torch
+
+from atelier.engine.config.base import Json, canonical, parse
+from atelier.engine.config.error import ConfigError, DataError, printable
+from atelier.engine.config.exam import ANSWERS, EXAM, PRIOR, AnswerLine, Exam, Interval, estimates, least
+from atelier.engine.config.intervals import Estimate
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.task.examine import ExamineConfig
+from atelier.engine.data.asked import Asked, PosedSet, Reader, windows
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.free_answers import answers
+from atelier.engine.inference.generator import check_vocabulary
+from atelier.engine.inference.requests import Scored, score_requests
+from atelier.engine.inference.sampling import TextModel, num_positions
+from atelier.engine.inference.text_metrics import text_metrics
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
+from atelier.engine.parallel.gang import Gang, start_gang
+from atelier.engine.tier.ring import read_model_within
+
+LONGEST = 2048  # tokens of a window where nothing says how long texts may be
+
+
+class Examiner:
+    """A model before its questions."""
+
+    def __init__(
+        self, model: TextModel, vocabulary: Vocabulary, config: ExamineConfig, gang: Gang, progress: Progress
+    ) -> None:
+        self.model, self.vocabulary, self.config = model, vocabulary, config
+        self.gang, self.progress = gang, progress
+        asked, learned = config.examine.sequence, num_positions(model.spec)
+        if asked != "auto" and learned is not None and asked > learned:
+            raise ConfigError(
+                "examine.sequence", f"is {asked}, but the model learned {learned} positions", "give fewer"
+            )
+        self.room = learned if asked == "auto" else asked  # None: contexts are never cut
+        self.window = self.room or config.trained or LONGEST
+
+    def lines(self, posed: PosedSet) -> list[AnswerLine]:
+        """An answer to each question, in the set's order."""
+        kind = posed.settings.kind
+        self.progress.start(len(posed.questions), "questions")
+        if kind == "free":
+            return self._free(posed)
+        asked = list(self._texts(posed) if kind == "text" else self._reader(posed).asked(posed))
+        scored = self._scored(asked)
+        alone: list[list[float]] = []
+        if self.config.examine.prior and kind == "choice":
+            others = list(self._reader(posed).asked(posed, prior=PRIOR))
+            alone = [nats for nats, _, _ in _of_each(others, self._scored(others))]
+        found = []
+        for number, (each, (nats, sizes, best)) in enumerate(
+            zip(asked, _of_each(asked, scored), strict=True)
+        ):
+            question = each.question
+            if not np.isfinite(nats).all():
+                raise DataError(
+                    f"{posed.url}: question {printable(question['id'])}: the model's likelihood is"
+                    f" {nats[0]}; its weights are damaged or its training diverged"
+                )
+            line = AnswerLine(
+                id=question["id"],
+                group=question["group"],
+                nats=nats,
+                tokens=sizes,
+                bytes=each.bytes,
+                answer=question["answer"],
+                cut=each.cut,
+            )
+            if kind == "text":  # the windows of one text
+                line["nats"], line["tokens"] = [sum(nats)], [sum(sizes)]
+            else:
+                line["best"] = best
+                line["right"] = float(best[0] if kind == "cloze" else least(nats) == question["answer"])
+            if alone:
+                line["alone"] = alone[number]
+            found.append(line)
+        return found
+
+    def _reader(self, posed: PosedSet) -> Reader:
+        return Reader(
+            self.vocabulary, self.room, is_paired=self.model.spec.reads_encoder, place=printable(posed.url, 0)
+        )
+
+    def _texts(self, posed: PosedSet) -> list[Asked]:
+        reader = self._reader(posed)
+        begin = () if reader.is_paired else reader.begin
+        rows = self.vocabulary.encode_all([each["targets"][0] for each in posed.questions])
+        overlap = self.config.examine.overlap
+        return [
+            Asked(
+                question,
+                list(windows(ids, begin, self.window, overlap)),
+                [len(question["targets"][0].encode())],
+            )
+            for question, ids in zip(posed.questions, rows, strict=True)
+        ]
+
+    def _scored(self, asked: list[Asked]) -> Scored:
+        requests = [request for each in asked for request in each.requests]
+        batch = self.config.examine.batch
+        done = 0
+        every = sum(len(each.prompt) for each in requests) or 1
+
+        def advance(tokens: int) -> None:
+            nonlocal done
+            before, done = done, done + tokens
+            self.progress.advance(len(asked) * done // every - len(asked) * before // every)
+
+        return score_requests(
+            self.model,
+            requests,
+            self.vocabulary,
+            self.gang,
+            batch=None if batch == "auto" else batch,
+            advance=advance,
+        )
+
+    def _free(self, posed: PosedSet) -> list[AnswerLine]:
+        settings = posed.settings
+        prompts = list(self._reader(posed).prompts(posed, settings.max_tokens))
+        mine = [*range(len(prompts))][self.gang.rank :: self.gang.world]
+        said = answers(
+            self.model,
+            [prompts[number][0] for number in mine],
+            self.vocabulary,
+            most=settings.max_tokens,
+            until=settings.until,
+            advance=self.progress.advance,
+        )
+        every = _gathered(dict(zip(mine, said, strict=True)), self.gang)
+        found = []
+        for number, question in enumerate(posed.questions):
+            line = AnswerLine(
+                id=question["id"],
+                group=question["group"],
+                said=every[number],
+                targets=question["targets"],
+                cut=prompts[number][1],
+            )
+            found.append(line)
+        return found
+
+
+def _of_each(asked: list[Asked], scored: Scored) -> list[tuple[list[float], list[int], list[bool]]]:
+    """Of each question: nats, tokens, and whether each token is the most likely one, by option."""
+    found, at = [], 0
+    for each in asked:
+        options = [option for request in each.requests for option in request.options]
+        end = at + len(options)
+        nats, best = scored.nats_C[at:end].tolist(), scored.is_best_C[at:end].tolist()
+        found.append((nats, [len(option) for option in options], best))
+        at = end
+    return found
+
+
+def _gathered(mine: dict[int, str], gang: Gang) -> dict[int, str]:
+    """The texts of all ranks on each rank."""
+    if gang.world == 1:
+        return mine
+    size_R = torch.zeros(gang.world, dtype=torch.int64)
+    data = canonical([[number, text] for number, text in mine.items()])
+    size_R[gang.rank] = len(data)
+    gang.sum(size_R)
+    bytes_RN = torch.zeros((gang.world, int(size_R.max())), dtype=torch.uint8)
+    bytes_RN[gang.rank, : len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    gang.sum(bytes_RN)
+    found: dict[int, str] = {}
+    for rank, size in enumerate(size_R.tolist()):
+        found |= {number: text for number, text in json.loads(bytes(bytes_RN[rank, :size].tolist()))}
+    return found
+
+
+def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
+    """Examine the model on each set with an output; each body.json is written when its set is done. Returns
+    the summaries.
+    """
+    config, scratch = parse(ExamineConfig, run.config, "config"), Path(run.scratch)
+    settings, source = config.examine, input_of(run, "model")
+    layout = Parallel.model_validate(run.layout.model_dump())
+    gang = start_gang(layout, run.gpu)
+    progress = Progress(stream if gang.is_first else open(os.devnull, "w"))  # noqa: SIM115
+    network, spec = read_model_within(
+        source,
+        scratch,
+        int(settings.memory_gb * 1e9),
+        device=gang.device,
+        dtype=torch.bfloat16 if settings.precision == "bf16" else torch.float32,
+        place="examine.memory_gb",
+    )
+    vocabulary = Vocabulary.of(source, scratch)
+    check_vocabulary(vocabulary, spec, source.url)
+    examiner = Examiner(cast(TextModel, network.eval()), vocabulary, config, gang, progress)
+    summaries: dict[str, Json] = {}
+    for key in run.outputs:
+        posed = PosedSet.of(input_of(run, f"set.{key}"), scratch)
+        lines = examiner.lines(posed)
+        if gang.is_first:
+            summaries[key] = publish(run, key, posed, lines, progress)
+    return summaries
+
+
+def publish(
+    run: RunFile, key: str, posed: PosedSet, lines: list[AnswerLine], progress: Progress
+) -> dict[str, Json]:
+    """Write exam.json, answers.jsonl and body.json of a set; returns the summary."""
+    settings, output = posed.settings, output_of(run, key)
+    found = {name: _interval(each) for name, each in estimates(lines, settings.kind).items()}
+    if settings.kind == "free":
+        found |= {name: _interval(each) for name, each in text_metrics(lines, progress).items()}
+    cut = sum(line["cut"] > 0 for line in lines)
+    if cut:
+        progress.warn(
+            f"{key}: {cut} of {len(lines)} contexts have no room in the model's context and lose their"
+            " beginning"
+        )
+    exam = Exam(
+        set=settings.name,
+        kind=settings.kind,
+        shots=settings.shots,
+        seed=settings.seed,
+        questions=len(lines),
+        groups=len({line["group"] for line in lines}),
+        cut=cut,
+        metrics=found,
+    )
+    output.add_json(EXAM, cast(Json, exam))
+    output.add_bytes(ANSWERS, b"".join(canonical(cast(Json, line)) + b"\n" for line in lines))
+    summary: dict[str, Json] = {
+        **{name: each["value"] for name, each in found.items()},
+        "questions": len(lines),
+        "groups": exam["groups"],
+        "cut": cut,
+    }
+    output.close(summary)
+    return summary
+
+
+def _interval(found: Estimate) -> Interval:
+    return Interval(value=found.value, low=found.low, high=found.high)
+
+
+def act(run: RunFile) -> dict[str, Json]:
+    os.environ["RAYON_NUM_THREADS"] = "1"  # read by the tokenizer's thread pool when it starts
+    return examine(run, sys.stdout)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code; one JSON line reports the end."""
+    return run_verb("examine", arguments, act)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

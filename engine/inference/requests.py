@@ -1,0 +1,121 @@
+"""Log-likelihoods of continuations: rows of similar length together, options behind one shared prompt.
+
+B rows, T tokens of a row, N scored tokens, V vocabulary
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import tee
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.data.asked import Request
+from atelier.engine.data.option_rows import OptionRow, option_batch, option_row, row_size
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.sampling import TextModel
+from atelier.engine.inference.scoring import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Batch
+from atelier.engine.model.contract import Model
+from atelier.engine.parallel.gang import Gang
+from atelier.engine.tier.ring import outputs_of
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The continuations of all requests, one after another: nats [C] float64, and whether each token is the
+    most likely one [C] bool.
+    """
+
+    nats_C: np.ndarray
+    is_best_C: np.ndarray
+
+
+def score_requests(
+    model: TextModel,
+    requests: Sequence[Request],
+    vocabulary: Vocabulary,
+    gang: Gang,
+    *,
+    batch: int | None,
+    advance: Callable[[int], None],
+) -> Scored:
+    """-ln p of every continuation of all requests, in order, on every rank. Ranks share the requests.
+
+    `batch`: rows at once; None = by their tokens. A row's result depends on others only by rounding.
+    """
+    is_paired = model.spec.reads_encoder
+    first_R = np.cumsum([0, *(len(each.options) for each in requests)])
+    found_2C = torch.zeros((2, int(first_R[-1])), dtype=torch.float64)
+    sizes = [row_size(each.prompt, each.options) for each in requests]
+    mine = _batches(sizes, batch)[gang.rank :: gang.world]
+    pad, start, end = vocabulary.pad_id, (vocabulary.start_id,), vocabulary.end_id
+
+    def row(number: int) -> OptionRow:
+        each = requests[number]
+        if is_paired:
+            return option_row(start, each.options, encoder=[*each.prompt, end])
+        return option_row(each.prompt, each.options)
+
+    def batches() -> Iterator[tuple[list[int], list[OptionRow], Batch]]:
+        for numbers in mine:
+            rows = [row(number) for number in numbers]
+            made = option_batch(rows, pad)
+            if all(len(requests[number].options) == 1 for number in numbers):
+                del made["branches_BT"]  # plain text: attention needs no more than causality
+            yield numbers, rows, {name: torch.from_numpy(values) for name, values in made.items()}
+
+    asked, read = tee(batches())
+    for (numbers, rows, _), (nats_BT, best_BT) in zip(
+        asked, label_scores(model, (each for *_, each in read)), strict=True
+    ):
+        for at, (number, own) in enumerate(zip(numbers, rows, strict=True)):
+            for place, (begin, stop) in enumerate(own.spans, start=int(first_R[number])):
+                found_2C[0, place] = nats_BT[at, begin:stop].sum()
+                found_2C[1, place] = best_BT[at, begin:stop].all()
+        advance(sum(sizes[number] for number in numbers))
+    gang.sum(found_2C)
+    return Scored(found_2C[0].numpy(), found_2C[1].numpy() > 0.5)
+
+
+def _batches(sizes: Sequence[int], batch: int | None) -> list[list[int]]:
+    """Row numbers in batches of similar size, the longest first: a lack of memory shows at once."""
+    found: list[list[int]] = []
+    longest = 0
+    for number in np.argsort(-np.array(sizes, dtype=np.int64), kind="stable").tolist():
+        most = batch or max(1, TOKENS_AT_ONCE // max(longest, 1))
+        if not found or len(found[-1]) >= most:
+            found.append([])
+            longest = sizes[number]
+        found[-1].append(number)
+    return found
+
+
+@torch.inference_mode()
+def label_scores(model: TextModel, batches: Iterator[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each batch, -ln p of each label [B, T] float64 and whether it is the most likely token [B, T], on
+    the CPU; 0 and False where nothing is scored.
+    """
+    device = model.head_weight.device
+    own, read = tee(batches)
+    placed = ({name: values.to(device) for name, values in batch.items()} for batch in read)
+    for batch, output in zip(own, outputs_of(cast(Model[Any], model), placed), strict=True):
+        is_label_BT = batch["labels_BT"] != NOT_SCORED
+        hidden_ND = output.hidden[is_label_BT.to(device)]
+        labels_N = batch["labels_BT"][is_label_BT].to(device)
+        nats_BT = torch.zeros(is_label_BT.shape, dtype=torch.float64)
+        best_BT = torch.zeros(is_label_BT.shape, dtype=torch.bool)
+        head_VD = model.head_weight[: model.spec.ids]
+        at_once = max(64, LOGITS_AT_ONCE // head_VD.shape[0])
+        nats, best = [], []
+        for at in range(0, len(labels_N), at_once):
+            logits_NV = F.linear(hidden_ND[at : at + at_once], head_VD).float()
+            some_N = labels_N[at : at + at_once]
+            nats.append(F.cross_entropy(logits_NV, some_N, reduction="none").cpu().double())
+            best.append((logits_NV.argmax(1) == some_N).cpu())
+        nats_BT[is_label_BT] = torch.cat(nats)
+        best_BT[is_label_BT] = torch.cat(best)
+        yield nats_BT, best_BT
