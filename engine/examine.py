@@ -17,18 +17,26 @@ import torch
 
 from atelier.engine.config.base import Json, canonical, parse
 from atelier.engine.config.error import ConfigError, DataError, printable
-from atelier.engine.config.exam import ANSWERS, EXAM, PRIOR, AnswerLine, Exam, Interval, estimates, least
-from atelier.engine.config.intervals import Estimate
+from atelier.engine.config.exam import (
+    ANSWERS,
+    EXAM,
+    PRIOR,
+    AnswerLine,
+    ExamineConfig,
+    ExamResult,
+    Interval,
+    estimates,
+    least,
+)
+from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.config.task.examine import ExamineConfig
-from atelier.engine.data.asked import Asked, PosedSet, Reader, windows
+from atelier.engine.data.asked import AskedQuestion, PosedSet, Reader, windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.free_answers import answers
+from atelier.engine.inference.free_answers import answers, text_metrics
 from atelier.engine.inference.generator import check_vocabulary
 from atelier.engine.inference.requests import Scored, score_requests
 from atelier.engine.inference.sampling import TextModel, num_positions
-from atelier.engine.inference.text_metrics import text_metrics
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.parallel.gang import Gang, start_gang
 from atelier.engine.tier.ring import read_model_within
@@ -98,13 +106,13 @@ class Examiner:
             self.vocabulary, self.room, is_paired=self.model.spec.reads_encoder, place=printable(posed.url, 0)
         )
 
-    def _texts(self, posed: PosedSet) -> list[Asked]:
+    def _texts(self, posed: PosedSet) -> list[AskedQuestion]:
         reader = self._reader(posed)
         begin = () if reader.is_paired else reader.begin
         rows = self.vocabulary.encode_all([each["targets"][0] for each in posed.questions])
         overlap = self.config.examine.overlap
         return [
-            Asked(
+            AskedQuestion(
                 question,
                 list(windows(ids, begin, self.window, overlap)),
                 [len(question["targets"][0].encode())],
@@ -112,7 +120,7 @@ class Examiner:
             for question, ids in zip(posed.questions, rows, strict=True)
         ]
 
-    def _scored(self, asked: list[Asked]) -> Scored:
+    def _scored(self, asked: list[AskedQuestion]) -> Scored:
         requests = [request for each in asked for request in each.requests]
         batch = self.config.examine.batch
         done = 0
@@ -158,7 +166,7 @@ class Examiner:
         return found
 
 
-def _of_each(asked: list[Asked], scored: Scored) -> list[tuple[list[float], list[int], list[bool]]]:
+def _of_each(asked: list[AskedQuestion], scored: Scored) -> list[tuple[list[float], list[int], list[bool]]]:
     """Of each question: nats, tokens, and whether each token is the most likely one, by option."""
     found, at = [], 0
     for each in asked:
@@ -230,7 +238,7 @@ def publish(
             f"{key}: {cut} of {len(lines)} contexts have no room in the model's context and lose their"
             " beginning"
         )
-    exam = Exam(
+    exam = ExamResult(
         set=settings.name,
         kind=settings.kind,
         shots=settings.shots,
@@ -252,7 +260,7 @@ def publish(
     return summary
 
 
-def _interval(found: Estimate) -> Interval:
+def _interval(found: Bounded) -> Interval:
     return Interval(value=found.value, low=found.low, high=found.high)
 
 

@@ -6,6 +6,9 @@ from functools import cache
 import pytest
 from benchmarks.structure import FIGURES, circles, figures, imports, size, sources
 
+from atelier.engine.config.record import KINDS
+from tests.checkout import TOP
+
 HELD = sorted(name for name, figure in FIGURES.items() if figure.most is not None)
 CLOSING = [  # imports that make a circle
     "from atelier.engine.a import f",
@@ -46,3 +49,15 @@ def test_a_short_file_with_one_importer_counts_unless_it_is_found_by_its_name_or
         + "x\n" * 60,
     }
     assert figures(texts)["files under 60 lines that one other imports"] == ["engine/plan/short.py"]
+
+
+def test_removal_knows_the_kind_of_each_artifact_that_a_task_makes() -> None:
+    made: dict[str, str] = {}
+    for path in sorted((TOP / "tasks").glob("[!_]*.py")):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            name = getattr(call.func, "id", "")
+            given = call.args[1:2] if name == "declare_one" else []
+            given += [each.value for each in call.keywords if name == "Product" and each.arg == "kind"]
+            made |= {str(each.value): path.name for each in given if isinstance(each, ast.Constant)}
+    assert len(made) > 15
+    assert not made.keys() - set(KINDS), "atelier gc would never remove these"

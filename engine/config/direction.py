@@ -23,10 +23,21 @@ SCORED: dict[str, Direction] = {  # engine/evaluate.py
     "xz": "minimize",
     "trigram": "minimize",
 }
+EXAMINED: dict[str, Direction] = {  # engine/config/exam.py
+    "accuracy": "maximize",
+    "accuracy_tokens": "maximize",
+    "accuracy_bytes": "maximize",
+    "accuracy_prior": "maximize",
+    "exact_match": "maximize",
+    "f1": "maximize",
+    "chrf": "maximize",
+    "bleu": "maximize",
+    "bits_per_byte": "minimize",
+}
 CONVERTED: dict[str, Direction] = {"loss_before": "minimize", "loss_after": "minimize"}  # engine/convert.py
 TOKENIZED: dict[str, Direction] = {"bytes_per_token": "maximize"}  # engine/data/learn_tokenizer.py
 TIMED: dict[str, Direction] = {"tokens_per_s": "maximize"}  # engine/data/encode.py
-OF_SUMMARIES: dict[str, Direction] = {**TRAINED, **SCORED, **CONVERTED, **TOKENIZED, **TIMED}
+OF_SUMMARIES: dict[str, Direction] = {**TRAINED, **SCORED, **EXAMINED, **CONVERTED, **TOKENIZED, **TIMED}
 OF_CURVES: dict[str, Direction] = {
     "loss": "minimize",
     HELD_OUT_LOSS: "minimize",

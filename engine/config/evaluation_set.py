@@ -10,7 +10,7 @@ A model is asked `description` + the texts of the question's shots, in order + `
 the texts hold their own delimiters. What is asked, searched for in training text and audited are these bytes.
 """
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, TypedDict
 
 from pydantic import Field
 
@@ -82,11 +82,3 @@ class Pose(Spec):
     allow: tuple[str, ...] = Field(
         default=(), description="sources whose own Python code may run, by name; none are trusted otherwise"
     )
-
-
-class Scores(TypedDict):
-    """A metric of a model on a set: its value, and the 95 % interval; None where it has none."""
-
-    value: float
-    low: NotRequired[float | None]
-    high: NotRequired[float | None]

@@ -1,6 +1,6 @@
 """What a model says to the questions of an evaluation set, and the metrics of that. Torch-free.
 
-An artifact of kind `exam` has two files: exam.json, an Exam, and answers.jsonl, an AnswerLine for each
+An artifact of kind `exam` has two files: exam.json, an ExamResult, and answers.jsonl, an AnswerLine for each
 question, in the set's order.
 """
 
@@ -14,9 +14,8 @@ from typing import Literal, NotRequired, TypedDict
 from pydantic import Field
 
 from atelier.engine.config.base import Count, Spec
-from atelier.engine.config.direction import Direction
 from atelier.engine.config.evaluation_set import QuestionKind
-from atelier.engine.config.intervals import Estimate, mean, ratio, share
+from atelier.engine.config.intervals import Bounded, mean, ratio, share
 
 KIND = "exam"
 EXAM, ANSWERS = "exam.json", "answers.jsonl"
@@ -79,13 +78,21 @@ class Examine(Spec):
     )
 
 
+class ExamineConfig(Spec):
+    """Config of the task examine. The sets are inputs `set.<key>`, the exams outputs `<key>`."""
+
+    examine: Examine
+    trained: int | None = Field(default=None, description="tokens of the rows that the model was trained on")
+    threads: int = Field(default=1, ge=1, description="CPU threads of each rank")
+
+
 class Interval(TypedDict):
     value: float
     low: float | None
     high: float | None
 
 
-class Exam(TypedDict):
+class ExamResult(TypedDict):
     """exam.json. `metrics`: by name; the first is the main one. `cut`: questions whose context was cut."""
 
     set: str
@@ -98,23 +105,12 @@ class Exam(TypedDict):
     metrics: dict[str, Interval]
 
 
-# by kind of question, the main metric first; direction as in engine/config/direction.py
+# by kind of question, the main metric first; their directions: engine/config/direction.py
 METRICS: dict[QuestionKind, tuple[str, ...]] = {
     "choice": ("accuracy", "accuracy_tokens", "accuracy_bytes", "accuracy_prior", "bits_per_byte"),
     "cloze": ("accuracy", "bits_per_byte"),
     "free": ("exact_match", "f1", "chrf", "bleu"),
     "text": ("bits_per_byte",),
-}
-DIRECTIONS: dict[str, Direction] = {
-    "accuracy": "maximize",
-    "accuracy_tokens": "maximize",
-    "accuracy_bytes": "maximize",
-    "accuracy_prior": "maximize",
-    "exact_match": "maximize",
-    "f1": "maximize",
-    "chrf": "maximize",
-    "bleu": "maximize",
-    "bits_per_byte": "minimize",
 }
 
 
@@ -145,9 +141,9 @@ def value_of(line: AnswerLine, metric: str) -> tuple[float, float] | None:
     return (float(least(weights) == answer), 1.0) if weights else None
 
 
-def estimates(lines: Sequence[AnswerLine], kind: QuestionKind) -> dict[str, Estimate]:
+def estimates(lines: Sequence[AnswerLine], kind: QuestionKind) -> dict[str, Bounded]:
     """The metrics of these answers with their intervals; those that need other libraries are left out."""
-    found: dict[str, Estimate] = {}
+    found: dict[str, Bounded] = {}
     for metric in METRICS[kind]:
         parts = [value_of(line, metric) for line in lines]
         some = [part for part in parts if part is not None]
@@ -162,7 +158,7 @@ def estimates(lines: Sequence[AnswerLine], kind: QuestionKind) -> dict[str, Esti
     return found
 
 
-def difference(ones: Sequence[AnswerLine], others: Sequence[AnswerLine], metric: str) -> Estimate | None:
+def difference(ones: Sequence[AnswerLine], others: Sequence[AnswerLine], metric: str) -> Bounded | None:
     """The mean difference of a metric between two models on the questions that both answered, paired, with
     its interval over groups. None if there are none. Bits per byte: the difference of the two ratios, whose
     bytes are the same.

@@ -14,7 +14,7 @@ Z95 = NormalDist().inv_cdf(0.975)
 T95 = (12.706205, 4.302653, 3.182446, 2.776445)
 
 
-class Estimate(NamedTuple):
+class Bounded(NamedTuple):
     """A value with its 95 % interval; None where nothing is known of the spread."""
 
     value: float
@@ -36,7 +36,7 @@ def t95(freedom: int) -> float:
     return z + sum(terms)
 
 
-def ratio(tops: Sequence[float], bottoms: Sequence[float], groups: Sequence[str]) -> Estimate:
+def ratio(tops: Sequence[float], bottoms: Sequence[float], groups: Sequence[str]) -> Bounded:
     """sum(tops) / sum(bottoms), with its t-interval over groups by linearisation; a mean if all bottoms are
     1. Raises ZeroDivisionError if the bottoms sum to 0.
     """
@@ -45,25 +45,25 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float], groups: Sequence[str]
     rests = _by_group((top - value * bottom for top, bottom in zip(tops, bottoms, strict=True)), groups)
     number = len(rests)
     if number < 2:
-        return Estimate(value)
+        return Bounded(value)
     spread = math.sqrt(math.fsum(rest * rest for rest in rests.values()) * number / (number - 1)) / total
     half = t95(number - 1) * spread
-    return Estimate(value, value - half, value + half)
+    return Bounded(value, value - half, value + half)
 
 
-def mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
+def mean(values: Sequence[float], groups: Sequence[str]) -> Bounded:
     """The mean of values, with its t-interval over groups."""
     return ratio(values, [1.0] * len(values), groups)
 
 
-def share(rights: Sequence[float], groups: Sequence[str]) -> Estimate:
+def share(rights: Sequence[float], groups: Sequence[str]) -> Bounded:
     """The share of 1 among 0s and 1s, with Wilson's interval for as many independent questions as have the
     spread of these groups: it stays within 0 and 1, and is not empty if all are right.
     """
     found = mean(rights, groups)
     value, number = found.value, len(set(groups))
     if found.high is None or number < 2:
-        return Estimate(value)
+        return Bounded(value)
     error = (found.high - value) / t95(number - 1)
     alone = len(rights) if number == len(rights) else number
     independent = value * (1 - value) / error**2 if error > 1e-12 else float(alone)
@@ -71,22 +71,22 @@ def share(rights: Sequence[float], groups: Sequence[str]) -> Estimate:
     scale = 1 + t * t / independent
     middle = (value + t * t / (2 * independent)) / scale
     half = t / scale * math.sqrt(value * (1 - value) / independent + (t / (2 * independent)) ** 2)
-    return Estimate(value, max(0.0, middle - half), min(1.0, middle + half))
+    return Bounded(value, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def paired(ones: Sequence[float], others: Sequence[float], groups: Sequence[str]) -> Estimate:
+def paired(ones: Sequence[float], others: Sequence[float], groups: Sequence[str]) -> Bounded:
     """The mean difference `ones` - `others` on the same questions, with its t-interval over groups."""
     return mean([one - other for one, other in zip(ones, others, strict=True)], groups)
 
 
-def apart(one: Estimate, other: Estimate) -> Estimate:
+def apart(one: Bounded, other: Bounded) -> Bounded:
     """The difference of two estimates on different questions, with the interval of independent ones."""
     value = one.value - other.value
     if None in (one.low, one.high, other.low, other.high):
-        return Estimate(value)
+        return Bounded(value)
     halves = ((high - low) / 2 for _, low, high in (one, other) if low is not None and high is not None)
     half = math.hypot(*halves)
-    return Estimate(value, value - half, value + half)
+    return Bounded(value, value - half, value + half)
 
 
 def _by_group(values: Iterable[float], groups: Sequence[str]) -> Mapping[str, float]:

@@ -15,7 +15,9 @@ from atelier.engine.config.error import DamageError
 
 SCHEMA = 1
 DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes", "chats")
-KINDS = (*DATA_KINDS, "trajectory", "model", "adapter", "scores", "report", "registration")
+CURATED = ("documents", "verdicts", "copies", "overlaps", "classifier")  # parts of a curation
+EXAMS = ("evaluation", "exam")
+KINDS = (*DATA_KINDS, *CURATED, *EXAMS, "trajectory", "model", "adapter", "scores", "report", "registration")
 
 
 UNFIT = re.compile(r"[\\\x00-\x1f\x7f]")  # characters not allowed in an artifact's paths

@@ -45,7 +45,7 @@ class PosedSet:
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptOptions:
     """A prompt and its continuations as ids. With an encoder the prompt is what it reads, without its end."""
 
     prompt: tuple[int, ...]
@@ -53,13 +53,13 @@ class Request:
 
 
 @dataclass
-class Asked:
+class AskedQuestion:
     """One question as ids: requests, which together have its options in order. Options share a prompt where
     the tokenizer encodes it alike before them. `cut`: ids of the context that had no room.
     """
 
     question: QuestionLine
-    requests: list[Request] = field(default_factory=list)
+    requests: list[PromptOptions] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)  # UTF-8 of each option
     cut: int = 0
 
@@ -73,7 +73,7 @@ class Reader:
         self.vocabulary, self.room, self.is_paired, self.place = vocabulary, room, is_paired, place
         self.begin = vocabulary.before or (vocabulary.end_id,)
 
-    def asked(self, posed: PosedSet, *, prior: str | None = None) -> Iterator[Asked]:
+    def asked(self, posed: PosedSet, *, prior: str | None = None) -> Iterator[AskedQuestion]:
         """The questions of a set in order; with `prior` this context in place of each question's own."""
         for begin in range(0, len(posed.questions), AT_ONCE):
             some = posed.questions[begin : begin + AT_ONCE]
@@ -116,8 +116,8 @@ class Reader:
 
     def _asked(
         self, question: QuestionLine, options: Sequence[str], encoded: Sequence[tuple[list[int], list[int]]]
-    ) -> Asked:
-        found = Asked(question, bytes=[len(option.encode()) for option in options])
+    ) -> AskedQuestion:
+        found = AskedQuestion(question, bytes=[len(option.encode()) for option in options])
         longest = max(len(ids) for _, ids in encoded)
         for option, (context, ids) in zip(options, encoded, strict=True):
             if not ids:
@@ -139,9 +139,9 @@ class Reader:
             prompt = tuple([*self._before, *kept] or ([] if self.is_paired else self.begin))
             last = found.requests[-1] if found.requests else None
             if last is not None and last.prompt == prompt:
-                found.requests[-1] = Request(prompt, (*last.options, tuple(ids)))
+                found.requests[-1] = PromptOptions(prompt, (*last.options, tuple(ids)))
             else:
-                found.requests.append(Request(prompt, (tuple(ids),)))
+                found.requests.append(PromptOptions(prompt, (tuple(ids),)))
         return found
 
 
@@ -151,7 +151,7 @@ def _apart(context: str, option: str) -> tuple[str, str]:
     return bare, context[len(bare) :] + option
 
 
-def windows(ids: Sequence[int], begin: Sequence[int], room: int, overlap: float) -> Iterator[Request]:
+def windows(ids: Sequence[int], begin: Sequence[int], room: int, overlap: float) -> Iterator[PromptOptions]:
     """A text as requests that together score each of its ids once, each of at most `room` ids without the
     last. The first one follows `begin`; of each later one a share `overlap` was scored before.
     """
@@ -160,5 +160,5 @@ def windows(ids: Sequence[int], begin: Sequence[int], room: int, overlap: float)
         end = min(len(ids), at + size)
         kept = room + 1 - (end - at)
         known = [*(begin if at < kept else ()), *ids[max(0, at - kept) : at]]
-        yield Request(tuple(known[-kept:]), (tuple(ids[at:end]),))
+        yield PromptOptions(tuple(known[-kept:]), (tuple(ids[at:end]),))
         at, size = end, max(1, round(room * (1 - overlap)))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED
-from atelier.engine.data.asked import Request
+from atelier.engine.data.asked import PromptOptions
 from atelier.engine.data.option_rows import OptionRow, option_batch, option_row, row_size
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.sampling import TextModel
@@ -36,7 +36,7 @@ class Scored:
 
 def score_requests(
     model: TextModel,
-    requests: Sequence[Request],
+    requests: Sequence[PromptOptions],
     vocabulary: Vocabulary,
     gang: Gang,
     *,

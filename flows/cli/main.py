@@ -135,10 +135,10 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
             raise ConfigError(f"atelier {flow}", f"no option {strange[0]!r}", way_out)
         raise syntax.unknown_option(f"atelier {flow}", strange[0], known)
     from atelier.flows.cli.flow_command import run_command
-    from atelier.flows.run.overrides import resuming
+    from atelier.flows.run.overrides import resuming, with_models
     from atelier.flows.run.store_check import check_root  # late: pydantic and fsspec, 0.2 s
 
-    words = resuming(words)
+    words = with_models(flow, resuming(words))
     check_root(will_write=True)
     return run_command([flow, *words], "atelier " + shlex.join(arguments))
 

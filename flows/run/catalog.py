@@ -35,6 +35,10 @@ OWN_KEYS = {
         "init=mine",
     ),
     "model": ("the network: its kind and sizes", "model=gpt_nano"),
+    "evals": (
+        "evaluation sets: .yaml (of lm-eval) or .jsonl files, or names of conf/evals",
+        "evals=[mytask.yaml,boolq]",
+    ),
     "models": ("finished models: names, name@alias or digits of fingerprints", "models=[teacher,student_a]"),
 }
 GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")

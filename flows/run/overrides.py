@@ -6,7 +6,7 @@ from reprlib import Repr
 from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import UNSEEN, ConfigError, check_utf8, nearest
-from atelier.flows.run.catalog import CONF, options
+from atelier.flows.run.catalog import CONF, options, parameters
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import Json
@@ -18,6 +18,7 @@ NUMBER = re.compile(r"[0-9_]{1000}")  # Python refuses to parse many more digits
 LIST_MARKS = re.compile(r"[\[\],\s\"']+")
 GROUP = re.compile(r"^[+~]{0,2}/?(?P<group>[\w-]+(/[\w-]+)*)/?(@[^=]*)?=(?P<value>.*)$", re.DOTALL)
 FORM_KEY = re.compile(r"^(\+{1,2}|~)?(?P<key>[A-Za-z_][A-Za-z0-9_./-]{0,200}(@[A-Za-z0-9_.]{1,200})?)(?==|$)")
+ALONE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]*")  # a model's name, without a key
 MOST_NESTED = 20
 MOST_WORDS = 200  # of a form; on a command line only the shell sets a limit
 MOST_LETTERS = 10_000  # of one override
@@ -159,6 +160,17 @@ def _check_readable(text: str, place: str) -> None:
 
 
 ACCEPT, FRESH = "--accept-code", "--fresh"
+
+
+def with_models(flow: str, words: list[str]) -> list[str]:
+    """The words, with names of models that stand alone as `models=[...]`, for flows that take models."""
+    alone = [word for word in words if ALONE.fullmatch(word)]
+    if not alone or "models" not in parameters(flow).model_fields:
+        return words
+    rest = [word for word in words if word not in alone]
+    if any(word.startswith("models=") for word in rest):
+        raise ConfigError("models", f"given twice: {', '.join(alone)} and models=", "give all of them once")
+    return [f"models=[{','.join(alone)}]", *rest]
 
 
 def resuming(words: list[str]) -> list[str]:

@@ -105,6 +105,7 @@ ROOTS = {  # by task: the files where its imports start
     "imitate": ("engine/imitate.py",),
     "write": ("engine/write.py",),
     "score": ("engine/evaluate.py",),
+    "examine": ("engine/examine.py",),
     "convert": ("engine/convert.py",),
     "adopt": ("engine/adopt.py", *FAMILIES),
     "adopt_adapter": ("engine/adopt_adapter.py", *FAMILIES),

@@ -22,6 +22,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
+from atelier.infra.report.exams import exam_tables, exams_of
 from atelier.infra.report.lineage import find_trajectory, lineage
 from atelier.infra.report.link_use import link_tables
 from atelier.infra.report.notes import MAJORITY, ON, notes_of
@@ -104,6 +105,8 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     last = [key for key in teachers if key in found and key not in teachers.values()]  # most ancestors
     focus = next(iter(last), next(iter(found)))
     waterfalls = steps_of(_corpora(node, store))
+    asked = [store.find(*ref) for key, ref in node.inputs.items() if key.startswith("exam.")]
+    exams = exams_of(found, [record for record in asked if record is not None], store)
     return ReportContent(
         title=config.title,
         command=command,
@@ -112,7 +115,8 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         samples=samples,
         graph=lineage(store, found[focus].fingerprint),
         notes=[*notes_of(rows, found), *(note for _, each in extra for note in each)],
-        more=[*waterfall_tables(waterfalls), *link_tables(found, store, _curve)],
+        more=[*exam_tables(exams), *waterfall_tables(waterfalls), *link_tables(found, store, _curve)],
+        exams=exams,
         waterfall=next(iter(waterfalls.values()), []),
         controls={v: k for k, v in controls.items()},
         starts={k: found[k].summary.get("started_at", 0) for k in found},

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from atelier.engine.config.document import whole_of
-from atelier.engine.config.evaluation import scored_name
+from atelier.engine.config.evaluation import DIGITS, scored_name
+from atelier.engine.config.exam import KIND
 from atelier.engine.config.record import Record
 
 UNKNOWN = "a held-out set that was not recorded (made by an earlier version)"
@@ -20,6 +21,8 @@ def held_out_of(record: Record, metric: str) -> str | None:
     requested number of tokens and window length.
     """
     word = metric.rpartition(".")[2]
+    if record.kind == KIND:
+        return f"the evaluation set {record.parents.get('set', '')[:DIGITS]}"
     if word != "eval_loss" and not (record.kind == "scores" and word in OF_SCORES):
         return None
     most, sequence = whole_of(record.identity.get("max_tokens")), whole_of(record.identity.get("sequence"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from atelier.engine.config.curation import WaterfallStep
 from atelier.engine.config.metric import CurveLine
+from atelier.infra.report.exams import ModelExam, exams_png, told
 from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.report.table import Table
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Group  # late: 50 ms
 
 
-FILES = ("report.md", "report.html", "waterfall.png", "loss.png", "lineage.svg", "table.json")
+FILES = ("report.md", "report.html", "exams.png", "waterfall.png", "loss.png", "lineage.svg", "table.json")
 ORDER = {
     "teacher": 0, "model": 1, "student": 2, "control": 2, "head": 2,
     "zero-shot": 3, "few-shot": 4, "finetuned": 5, "scratch": 5, "baseline": 6,
@@ -69,6 +70,7 @@ class ReportContent:
     controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
     waterfall: list[WaterfallStep] = field(default_factory=list)  # of the curated corpora together
+    exams: list[ModelExam] = field(default_factory=list)
 
     def ordered(self) -> list[ReportRow]:
         """The rows, teachers first, each control after its student."""
@@ -93,6 +95,8 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
     written: dict[str, bytes] = {}
     if content.waterfall:
         written["waterfall.png"] = waterfall_png(content.waterfall)
+    if any(each.is_drawn for each in content.exams):
+        written["exams.png"] = exams_png(content.exams)
     if any(content.curves.values()):
         # imported here: matplotlib takes 0.5 s, and tables do not need it
         from atelier.infra.report.loss_plot import loss_png
@@ -221,6 +225,8 @@ def to_markdown(content: ReportContent) -> str:
     if content.notes:
         parts.append("\n".join(f"- {note}" for note in content.notes))
     parts += (table.to_markdown() for table in tables_of(content))
+    if any(each.is_drawn for each in content.exams):
+        parts.append("![scores with intervals](exams.png)")
     if content.waterfall:
         parts.append("## Corpus\n\n![documents and bytes by reason](waterfall.png)")
     if any(content.curves.values()):
@@ -302,6 +308,11 @@ def html_picture(title: str, png: bytes, alt: str) -> str:
 
 def to_html(content: ReportContent, pictures: Mapping[str, bytes]) -> str:
     body = [table.to_html() for table in tables_of(content)]
+    if "exams.png" in pictures:
+        alt = ", ".join(
+            f"{each.model} on {each.exam['set']}: {told(each, each.main)}" for each in content.exams
+        )
+        body.append(html_picture("Scores", pictures["exams.png"], alt))
     if "waterfall.png" in pictures:
         alt = ", ".join(f"{step['reason']}: {step['documents']} documents" for step in content.waterfall)
         body.append(html_picture("Corpus", pictures["waterfall.png"], alt))

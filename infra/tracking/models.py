@@ -62,7 +62,7 @@ class Models:
         """Write an artifact to MLflow, once. An existing one costs one or two requests."""
         if record.kind == "model":
             self.model(record, task)
-        elif record.kind == "scores":
+        elif record.kind in ("scores", "exam"):
             self.scores(record)
         elif record.kind in DATA_KINDS:
             self.model_pages.data(record, task)
@@ -243,7 +243,7 @@ class Models:
 
     def scores(self, record: Record) -> None:
         """Log the numbers of a scores record as `score/<name>` on the model and its trajectory's run; on
-        other examples than it was tuned on as `score/<examples>/<name>`.
+        other examples than it was tuned on as `score/<examples>/<name>`; of an exam as `exam/<set>/<name>`.
         """
         if self.ids.get("scores", record.fingerprint):
             return
@@ -261,6 +261,9 @@ class Models:
             ids = self.ids.get("model", model.fingerprint) or self.model(model)
             labels = self.store.find("labels", record.parents.get("labels", ""))
             place = f"score/{labels.name}" if labels is not None and "tuned" in labels.parents else "score"
+            asked = self.store.find("evaluation", record.parents.get("set", ""))
+            if asked is not None:
+                place = f"exam/{asked.name}"
             points = [
                 MetricPoint(f"{place}/{key}", value, ids["step"], when) for key, value in numbers.items()
             ]

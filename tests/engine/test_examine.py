@@ -13,7 +13,7 @@ import torch
 from atelier.engine.config.base import canonical
 from atelier.engine.config.error import DataError
 from atelier.engine.config.evaluation_set import EvaluationSet, QuestionKind, QuestionLine
-from atelier.engine.config.exam import METRICS, Exam
+from atelier.engine.config.exam import METRICS, ExamResult
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.data.asked import PosedSet, Reader, windows
@@ -90,7 +90,7 @@ def posed(
 
 def examined(
     study: Study, model: ArtifactInput, of: ArtifactInput, **settings: Any
-) -> tuple[Exam, list[dict[str, Any]]]:
+) -> tuple[ExamResult, list[dict[str, Any]]]:
     config = {"examine": settings}
     run = study.run_file("examine", config, {"model": model, "set.one": of}, "one")
     examine(run, io.StringIO())

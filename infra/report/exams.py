@@ -1,0 +1,186 @@
+"""The exams of a report: a table of scores with intervals, paired differences between models, the spread over
+draws of the shots, and a picture.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from atelier.engine.config.direction import EXAMINED, is_higher_better
+from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult, chance, difference
+from atelier.engine.config.intervals import Bounded
+from atelier.engine.config.record import Record
+from atelier.engine.io.storage import join, read_object, read_text
+from atelier.infra.report.table import Table
+from atelier.infra.store.store import Store
+
+PERCENT = ("accuracy", "accuracy_tokens", "accuracy_bytes", "accuracy_prior", "exact_match", "f1")
+SHORT = {
+    "accuracy": "accuracy",
+    "accuracy_tokens": "per token",
+    "accuracy_bytes": "per byte",
+    "accuracy_prior": "beside alone",
+    "exact_match": "exact",
+    "f1": "F1",
+    "chrf": "chrF",
+    "bleu": "BLEU",
+    "bits_per_byte": "bits/byte",
+}
+
+
+@dataclass(frozen=True)
+class ModelExam:
+    """One model's exam on one set, with its answers."""
+
+    model: str
+    fingerprint: str
+    exam: ExamResult
+    lines: Sequence[AnswerLine]
+
+    @property
+    def main(self) -> str:
+        """The main metric; '' if there is none."""
+        return next(iter(self.exam["metrics"]), "")
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the picture shows it: a share of right answers."""
+        return self.main in PERCENT
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of guessing; None where there are no options."""
+        if self.exam["kind"] != "choice" or not self.lines:
+            return None
+        return chance([len(line.get("nats", [0.0])) for line in self.lines])
+
+
+def exams_of(models: Mapping[str, Record], exams: Sequence[Record], store: Store) -> list[ModelExam]:
+    """The exams of a report's models, by set and model."""
+    names = {record.fingerprint: name for name, record in models.items()}
+    found = []
+    for record in exams:
+        files = {entry.path.rpartition("/")[2]: entry.path for entry in record.files}
+        address = store.address(record.kind, record.fingerprint)
+        exam = cast(ExamResult, read_object(join(address, files[EXAM]), "an exam"))
+        lines = [json.loads(line) for line in read_text(join(address, files[ANSWERS])).splitlines()]
+        name = names.get(record.parents.get("model", ""), record.name)
+        found.append(ModelExam(name, record.fingerprint, exam, cast(list[AnswerLine], lines)))
+    order = {name: place for place, name in enumerate(models)}
+    sets = list(dict.fromkeys(each.exam["set"] for each in found))
+    return sorted(found, key=lambda each: (sets.index(each.exam["set"]), order.get(each.model, 0)))
+
+
+def exam_tables(exams: Sequence[ModelExam]) -> list[Table]:
+    """The scores; and where several models answered one set, the differences to its first model."""
+    if not exams:
+        return []
+    metrics = [name for name in SHORT if any(name in each.exam["metrics"] for each in exams)]
+    head = ("model", "set", "shots", "questions", *(SHORT[name] for name in metrics), "chance")
+    rows = []
+    for each in exams:
+        cells = [told(each, name) for name in metrics]
+        guess = "" if each.chance is None else f"{100 * each.chance:.1f} %"
+        exam = each.exam
+        rows.append([each.model, exam["set"], str(exam["shots"]), f"{exam['questions']:,}", *cells, guess])
+    tables = [Table("Exams", head, rows, ["model"] * len(rows)).filled()]
+    return [*tables, *_differences(exams), *_draws(exams)]
+
+
+def told(each: ModelExam, metric: str) -> str:
+    """A metric as a cell: value and interval, in percent for shares."""
+    if metric not in each.exam["metrics"]:
+        return ""
+    found = each.exam["metrics"][metric]
+    return _told(metric, Bounded(found["value"], found["low"], found["high"]))
+
+
+def _told(metric: str, found: Bounded, sign: str = "") -> str:
+    is_share = metric in PERCENT
+    scale, digits = (100.0, 1) if is_share else (1.0, 3 if metric == "bits_per_byte" else 1)
+    value, low, high = found
+    text = f"{scale * value:{sign}.{digits}f}"
+    if low is not None and high is not None:
+        text += f" ({scale * low:{sign}.{digits}f} to {scale * high:{sign}.{digits}f})"
+    return text + (" %" if is_share else "")
+
+
+def _differences(exams: Sequence[ModelExam]) -> list[Table]:
+    rows = []
+    for name in dict.fromkeys(each.exam["set"] for each in exams):
+        first, *others = (each for each in exams if each.exam["set"] == name)
+        for other in others:
+            for metric in dict.fromkeys((other.main, "bits_per_byte")):
+                found = difference(other.lines, first.lines, metric) if metric else None
+                if found is not None:
+                    rows.append(
+                        [
+                            f"{other.model} - {first.model}",
+                            name,
+                            SHORT[metric],
+                            _told(metric, found, "+"),
+                            verdict(metric, found),
+                        ]
+                    )
+    head = ("models", "set", "metric", "difference, paired", "")
+    return [Table("Differences on the same questions", head, rows, [""] * len(rows))] if rows else []
+
+
+def verdict(metric: str, found: Bounded) -> str:
+    """Whether a difference is beyond its 95 % interval."""
+    if found.low is None or found.high is None:
+        return "one group: no interval"
+    if found.low <= 0 <= found.high:
+        return "within chance"
+    return "better" if (found.value > 0) == is_higher_better(EXAMINED[metric]) else "worse"
+
+
+def _draws(exams: Sequence[ModelExam]) -> list[Table]:
+    """The spread over draws of the shots, for sets asked in several."""
+    by_set: dict[tuple[str, str, int], list[ModelExam]] = {}
+    for each in exams:
+        source = each.exam["set"].split("@")[0].partition(".")[0]
+        by_set.setdefault((each.model, source, each.exam["shots"]), []).append(each)
+    rows = []
+    for (model, source, shots), several in by_set.items():
+        if len({each.exam["seed"] for each in several}) > 1:
+            metric = several[0].main
+            values = [each.exam["metrics"][metric]["value"] for each in several]
+            low, high = Bounded(min(values)), Bounded(max(values))
+            middle = Bounded(sum(values) / len(values))
+            cells = [_told(metric, one) for one in (middle, low, high)]
+            rows.append([model, source, str(shots), str(len(values)), SHORT[metric], *cells])
+    head = ("model", "set", "shots", "draws", "metric", "mean", "least", "most")
+    return [Table("Spread over draws of the shots", head, rows, [""] * len(rows))] if rows else []
+
+
+def exams_png(exams: Sequence[ModelExam]) -> bytes:
+    """PNG: a point with its interval for each model and set, and a mark at chance."""
+    from matplotlib.figure import Figure  # late: 0.5 s
+
+    shown = [each for each in exams if each.is_drawn]
+    models = list(dict.fromkeys(each.model for each in shown))
+    figure = Figure(figsize=(8.0, 1.2 + 0.32 * len(shown)), dpi=150, layout="constrained")
+    axes = figure.subplots(1, 1)
+    colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+    for place, each in enumerate(shown):
+        found, colour = each.exam["metrics"][each.main], colours[models.index(each.model) % len(colours)]
+        if found["low"] is not None and found["high"] is not None:
+            axes.plot([100 * found["low"], 100 * found["high"]], [place, place], color=colour, linewidth=1.6)
+        axes.plot(100 * found["value"], place, "o", color=colour, markersize=5)
+        if each.chance is not None:
+            axes.plot(100 * each.chance, place, "|", color="#6b747b", markersize=12)
+    axes.set_yticks(
+        range(len(shown)),
+        [f"{each.exam['set']}, {each.model}" for each in shown],
+        fontsize=8,
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("right, % with 95 % interval; grey mark: guessing")
+    axes.spines[["top", "right"]].set_visible(False)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", facecolor="white")
+    return target.getvalue()

@@ -1,0 +1,59 @@
+"""examine: ask a model the questions of evaluation sets."""
+
+from collections.abc import Mapping
+
+from atelier.engine.config.document import section_of
+from atelier.engine.config.exam import KIND, Examine, ExamineConfig
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.io.machine import num_cores
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
+
+VERSION = 1
+
+
+def examine(
+    model: Reference, sets: Mapping[str, Reference], settings: Examine, *, trained: int | None = None
+) -> dict[str, Reference]:
+    """The model's exam on each set, by the set's key. `trained`: tokens of the rows it was trained on."""
+    identity = settings.as_identity()
+    products = {
+        key: Product(
+            kind=KIND,
+            name=f"{model.name} on {each.name}",
+            version=VERSION,
+            identity=identity,
+            parents={"model": model.fingerprint, "set": each.fingerprint},
+            origin={field: f"examine.{field}" for field in identity},
+            kinds=model.kinds,
+        )
+        for key, each in sets.items()
+    }
+    threads = max(1, num_cores() // settings.ranks)
+    config = ExamineConfig(examine=settings, trained=trained, threads=threads)
+    node = Node(
+        name=f"examine.{model.name}",
+        task="examine",
+        products=products,
+        inputs={"model": input_of(model)} | {f"set.{key}": input_of(each) for key, each in sets.items()},
+        config=config.model_dump(mode="json"),
+        layout=Parallel(replicate=settings.ranks, shard=1, threads=threads).model_dump(mode="json"),
+        ranks=settings.ranks,
+    )
+    return declare(node, [model, *sets.values()])
+
+
+def run(node: Node, context: RunContext) -> None:
+    """Ask the questions of the sets without an exam."""
+    missing, config = context.missing(node), section_of(node.config)
+    wanted = {"model", *(f"set.{key}" for key in missing)}
+    context.gang(
+        GangRequest(
+            node=node,
+            module="atelier.engine.examine",
+            config=lambda fences: config,
+            outputs=missing,
+            inputs=lambda: {role: url for role, url in context.urls(node).items() if role in wanted},
+        )
+    )
