@@ -10,8 +10,8 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 Z95 = NormalDist().inv_cdf(0.975)
-# two-sided 95 % quantiles of Student's t for 1 .. 4 degrees of freedom, where the expansion is too coarse
-T95 = (12.706205, 4.302653, 3.182446, 2.776445)
+# two-sided 95 % quantiles of Student's t for 1 .. 5 degrees of freedom, where the expansion is too coarse
+T95 = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582)
 
 
 class Bounded(NamedTuple):
@@ -23,7 +23,7 @@ class Bounded(NamedTuple):
 
 
 def t95(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t (Abramowitz and Stegun 26.7.5 above 4 degrees)."""
+    """The two-sided 95 % quantile of Student's t (Abramowitz and Stegun 26.7.5 above 5 degrees)."""
     if freedom <= len(T95):
         return T95[max(freedom, 1) - 1]
     z, v = Z95, freedom
