@@ -1,4 +1,4 @@
-"""How often the paired 95 % interval of exams misses: resamples of two different models of equal true accuracy,
+"""How often the paired 95 % interval of exams misses: resamples of two different models of equal accuracy,
 with independent questions, and with four questions on each passage.
 
 python benchmarks/intervals.py [--resamples 10000]

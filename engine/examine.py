@@ -9,6 +9,7 @@ sums.
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -22,6 +23,7 @@ from atelier.engine.config.exam import (
     EXAM,
     PRIOR,
     AnswerLine,
+    Examine,
     ExamineConfig,
     ExamResult,
     Interval,
@@ -29,7 +31,8 @@ from atelier.engine.config.exam import (
     least,
 )
 from atelier.engine.config.intervals import Bounded
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.parallel import Axes, Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.asked import AskedQuestion, PosedSet, Reader, windows
 from atelier.engine.data.vocabulary import Vocabulary
@@ -37,8 +40,14 @@ from atelier.engine.inference.free_answers import answers, text_metrics
 from atelier.engine.inference.generator import check_vocabulary
 from atelier.engine.inference.requests import Scored, score_requests
 from atelier.engine.inference.sampling import TextModel, num_positions
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
+from atelier.engine.model.contract import Model, stored
+from atelier.engine.model.load import blank, build, read_weights
+from atelier.engine.model.placement import fill
 from atelier.engine.parallel.gang import Gang, start_gang
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.tier.ring import read_model_within
 
 LONGEST = 2048  # tokens of a window where nothing says how long texts may be
@@ -48,10 +57,10 @@ class Examiner:
     """A model before its questions."""
 
     def __init__(
-        self, model: TextModel, vocabulary: Vocabulary, config: ExamineConfig, gang: Gang, progress: Progress
+        self, model: TextModel, vocabulary: Vocabulary, config: ExamineConfig, grid: Grid, progress: Progress
     ) -> None:
         self.model, self.vocabulary, self.config = model, vocabulary, config
-        self.gang, self.progress = gang, progress
+        self.grid, self.progress = grid, progress
         asked, learned = config.examine.sequence, num_positions(model.spec)
         if asked != "auto" and learned is not None and asked > learned:
             raise ConfigError(
@@ -135,7 +144,7 @@ class Examiner:
             self.model,
             requests,
             self.vocabulary,
-            self.gang,
+            self.grid,
             batch=None if batch == "auto" else batch,
             advance=advance,
         )
@@ -143,7 +152,13 @@ class Examiner:
     def _free(self, posed: PosedSet) -> list[AnswerLine]:
         settings = posed.settings
         prompts = list(self._reader(posed).prompts(posed, settings.max_tokens))
-        mine = [*range(len(prompts))][self.gang.rank :: self.gang.world]
+        if self.grid.axes.tensor > 1:
+            raise ConfigError(
+                "examine.tensor",
+                f"{self.grid.axes.tensor} ranks split the model, but answers are written by whole copies",
+                "examine.tensor=1 for sets of free answers",
+            )
+        mine = [*range(len(prompts))][self.grid.data_index :: self.grid.axes.data]
         said = answers(
             self.model,
             [prompts[number][0] for number in mine],
@@ -152,7 +167,7 @@ class Examiner:
             until=settings.until,
             advance=self.progress.advance,
         )
-        every = _gathered(dict(zip(mine, said, strict=True)), self.gang)
+        every = _gathered(dict(zip(mine, said, strict=True)), self.grid.gang)
         found = []
         for number, question in enumerate(posed.questions):
             line = AnswerLine(
@@ -195,26 +210,41 @@ def _gathered(mine: dict[int, str], gang: Gang) -> dict[int, str]:
     return found
 
 
+def read_network(
+    source: ArtifactInput, scratch: Path, settings: Examine, grid: Grid
+) -> tuple[Model, ModelSpec]:
+    """The model, or this rank's part of it, and its spec."""
+    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    device, memory = grid.gang.device, int(settings.memory_gb * 1e9)
+    if settings.tensor == 1:
+        return read_model_within(
+            source, scratch, memory, device=device, dtype=dtype, place="examine.memory_gb"
+        )
+    if memory:
+        raise ConfigError("examine.memory_gb", "is for whole copies of a model", "examine.tensor=1")
+    files, spec = read_weights(source, scratch)
+    with blank():
+        model = build(spec).to(dtype).requires_grad_(False)
+    split_matrices(model, grid, sequence_parallel=False)
+    model.to_empty(device=device)
+    for name, weight in stored(model):
+        fill(weight, partial(files.__getitem__, name))
+    return model, spec
+
+
 def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
     """Examine the model on each set with an output; each body.json is written when its set is done. Returns
     the summaries.
     """
     config, scratch = parse(ExamineConfig, run.config, "config"), Path(run.scratch)
     settings, source = config.examine, input_of(run, "model")
-    layout = Parallel.model_validate(run.layout.model_dump())
-    gang = start_gang(layout, run.gpu)
+    gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    grid = Grid(gang, Axes(replicate=settings.replicate, tensor=settings.tensor))
     progress = Progress(stream if gang.is_first else open(os.devnull, "w"))  # noqa: SIM115
-    network, spec = read_model_within(
-        source,
-        scratch,
-        int(settings.memory_gb * 1e9),
-        device=gang.device,
-        dtype=torch.bfloat16 if settings.precision == "bf16" else torch.float32,
-        place="examine.memory_gb",
-    )
+    network, spec = read_network(source, scratch, settings, grid)
     vocabulary = Vocabulary.of(source, scratch)
     check_vocabulary(vocabulary, spec, source.url)
-    examiner = Examiner(cast(TextModel, network.eval()), vocabulary, config, gang, progress)
+    examiner = Examiner(cast(TextModel, network.eval()), vocabulary, config, grid, progress)
     summaries: dict[str, Json] = {}
     for key in run.outputs:
         posed = PosedSet.of(input_of(run, f"set.{key}"), scratch)

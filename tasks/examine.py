@@ -30,7 +30,8 @@ def examine(
         )
         for key, each in sets.items()
     }
-    threads = max(1, num_cores() // settings.ranks)
+    ranks = settings.replicate * settings.tensor
+    threads = max(1, num_cores() // ranks)
     config = ExamineConfig(examine=settings, trained=trained, threads=threads)
     node = Node(
         name=f"examine.{model.name}",
@@ -38,8 +39,10 @@ def examine(
         products=products,
         inputs={"model": input_of(model)} | {f"set.{key}": input_of(each) for key, each in sets.items()},
         config=config.model_dump(mode="json"),
-        layout=Parallel(replicate=settings.ranks, shard=1, threads=threads).model_dump(mode="json"),
-        ranks=settings.ranks,
+        layout=Parallel(
+            replicate=settings.replicate, shard=1, tensor=settings.tensor, threads=threads
+        ).model_dump(mode="json"),
+        ranks=ranks,
     )
     return declare(node, [model, *sets.values()])
 

@@ -67,8 +67,13 @@ class Examine(Spec):
         description="rows computed together; auto = by their tokens",
         json_schema_extra={"layout": True},
     )
-    ranks: Count = Field(
-        default=1, description="processes that share the questions", json_schema_extra={"layout": True}
+    replicate: Count = Field(
+        default=1,
+        description="copies of the model, which share the questions",
+        json_schema_extra={"layout": True},
+    )
+    tensor: Count = Field(
+        default=1, description="ranks that split every matrix of a copy", json_schema_extra={"layout": True}
     )
     memory_gb: float = Field(
         default=0.0,

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,7 +21,9 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.sampling import TextModel
 from atelier.engine.inference.scoring import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Batch
 from atelier.engine.model.contract import Model
-from atelier.engine.parallel.gang import Gang
+from atelier.engine.model.placement import local
+from atelier.engine.objective.vocab_slice import VocabSlice
+from atelier.engine.parallel.grid import Grid
 from atelier.engine.tier.ring import outputs_of
 
 
@@ -38,12 +41,12 @@ def score_requests(
     model: TextModel,
     requests: Sequence[PromptOptions],
     vocabulary: Vocabulary,
-    gang: Gang,
+    grid: Grid,
     *,
     batch: int | None,
     advance: Callable[[int], None],
 ) -> Scored:
-    """-ln p of every continuation of all requests, in order, on every rank. Ranks share the requests.
+    """-ln p of every continuation of all requests, in order, on every rank. Data ranks share the requests.
 
     `batch`: rows at once; None = by their tokens. A row's result depends on others only by rounding.
     """
@@ -51,7 +54,7 @@ def score_requests(
     first_R = np.cumsum([0, *(len(each.options) for each in requests)])
     found_2C = torch.zeros((2, int(first_R[-1])), dtype=torch.float64)
     sizes = [row_size(each.prompt, each.options) for each in requests]
-    mine = _batches(sizes, batch)[gang.rank :: gang.world]
+    mine = _batches(sizes, batch)[grid.data_index :: grid.axes.data]
     pad, start, end = vocabulary.pad_id, (vocabulary.start_id,), vocabulary.end_id
 
     def row(number: int) -> OptionRow:
@@ -70,14 +73,16 @@ def score_requests(
 
     asked, read = tee(batches())
     for (numbers, rows, _), (nats_BT, best_BT) in zip(
-        asked, label_scores(model, (each for *_, each in read)), strict=True
+        asked, label_scores(model, (each for *_, each in read), grid.group("tensor")), strict=True
     ):
         for at, (number, own) in enumerate(zip(numbers, rows, strict=True)):
             for place, (begin, stop) in enumerate(own.spans, start=int(first_R[number])):
                 found_2C[0, place] = nats_BT[at, begin:stop].sum()
                 found_2C[1, place] = best_BT[at, begin:stop].all()
         advance(sum(sizes[number] for number in numbers))
-    gang.sum(found_2C)
+    if grid.places["tensor"]:
+        found_2C.zero_()  # ranks that split a copy have equal results
+    grid.gang.sum(found_2C)
     return Scored(found_2C[0].numpy(), found_2C[1].numpy() > 0.5)
 
 
@@ -95,9 +100,11 @@ def _batches(sizes: Sequence[int], batch: int | None) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def label_scores(model: TextModel, batches: Iterator[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+def label_scores(
+    model: TextModel, batches: Iterator[Batch], group: dist.ProcessGroup | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each batch, -ln p of each label [B, T] float64 and whether it is the most likely token [B, T], on
-    the CPU; 0 and False where nothing is scored.
+    the CPU; 0 and False where nothing is scored. `group`: the ranks that split the model's matrices.
     """
     device = model.head_weight.device
     own, read = tee(batches)
@@ -108,11 +115,14 @@ def label_scores(model: TextModel, batches: Iterator[Batch]) -> Iterator[tuple[T
         labels_N = batch["labels_BT"][is_label_BT].to(device)
         nats_BT = torch.zeros(is_label_BT.shape, dtype=torch.float64)
         best_BT = torch.zeros(is_label_BT.shape, dtype=torch.bool)
-        head_VD = model.head_weight[: model.spec.ids]
+        head_VD, ids = local(model.head_weight), model.spec.ids
         at_once = max(64, LOGITS_AT_ONCE // head_VD.shape[0])
         nats, best = [], []
         for at in range(0, len(labels_N), at_once):
-            logits_NV = F.linear(hidden_ND[at : at + at_once], head_VD).float()
+            logits_NV = F.linear(hidden_ND[at : at + at_once], head_VD)
+            if group is not None:
+                logits_NV = VocabSlice(group, 0, len(head_VD)).whole(logits_NV)
+            logits_NV = logits_NV[:, :ids].float()
             some_N = labels_N[at : at + at_once]
             nats.append(F.cross_entropy(logits_NV, some_N, reduction="none").cpu().double())
             best.append((logits_NV.argmax(1) == some_N).cpu())
