@@ -15,7 +15,13 @@ from typing import TextIO
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.config.task.prepare import CurateConfig, LabelConfig, RenderConfig, TokenizerConfig
+from atelier.engine.config.task.prepare import (
+    CurateConfig,
+    LabelConfig,
+    PoseConfig,
+    RenderConfig,
+    TokenizerConfig,
+)
 from atelier.engine.data.attributes import describe
 from atelier.engine.data.curate import curate
 from atelier.engine.data.curation.spool import Ranks
@@ -87,6 +93,13 @@ def _render(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     )
 
 
+def _pose(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
+    config = parse(PoseConfig, run.config, "config")
+    output = output_of(run, "evaluation")
+    made = import_module("atelier.engine.data.evaluation.pose")  # other verbs need none of it
+    return output, made.pose(config, output, progress)
+
+
 def _extract(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     parse(Spec, run.config, "config")
     output = output_of(run, "triples")
@@ -108,7 +121,8 @@ def _of_shards(run: RunFile, scratch: Path, progress: Progress) -> Prepared | No
 SHARDED = [path.stem for path in sorted((Path(__file__).parent / "data/curation/tasks").glob("[!_]*.py"))]
 VERBS: dict[str, Verb] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
-    "render": _render, "extract": _extract, "describe": _describe, **dict.fromkeys(SHARDED, _of_shards),
+    "render": _render, "pose": _pose, "extract": _extract, "describe": _describe,
+    **dict.fromkeys(SHARDED, _of_shards),
 }  # fmt: skip
 
 

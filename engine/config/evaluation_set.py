@@ -7,7 +7,9 @@ An artifact of kind `evaluation` has three files:
   shots.jsonl       a ShotLine for each solved example that a question names
 
 A model is asked `description` + the texts of the question's shots, in order + `context`. Nothing is added:
-the texts hold their own delimiters. What is asked, searched for in training text and audited are these bytes.
+the texts hold their own delimiters. Where each option has a context of its own (`contexts`, as in partial
+scoring of WinoGrande), that one takes the place of `context`, and all options are the same text. What is
+asked, searched for in training text and audited are these bytes.
 """
 
 from typing import Literal, TypedDict
@@ -31,7 +33,7 @@ class QuestionLine(TypedDict):
     answer: index of the right option; 0 for other kinds. targets: right answers of `free`, or the text.
     group: questions with the same text to read, such as a passage; they are not independent.
     parts: the question's own words, without the template's: pieces of the context, for searches. answer_text:
-    the right answer in its own words.
+    the right answer in its own words. contexts: one for each option where they differ; `context` is "" then.
     """
 
     id: str
@@ -43,6 +45,7 @@ class QuestionLine(TypedDict):
     group: str
     parts: list[str]
     answer_text: str
+    contexts: NotRequired[list[str]]
 
 
 class ShotLine(TypedDict):
@@ -53,8 +56,14 @@ class ShotLine(TypedDict):
 
 
 class Metric(Spec):
+    """The name is lm-eval's."""
+
     name: str
     direction: Direction
+    ignore_case: bool = Field(default=False, description="exact_match: capitals do not count")
+    ignore_punctuation: bool = Field(
+        default=False, description="exact_match: ASCII punctuation does not count"
+    )
 
 
 class EvaluationSet(Spec):

@@ -46,7 +46,8 @@ class ParquetReader:
     def rows(
         self, file: IO[bytes], path: str, columns: Sequence[Column], broken: Broken
     ) -> Iterator[tuple[int, dict[str, Json]]]:
-        """(row number from 1, values) of the columns that exist. Values that are not UTF-8 go to `broken`.
+        """(row number from 1, values) of the columns that exist; without `columns` all, with values of any
+        type. Values that are not UTF-8 go to `broken`.
 
         Raises DataError for a file that is damaged, truncated, inconsistent or too large for memory, that
         lacks a column, or whose column is not text.

@@ -99,7 +99,9 @@ def _send_rows(channel: socket.socket, path: str, size: int, columns: Sequence[C
 
 
 def _chosen(schema: "pa.Schema", path: str, columns: Sequence[Column]) -> list[str]:
-    """The first existing name of each column."""
+    """The first existing name of each column; without columns all names, of any type."""
+    if not columns:
+        return list(schema.names)
     chosen, there = [], ", ".join(schema.names[:SHOWN]) + (", ..." if len(schema.names) > SHOWN else "")
     for column in columns:
         name = next((name for name in column.names if name in schema.names), "")

@@ -55,7 +55,7 @@ class _Watched(io.RawIOBase):
 
 class SourceReader:
     """Reads files that must be unchanged since the run was planned. At a broken line it stops, or skips it.
-    Its `with` ends what it started.
+    Its `with` ends what it started. `place`: the section with the key `on_error`, '' = none.
     """
 
     def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
@@ -83,9 +83,8 @@ class SourceReader:
     def broken(self, where: str, problem: str) -> None:
         """Raise DataError for a broken line, or count it for a warning at the end."""
         if self._stop:
-            raise DataError(
-                f"{where}: {problem}; fix it, or skip such lines with {self._place}.on_error=skip"
-            )
+            skip = f", or skip such lines with {self._place}.on_error=skip" if self._place else ""
+            raise DataError(f"{where}: {problem}; fix it{skip}")
         self.skipped, self.first = self.skipped + 1, self.first or f"{where}: {problem}"
 
     @contextmanager

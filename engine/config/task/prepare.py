@@ -2,9 +2,10 @@
 each with its content id; `place`, `length`: configuration keys, for errors.
 """
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import JsonObject, Spec
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import AdoptedEnds, Labels, Source, Tokenizer
+from atelier.engine.config.evaluation_source import Form
 
 
 class CurateConfig(Spec):
@@ -31,3 +32,18 @@ class RenderConfig(Spec):
     files: tuple[tuple[str, str], ...]
     place: str = "chats"
     length: str = "train.sequence"
+
+
+class PoseConfig(Spec):
+    """`source`: what the source says (engine/config/evaluation_source.py). `files`: by what they are for, in
+    their order.
+    """
+
+    name: str
+    form: Form
+    source: JsonObject
+    files: dict[str, tuple[tuple[str, str], ...]]
+    shots: int = 0
+    seed: int = 0
+    max_questions: int = 0
+    place: str = "evals"

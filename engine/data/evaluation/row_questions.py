@@ -1,0 +1,160 @@
+"""Questions of a file with one question a row.
+
+A row has `question`, or `context` or `prompt`, and its right answer: `answer` with `options` (or `choices`),
+or `answer` (or `answers`) alone. What is asked is
+
+  <passage>\\n                    if the row has one
+  Question: <question>\\nAnswer:  of `question`; `context` and `prompt` are asked as they are
+
+and each option or answer follows with a blank before it, unless it or the end of what is asked has one. Rows
+of the split train are the pool of solved examples, each with a blank line behind it.
+"""
+
+from atelier.engine.config.base import Json, parse
+from atelier.engine.config.error import DataError, nearest
+from atelier.engine.config.evaluation_set import QuestionKind
+from atelier.engine.config.evaluation_source import RowSource, metrics_of
+from atelier.engine.config.task.prepare import PoseConfig
+from atelier.engine.data.evaluation.questions import (
+    AskedQuestion,
+    PosedRow,
+    QuestionSource,
+    check_options,
+    parts_of,
+    rows_of,
+)
+from atelier.engine.data.row import fields_of, kind_of, text_problem
+from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.io.evaluation_files import QUESTIONS
+
+ASKED = ("question", "context", "prompt")
+OPTIONS, ANSWERS = ("options", "choices"), ("answer", "answers")
+TRAIN = "train"
+BETWEEN = "\n\n"  # behind a solved example
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def read(config: PoseConfig, reader: SourceReader) -> QuestionSource:
+    """The questions of the rows, and those of the split train as the pool. Raises DataError with file and row
+    for what cannot be asked.
+    """
+    settings = parse(RowSource, {"source": config.place, **config.source}, config.place)
+    rows = rows_of(list(config.files[QUESTIONS]), reader)
+    kind = settings.kind or ("choice" if any(_has(row, OPTIONS) for row in rows[:1]) else "free")
+    made = [(row, _question(number, row, kind)) for number, row in enumerate(rows, start=1)]
+    return QuestionSource(
+        kind=kind,
+        questions=[one for row, one in made if row.values.get("split") != TRAIN],
+        pool=[one for row, one in made if row.values.get("split") == TRAIN],
+        pool_name="the rows with split: train",
+        description=settings.description,
+        until=settings.until if kind == "free" else (),
+        max_tokens=settings.max_tokens,
+        metrics=metrics_of(kind),
+    )
+
+
+def _has(row: PosedRow, names: tuple[str, ...]) -> str:
+    """The first of the names that the row has a value of; '' if none."""
+    return next((name for name in names if row.values.get(name) is not None), "")
+
+
+def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
+    where, given = row.where, row.values.get("id")
+    if not isinstance(given, str | int | None) or given == "":
+        raise DataError(f"{where}: id is {kind_of(given)}, which is no name; give text or a number")
+    name = str(number if given is None else given)
+    if kind == "text":
+        text = _text(row, ("text",))
+        return AskedQuestion(where=where, id=name, targets=(text,), answer_text=text, parts=(text,))
+    context, options = _context(row), _has(row, OPTIONS)
+    if bool(options) != (kind == "choice"):
+        why = "has options" if options else "has no options"
+        raise DataError(
+            f"{where}: {why}, but the questions of this set are of kind {kind}; put other kinds into a file"
+            f" of their own (fields there: {fields_of(row.values)})"
+        )
+    parts, shared = parts_of(row.values, context)
+    blank = "" if not context or context[-1].isspace() else " "
+    if kind == "choice":
+        listed = row.values[options]
+        if not isinstance(listed, list):
+            raise DataError(f"{where}: {options} is {kind_of(listed)}, not a list of texts")
+        texts = check_options(listed, where)
+        answer = _place(row, texts)
+        continued = tuple(_after(blank, text) for text in texts)
+        answers = [texts[answer]]
+    else:
+        answers, answer = _answers(row), 0
+        if kind == "cloze" and len(answers) > 1:
+            raise DataError(f"{where}: has {len(answers)} answers; a cloze has one")
+        continued = (_after(blank, answers[0]),)
+    return AskedQuestion(
+        where=where,
+        id=name,
+        context=context,
+        options=continued if kind != "free" else (),
+        answer=answer,
+        targets=tuple(answers) if kind == "free" else (),
+        answer_text=answers[0].strip(),
+        parts=parts,
+        shared=shared,
+        shot=f"{context}{continued[answer]}{BETWEEN}",
+    )
+
+
+def _after(blank: str, text: str) -> str:
+    return text if text[0].isspace() else f"{blank}{text}"
+
+
+def _text(row: PosedRow, names: tuple[str, ...]) -> str:
+    """The text of the first of these fields that is there."""
+    name = _has(row, names)
+    if not name:
+        near = next((found for one in row.values if (found := nearest(one, names, 0.7))), "")
+        advice = f"; did you mean {near}?" if near else ""
+        raise DataError(
+            f"{row.where}: has no {' or '.join(names)}; fields there: {fields_of(row.values)}{advice}"
+        )
+    problem = text_problem(row.values, name)
+    if not problem and not str(row.values[name]).strip():
+        problem = f"field '{name}' is empty"
+    if problem:
+        raise DataError(f"{row.where}: {problem}")
+    return str(row.values[name])
+
+
+def _context(row: PosedRow) -> str:
+    asked, text = _has(row, ASKED), _text(row, ASKED)
+    if asked == "question":
+        text = f"Question: {text}\nAnswer:"
+    return f"{_text(row, ('passage',))}\n{text}" if _has(row, ("passage",)) else text
+
+
+def _place(row: PosedRow, options: list[str]) -> int:
+    """The number of the right option: given as a number from 0, as its text, or as its letter."""
+    given = row.values.get("answer")
+    if given is None:
+        raise DataError(f"{row.where}: has no answer; fields there: {fields_of(row.values)}")
+    if isinstance(given, str) and options.count(given) == 1:
+        return options.index(given)
+    place: Json = given
+    if isinstance(given, str) and len(given) == 1 and given.upper() in LETTERS:
+        place = LETTERS.index(given.upper())
+    if isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(options):
+        return place
+    known = ", ".join(repr(option[:40]) for option in options[:6])
+    raise DataError(
+        f"{row.where}: the answer {str(given)[:80]!r} is none of the {len(options)} options: {known};"
+        " give a number from 0, a letter, or the option's text"
+    )
+
+
+def _answers(row: PosedRow) -> list[str]:
+    given = row.values.get(_has(row, ANSWERS))
+    each = given if isinstance(given, list) else [given]
+    texts = [str(one) for one in each if isinstance(one, str | int | float) and str(one).strip()]
+    if not texts or len(texts) < len(each):
+        what = "has no answer" if given is None else f"the answer {str(given)[:80]!r} is not text"
+        raise DataError(f"{row.where}: {what}; fields there: {fields_of(row.values)}")
+    return texts
