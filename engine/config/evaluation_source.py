@@ -82,6 +82,7 @@ class DataFiles(Spec):
     data_files: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] = Field(
         description="paths; by split, or all of the split train"
     )
+    trust_remote_code: bool = Field(default=False, description="has no effect: no code of a data set runs")
 
 
 class FewShot(Spec):
@@ -173,7 +174,7 @@ def task_of(document: Mapping[str, Json], place: str) -> TaskSource:
     if isinstance(document.get("task"), list):
         raise ConfigError(f"{place}.task", "is a list: the YAML is a group of tasks", "name one task's YAML")
     for key, why in REFUSED.items():
-        if document.get(key) not in (None, False, 1):
+        if key in document and not _is_unset(key, document[key]):
             raise ConfigError(f"{place}.{key}", why, NEEDS_LM_EVAL)
     kept = {key: one for key, one in document.items() if key not in (*WITHOUT_MEANING, *REFUSED)}
     task = parse(TaskSource, kept, place)
@@ -189,6 +190,14 @@ def task_of(document: Mapping[str, Json], place: str) -> TaskSource:
         raise ConfigError(f"{place}.doc_to_choice", f"has no meaning with output_type {task.output_type}")
     metrics_of(task.kind, task.metric_list, place)
     return task
+
+
+def _is_unset(key: str, value: Json) -> bool:
+    """Whether the value is the one that lm-eval has without the key."""
+    if key == "filter_list" and isinstance(value, list):
+        plain: Json = [{"function": "take_first"}]  # of several answers, of which there is one
+        return all(isinstance(one, Mapping) and one.get("filter") == plain for one in value)
+    return value is None or value is False or (key == "repeats" and value == 1)
 
 
 def metrics_of(

@@ -57,14 +57,14 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
         document: dict[str, Json] = {"source": word}
         return _of_rows(_stem(word), parse(RowSource, document, place), Path(), place, shots)
     path = Path(word) if word.endswith(YAML) else OWN / f"{word}.yaml"
-    if not path.is_file():
+    if not path.is_file() or (not word.endswith(YAML) and not NAME.fullmatch(word)):
         raise _unknown(word, place)
     said = read_yaml(path)
     if "source" in said:
         rows = parse(RowSource, said, str(path))
         return _of_rows(_stem(word), rows, path.parent, f"{path}.source", shots)
-    task = task_of(said, str(path))
     files = {CODE: _code(word, said, path, allow, place)}
+    task = task_of(said, str(path))
     needed = {QUESTIONS: task.asked_split}
     shots = task.num_fewshot or 0 if shots is None else shots
     if shots and task.pool_split:
