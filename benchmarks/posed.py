@@ -6,7 +6,7 @@ python benchmarks/posed.py [--python PATH] [--rows 200] [--trial]      a minute
 --python: of an environment with lm-eval, if this one has none (pip install lm-eval==0.4.13).
 
 - Tasks: six YAMLs, one of each kind, read by both, with solved examples of the sampler first_n.
-- conf/evals: Atelier's tasks of MT-NLG 530B against lm-eval's own YAMLs, whose Python functions they write as
+- conf/questions: Atelier's tasks of MT-NLG 530B against lm-eval's own YAMLs, whose Python functions they write as
   Jinja, on the same rows. HANS is not among them: lm-eval has no such task. Of LAMBADA both have the
   target_delimiter "".
 
@@ -148,7 +148,7 @@ def made_up(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 def write(folder: Path, rows: int) -> None:
-    """Files of rows for both, at the paths that conf/evals names."""
+    """Files of rows for both, at the paths that conf/questions names."""
     rng = random.Random(0)
     for path in OWN.glob("*.yaml"):
         for name in yaml.safe_load(path.read_text())["dataset_kwargs"]["data_files"].values():
@@ -225,7 +225,7 @@ def compared(python: str, rows: int) -> dict[str, Any]:
             }
             changes |= {"test_split": said.get("test_split"), "dataset_kwargs": {"data_files": theirs}}
             changes |= {"target_delimiter": ""} if own == "lambada" else {}
-            asked[f"conf/evals/{own}"], words[f"conf/evals/{own}"] = (path, changes), own
+            asked[f"conf/questions/{own}"], words[f"conf/questions/{own}"] = (path, changes), own
         order, result, script = folder / "order.json", folder / "theirs.json", folder / "theirs.py"
         order.write_text(json.dumps(asked))
         script.write_text(THEIRS)

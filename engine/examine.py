@@ -18,9 +18,11 @@ import torch
 
 from atelier.engine.config.base import Json, canonical, parse
 from atelier.engine.config.error import ConfigError, DataError, printable
+from atelier.engine.config.evaluation_set import Metric
 from atelier.engine.config.exam import (
     ANSWERS,
     EXAM,
+    OF_LM_EVAL,
     PRIOR,
     AnswerLine,
     Examine,
@@ -28,6 +30,7 @@ from atelier.engine.config.exam import (
     ExamResult,
     Interval,
     estimates,
+    is_exact,
     least,
 )
 from atelier.engine.config.intervals import Bounded
@@ -35,6 +38,7 @@ from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.asked import AskedQuestion, PosedSet, Reader, windows
+from atelier.engine.data.option_rows import row_size
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.free_answers import answers, text_metrics
 from atelier.engine.inference.generator import check_vocabulary
@@ -50,6 +54,7 @@ from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.tier.ring import read_model_within
 
+NOT_CASE = Metric(name="exact_match", direction="maximize", ignore_case=True, ignore_punctuation=True)
 LONGEST = 2048  # tokens of a window where nothing says how long texts may be
 
 
@@ -133,7 +138,7 @@ class Examiner:
         requests = [request for each in asked for request in each.requests]
         batch = self.config.examine.batch
         done = 0
-        every = sum(len(each.prompt) for each in requests) or 1
+        every = sum(row_size(each.prompt, each.options) for each in requests)
 
         def advance(tokens: int) -> None:
             nonlocal done
@@ -167,6 +172,7 @@ class Examiner:
             until=settings.until,
             advance=self.progress.advance,
         )
+        exact = next((one for one in settings.metrics if one.name == "exact_match"), NOT_CASE)
         every = _gathered(dict(zip(mine, said, strict=True)), self.grid.gang)
         found = []
         for number, question in enumerate(posed.questions):
@@ -175,6 +181,17 @@ class Examiner:
                 group=question["group"],
                 said=every[number],
                 targets=question["targets"],
+                right=float(
+                    any(
+                        is_exact(
+                            every[number],
+                            target,
+                            ignore_case=exact.ignore_case,
+                            ignore_punctuation=exact.ignore_punctuation,
+                        )
+                        for target in question["targets"]
+                    )
+                ),
                 cut=prompts[number][1],
             )
             found.append(line)
@@ -262,6 +279,8 @@ def publish(
     found = {name: _interval(each) for name, each in estimates(lines, settings.kind).items()}
     if settings.kind == "free":
         found |= {name: _interval(each) for name, each in text_metrics(lines, progress).items()}
+    first = [OF_LM_EVAL.get(metric.name, metric.name) for metric in settings.metrics[:1]]
+    found = {name: found[name] for name in dict.fromkeys([*first, *found]) if name in found}
     cut = sum(line["cut"] > 0 for line in lines)
     if cut:
         progress.warn(

@@ -20,7 +20,7 @@ Contents = dict[str, tuple[tuple[str, str], ...]]
 def pose(
     word: str, settings: Pose, *, shots: int | None = None, draw: int = 0, place: str = "evals"
 ) -> Reference:
-    """The evaluation set of `word`: a path of a .yaml or of rows, or a name in conf/evals. `shots`: None = as
+    """The evaluation set of `word`: a path of a .yaml or of rows, or a name in conf/questions. `shots`: None = as
     the source says; `draw`: of the solved examples; `place`: configuration key, for errors.
     """
     found = find(word, settings.data, settings.allow, place, shots)

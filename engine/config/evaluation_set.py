@@ -12,7 +12,7 @@ scoring of WinoGrande), that one takes the place of `context`, and all options a
 asked, searched for in training text and audited are these bytes.
 """
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from pydantic import Field
 

@@ -27,8 +27,9 @@ class AnswerLine(TypedDict):
 
     nats, tokens, bytes: of each option (of a text: one entry), -ln p summed over its tokens. alone: nats of
     each option after PRIOR. best: whether each of the option's tokens is the most likely one. said: the
-    generated answer. right: of `choice` whether the most likely option is the right one, of `cloze` whether
-    `best`, of `free` whether the answer is exact. cut: tokens of the context that had no room.
+    generated answer; targets: the right ones. right: of `choice` whether the most likely option is the right
+    one, of `cloze` whether `best`, of `free` whether the answer is exact. cut: tokens of the context that had
+    no room.
     """
 
     id: str
@@ -119,6 +120,9 @@ METRICS: dict[QuestionKind, tuple[str, ...]] = {
 }
 
 
+OF_LM_EVAL = {"acc": "accuracy", "acc_norm": "accuracy_bytes"}  # the other names are the same
+
+
 def least(values: Sequence[float]) -> int:
     """The place of the least value, the first of equals."""
     return min(range(len(values)), key=values.__getitem__)
@@ -126,23 +130,20 @@ def least(values: Sequence[float]) -> int:
 
 def value_of(line: AnswerLine, metric: str) -> tuple[float, float] | None:
     """A question's part of a metric: what is summed above and below the line; None if it has none."""
-    if metric in ("exact_match", "f1"):
-        if "said" not in line or "targets" not in line:
-            return None
-        score = exact if metric == "exact_match" else f1
-        return max(score(line["said"], target) for target in line["targets"]), 1.0
+    if metric == "f1" and "said" in line and "targets" in line:
+        return max(f1(line["said"], target) for target in line["targets"]), 1.0
+    if metric in ("accuracy", "exact_match") and "right" in line:
+        return line["right"], 1.0
     if "nats" not in line or "tokens" not in line or "bytes" not in line:
         return None
     nats, answer = line["nats"], line.get("answer", 0)
     if metric == "bits_per_byte":
         return nats[answer] / math.log(2), float(line["bytes"][answer])
-    if metric == "accuracy":
-        return line.get("right", 0.0), 1.0
-    weights = {
-        "accuracy_tokens": [n / size for n, size in zip(nats, line["tokens"], strict=True)],
-        "accuracy_bytes": [n / size for n, size in zip(nats, line["bytes"], strict=True)],
-        "accuracy_prior": [n - own for n, own in zip(nats, line.get("alone", []), strict=False)],
-    }[metric]
+    if metric == "accuracy_prior":
+        weights = [n - own for n, own in zip(nats, line.get("alone", []), strict=False)]
+    else:
+        sizes = line["tokens"] if metric == "accuracy_tokens" else line["bytes"]
+        weights = [n / size for n, size in zip(nats, sizes, strict=True)]
     return (float(least(weights) == answer), 1.0) if weights else None
 
 
@@ -187,8 +188,14 @@ def plain(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text).split())
 
 
-def exact(said: str, target: str) -> float:
-    return float(plain(said) == plain(target))
+def is_exact(said: str, target: str, *, ignore_case: bool, ignore_punctuation: bool) -> bool:
+    """Whether an answer is a target, apart from blanks around it, and capitals and punctuation if asked."""
+    texts = [said.strip(), target.strip()]
+    if ignore_case:
+        texts = [text.lower() for text in texts]
+    if ignore_punctuation:
+        texts = ["".join(each for each in text if each not in string.punctuation) for text in texts]
+    return texts[0] == texts[1]
 
 
 def f1(said: str, target: str) -> float:

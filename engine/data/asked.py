@@ -34,10 +34,22 @@ class PosedSet:
         shots = cast(list[ShotLine], source.lines(SHOTS, scratch)) if SHOTS in source.names() else []
         return PosedSet(settings, questions, shots, source.url)
 
-    def context(self, question: QuestionLine) -> str:
-        """All that a model is asked: description, solved examples, and the question's own context."""
+    def context(self, question: QuestionLine, own: str | None = None) -> str:
+        """All that a model is asked: description, solved examples, and the question's own context, or `own`
+        in its place.
+        """
         solved = "".join(self.shots[number]["text"] for number in question["shots"])
-        return self.settings.description + solved + question["context"]
+        return self.settings.description + solved + (question["context"] if own is None else own)
+
+    def pairs(self, question: QuestionLine, prior: str | None) -> list[tuple[str, str]]:
+        """Each continuation after its context, or after `prior`."""
+        options = self.continuations(question)
+        if prior is not None:
+            return [(prior, option) for option in options]
+        if "contexts" in question:
+            each = [self.context(question, own) for own in question["contexts"]]
+            return list(zip(each, options, strict=True))
+        return [(self.context(question), option) for option in options]
 
     def continuations(self, question: QuestionLine) -> list[str]:
         """The texts whose likelihood is asked."""
@@ -77,11 +89,10 @@ class Reader:
         """The questions of a set in order; with `prior` this context in place of each question's own."""
         for begin in range(0, len(posed.questions), AT_ONCE):
             some = posed.questions[begin : begin + AT_ONCE]
-            contexts = [posed.context(each) if prior is None else prior for each in some]
             pairs = [
                 _apart(context, option)
-                for context, question in zip(contexts, some, strict=True)
-                for option in posed.continuations(question)
+                for question in some
+                for context, option in posed.pairs(question, prior)
             ]
             encoded = iter(self._encoded(pairs))
             for question in some:

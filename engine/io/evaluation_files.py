@@ -21,7 +21,7 @@ from atelier.engine.config.error import ConfigError, check_utf8, nearest, printa
 from atelier.engine.config.evaluation_source import FIELDS, Form, RowSource, TaskSource, task_of
 from atelier.engine.io.source_files import check_package
 
-OWN = PROJECT / "conf" / "evals"
+OWN = PROJECT / "conf" / "questions"
 YAML = (".yaml", ".yml")
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 LOADERS = {"json": ENDINGS[:4], "csv": (".csv",), "parquet": (".parquet",)}
@@ -46,7 +46,7 @@ class FoundSource:
 
 
 def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | None = None) -> FoundSource:
-    """The source that `word` names: a path, or the name of a task in conf/evals. `data`: the folder of data
+    """The source that `word` names: a path, or the name of a task in conf/questions. `data`: the folder of data
     sets; `allow`: words whose Python code may run; `place`: the configuration key; `shots`: None = as the
     source says.
 

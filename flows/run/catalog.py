@@ -36,7 +36,7 @@ OWN_KEYS = {
     ),
     "model": ("the network: its kind and sizes", "model=gpt_nano"),
     "evals": (
-        "evaluation sets: .yaml (of lm-eval) or .jsonl files, or names of conf/evals",
+        "evaluation sets: .yaml (of lm-eval) or .jsonl files, or names of conf/questions",
         "evals=[mytask.yaml,boolq]",
     ),
     "models": ("finished models: names, name@alias or digits of fingerprints", "models=[teacher,student_a]"),

@@ -181,6 +181,7 @@ def compile_cache(root: str) -> dict[str, str]:
 MODULES = (
     "atelier.engine.train",
     "atelier.engine.evaluate",
+    "atelier.engine.examine",
     "atelier.engine.imitate",
     "atelier.engine.prepare",
 )

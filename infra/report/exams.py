@@ -108,24 +108,34 @@ def _told(metric: str, found: Bounded, sign: str = "") -> str:
 
 
 def _differences(exams: Sequence[ModelExam]) -> list[Table]:
+    """Of models on one set to the first of them; of one model with more shots to its fewest."""
     rows = []
-    for name in dict.fromkeys(each.exam["set"] for each in exams):
-        first, *others = (each for each in exams if each.exam["set"] == name)
+    for kind in dict.fromkeys((each.exam["set"], each.exam["shots"], each.exam["seed"]) for each in exams):
+        first, *others = (each for each in exams if _kind(each) == kind)
         for other in others:
-            for metric in dict.fromkeys((other.main, "bits_per_byte")):
-                found = difference(other.lines, first.lines, metric) if metric else None
-                if found is not None:
-                    rows.append(
-                        [
-                            f"{other.model} - {first.model}",
-                            name,
-                            SHORT[metric],
-                            _told(metric, found, "+"),
-                            verdict(metric, found),
-                        ]
-                    )
+            rows += _compared(other, first, f"{other.model} - {first.model}", f"{kind[0]}, {kind[1]} shots")
+    for model, name in dict.fromkeys((each.model, each.exam["set"]) for each in exams):
+        own = [each for each in exams if (each.model, each.exam["set"]) == (model, name)]
+        first = min(own, key=lambda each: each.exam["shots"])
+        for other in own:
+            shots = other.exam["shots"]
+            if shots != first.exam["shots"]:
+                rows += _compared(other, first, model, f"{name}, {shots} - {first.exam['shots']} shots")
     head = ("models", "set", "metric", "difference, paired", "")
     return [Table("Differences on the same questions", head, rows, [""] * len(rows))] if rows else []
+
+
+def _kind(each: ModelExam) -> tuple[str, int, int]:
+    return each.exam["set"], each.exam["shots"], each.exam["seed"]
+
+
+def _compared(other: ModelExam, first: ModelExam, models: str, name: str) -> list[list[str]]:
+    rows = []
+    for metric in dict.fromkeys((other.main, "bits_per_byte")):
+        found = difference(other.lines, first.lines, metric) if metric else None
+        if found is not None:
+            rows.append([models, name, SHORT[metric], _told(metric, found, "+"), verdict(metric, found)])
+    return rows
 
 
 def verdict(metric: str, found: Bounded) -> str:
@@ -141,8 +151,7 @@ def _draws(exams: Sequence[ModelExam]) -> list[Table]:
     """The spread over draws of the shots, for sets asked in several."""
     by_set: dict[tuple[str, str, int], list[ModelExam]] = {}
     for each in exams:
-        source = each.exam["set"].split("@")[0].partition(".")[0]
-        by_set.setdefault((each.model, source, each.exam["shots"]), []).append(each)
+        by_set.setdefault((each.model, each.exam["set"], each.exam["shots"]), []).append(each)
     rows = []
     for (model, source, shots), several in by_set.items():
         if len({each.exam["seed"] for each in several}) > 1:
@@ -174,7 +183,7 @@ def exams_png(exams: Sequence[ModelExam]) -> bytes:
             axes.plot(100 * each.chance, place, "|", color="#6b747b", markersize=12)
     axes.set_yticks(
         range(len(shown)),
-        [f"{each.exam['set']}, {each.model}" for each in shown],
+        [f"{each.exam['set']}, {each.exam['shots']} shots, {each.model}" for each in shown],
         fontsize=8,
     )
     axes.invert_yaxis()
