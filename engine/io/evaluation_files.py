@@ -46,7 +46,7 @@ class FoundSource:
 
 
 def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | None = None) -> FoundSource:
-    """The source that `word` names: a path, or the name of a task in conf/questions. `data`: the folder of data
+    """The source that `word` names: a path, or the name of a task in conf/questions. `data`: folder of data
     sets; `allow`: words whose Python code may run; `place`: the configuration key; `shots`: None = as the
     source says.
 

@@ -108,34 +108,45 @@ def _told(metric: str, found: Bounded, sign: str = "") -> str:
 
 
 def _differences(exams: Sequence[ModelExam]) -> list[Table]:
-    """Of models on one set to the first of them; of one model with more shots to its fewest."""
+    """Of models on one set to the first of them; of one model with more shots to its fewest. All draws of the
+    shots count.
+    """
+    every: dict[tuple[str, int], dict[str, list[ModelExam]]] = {}  # by set and shots, by model
+    for each in exams:
+        same = every.setdefault((each.exam["set"], each.exam["shots"]), {})
+        same.setdefault(each.model, []).append(each)
     rows = []
-    for kind in dict.fromkeys((each.exam["set"], each.exam["shots"], each.exam["seed"]) for each in exams):
-        first, *others = (each for each in exams if _kind(each) == kind)
-        for other in others:
-            rows += _compared(other, first, f"{other.model} - {first.model}", f"{kind[0]}, {kind[1]} shots")
-    for model, name in dict.fromkeys((each.model, each.exam["set"]) for each in exams):
-        own = [each for each in exams if (each.model, each.exam["set"]) == (model, name)]
-        first = min(own, key=lambda each: each.exam["shots"])
-        for other in own:
-            shots = other.exam["shots"]
-            if shots != first.exam["shots"]:
-                rows += _compared(other, first, model, f"{name}, {shots} - {first.exam['shots']} shots")
+    for (name, shots), models in every.items():
+        (first, base), *others = models.items()
+        for model, own in others:
+            rows += _compared(own, base, f"{model} - {first}", f"{name}, {shots} shots")
+    for (name, shots), models in every.items():
+        least_shots = min(number for other, number in every if other == name)
+        for model, own in models.items() if shots > least_shots else ():
+            if base := every[name, least_shots].get(model):
+                rows += _compared(own, base, model, f"{name}, {shots} - {least_shots} shots")
     head = ("models", "set", "metric", "difference, paired", "")
     return [Table("Differences on the same questions", head, rows, [""] * len(rows))] if rows else []
 
 
-def _kind(each: ModelExam) -> tuple[str, int, int]:
-    return each.exam["set"], each.exam["shots"], each.exam["seed"]
-
-
-def _compared(other: ModelExam, first: ModelExam, models: str, name: str) -> list[list[str]]:
+def _compared(
+    ones: Sequence[ModelExam], others: Sequence[ModelExam], models: str, name: str
+) -> list[list[str]]:
+    """Rows of the differences in the main metric and in bits per byte, over all draws of both."""
     rows = []
-    for metric in dict.fromkeys((other.main, "bits_per_byte")):
-        found = difference(other.lines, first.lines, metric) if metric else None
+    pairs = [(ones[n % len(ones)], others[n % len(others)]) for n in range(max(len(ones), len(others)))]
+    mine = [_numbered(line, n) for n, (one, _) in enumerate(pairs) for line in one.lines]
+    theirs = [_numbered(line, n) for n, (_, other) in enumerate(pairs) for line in other.lines]
+    for metric in dict.fromkeys((ones[0].main, "bits_per_byte")):
+        found = difference(mine, theirs, metric) if metric else None
         if found is not None:
             rows.append([models, name, SHORT[metric], _told(metric, found, "+"), verdict(metric, found)])
     return rows
+
+
+def _numbered(line: AnswerLine, draw: int) -> AnswerLine:
+    """The line under an id of its own in each draw; its group stays."""
+    return {**line, "id": f"{line['id']} {draw}"}
 
 
 def verdict(metric: str, found: Bounded) -> str:
