@@ -69,13 +69,14 @@ REFUSED = {
     "unsafe_code": "runs generated code",
     "repeats": "asks each question several times, which is not supported",
 }
+FUNCTION = "!function"
 FIELDS = ("doc_to_text", "doc_to_target", "doc_to_choice")  # may be Python code that is allowed to run
 
 
 class Function(Spec):
     """Python code that a task names with `!function`."""
 
-    function: str = Field(description="module.name, the module beside the YAML")
+    function: str = Field(alias=FUNCTION, description="module.name, the module beside the YAML")
 
 
 class DataFiles(Spec):
@@ -123,7 +124,9 @@ class TaskSource(Spec):
     output_type: OutputType = "generate_until"
     doc_to_text: int | str | Function | None = None
     doc_to_target: int | str | tuple[str, ...] | Function | None = None
-    doc_to_choice: str | tuple[str, ...] | dict[str, str] | Function | None = None
+    doc_to_choice: str | tuple[str, ...] | Function | dict[str, str] | None = Field(
+        default=None, union_mode="left_to_right"
+    )
     description: str = ""
     target_delimiter: str = " "
     fewshot_delimiter: str = "\n\n"

@@ -2,7 +2,7 @@
 Torch-free; the files' content ids are the caller's.
 
 YAML is read without running anything that it names. `include` is resolved as lm-eval 0.4.13 does: included
-keys first, own keys win. `!function a.b` becomes {"function": "a.b"}. Aliases, which can make a small file
+keys first, own keys win. `!function a.b` becomes {"!function": "a.b"}. Aliases, which can make a small file
 huge, and keys that occur twice are refused.
 """
 
@@ -18,7 +18,7 @@ import yaml
 from atelier import PROJECT
 from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import ConfigError, check_utf8, nearest, printable
-from atelier.engine.config.evaluation_source import FIELDS, Form, RowSource, TaskSource, task_of
+from atelier.engine.config.evaluation_source import FIELDS, FUNCTION, Form, RowSource, TaskSource, task_of
 from atelier.engine.io.source_files import check_package
 
 OWN = PROJECT / "conf" / "questions"
@@ -72,7 +72,7 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
     for use, split in needed.items():
         files[use] = _data_files(task, split, path, data, said.get("metadata"))
     name = task.task or _stem(word)
-    document = task.model_dump(mode="json", exclude_defaults=True)
+    document = task.model_dump(mode="json", exclude_defaults=True, by_alias=True)
     return FoundSource(_checked(name, str(path)), "task", str(path), document, shots, files)
 
 
@@ -236,7 +236,7 @@ class _Loader(yaml.SafeLoader):
 
 def _function(loader: yaml.SafeLoader, node: yaml.Node) -> dict[str, object]:
     assert isinstance(node, yaml.ScalarNode)
-    return {"function": str(loader.construct_scalar(node))}
+    return {FUNCTION: str(loader.construct_scalar(node))}
 
 
 _Loader.add_constructor("!function", _function)
@@ -265,7 +265,8 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Json]:
 def _document(path: Path) -> dict[str, Json]:
     place = str(path)
     try:
-        raw = path.open("rb").read(MOST + 1)
+        with path.open("rb") as file:
+            raw = file.read(MOST + 1)
         if len(raw) > MOST:
             raise ConfigError(place, f"is larger than {MOST >> 20} MiB", "no task is that large")
         said = yaml.load(raw.decode(), Loader=_Loader)
@@ -286,8 +287,8 @@ def _document(path: Path) -> dict[str, Json]:
 def functions_of(document: Json, key: str = "") -> dict[str, str]:
     """The Python functions that a document names, by their dotted keys."""
     if isinstance(document, Mapping):
-        if set(document) == {"function"}:
-            return {key: str(document["function"])}
+        if set(document) == {FUNCTION}:
+            return {key: str(document[FUNCTION])}
         each = document.items()
     elif isinstance(document, list):
         each = enumerate(document)

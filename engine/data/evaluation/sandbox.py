@@ -45,7 +45,7 @@ class Templates:
         functions: Mapping[str, str],
     ) -> None:
         self._has_options = has_options
-        self._environment = SandboxEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+        self._environment = SandboxEnvironment(undefined=_Unknown, keep_trailing_newline=True)
         self._environment.filters |= {"regex_replace": _regex_replace, "tojson": FILTERS["tojson"]}
         self._templates = {
             name: (mode, self._compiled(text, f"{place}.{name}")) for name, (mode, text) in templates.items()
@@ -107,6 +107,12 @@ class Templates:
             except (ValueError, SyntaxError):
                 return text
         return text
+
+
+class _Unknown(jinja2.StrictUndefined):
+    """A field that the row does not have: an error also inside a list."""
+
+    __repr__ = jinja2.StrictUndefined.__str__
 
 
 class _Rows:
