@@ -66,7 +66,7 @@ def pose(config: PoseConfig, output: ArtifactOutput, progress: Progress) -> dict
     return {
         "questions": len(lines),
         "kind": source.kind,
-        "choices": dict(sorted(Counter(str(len(one.options)) for one in questions).items())),
+        "option_counts": dict(sorted(Counter(str(len(one.options)) for one in questions).items())),
         "groups": len(set(groups)),
         "shots": config.shots,
         "pool": len(source.pool),

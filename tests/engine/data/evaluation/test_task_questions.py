@@ -146,8 +146,8 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "half a character": (
         [ROW], {"doc_to_text": "{{'\\ud83d'}}"}, r"test.jsonl:1: doc_to_text of .*UnicodeEncodeError"),
     "a row that is no object": ([[1]], {}, r"test.jsonl:1: a list where an object is expected"),
-    "no answer": ([{"question": "x", "answers": []}], FREE, r"doc_to_target gives no answer \(given: '\[\]'\)"),
-    "template": ([ROW], {"doc_to_text": "{{question"}, r"sail.yaml.doc_to_text: is not a template \(unexpected"),
+    "no answer": ([{"question": "x", "answers": []}], FREE, r"gives no answer \(given: '\[\]'\)"),
+    "template": ([ROW], {"doc_to_text": "{{question"}, r"sail.yaml.doc_to_text: is not a template"),
     "description by row": (
         ROWS, {"description": "{{question}}"}, r"description: differs between questions \(6 texts\)"),
 }  # fmt: skip
