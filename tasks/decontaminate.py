@@ -23,11 +23,15 @@ def decontaminate(
     copies: Reference | None,
     curation: Curation,
     settings: Decontaminate,
+    sets: Mapping[str, Reference],
 ) -> Reference:
-    """The overlaps of the documents that earlier stages left with evaluation sets."""
+    """The overlaps of the documents that earlier stages left with evaluation sets. `sets`: those of
+    `settings.questions` that are artifacts.
+    """
     parents = {f"documents.{name}": each for name, each in documents.items()}
     parents |= {f"verdicts.{name}": each for name, each in verdicts.items()}
     parents |= {"copies": copies} if copies is not None else {}
+    parents |= {f"sets.{name}": each for name, each in sets.items()}
     sources = curation.ranked([*documents])
     place = "data.curation.decontaminate"
     files = {
@@ -35,6 +39,7 @@ def decontaminate(
             contents_of(files_of(Source(source=_place(each.source)), f"{place}.questions.{name}.source"))
         )
         for name, each in sorted(settings.questions.items())
+        if each.source
     }
     identity = {
         **settings.as_identity(),

@@ -77,15 +77,26 @@ class Deduplicate(Spec):
 
 
 class Questions(Spec):
-    """An evaluation set: rows with a question and perhaps an answer."""
+    """An evaluation set: rows with a question and perhaps an answer, or a set as models are asked it."""
 
     source: str = Field(
-        min_length=1,
+        default="",
         description="path or glob of .jsonl or .parquet files; atelier:<path> = a file of Atelier",
+    )
+    set: str = Field(
+        default="",
+        description="in place of source: an evaluation set, as a name in conf/evals or a path of a .yaml or"
+        " of rows; its passages, questions and right answers are searched for",
     )
     fields: tuple[str, ...] = Field(
         default=("question", "answer"), min_length=1, description="text fields; missing ones are left out"
     )
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "Questions":
+        if bool(self.source) == bool(self.set):
+            raise ValueError("needs either source or set")
+        return self
 
 
 class Decontaminate(Spec):

@@ -33,7 +33,7 @@ class DeduplicateConfig(Spec):
 
 class DecontaminateConfig(Spec):
     decontaminate: Decontaminate
-    files: dict[str, Files] = Field(description="of each evaluation set")
+    files: dict[str, Files] = Field(description="of each evaluation set; without those that are inputs")
     sources: tuple[str, ...]
 
 

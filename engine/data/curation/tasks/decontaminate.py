@@ -4,8 +4,9 @@ cut them out (MT-NLG 530B, 2201.11990, section 3.1).
 Pass 1: find the n-grams, and count the documents that contain each. Pass 2: cut those that are not common.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from atelier.engine.config.base import Json, parse
 from atelier.engine.config.curation import Decontaminate
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import DataError
+from atelier.engine.config.evaluation_set import QUESTIONS, QuestionLine
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.curation import DecontaminateConfig
 from atelier.engine.data.curation.cut import cut
@@ -22,8 +24,8 @@ from atelier.engine.data.curation.spool import Ranks, Spool, added
 from atelier.engine.data.curation.verdicts import DocumentLine, Verdict, line_of
 from atelier.engine.data.row import Column, fields_of
 from atelier.engine.data.source_reader import SourceReader
-from atelier.engine.io.artifact import ArtifactOutput
-from atelier.engine.io.process import Progress, output_of
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
+from atelier.engine.io.process import Progress, input_of, output_of
 from atelier.engine.io.shards import Counts, ShardWriter, lines_of, size_of
 
 NAMED = 5  # questions that a verdict names
@@ -42,8 +44,10 @@ def decontaminate(
     config = parse(DecontaminateConfig, run.config, "config")
     settings = config.decontaminate
     found = source_shards(run, places_of(config.sources))
-    overlap = QuestionOverlap(_questions(config, progress), words=settings.ngram)
-    spool = Spool(run, "overlaps", [found.digest, run.config], ranks, progress)
+    sets = {name: input_of(run, f"sets.{name}") for name, each in settings.questions.items() if each.set}
+    overlap = QuestionOverlap(_questions(config, sets, Path(run.scratch), progress), words=settings.ngram)
+    digests = [each.record.digest for each in sets.values()]
+    spool = Spool(run, "overlaps", [found.digest, run.config, *digests], ranks, progress)
     first = [f"found-{unit}" for unit in found.units]
     spool.each(first, lambda name: _found(found, name.removeprefix("found-"), overlap, spool.scratch))
     counts_G = np.zeros(len(overlap), dtype=np.int64)
@@ -85,9 +89,17 @@ def _tell(progress: Progress, common: int, uncheckable: int, settings: Decontami
         )
 
 
-def _questions(config: DecontaminateConfig, progress: Progress) -> Iterator[Question]:
-    """All rows of the evaluation sets, with the fields that are there. Raises DataError for one without."""
+def _questions(
+    config: DecontaminateConfig, sets: Mapping[str, ArtifactInput], scratch: Path, progress: Progress
+) -> Iterator[Question]:
+    """All rows of the evaluation sets, with the fields that are there; of those that are artifacts what they
+    ask, and the right answers. Raises DataError for a row without fields.
+    """
     place = "data.curation.decontaminate"
+    for name, each in sorted(sets.items()):
+        for line in cast(list[QuestionLine], each.lines(QUESTIONS, scratch)):
+            parts = dict.fromkeys((*line["parts"], line["answer_text"]))
+            yield Question(name, line["id"], tuple(part for part in parts if part))
     for name, files in config.files.items():
         fields = config.decontaminate.questions[name].fields
         columns = [Column(names=(field,), is_needed=False) for field in (*fields, "id")]

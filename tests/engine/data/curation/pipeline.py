@@ -77,9 +77,11 @@ class Pipeline:
             files = {
                 name: tuple((file, content_id(file)) for file in files_of(Source(source=each.source)))
                 for name, each in settings.questions.items()
+                if each.source
             }
             config = DecontaminateConfig(decontaminate=settings, files=files, sources=tuple(ranked))
-            self.make("decontaminate", "overlaps", "overlaps", config, self.judged())
+            sets = {key: made for key, made in self.made.items() if key.startswith("sets.")}
+            self.make("decontaminate", "overlaps", "overlaps", config, self.judged() | sets)
         for name in self.sources:
             config = AssembleConfig(name=name, place=ranked.index(name), held_out=self.held_out, is_cut=True)
             own = [f"documents.{name}", f"verdicts.{name}", "copies", "overlaps"]

@@ -1,5 +1,6 @@
 """Pose evaluation sets in a folder, and read what was written."""
 
+import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -10,9 +11,11 @@ from typing import Any
 import yaml
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.evaluation_set import KIND
+from atelier.engine.config.record import FileEntry, Record, identify
 from atelier.engine.config.task.prepare import PoseConfig
 from atelier.engine.data.evaluation.pose import pose
-from atelier.engine.io.artifact import ArtifactOutput
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 from atelier.engine.io.evaluation_files import find
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import content_id
@@ -97,6 +100,23 @@ def posed(
         shots=lines[1],
         warnings="\n".join(line["warning"] for line in told if "warning" in line),
     )
+
+
+def published(word: Path) -> ArtifactInput:
+    """The set of a source as an artifact."""
+    posed(word)
+    folder = max(word.parent.glob("posed-*"), key=lambda path: path.stat().st_mtime_ns)
+    files = [
+        FileEntry(path=path.name, bytes=len(raw := path.read_bytes()), sha256=hashlib.sha256(raw).hexdigest())
+        for path in sorted(folder.iterdir())
+    ]
+    identity: dict[str, Json] = {"files": [file.sha256 for file in files]}
+    record = Record(
+        kind=KIND, name=word.stem, fingerprint=identify(KIND, 1, identity, {}), version=1, identity=identity,
+        parents={}, files=tuple(files),
+    )  # fmt: skip
+    (folder / "record.json").write_text(record.sealed().text())
+    return open_input(str(folder))
 
 
 def task_of_rows(folder: Path, rows: Sequence[Json], train: Sequence[Json] = (), **changes: Any) -> Path:
