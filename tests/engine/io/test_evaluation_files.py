@@ -49,7 +49,10 @@ def test_a_bad_yaml_is_refused_with_its_place(tmp_path: Path, text: str) -> None
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a class": ({"class": "a.B"}, r"sail.yaml.class: is a task written in Python; run it with lm-eval"),
     "a data set of code": ({"custom_dataset": "x"}, r".custom_dataset: is a data set made by Python code"),
-    "filters": ({"filter_list": [{"name": "a", "filter": [{"function": "regex"}]}]}, r".filter_list: changes"),
+    "filters": (
+        {"filter_list": [{"name": "a", "filter": [{"function": "regex"}]}]},
+        r".filter_list: changes",
+    ),
     "code": ({"unsafe_code": True}, r".unsafe_code: runs generated code"),
     "repeats": ({"repeats": 4}, r".repeats: asks each question several times"),
     "a group": ({"task": ["a", "b"]}, r".task: is a list: the YAML is a group"),
@@ -58,27 +61,48 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no text": ({"doc_to_text": None}, r".doc_to_text: is missing"),
     "no options": ({"doc_to_choice": None}, r".doc_to_choice: is missing: multiple_choice needs options"),
     "no split": ({"test_split": None}, r"names no split with questions; give test_split or validation_split"),
-    "a split without files": ({"test_split": "dev"}, r"data_files: has no files of the split dev; there are: train"),
+    "a split without files": (
+        {"test_split": "dev"},
+        r"data_files: has no files of the split dev; there are: train",
+    ),
     "no files": ({"dataset_kwargs": None}, r"data_files: is needed with dataset_path json"),
-    "a field of the data": ({"dataset_kwargs": {"field": "a"}}, r"dataset_kwargs.field: no such key; known here: data_files"),
+    "a field of the data": (
+        {"dataset_kwargs": {"field": "a"}},
+        r"dataset_kwargs.field: no such key; known here: data_files",
+    ),
     "an address": (
-        {"dataset_kwargs": {"data_files": {"test": "https://x.org/a.jsonl"}}}, r"is not a local path; download"),
+        {"dataset_kwargs": {"data_files": {"test": "https://x.org/a.jsonl"}}},
+        r"is not a local path; download",
+    ),
     "absent data": (
-        {"dataset_kwargs": {"data_files": {"test": "ebb.jsonl"}}}, r"data/ebb.jsonl is not there; put it there"),
+        {"dataset_kwargs": {"data_files": {"test": "ebb.jsonl"}}},
+        r"data/ebb.jsonl is not there; put it there",
+    ),
     "another kind of file": ({"dataset_path": "csv"}, r"test.jsonl is no csv file; known: .csv"),
-    "an absent data set": ({"dataset_path": "a/b"}, r"the split test of a/b is not there: no .*data/a/b/test.jsonl"),
+    "an absent data set": (
+        {"dataset_path": "a/b"},
+        r"the split test of a/b is not there: no .*data/a/b/test.jsonl",
+    ),
     "a path as a name": ({"dataset_path": "../x"}, r"dataset_path: ../x is no name of a data set; give"),
     "a loading script": ({"dataset_path": "load.py"}, r"dataset_path: load.py is a loading script"),
     "an unknown metric": (
-        {"metric_list": [{"metric": "acc_nrm"}]}, r"metric_list.0.metric: acc_nrm is no metric .*mean acc_norm\?"),
+        {"metric_list": [{"metric": "acc_nrm"}]},
+        r"metric_list.0.metric: acc_nrm is no metric .*mean acc_norm\?",
+    ),
     "another aggregation": (
-        {"metric_list": [{"metric": "acc", "aggregation": "nanmean"}]}, r"nanmean is not supported for acc; give mean"),
+        {"metric_list": [{"metric": "acc", "aggregation": "nanmean"}]},
+        r"nanmean is not supported for acc; give mean",
+    ),
     "a wrong direction": (
-        {"metric_list": [{"metric": "acc", "higher_is_better": False}]}, r"higher_is_better: False is wrong for acc"),
+        {"metric_list": [{"metric": "acc", "higher_is_better": False}]},
+        r"higher_is_better: False is wrong for acc",
+    ),
     "sampling": (
-        {"output_type": "generate_until", "generation_kwargs": {"temperature": 1}}, r"generation_kwargs.temperature"),
+        {"output_type": "generate_until", "generation_kwargs": {"temperature": 1}},
+        r"generation_kwargs.temperature",
+    ),
     "a name with a slash": ({"task": "a/b"}, r"'a/b' cannot be a set's name"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -136,8 +160,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in OWN.glob("*.yaml")))
 def test_each_task_of_the_paper_says_which_file_is_missing(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}.yaml.*{tmp_path}/\w+/\w+.jsonl is not there; put it there from .*"
-                       r", with the fields \w+"):  # fmt: skip
+    said = rf"{name}.yaml.*{tmp_path}/\w+/\w+.jsonl is not there; put it there from .*, with the fields \w+"
+    with pytest.raises(ConfigError, match=said):
         find(name, str(tmp_path), (), "evals")
     assert yaml.safe_load((OWN / f"{name}.yaml").read_text())["task"] == name
 

@@ -66,8 +66,11 @@ def test_rows_of_the_split_train_are_the_pool(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[list[Any], str]] = {
     "only a pool": ([{**QUESTION, "split": "train"}], r"no questions \(all 1 rows are of the split train\)"),
-    "no question": ([{"qestion": "x", "answer": "y"}], r":1: has no question or context or prompt; .* did you"
-                    r" mean question\?"),
+    "no question": (
+        [{"qestion": "x", "answer": "y"}],
+        r":1: has no question or context or prompt; .* did you"
+        r" mean question\?",
+    ),
     "question that is no text": ([{**FREE, "question": 3}], r":1: field 'question' is a number, not text"),
     "empty question": ([{**FREE, "question": " "}], r":1: field 'question' is empty"),
     "no answer": ([{"question": "x"}], r"s.jsonl:1: has no answer; fields there: question"),
@@ -78,21 +81,26 @@ BAD: dict[str, tuple[list[Any], str]] = {
     "no options": ([{**QUESTION, "options": []}], r":1: has 0 options"),
     "options that are no list": ([{**QUESTION, "options": "jib"}], r":1: options is text, not a list"),
     "empty option": ([{**QUESTION, "options": ["jib", ""]}], r":1: option 1 is empty"),
-    "none of the options": ([{**QUESTION, "answer": "spar"}], r"'spar' is none of the 3 options: 'jib',"
-                            r" 'main', 'mizzen'; give a number from 0, a letter, or the option's text"),
+    "none of the options": (
+        [{**QUESTION, "answer": "spar"}],
+        r"'spar' is none of the 3 options: 'jib',"
+        r" 'main', 'mizzen'; give a number from 0, a letter, or the option's text",
+    ),
     "letter too late": ([{**QUESTION, "answer": "D"}], r":1: the answer 'D' is none"),
     "number too large": ([{**QUESTION, "answer": 3}], r":1: the answer '3' is none"),
     "truth for an answer": ([{**QUESTION, "answer": True}], r":1: the answer 'True' is none"),
     "mixed": ([QUESTION, FREE], r":2: has no options, but the questions of this set are of kind choice"),
     "mixed the other way": ([FREE, QUESTION], r":2: has options, but .* of kind free; put other kinds into"),
-    "equal ids": ([{**FREE, "id": 1}, {**QUESTION, "question": "y", "options": None, "id": "1"}],
-                  r":2: its id '1' is also that of .*s.jsonl:1; make them unique"),
+    "equal ids": (
+        [{**FREE, "id": 1}, {**QUESTION, "question": "y", "options": None, "id": "1"}],
+        r":2: its id '1' is also that of .*s.jsonl:1; make them unique",
+    ),
     "strange id": ([{**FREE, "id": [1]}], r":1: id is a list, which is no name"),
     "the same twice": ([FREE, FREE], r":2: asks the same as .*:1 \(ids 1 and 2\); keep one of each"),
     "not JSON": (["x"], r":1: text where an object is expected; fix it$"),
     "NaN": ([{**FREE, "weight": float("nan")}], r":1: holds what is not JSON"),
     "half a character": ([{**FREE, "answer": "\ud83d"}], r":1: holds what is not JSON"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

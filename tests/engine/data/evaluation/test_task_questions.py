@@ -135,22 +135,34 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "answer too large": ([{**ROW, "label": 2}], {}, r"the answer '2' is none of the 2 options: 'the jib'"),
     "answer negative": ([{**ROW, "label": -1}], {}, r"the answer '-1' is none of the 2 options"),
     "answer of another text": (
-        [{**ROW, "label": "a spar"}], {}, r"the answer 'a spar' is none .* an option or its number from 0"),
+        [{**ROW, "label": "a spar"}],
+        {},
+        r"the answer 'a spar' is none .* an option or its number from 0",
+    ),
     "several right options": ([{**ROW, "label": [0, 1]}], {}, r"several right options, which is not"),
     "one option": ([ROW], {"doc_to_choice": ["a"]}, r"test.jsonl:1: has 1 options; a choice needs two"),
     "empty option": ([{**ROW, "first": " "}], {}, r"test.jsonl:1: option 0 is empty; give its text"),
     "option that is no text": ([{**ROW, "first": 3}], {}, r"test.jsonl:1: option 0 is a number, not text"),
     "options that are no list": ([ROW], {"doc_to_choice": "{{first}}"}, r"no list of options, but .the jib."),
     "the same twice": (
-        [*ROWS, ROWS[4], ROWS[0]], {}, r":7: asks the same as .*:5 \(ids 4 and 6, 0 and 7\); keep one"),
+        [*ROWS, ROWS[4], ROWS[0]],
+        {},
+        r":7: asks the same as .*:5 \(ids 4 and 6, 0 and 7\); keep one",
+    ),
     "half a character": (
-        [ROW], {"doc_to_text": "{{'\\ud83d'}}"}, r"test.jsonl:1: doc_to_text of .*UnicodeEncodeError"),
+        [ROW],
+        {"doc_to_text": "{{'\\ud83d'}}"},
+        r"test.jsonl:1: doc_to_text of .*UnicodeEncodeError",
+    ),
     "a row that is no object": ([[1]], {}, r"test.jsonl:1: a list where an object is expected"),
     "no answer": ([{"question": "x", "answers": []}], FREE, r"gives no answer \(given: '\[\]'\)"),
     "template": ([ROW], {"doc_to_text": "{{question"}, r"sail.yaml.doc_to_text: is not a template"),
     "description by row": (
-        ROWS, {"description": "{{question}}"}, r"description: differs between questions \(6 texts\)"),
-}  # fmt: skip
+        ROWS,
+        {"description": "{{question}}"},
+        r"description: differs between questions \(6 texts\)",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BAD)
