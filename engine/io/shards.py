@@ -4,6 +4,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,10 +100,17 @@ class ArrayFile(UnitFile):
             np.save(file, array, allow_pickle=False)
 
 
+@contextmanager
+def unpacked(path: Path) -> Iterator[io.BufferedReader]:
+    """The bytes of a packed file; memory holds a block."""
+    with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        yield io.BufferedReader(cast(io.RawIOBase, reader), BLOCK)
+
+
 def lines_of(path: Path) -> Iterator[dict[str, Json]]:
     """The lines of a packed file, in order; memory holds one."""
-    with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as unpacked:
-        for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, unpacked), BLOCK), start=1):
+    with unpacked(path) as lines:
+        for number, line in enumerate(lines, start=1):
             yield parse_object(line, f"{path}, line {number}")
 
 

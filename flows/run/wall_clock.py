@@ -30,6 +30,7 @@ TASK_S = {  # tasks without training
     "encode": 3.0,
     "extract": 3.0,
     "describe": 2.0,
+    "index_words": 2.0,
     "label": 1.0,
     "render": 3.0,
     "imitate": 10.0,

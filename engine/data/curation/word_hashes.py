@@ -155,8 +155,26 @@ def marked_words(text: str) -> MarkedWords:
     """The words of a text without its markup. Linear time."""
     if not _MAYBE.search(text):
         return unmarked_words(text)
+    plain, map_3P, has_attributes = _stripped(text)
+    words = find_words(plain)
+    begin_W, _ = _sources(words.begin_W, map_3P)
+    _, end_W = _sources(words.end_W - 1, map_3P)
+    return MarkedWords(plain, words, begin_W, end_W, has_attributes)
+
+
+def without_markup(text: str) -> tuple[str, bool]:
+    """The text whose words `marked_words` finds, and whether a tag with attributes was left out."""
+    if not _MAYBE.search(text):
+        return text, False
+    plain, _, has_attributes = _stripped(text)
+    return plain, has_attributes
+
+
+def _stripped(text: str) -> tuple[str, np.ndarray, bool]:
+    """The text without markup; of each piece its place in the plain and in the marked text, and the width of
+    each character there, int64 [3, P]; whether a tag with attributes was left out.
+    """
     pieces: list[str] = []
-    # of each piece: its place in the plain and in the marked text, and the width of each character there
     places, sources, widths = [0], [0], [1]
     length = done = 0
     has_attributes = False
@@ -172,12 +190,7 @@ def marked_words(text: str) -> MarkedWords:
         done = end
         has_attributes = has_attributes or found["full"] is not None
     pieces.append(text[done:])
-    plain = "".join(pieces)
-    words = find_words(plain)
-    map_P = np.array([places, sources, widths], dtype=np.int64)
-    begin_W, _ = _sources(words.begin_W, map_P)
-    _, end_W = _sources(words.end_W - 1, map_P)
-    return MarkedWords(plain, words, begin_W, end_W, has_attributes)
+    return "".join(pieces), np.array([places, sources, widths], dtype=np.int64), has_attributes
 
 
 def _sources(places_W: np.ndarray, map_3P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
