@@ -42,13 +42,13 @@ _HEADER = 128  # bytes
 
 
 def index_words(
-    corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
+    corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress, window: int = WINDOW
 ) -> dict[str, Json]:
     """Write the index of a corpus. Returns the summary."""
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     scratch.mkdir(parents=True, exist_ok=True)
     reader = CorpusReader(corpus, scratch)
-    pieces = SortedPieces(scratch / "pieces.bin")
+    pieces = SortedPieces(scratch / "pieces.bin", window)
     num_bytes = 0
     for batch in _batches(documents_of(reader.lines())):
         num_bytes += sum(size_of(document.text) for document in batch)
@@ -75,7 +75,7 @@ def index_words(
     size = sum(column.add_to(output) for column in files.values())
     counts = {"documents": len(places.offset_D), "entries": num_entries}
     document = {
-        "schema": 1, "corpus": corpus.record.fingerprint, "run": RUN, "window": WINDOW, "bits": bits,
+        "schema": 1, "corpus": corpus.record.fingerprint, "run": RUN, "window": window, "bits": bits,
         "unicode": unidata_version, "files": dict(
             zip(corpus_files(corpus), places.first_F.tolist(), strict=True)), **counts,
     }  # fmt: skip
@@ -95,7 +95,8 @@ def _columns(pieces: "SortedPieces") -> dict[str, str]:
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """About _TEXT characters at a time."""
-    batch, size = [], 0
+    batch: list[Document] = []
+    size = 0
     for document in documents:
         batch.append(document)
         size += len(document.text)
@@ -111,7 +112,7 @@ class SortedPieces:
     the number of a segment in its piece.
     """
 
-    def __init__(self, path: Path, window: int = WINDOW) -> None:
+    def __init__(self, path: Path, window: int) -> None:
         self._path, self._window = path, window
         self._keys: list[np.ndarray] = []
         self._size = 0
