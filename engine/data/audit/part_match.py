@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from atelier.engine.data.audit.documents import Document
-from atelier.engine.data.curation.overlap import LEAST, WORDS
+from atelier.engine.data.curation.overlap import LEAST, WORDS, HashTable
 from atelier.engine.data.curation.word_hashes import (
     MarkedWords,
     marked_words,
@@ -98,12 +98,13 @@ class SearchedDocument:
         self.views = [marked, unmarked_words(document.text)] if marked.has_attributes else [marked]
 
     @cached_property
-    def _hashes(self) -> list[np.ndarray]:
+    def hashes(self) -> list[np.ndarray]:
+        """uint64: of each run of LEAST words of each view."""
         return [ngram_hashes(view.words.hash_W, LEAST) for view in self.views]
 
     def match(self, part: Part) -> PartMatch | None:
         """What the part and the document share, or None if that is no match."""
-        shared = [_shared(part, *each) for each in zip(self.views, self._hashes, strict=True)]
+        shared = [_shared(part, *each) for each in zip(self.views, self.hashes, strict=True)]
         if not (found := [each for each in shared if each is not None]):
             return None
         longest = max(found, key=lambda each: each.length)  # the first of equal ones
@@ -141,7 +142,7 @@ def _shared(part: Part, view: MarkedWords, hash_N: np.ndarray) -> _Shared | None
     number_M = np.insert(np.array(number_M, dtype=np.int64), gap_M, _NOTHING)
     word_M = np.insert(word_M, gap_M, _NOTHING)
     runs = _Runs(part.number_W, number_M)
-    is_equal_N = np.isin(runs.of_part(LEAST), runs.of_text(LEAST))
+    is_equal_N = _among(runs.of_part(LEAST), runs.of_text(LEAST))
     if not is_equal_N.any():
         return None
     is_covered_W = np.zeros(part.count, dtype=bool)
@@ -152,8 +153,9 @@ def _shared(part: Part, view: MarkedWords, hash_N: np.ndarray) -> _Shared | None
     return _Shared(length, int(begin), int(end), is_covered_W)
 
 
-def _among(values: np.ndarray, ascending: np.ndarray) -> np.ndarray:
-    """Whether each value is one of some that ascend (at least one)."""
+def _among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Whether each value is one of the others (np.isin, faster for few)."""
+    ascending = np.sort(others)
     places = np.searchsorted(ascending, values)
     places[places == len(ascending)] = 0
     return ascending[places] == values
@@ -179,13 +181,14 @@ class _Runs:
     def longest(self) -> tuple[int, int]:
         """Words of the longest run that both have, and its first place in the text. LEAST words are one."""
         least, most = LEAST, min(self._num_part, self._num_text)
+        middle = most  # often a whole part
         while least < most:
-            middle = (least + most + 1) // 2
-            if np.isin(self.of_text(middle), self.of_part(middle)).any():
+            if _among(self.of_text(middle), self.of_part(middle)).any():
                 least = middle
             else:
                 most = middle - 1
-        return least, int(np.argmax(np.isin(self.of_text(least), self.of_part(least))))
+            middle = (least + most + 1) // 2
+        return least, int(np.argmax(_among(self.of_text(least), self.of_part(least))))
 
     def _numbers(self, size: int) -> np.ndarray:
         power = size.bit_length() - 1
@@ -204,22 +207,18 @@ def _paired(numbers: np.ndarray, step: int) -> np.ndarray:
 def scan(documents: Iterable[Document], parts: Sequence[str]) -> Found:
     """Search documents for parts of questions by reading all of them: for a few megabytes of text."""
     searched, too_short = parts_of(parts)
-    tables: list[tuple[int, np.ndarray, np.ndarray]] = []  # words of a run, hashes, numbers in `searched`
-    for size in sorted({part.least for part in searched}):
-        rows = [(n, ngram_hashes(part.hash_W, size)) for n, part in enumerate(searched) if part.least == size]
-        hashes = np.concatenate([own for _, own in rows])
-        owners = np.repeat([n for n, _ in rows], [len(own) for _, own in rows])
-        order = np.argsort(hashes, kind="stable")
-        tables.append((size, hashes[order], owners[order]))
+    hashes = [part.hash_N for part in searched]
+    owner_A = np.repeat(np.arange(len(searched)), [len(own) for own in hashes])
+    hash_A = np.concatenate([np.zeros(0, dtype=np.uint64), *hashes])
+    order = np.argsort(hash_A, kind="stable")
+    owner_A = owner_A[order]
+    hash_G, begin_G = np.unique(hash_A[order], return_index=True)
+    end_G = np.append(begin_G[1:], len(hash_A))
+    table = HashTable(hash_G, np.arange(len(hash_G)))
     matches: list[PartMatch] = []
     for document in documents:
         each = SearchedDocument(document)
-        found: set[int] = set()
-        for view in each.views:
-            for size, hashes, owners in tables:
-                own = np.unique(ngram_hashes(view.words.hash_W, size))
-                begin, end = (np.searchsorted(hashes, own, side=side) for side in ("left", "right"))
-                for n in np.flatnonzero(begin < end).tolist():
-                    found.update(owners[begin[n] : end[n]].tolist())
-        matches += [match for n in found if (match := each.match(searched[n])) is not None]
+        found = {n for own in each.hashes for n in np.unique(table.found(own)[1]).tolist()}
+        owners = {n for own in found for n in owner_A[begin_G[own] : end_G[own]].tolist()}
+        matches += [match for n in owners if (match := each.match(searched[n])) is not None]
     return Found(sorted(matches, key=lambda match: match[:2]), too_short)

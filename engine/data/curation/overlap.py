@@ -102,7 +102,7 @@ class QuestionOverlap:
         self._begin_G = np.searchsorted(pairs[:, 0], np.arange(len(first_G) + 1))
         words_G = np.array([self.text(n).count(" ") + 1 for n in range(len(first_G))])
         self._tables = [
-            (int(size), _Table(hash_A[first_G[words_G == size]], np.flatnonzero(words_G == size)))
+            (int(size), HashTable(hash_A[first_G[words_G == size]], np.flatnonzero(words_G == size)))
             for size in np.unique(words_G)
         ]
 
@@ -190,7 +190,7 @@ class QuestionOverlap:
         """For each size of n-grams: begin, end and number of each match, int64 [M, 3]."""
         return [self._of_size(marked, size, table) for size, table in self._tables]
 
-    def _of_size(self, marked: MarkedWords, size: int, table: "_Table") -> np.ndarray:
+    def _of_size(self, marked: MarkedWords, size: int, table: "HashTable") -> np.ndarray:
         first_M, ngram_M = table.found(ngram_hashes(marked.words.hash_W, size))
         last_M = first_M + size - 1
         ngrams = ngram_M.tolist()
@@ -206,7 +206,7 @@ class QuestionOverlap:
         return np.stack([marked.begin_W[first_M], marked.end_W[last_M], ngram_M], axis=1)[is_equal_M]
 
 
-class _Table:
+class HashTable:
     """The numbers of n-grams by their hashes."""
 
     def __init__(self, hash_G: np.ndarray, number_G: np.ndarray) -> None:
