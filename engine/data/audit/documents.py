@@ -19,7 +19,7 @@ from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import DamageError
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, CorpusLine
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.io.shards import ENDING, shard_names, unpacked
+from atelier.engine.io.shards import ENDING, shard_names, size_of, unpacked
 from atelier.engine.io.storage import is_local
 
 AHEAD = 4096  # characters
@@ -96,11 +96,12 @@ def corpus_files(corpus: ArtifactInput) -> list[str]:
 
 
 class CorpusReader:
-    """Reads all lines of a corpus and notes where they are."""
+    """Reads all lines of a corpus and notes where they are. `num_bytes`: of text, UTF-8."""
 
     def __init__(self, corpus: ArtifactInput, scratch: Path) -> None:
         self._corpus, self._scratch = corpus, scratch
         self._offsets, self._held_out, self._firsts = array("q"), bytearray(), array("q")
+        self.num_bytes = 0
 
     def lines(self) -> Iterator[CorpusLine]:
         for name in corpus_files(self._corpus):
@@ -113,6 +114,7 @@ class CorpusReader:
                     self._offsets.append(offset)
                     self._held_out.append(line["split"] == HELD_OUT)
                     offset += len(text)
+                    self.num_bytes += size_of(line["text"])
                     yield line
 
     def places(self) -> LinePlaces:
@@ -181,9 +183,7 @@ class SomeDocuments:
         self._open = -1
 
 
-def _opened(
-    corpus: ArtifactInput, name: str, scratch: Path, stack: ExitStack
-) -> tuple[Path, BufferedReader]:
+def _opened(corpus: ArtifactInput, name: str, scratch: Path, stack: ExitStack) -> tuple[Path, BufferedReader]:
     """A verified file of a corpus, unpacked. A copy of a remote one is removed when the stack closes."""
     path = corpus.file(name, scratch)
     if not is_local(corpus.url):

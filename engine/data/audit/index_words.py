@@ -28,7 +28,6 @@ from atelier.engine.data.audit.kept_runs import RUN, WINDOW, kept_runs
 from atelier.engine.data.curation.word_hashes import find_words, without_markup
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
-from atelier.engine.io.shards import size_of
 
 INDEX = "index.json"
 REMAINDER = 16  # bits
@@ -49,9 +48,7 @@ def index_words(
     scratch.mkdir(parents=True, exist_ok=True)
     reader = CorpusReader(corpus, scratch)
     pieces = SortedPieces(scratch / "pieces.bin", window)
-    num_bytes = 0
     for batch in _batches(documents_of(reader.lines())):
-        num_bytes += sum(size_of(document.text) for document in batch)
         pieces.add(batch)
         progress.advance(len(batch))
     pieces.end()
@@ -80,7 +77,7 @@ def index_words(
             zip(corpus_files(corpus), places.first_F.tolist(), strict=True)), **counts,
     }  # fmt: skip
     output.add_json(INDEX, document)
-    return {**counts, "text_bytes": num_bytes, "index_bytes": size}
+    return {**counts, "text_bytes": reader.num_bytes, "index_bytes": size}
 
 
 def _columns(pieces: "SortedPieces") -> dict[str, str]:
@@ -108,8 +105,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class SortedPieces:
-    """Entries of some documents, sorted, in a scratch file: keys (uint64) of KEY_BITS bits of a run's hash and
-    the number of a segment in its piece.
+    """Entries of some documents, sorted, in a scratch file: keys (uint64) of KEY_BITS bits of a run's hash
+    and the number of a segment in its piece.
     """
 
     def __init__(self, path: Path, window: int) -> None:

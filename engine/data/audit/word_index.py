@@ -17,7 +17,7 @@ import numpy as np
 
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import ConfigError, DamageError
-from atelier.engine.data.audit.documents import LinePlaces, SomeDocuments, corpus_files
+from atelier.engine.data.audit.documents import LinePlaces, SomeDocuments
 from atelier.engine.data.audit.index_words import INDEX, REMAINDER
 from atelier.engine.data.audit.kept_runs import MOST, RUN, WINDOW, windows_of
 from atelier.engine.data.audit.part_match import Found, Part, PartMatch, SearchedDocument, parts_of
@@ -41,8 +41,10 @@ class WordIndex:
         """Raises ConfigError if the index was made with other words than this program's."""
         about = artifact.json(INDEX, scratch)
         own = {"run": RUN, "window": WINDOW, "unicode": unidata_version}
-        if other := [f"{key} {about.get(key)}, not {value}" for key, value in own.items() if about.get(key) != value]:
-            raise ConfigError(f"{artifact.url}", f"an index with {', '.join(other)}", "index the corpus again")
+        if other := [
+            f"{key} {about.get(key)}, not {value}" for key, value in own.items() if about.get(key) != value
+        ]:
+            raise ConfigError(artifact.url, f"an index with {', '.join(other)}", "index the corpus again")
         arrays = [
             np.load(artifact.file(f"{name}.npy", scratch), mmap_mode="r", allow_pickle=False)
             for name in ("buckets", "remainders", "documents", "offsets", "held_out")
@@ -74,7 +76,7 @@ class WordIndex:
         """
         if corpus.record.fingerprint != self._corpus:
             own, other = self._corpus[:16], corpus.record.fingerprint[:16]
-            raise ConfigError(f"{corpus.url}", f"corpus {other}, but the index is of {own}", "index this one")
+            raise ConfigError(corpus.url, f"corpus {other}, but the index is of {own}", "index this one")
         searched, too_short = parts_of(parts)
         found = self._candidates(searched)
         document_P = np.concatenate([np.zeros(0, dtype=np.int64), *found])
@@ -84,9 +86,7 @@ class WordIndex:
         wanted = [(place, [n for _, n in each]) for place, each in groupby(pairs, key=lambda pair: pair[0])]
         reader = SomeDocuments(corpus, scratch, self._places)
         matches: list[PartMatch] = []
-        for document, (_, numbers) in zip(
-            reader.each(place for place, _ in wanted), wanted, strict=True
-        ):
+        for document, (_, numbers) in zip(reader.each(place for place, _ in wanted), wanted, strict=True):
             each = SearchedDocument(document)
             matches += [match for n in numbers if (match := each.match(searched[n])) is not None]
         return Found(sorted(matches, key=lambda match: match[:2]), too_short)
@@ -139,8 +139,8 @@ class WordIndex:
 
 
 def _first(values: np.ndarray, begin: np.ndarray, end: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The first place from begin to end, where values ascend, of a value that is not below the wanted one; end
-    if there is none.
+    """The first place from begin to end, where values ascend, of a value that is not below the wanted one;
+    end if there is none.
     """
     begin, end = begin.copy(), end.copy()
     open_ = np.flatnonzero(begin < end)

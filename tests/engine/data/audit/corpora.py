@@ -145,4 +145,8 @@ def _row(part: list[str], views: list[list[str]]) -> tuple[int, int] | None:
 
 def indices(folder: Path) -> dict[str, bytes]:
     """The files of an index."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in ("record.json", "body.json")}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.name not in ("record.json", "body.json")
+    }

@@ -1,4 +1,5 @@
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -84,7 +85,11 @@ def test_an_index_that_keeps_too_few_runs_is_caught(workshop: Workshop, monkeypa
 
 
 def test_every_text_of_8_to_12_words_and_every_run_of_13_is_found(workshop: Workshop, rng):
-    texts = [*(text(rng, 3) for _ in range(5)), "".join(han(rng, 40)), "<p>" + "<i>x</i> ".join(words(rng, 30))]
+    texts = [
+        *(text(rng, 3) for _ in range(5)),
+        "".join(han(rng, 40)),
+        "<p>" + "<i>x</i> ".join(words(rng, 30)),
+    ]
     parts, owners = [], []
     for owner, own in enumerate(texts):
         spelled = spelled_of(own)
@@ -99,7 +104,7 @@ def test_every_text_of_8_to_12_words_and_every_run_of_13_is_found(workshop: Work
 
 def test_a_text_across_the_border_of_two_documents_does_not_match(workshop: Workshop, rng):
     own = [words(rng, 12) for _ in range(40)]
-    parts = [" ".join(one[6:] + other[:6]) for one, other in zip(own, own[1:], strict=False)]
+    parts = [" ".join(one[6:] + other[:6]) for one, other in pairwise(own)]
     for held_out in (2, 1000):
         corpus = corpus_of(workshop, lines_of([" ".join(one) for one in own], held_out=held_out))
         index = WordIndex.open(index_of(workshop, corpus), workshop.folder)
@@ -233,7 +238,9 @@ def test_an_index_of_another_corpus_or_python_is_refused(workshop: Workshop, mon
         WordIndex.open(made, workshop.folder)
 
 
-@pytest.mark.parametrize("of", ["a " * 200_000, "w" * 1_000_000, "<b>a</b> " * 30_000], ids=["run", "word", "marked"])
+@pytest.mark.parametrize(
+    "of", ["a " * 200_000, "w" * 1_000_000, "<b>a</b> " * 30_000], ids=["run", "word", "marked"]
+)
 def test_hostile_texts_are_searched_in_time_as_they_are_long(workshop: Workshop, of: str):
     corpus = corpus_of(workshop, lines_of([of]))
     begin = time.process_time()
