@@ -38,7 +38,7 @@ from machine import keep, use_own_code
 
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.data.audit.documents import Document
+from atelier.engine.data.audit.documents import CorpusDocument
 from atelier.engine.data.audit.part_match import scan
 from atelier.engine.data.audit.word_index import WordIndex
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
@@ -249,7 +249,7 @@ def peers(texts: list[str], parts: list[str], python: str, folder: Path) -> dict
     """CPU-seconds a MB to read texts again for the questions, and the memory of a plain index."""
     size = sum(len(text) for text in texts) / 1e6
     begin = time.process_time()
-    found = scan((Document(n, "train", n, str(n), text) for n, text in enumerate(texts)), parts)
+    found = scan((CorpusDocument(n, "train", n, str(n), text) for n, text in enumerate(texts)), parts)
     result: dict[str, Any] = {"text_mb": round(size, 1)}
     documents = len({match.document for match in found.matches})
     result["scan"] = {"cpu_s_per_mb": round((time.process_time() - begin) / size, 4), "documents": documents}

@@ -28,7 +28,7 @@ _BLOCK = 1 << 20  # bytes passed over at once
 _KEPT = 16  # lines kept while reading some, since a document may need lines that come after it
 
 
-class Document(NamedTuple):
+class CorpusDocument(NamedTuple):
     place: int  # its line in the corpus, from 0
     split: str
     number: int  # in its split, from 0
@@ -59,9 +59,9 @@ class _Growing:
         self._room -= len(head)
         self.is_complete = len(head) < len(line["text"]) or self._room <= 0 or not line.get("cut")
 
-    def document(self) -> Document:
+    def document(self) -> CorpusDocument:
         text = "".join(self._texts)
-        return Document(self._place, self.split, self._number, self._line["id"], text)
+        return CorpusDocument(self._place, self.split, self._number, self._line["id"], text)
 
 
 def _head(text: str, most: int) -> str:
@@ -74,7 +74,7 @@ def _head(text: str, most: int) -> str:
     return text[:most]
 
 
-def documents_of(lines: Iterable[CorpusLine]) -> Iterator[Document]:
+def documents_of(lines: Iterable[CorpusLine]) -> Iterator[CorpusDocument]:
     """The documents of all lines of a corpus, in order. Memory: one document, or one that is cut."""
     counts = {TRAIN: 0, HELD_OUT: 0}
     waiting: deque[_Growing] = deque()
@@ -132,7 +132,7 @@ class SomeDocuments:
         self._stack, self._open, self._at = ExitStack(), -1, 0
         self._kept: dict[int, CorpusLine] = {}
 
-    def each(self, wanted: Iterable[int]) -> Iterator[Document]:
+    def each(self, wanted: Iterable[int]) -> Iterator[CorpusDocument]:
         """The documents at these places, which ascend."""
         try:
             for place in wanted:
@@ -140,7 +140,7 @@ class SomeDocuments:
         finally:
             self._close()
 
-    def _document(self, place: int) -> Document:
+    def _document(self, place: int) -> CorpusDocument:
         line = self._line(place)
         side_N = self._line_N[int(self._places.is_held_out_D[place])]
         number = int(np.searchsorted(side_N, place))

@@ -23,7 +23,7 @@ import numpy as np
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
-from atelier.engine.data.audit.documents import CorpusReader, Document, corpus_files, documents_of
+from atelier.engine.data.audit.documents import CorpusDocument, CorpusReader, corpus_files, documents_of
 from atelier.engine.data.audit.kept_runs import RUN, WINDOW, kept_runs
 from atelier.engine.data.curation.word_hashes import find_words, without_markup
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -90,9 +90,9 @@ def _columns(pieces: "SortedPieces") -> dict[str, str]:
     }
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def _batches(documents: Iterable[CorpusDocument]) -> Iterator[list[CorpusDocument]]:
     """About _TEXT characters at a time."""
-    batch: list[Document] = []
+    batch: list[CorpusDocument] = []
     size = 0
     for document in documents:
         batch.append(document)
@@ -118,7 +118,7 @@ class SortedPieces:
         self.num_entries = 0
         path.write_bytes(b"")
 
-    def add(self, documents: Iterable[Document]) -> None:
+    def add(self, documents: Iterable[CorpusDocument]) -> None:
         """A document is a segment as a reader sees it and, if it has tags with attributes, as it is
         written.
         """

@@ -3,7 +3,11 @@ al. 2003).
 
 Of each WINDOW consecutive runs of RUN words the one with the least hash is kept. So each text of
 RUN + WINDOW - 1 = LEAST words has a kept run, which depends on these words alone: a document that contains
-the text keeps the same one. Of random hashes 2 / (WINDOW + 1) are kept.
+the text keeps the same one. Of random hashes 2 / (WINDOW + 1) are kept: 0.4 a word, less where runs repeat in
+a document.
+
+Shorter runs are fewer, but less rare. On 58 MB of docstrings, runs of 4 words in windows of 5 are 0.26 a
+word and these 0.33, but then 10 to 60 % more documents were candidates for texts that were cut out of some.
 
 Shape letters: W words, S segments, K kept runs, L places of LEAST words, R windows of a part, C the most
 kept runs of such a window.

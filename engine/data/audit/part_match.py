@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from atelier.engine.data.audit.documents import Document
+from atelier.engine.data.audit.documents import CorpusDocument
 from atelier.engine.data.curation.overlap import LEAST, WORDS, HashTable
 from atelier.engine.data.curation.word_hashes import (
     MarkedWords,
@@ -56,14 +56,14 @@ class TooShort(NamedTuple):
     words: int
 
 
-class Found(NamedTuple):
+class FoundParts(NamedTuple):
     """The result of a search. `matches` ascend by part, then by document."""
 
     matches: list[PartMatch]
     too_short: list[TooShort]
 
 
-class Part:
+class SearchedPart:
     """A part of a question: its words as a reader sees them. Words that are spelled alike have one number."""
 
     def __init__(self, place: int, text: str) -> None:
@@ -82,17 +82,17 @@ class Part:
         return np.unique(ngram_hashes(self.hash_W, LEAST))
 
 
-def parts_of(texts: Sequence[str]) -> tuple[list[Part], list[TooShort]]:
+def parts_of(texts: Sequence[str]) -> tuple[list[SearchedPart], list[TooShort]]:
     """Those that can be searched for, and those that are too short."""
-    parts = [Part(place, text) for place, text in enumerate(texts)]
+    parts = [SearchedPart(place, text) for place, text in enumerate(texts)]
     too_short = [TooShort(part.place, part.count) for part in parts if part.count < LEAST]
     return [part for part in parts if part.count >= LEAST], too_short
 
 
-class SearchedDocument:
+class DocumentWords:
     """A document's words: as a reader sees it and, if it has tags with attributes, as it is written."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: CorpusDocument) -> None:
         self.document = document
         marked = marked_words(document.text)
         self.views = [marked, unmarked_words(document.text)] if marked.has_attributes else [marked]
@@ -102,7 +102,7 @@ class SearchedDocument:
         """uint64: of each run of LEAST words of each view."""
         return [ngram_hashes(view.words.hash_W, LEAST) for view in self.views]
 
-    def match(self, part: Part) -> PartMatch | None:
+    def match(self, part: SearchedPart) -> PartMatch | None:
         """What the part and the document share, or None if that is no match."""
         shared = [_shared(part, *each) for each in zip(self.views, self.hashes, strict=True)]
         if not (found := [each for each in shared if each is not None]):
@@ -128,7 +128,7 @@ class _Shared(NamedTuple):
     is_covered_W: np.ndarray
 
 
-def _shared(part: Part, view: MarkedWords, hash_N: np.ndarray) -> _Shared | None:
+def _shared(part: SearchedPart, view: MarkedWords, hash_N: np.ndarray) -> _Shared | None:
     places_N = np.flatnonzero(_among(hash_N, part.hash_N))
     if not len(places_N):
         return None
@@ -204,7 +204,7 @@ def _paired(numbers: np.ndarray, step: int) -> np.ndarray:
     return (numbers[:count] + 2) * (int(numbers.max()) + 3) + numbers[step:] + 2
 
 
-def scan(documents: Iterable[Document], parts: Sequence[str]) -> Found:
+def scan(documents: Iterable[CorpusDocument], parts: Sequence[str]) -> FoundParts:
     """Search documents for parts of questions by reading all of them: for a few megabytes of text."""
     searched, too_short = parts_of(parts)
     hashes = [part.hash_N for part in searched]
@@ -217,8 +217,8 @@ def scan(documents: Iterable[Document], parts: Sequence[str]) -> Found:
     table = HashTable(hash_G, np.arange(len(hash_G)))
     matches: list[PartMatch] = []
     for document in documents:
-        each = SearchedDocument(document)
+        each = DocumentWords(document)
         found = {n for own in each.hashes for n in np.unique(table.found(own)[1]).tolist()}
         owners = {n for own in found for n in owner_A[begin_G[own] : end_G[own]].tolist()}
         matches += [match for n in owners if (match := each.match(searched[n])) is not None]
-    return Found(sorted(matches, key=lambda match: match[:2]), too_short)
+    return FoundParts(sorted(matches, key=lambda match: match[:2]), too_short)

@@ -20,7 +20,7 @@ from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.data.audit.documents import LinePlaces, SomeDocuments
 from atelier.engine.data.audit.index_words import INDEX, REMAINDER
 from atelier.engine.data.audit.kept_runs import MOST, RUN, WINDOW, windows_of
-from atelier.engine.data.audit.part_match import Found, Part, PartMatch, SearchedDocument, parts_of
+from atelier.engine.data.audit.part_match import DocumentWords, FoundParts, PartMatch, SearchedPart, parts_of
 from atelier.engine.io.artifact import ArtifactInput
 
 _PAIRS = 1 << 20  # pairs of window and document at once
@@ -70,7 +70,7 @@ class WordIndex:
             found[part.place] = documents
         return found
 
-    def matches(self, parts: Sequence[str], corpus: ArtifactInput, scratch: Path) -> Found:
+    def matches(self, parts: Sequence[str], corpus: ArtifactInput, scratch: Path) -> FoundParts:
         """The parts and documents that share a run of words, verified on the documents' text. Raises
         ConfigError if the index is of another corpus.
         """
@@ -87,11 +87,11 @@ class WordIndex:
         reader = SomeDocuments(corpus, scratch, self._places)
         matches: list[PartMatch] = []
         for document, (_, numbers) in zip(reader.each(place for place, _ in wanted), wanted, strict=True):
-            each = SearchedDocument(document)
+            each = DocumentWords(document)
             matches += [match for n in numbers if (match := each.match(searched[n])) is not None]
-        return Found(sorted(matches, key=lambda match: match[:2]), too_short)
+        return FoundParts(sorted(matches, key=lambda match: match[:2]), too_short)
 
-    def _candidates(self, parts: Sequence[Part]) -> list[np.ndarray]:
+    def _candidates(self, parts: Sequence[SearchedPart]) -> list[np.ndarray]:
         """As `candidates`, for parts that are long enough."""
         windows = [windows_of(part.hash_W) for part in parts]
         part_Q = np.repeat(np.arange(len(parts)), [len(rows) for rows in windows])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from atelier.engine.data.audit.documents import Document
+from atelier.engine.data.audit.documents import CorpusDocument
 from atelier.engine.data.audit.index_words import index_words
 from atelier.engine.data.audit.kept_runs import WINDOW
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN
@@ -106,7 +106,7 @@ def index_of(workshop: Workshop, corpus: ArtifactInput, window: int = WINDOW) ->
 Row = tuple[int, int, int, int]  # part, document, words of the longest shared run, words covered
 
 
-def compared(documents: Sequence[Document], parts: Sequence[str]) -> list[Row]:
+def compared(documents: Sequence[CorpusDocument], parts: Sequence[str]) -> list[Row]:
     """The matches, by comparing each word of each part with each word of each document."""
     spelled = [spelled_of(part) for part in parts]
     return sorted(

@@ -9,8 +9,8 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.audit import index_words as building
 from atelier.engine.data.audit import kept_runs, word_index
-from atelier.engine.data.audit.documents import AHEAD, Document, documents_of
-from atelier.engine.data.audit.part_match import Found, TooShort, scan
+from atelier.engine.data.audit.documents import AHEAD, CorpusDocument, documents_of
+from atelier.engine.data.audit.part_match import FoundParts, TooShort, scan
 from atelier.engine.data.audit.word_index import WordIndex
 from atelier.engine.data.corpus import CorpusLine, corpus_lines
 from atelier.engine.data.tokens import TokenText
@@ -35,21 +35,21 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
-def search(workshop: Workshop, corpus: ArtifactInput, parts: list[str], window: int = 0) -> Found:
+def search(workshop: Workshop, corpus: ArtifactInput, parts: list[str], window: int = 0) -> FoundParts:
     index = index_of(workshop, corpus, window or kept_runs.WINDOW)
     return WordIndex.open(index, workshop.folder).matches(parts, corpus, workshop.folder)
 
 
-def scanned(workshop: Workshop, corpus: ArtifactInput, parts: list[str]) -> Found:
+def scanned(workshop: Workshop, corpus: ArtifactInput, parts: list[str]) -> FoundParts:
     return scan(documents_of(corpus_lines(corpus, workshop.folder)), parts)
 
 
-def documents(texts: list[str]) -> list[Document]:
+def documents(texts: list[str]) -> list[CorpusDocument]:
     """The second one goes on with the third."""
     return list(documents_of(cast(list[CorpusLine], lines_of(texts, cut=[1]))))
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: FoundParts) -> list[Row]:
     """With 0 for the longest run, which a match only tells by its place."""
     return [(match.part, match.document, 0, match.covered) for match in found.matches]
 
@@ -160,13 +160,13 @@ def test_parts_that_are_too_short_are_told_and_not_searched_for(workshop: Worksh
     found = search(workshop, corpus, parts)
     assert found.too_short == [TooShort(0, 7), TooShort(1, 0), TooShort(2, 0), TooShort(4, 3)]
     assert [match.part for match in found.matches] == [3]
-    assert search(workshop, corpus, []) == Found([], []) == search(workshop, corpus, [])
+    assert search(workshop, corpus, []) == FoundParts([], []) == search(workshop, corpus, [])
 
 
 @pytest.mark.parametrize("texts", [[], ["", "", "few words"]], ids=["no documents", "no runs"])
 def test_a_corpus_without_runs_has_an_index_that_finds_nothing(workshop: Workshop, texts: list[str], rng):
     corpus = corpus_of(workshop, lines_of(texts))
-    assert search(workshop, corpus, [text(rng, 2)]) == Found([], [])
+    assert search(workshop, corpus, [text(rng, 2)]) == FoundParts([], [])
 
 
 def test_the_number_of_a_document_is_its_row_in_the_tokens(workshop: Workshop, rng):
