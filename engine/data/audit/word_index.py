@@ -27,13 +27,13 @@ _PAIRS = 1 << 20  # pairs of window and document at once
 
 
 class WordIndex:
-    """The index of the words of a corpus; its arrays are read as they are needed."""
+    """The index of the words of a corpus; its arrays are read as they are needed. `corpus`: its fingerprint."""
 
     def __init__(
         self, corpus: str, bits: int, buckets: np.ndarray, remainder_E: np.ndarray, document_E: np.ndarray,
         places: LinePlaces,
     ) -> None:  # fmt: skip
-        self._corpus, self._bits, self._places = corpus, bits, places
+        self.corpus, self._bits, self._places = corpus, bits, places
         self._buckets, self._remainder_E, self._document_E = buckets, remainder_E, document_E
 
     @classmethod
@@ -74,8 +74,8 @@ class WordIndex:
         """The parts and documents that share a run of words, verified on the documents' text. Raises
         ConfigError if the index is of another corpus.
         """
-        if corpus.record.fingerprint != self._corpus:
-            own, other = self._corpus[:16], corpus.record.fingerprint[:16]
+        if corpus.record.fingerprint != self.corpus:
+            own, other = self.corpus[:16], corpus.record.fingerprint[:16]
             raise ConfigError(corpus.url, f"corpus {other}, but the index is of {own}", "index this one")
         searched, too_short = parts_of(parts)
         found = self._candidates(searched)

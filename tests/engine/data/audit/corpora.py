@@ -20,15 +20,17 @@ from tests.engine.data.conftest import Workshop
 from tests.engine.data.curation.texts import han, words
 
 FEW = [f"w{n}" for n in range(4)]  # words of texts that repeat their runs
+STRANGE = ["Straße", "ΣΊΣΥΦΟΣ", "İstanbul", "cafe\u0301", "привет", "ﬁn", "Ǆ", "snake_case", "x2", "น้ำ"]
 MARKS = ["<b>{}</b>", "*{}*", "_{}_", "**{}**", "{}<br/>", "caf&eacute; {}", '<a href="x y">{}</a>', "{}，"]
 
 
 def tokens(rng: np.random.Generator, count: int) -> list[str]:
-    """Words of one of three kinds: of many, of few, or Chinese."""
-    kind = int(rng.integers(4))
+    """Words of many, of few, of several scripts, or Chinese."""
+    kind = int(rng.integers(5))
     if kind == 0:
         return han(rng, count)
-    return [FEW[n] for n in rng.integers(0, len(FEW), count)] if kind == 1 else words(rng, count)
+    some = {1: FEW, 2: STRANGE}.get(kind)
+    return words(rng, count) if some is None else [some[n] for n in rng.integers(0, len(some), count)]
 
 
 def joined(rng: np.random.Generator, own: Sequence[str]) -> str:
