@@ -27,7 +27,7 @@ _PAIRS = 1 << 20  # pairs of window and document at once
 
 
 class WordIndex:
-    """The index of the words of a corpus; its arrays are read as they are needed. `corpus`: its fingerprint."""
+    """The index of the words of a corpus (fingerprint `corpus`); its arrays are read as they are needed."""
 
     def __init__(
         self, corpus: str, bits: int, buckets: np.ndarray, remainder_E: np.ndarray, document_E: np.ndarray,
