@@ -165,22 +165,18 @@ class SortedPieces:
             return
         above = max(bits - REMAINDER, (self.num_entries // _ENTRIES).bit_length())  # bits of a range
         kept = bits + REMAINDER - above  # at most 32, so that a document's number fits beside them
-        keys = np.memmap(self._path, dtype=np.uint64, mode="r")
-        firsts = [first for first, _ in self._pieces] + [self.num_entries]
-        begins = firsts[:-1]
+        begins = [first for first, _ in self._pieces]
+        ends = [*begins[1:], self.num_entries]
         for number in range(1 << above):
             last = np.uint64((number + 1 << 64 - above) - 1)
             found = []
-            ends = []
             for piece, (_, document_S) in enumerate(self._pieces):
-                rest = keys[begins[piece] : firsts[piece + 1]]
-                count = int(np.searchsorted(rest, last, side="right"))
-                ends.append(begins[piece] + count)
-                own = np.array(rest[:count])
-                document = document_S[own & np.uint64(_SEGMENTS - 1)].astype(np.uint64)
-                hashes = own << np.uint64(above) >> np.uint64(64 - kept)
+                left = ends[piece] - begins[piece]
+                keys = self._read(begins[piece], ends[piece], last, left // ((1 << above) - number))
+                begins[piece] += len(keys)
+                document = document_S[keys & np.uint64(_SEGMENTS - 1)].astype(np.uint64)
+                hashes = keys << np.uint64(above) >> np.uint64(64 - kept)
                 found.append(hashes << np.uint64(32) | document)
-            begins = ends
             every = np.concatenate(found)
             every.sort()
             every = _without_copies(every)
@@ -190,6 +186,16 @@ class SortedPieces:
                 (every >> np.uint64(32)).astype(np.uint16),
                 every.astype(np.uint32),
             )
+
+    def _read(self, begin: int, end: int, last: np.uint64, expected: int) -> np.ndarray:
+        """The entries from `begin`, before `end`, of which the key is at most `last`: about `expected`."""
+        count = expected + expected // 8 + 64
+        while True:
+            count = min(count, end - begin)
+            keys = np.fromfile(self._path, dtype=np.uint64, count=count, offset=begin * 8)
+            if count == end - begin or keys[-1] > last:
+                return keys[: np.searchsorted(keys, last, side="right")]
+            count *= 2
 
     def remove(self) -> None:
         self._path.unlink()
