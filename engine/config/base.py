@@ -114,6 +114,12 @@ class Kind(Spec):
         return super().as_identity() | versioned
 
 
+def meaning_of(kind: type[SpecType], identity: Given, place: str) -> SpecType:
+    """The spec of which this is the identity: fields that are absent have the value that absence means."""
+    given = dict(identity) if isinstance(identity, Mapping) else {}
+    return parse(kind, {**_absent(kind), **given}, place)
+
+
 @cache
 def _absent(spec: type[Spec]) -> dict[str, Json]:
     """The field values of a spec class that count as absent."""

@@ -100,6 +100,12 @@ class Stretch:
         every = zip(self.drawn, self.weights, counts, strict=True)
         return tuple(before + periods * weight + count for before, weight, count in every)
 
+    def places(self, source: int, draws: np.ndarray) -> np.ndarray:
+        """The samples that are these draws [B] of a source, counted from 0."""
+        sets, _ = period_of(self.weights, self.seed)
+        periods, inside = np.divmod(draws - self.drawn[source], self.weights[source])
+        return self.first + periods * len(sets) + np.flatnonzero(sets == source)[inside]
+
     def place_after(self, source: int, count: int) -> int:
         """The sample after the draw with which a source has been drawn `count` times."""
         periods, m = divmod(count - self.drawn[source] - 1, self.weights[source])

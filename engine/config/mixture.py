@@ -132,6 +132,12 @@ class Stream(Spec):
         return self.input.partition(".")[2]
 
     @property
+    def name(self) -> str:
+        """Its name in records: its source; for other rows than windows, also their kind."""
+        name = self.source or self.input
+        return name if self.kind == WINDOWS else f"{name}/{self.kind}"
+
+    @property
     def phase(self) -> int:
         """The number of the first phase that reads it."""
         every = (self.weight, *self.later)
@@ -316,12 +322,16 @@ def share_of(spec: ObjectiveSpec) -> float:
 
 
 def _own(role: Role) -> dict[str, ObjectiveSpec]:
+    return kinds_of_rows(role.objective)
+
+
+def kinds_of_rows(objectives: Mapping[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
     """The first objective that reads each kind of rows, sorted by kind; other objectives of that kind define
     equal rows.
     """
     own = {
         type(spec).reads: spec
-        for _, spec in sorted(role.objective.items(), reverse=True)
+        for _, spec in sorted(objectives.items(), reverse=True)
         if not type(spec).needs_teacher
     }
     return dict(sorted(own.items()))

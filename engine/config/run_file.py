@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from atelier.engine.config.base import Json, JsonObject, Spec
+from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.mixture import Assignment, MixturePart, Stream, in_order, parts_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
@@ -126,6 +127,11 @@ class Training(Spec):
     @classmethod
     def _by_name(cls, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
         return in_order(streams)
+
+    @property
+    def data_plan(self) -> DataPlan:
+        """What it reads, without its models."""
+        return DataPlan.of(self.train, self.streams, self.phases, self.assignment)
 
     @property
     def parts(self) -> tuple[MixturePart, ...]:

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from atelier.engine.config.batch import DOCUMENTS, batch_tensor
+from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.exact_shares import Stretch, stretches_of
 from atelier.engine.config.mixture import Assignment, cap_in_rows
@@ -27,6 +28,12 @@ class Dataset(Protocol):
 
     Optional attributes: `extras`, keys of its batches besides tokens, positions, documents and labels;
     `encoder_length`, U of its batches; `part`, a number that labels its rows in a batch.
+
+    Optional method: `rows_with(begin, end, epoch)`, the rows of an epoch that hold something of a range of
+    the source (tokens of a tokens artifact, lines or texts of others, of the split), as int64 [P, 3]: row, and begin
+    and end of each piece of the source in it that overlaps the range. A row holds its inputs, hidden tokens
+    included, and for an encoder and a decoder also what the decoder predicts; not the token after its last,
+    which it only predicts. Without the method, what such rows hold is unknown to an audit.
     """
 
     length: int
@@ -115,6 +122,9 @@ class Blend:
         sets, samples, _ = self._chosen(np.arange(first, first + count))
         return list(zip(sets.tolist(), samples.tolist(), strict=True))
 
+    def dataset(self, number: int) -> Dataset:
+        return self._datasets[number]
+
     @property
     def num_sets(self) -> int:
         return len(self._datasets)
@@ -201,6 +211,38 @@ class Blend:
         phase = next(one for one in reversed(self._phases) if one.first <= place)
         return self._drawn_in(phase, place)
 
+    def draws_before(self, number: int, place: int) -> int:
+        """How often a data set was drawn before this sample."""
+        return int(self._drawn_at(place)[number])
+
+    def order(self, number: int, epoch: int) -> Permutation:
+        """Draw within an epoch of a data set -> its row."""
+        return Permutation(len(self._datasets[number]), self._seed, "epoch", number, epoch)
+
+    def places(self, number: int, draws: np.ndarray) -> np.ndarray:
+        """The samples that are these draws [B] of a data set, counted from 0; -1 for draws that never come.
+        The inverse of `_assigned`.
+        """
+        found = np.full(len(draws), -1, dtype=np.int64)
+        for part in self._exact or self._phases:  # in order: of several with this draw, the last has it
+            mine = draws >= int(part.drawn[number])
+            if isinstance(part, Stretch):
+                found[mine] = part.places(number, draws[mine]) if part.weights[number] else -1
+            else:
+                found[mine] = self._places_in(part, number, draws[mine]) if part.shares[number] else -1
+        return found
+
+    def _places_in(self, phase: _Phase, number: int, draws: np.ndarray) -> np.ndarray:
+        blocks, ranks = np.divmod(draws - phase.drawn[number], phase.shares[number])
+        found = np.empty_like(draws)
+        order = np.argsort(blocks, kind="stable")
+        firsts = np.flatnonzero(np.diff(blocks[order], prepend=-1))
+        for mine in np.split(order, firsts[1:]) if len(order) else []:
+            block = int(blocks[mine[0]])
+            inside = np.flatnonzero(self._block(phase, block)[0] == number)
+            found[mine] = phase.first + block * BLOCK + inside[ranks[mine]]
+        return found
+
     def batch(self, first: int, count: int) -> dict[str, np.ndarray]:
         """Samples first .. first + count - 1 as one batch."""
         return self.rows(np.arange(first, first + count))
@@ -242,6 +284,19 @@ class Blend:
         entry = batch_tensor(name)
         shape = tuple(self._lengths.get(dim, count) for dim in entry.dims)
         return np.full(shape, entry.fill, dtype=np.int64)
+
+
+def planned(plan: DataPlan, datasets: Sequence[Dataset], *, unit: int = 1) -> Blend:
+    """The blend of a training's data plan; `datasets` are those of its streams."""
+    return Blend(
+        [(dataset, stream.weight) for dataset, stream in zip(datasets, plan.streams, strict=True)],
+        plan.seed,
+        unit=unit,
+        later=plan.later(),
+        assignment=plan.assignment,
+        caps=[stream.epochs for stream in plan.streams],
+        last=plan.last,
+    )
 
 
 def trimmed(batch: dict[str, np.ndarray], unit: int) -> dict[str, np.ndarray]:

@@ -37,10 +37,26 @@ class Permutation:
             outside = outside[flat[outside] >= self._size]
         return flat.reshape(result.shape).astype(np.int64)
 
+    def inverse(self, images: np.ndarray) -> np.ndarray:
+        """The places whose images these are: inverse(self(places)) equals places."""
+        result = np.array(images, dtype=np.uint64)
+        flat = result.reshape(-1)
+        outside = np.arange(flat.size)
+        while outside.size:
+            flat[outside] = self._pass_back(flat[outside])
+            outside = outside[flat[outside] >= self._size]
+        return flat.reshape(result.shape).astype(np.int64)
+
     def _pass(self, numbers: np.ndarray) -> np.ndarray:
         left, right = numbers >> self._half, numbers & self._mask
         for key in self._keys:
             left, right = right, left ^ (mixed(right + key) & self._mask)
+        return (left << self._half) | right
+
+    def _pass_back(self, numbers: np.ndarray) -> np.ndarray:
+        left, right = numbers >> self._half, numbers & self._mask
+        for key in reversed(self._keys):
+            left, right = right ^ (mixed(left + key) & self._mask), left
         return (left << self._half) | right
 
 

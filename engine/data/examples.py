@@ -79,7 +79,7 @@ class Examples:
                 f"{labels.url}: {num_examples} {split} examples were requested, but there are"
                 f" {len(lines)}; request fewer or give more"
             )
-        order = Permutation(len(lines), seed, "draw", split, draw)(np.arange(num_examples or len(lines)))
+        order = drawn_lines(len(lines), num_examples, draw=draw, split=split, seed=seed)
         self.options: tuple[str, ...] = tuple(lines[0]["options"])
         self._alone = tuple(tuple(self._vocabulary.encode(option)) for option in self.options)
         self._num_cut = [0] * len(order)
@@ -269,6 +269,11 @@ class Examples:
         """
         rows = [self.option_row(int(i)) for i in indices]
         return option_batch(rows, self._vocabulary.pad_id), rows
+
+
+def drawn_lines(count: int, num_examples: int, *, draw: int, split: str, seed: int) -> np.ndarray:
+    """The lines of a draw of `num_examples` (0 = all) of `count` lines, in its order."""
+    return Permutation(count, seed, "draw", split, draw)(np.arange(num_examples or count))
 
 
 def _lines(labels: ArtifactInput, split: str, scratch: Path) -> list[LabelledLine]:

@@ -53,6 +53,30 @@ class TokenText:
         return "data.source" if self.split == TRAIN else "data.held_out"
 
 
+def overlapping(begins_P: np.ndarray, ends_P: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """The numbers of the pieces that overlap a range; neither begins nor ends of pieces may descend."""
+    first = np.searchsorted(ends_P, begin, side="right")
+    return np.arange(first, max(first, np.searchsorted(begins_P, end, side="left")))
+
+
+def pieces_of(rows_P: np.ndarray, begins_P: np.ndarray, ends_P: np.ndarray) -> np.ndarray:
+    """Rows, begins and ends as the int64 [P, 3] of a data set's `rows_with`."""
+    return np.stack([rows_P, begins_P, ends_P], axis=1).astype(np.int64).reshape(-1, 3)
+
+
+def fixed_rows(begin: int, end: int, *, size: int, count: int, last: int) -> np.ndarray:
+    """`rows_with` of `count` rows of `size` each, one after the other, in a source that ends at `last`."""
+    rows_P = np.arange(max(0, begin // size), max(0, min(count, -(-end // size))))
+    rows_P = rows_P if begin < end else rows_P[:0]
+    return pieces_of(rows_P, rows_P * size, np.minimum((rows_P + 1) * size, last))
+
+
+def rows_of_lines(lines_R: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """`rows_with` of rows that are a line each, `lines_R` ascending."""
+    found = np.arange(*np.searchsorted(lines_R, [begin, max(begin, end)], side="left"))
+    return pieces_of(found, lines_R[found], lines_R[found] + 1)
+
+
 class Windows:
     """A split of a tokens artifact as windows of `sequence` tokens plus the next one (windows overlap by that
     token).
@@ -101,6 +125,11 @@ class Windows:
             "documents_BT": owners_BT[:, :-1] - owners_BT[:, :1],
             "labels_BT": labels_BT,
         }
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The windows that overlap a range of tokens (blend.py, Dataset); the same in all epochs."""
+        size = self.length
+        return fixed_rows(begin, end, size=size, count=self._count, last=self._count * size)
 
 
 def segments(tokens_BT: np.ndarray, documents_BT: np.ndarray, cls: int, sep: int) -> np.ndarray:

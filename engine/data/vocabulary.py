@@ -106,6 +106,14 @@ class Vocabulary:
         with _library("a text"):
             return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def located(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of one text, and the characters begin .. end - 1 of each. Raises DataError if the tokenizer
+        fails.
+        """
+        with _library("a text"):
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+
     def begun(self, text: str, number: int) -> tuple[list[int], str] | None:
         """The first `number` ids of a text, and their text; None if it has no more ids."""
         with _library("a text"):

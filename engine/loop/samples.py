@@ -14,9 +14,9 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import CHAT, EXAMPLES, WINDOWS, Stream
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.soft_prompt import SoftPrompt
-from atelier.engine.data.blend import Blend, Dataset
+from atelier.engine.data.blend import Blend, Dataset, planned
 from atelier.engine.data.corpus import HELD_OUT, TRAIN
-from atelier.engine.data.datasets.load import rows_of
+from atelier.engine.data.datasets.load import open_stream
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
@@ -39,24 +39,8 @@ class Samples:
 
     def blend(self, sequence: int) -> Blend:
         """The training blend, in rows of `sequence` tokens."""
-        streams, train = self._training.streams, self._training.train
-        opened = [(self._open(each, TRAIN, sequence), each.weight) for each in streams]
-        later = [
-            (
-                train.progressive.samples_before(step, train.global_batch),
-                [stream.later[number] for stream in streams],
-            )
-            for number, step in enumerate(self._training.phases)
-        ]
-        return Blend(
-            opened,
-            self._seed,
-            unit=self._unit,
-            later=later,
-            assignment=self._training.assignment,
-            caps=[stream.epochs for stream in streams],
-            last=train.progressive.samples_before(train.num_steps, train.global_batch),
-        )
+        plan = self._training.data_plan
+        return planned(plan, [self._open(each, TRAIN, sequence) for each in plan.streams], unit=self._unit)
 
     def held_out(self) -> tuple[Streams, Mapping[str, Streams], dict[str, str]]:
         """Windows of all token sources, or conversations if there are none; rows of each kind; names and
@@ -112,14 +96,9 @@ class Samples:
         tokenizer = self._input("tokenizer")
         if stream.kind == EXAMPLES:
             return self._examples(stream, split, sequence)
-        rows: Dataset = rows_of(stream.kind).open_rows(
-            stream.rows,
-            source,
-            Vocabulary.of(tokenizer, scratch),
-            scratch,
-            split=split,
-            sequence=sequence if stream.rows is None else stream.rows.row_tokens(sequence),
-            seed=self._seed,
+        vocabulary = Vocabulary.of(tokenizer, scratch)
+        rows = open_stream(
+            stream, source, vocabulary, scratch, split=split, sequence=sequence, seed=self._seed
         )
         return self._numbered(rows, stream)
 
@@ -185,7 +164,7 @@ def consumed(
             tokens[n] += count * sequence
             epochs[n] += count / rows
     return {
-        _name(stream): {
+        stream.name: {
             "samples": samples[n].item(),
             "tokens": tokens[n].item() if stream.kind == WINDOWS else None,
             "epochs": round(epochs[n].item(), 6),
@@ -204,9 +183,3 @@ def _runs(
     for step in sorted(set(left_out)):
         if start <= step < end:
             yield step, step + 1, -1
-
-
-def _name(stream: Stream) -> str:
-    """Name of a stream in the record: its source; for other rows than windows, also their kind."""
-    name = stream.source or stream.input
-    return name if stream.kind == WINDOWS else f"{name}/{stream.kind}"

@@ -11,7 +11,7 @@ from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.chat import Chat
 from atelier.engine.data.counter_rng import Numbers
-from atelier.engine.data.tokens import TokenText
+from atelier.engine.data.tokens import TokenText, rows_of_lines
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -50,6 +50,12 @@ class Conversations:
             "documents_BT": np.where(is_text_BT, 0, PADDING),
             "labels_BT": np.where(is_learned_BT, self._text.at(next_BT, self._pad), NOT_SCORED),
         }
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows of a range of conversations, numbered as in the source (blend.py, Dataset); the same in
+        all epochs.
+        """
+        return rows_of_lines(self._rows_R, begin, end)
 
 
 def open_rows(

@@ -16,6 +16,7 @@ from atelier.engine.config.objective.control import Control
 from atelier.engine.data.attributes import ATTRIBUTES, AttributedParagraph
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered, uniform
+from atelier.engine.data.tokens import fixed_rows
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -77,6 +78,12 @@ class Asked:
             result["labels_BT"][place, begin:size] = ids[begin + 1 : size + 1]
             result["prompts_BT"][place, : len(prefix.prompts)] = prefix.prompts
         return result
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows of a range of the split's paragraphs (blend.py, Dataset), of some only the beginning; the
+        same in all epochs.
+        """
+        return fixed_rows(begin, end, size=1, count=len(self), last=len(self))
 
     def _text(self, row: int, key: np.ndarray) -> list[int]:
         text = self._texts[row]

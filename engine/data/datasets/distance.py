@@ -63,6 +63,7 @@ class Pairs:
         self._sentences = Sentences(vocabulary)
         self._cls, self._sep = vocabulary.special(CLS), vocabulary.special(SEP)
         self._chance = Chance(seed, "distance", text.split)
+        self._drawn: dict[int, tuple[np.ndarray, ...]] = {}
         self.length = sequence
 
     def __len__(self) -> int:
@@ -80,9 +81,33 @@ class Pairs:
         segments_BT = segments(batch["tokens_BT"], batch["documents_BT"], self._cls, self._sep)
         return batch | {"classes_B": classes_B, "segments_BT": segments_BT}
 
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows with a fragment that overlaps a range of tokens (blend.py, Dataset)."""
+        if epoch not in self._drawn:  # fragments may come from any row: keep the present epoch's
+            every = np.arange(len(self))
+            self._drawn = {epoch: self._cells(every, np.full_like(every, epoch))}
+        owners_E = np.arange(*self._owners(begin, end))
+        owner_B, _, b_owner_B, _, _ = columns = self._drawn[epoch]
+        near_B = np.flatnonzero(np.isin(owner_B, owners_E) | np.isin(b_owner_B, owners_E))
+        found: list[tuple[int, int, int]] = []
+        for row, *each in zip(near_B.tolist(), *(column[near_B].tolist() for column in columns), strict=True):
+            pair = self._pair(*each)
+            ranges = ((pair.a_begin, pair.a_end), (pair.b_begin, pair.b_end))
+            found += [(row, *one) for one in ranges if one[0] < end and begin < one[1]]
+        return np.array(found, dtype=np.int64).reshape(-1, 3)
+
+    def _owners(self, begin: int, end: int) -> tuple[int, int]:
+        """The first long document that overlaps a range of tokens, and the one after the last."""
+        first = int(np.searchsorted(self._begins_E + self._sizes_E, begin, side="right"))
+        return first, max(first, int(np.searchsorted(self._begins_E, end, side="left")))
+
     def pairs(self, indices: Numbers, epochs: Numbers | None = None) -> list[Pair]:
         """The fragments of the rows at `indices`."""
-        rows_B, epochs_B = numbered(indices, epochs)
+        columns = self._cells(*numbered(indices, epochs))
+        return [self._pair(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def _cells(self, rows_B: np.ndarray, epochs_B: np.ndarray) -> tuple[np.ndarray, ...]:
+        """For each row, [B] each: document and cell of its fragments a and b, and its class."""
         kinds_B = self._chance.turns(rows_B, epochs_B, len(self), 3)
         keys_B = self._chance.keys(rows_B, epochs_B)
         owners_B = np.searchsorted(self._last_E, rows_B, side="right")
@@ -96,8 +121,7 @@ class Pairs:
         strangers_B = below(keys_B, 0, _PLACE, self._cells_E[others_B])
         b_owners_B = np.where(kinds_B == OTHER, others_B, owners_B)
         b_cells_B = np.choose(kinds_B, [cells_B + 1, apart_B, strangers_B])
-        columns = (owners_B, cells_B, b_owners_B, b_cells_B, kinds_B)
-        return [self._pair(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        return owners_B, cells_B, b_owners_B, b_cells_B, kinds_B
 
     def _pair(self, owner: int, cell: int, b_owner: int, b_cell: int, kind: int) -> Pair:
         a_begin, a_end = self._border(owner, cell), self._border(owner, cell + 1)

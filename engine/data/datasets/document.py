@@ -12,7 +12,7 @@ from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.data.counter_rng import Numbers
-from atelier.engine.data.tokens import TokenText
+from atelier.engine.data.tokens import TokenText, overlapping, pieces_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -65,6 +65,15 @@ class Pieces:
         result["labels_BT"][at] = np.where(is_memory, NOT_SCORED, self._text.at(places + 1, NOT_SCORED))
         result["memory_BT"][at] = is_memory
         return result
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows with pieces that overlap a range of tokens, memory included (blend.py, Dataset); the same
+        in all epochs.
+        """
+        ends_P = self._begins_P + self._sizes_P
+        found = overlapping(self._begins_P, ends_P, begin, end)
+        rows = np.searchsorted(self._rows, found, side="right") - 1
+        return pieces_of(rows, self._begins_P[found], ends_P[found])
 
 
 def _cut(text: TokenText, sequence: int, memory: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

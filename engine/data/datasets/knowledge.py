@@ -16,7 +16,7 @@ from atelier.engine.config.objective.knowledge import Knowledge
 from atelier.engine.data.corpus import TRIPLES
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered
 from atelier.engine.data.masking import hide
-from atelier.engine.data.tokens import packed
+from atelier.engine.data.tokens import packed, rows_of_lines
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_words
 from atelier.engine.io.artifact import ArtifactInput
@@ -77,6 +77,12 @@ class Statements:
         keys_B = self._chance.keys(rows_B, epochs_B)
         hidden_BT, labels_BT = hide(tokens_BT, units_BT, targets_B, keys_B, self._mask, self._ordinary_K)
         return result | {"tokens_BT": hidden_BT, "labels_BT": labels_BT}
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows of a range of the split's triples (blend.py, Dataset), of some only the beginning; the
+        same in all epochs.
+        """
+        return rows_of_lines(self._lines, begin, end)
 
     def _row(self, line: int) -> np.ndarray:
         parts = [np.array([self._cls])]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.mixture import Stream
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.data.blend import Dataset
 from atelier.engine.data.vocabulary import Vocabulary
@@ -30,6 +31,28 @@ class RowsModule(Protocol):
         sequence: int,
         seed: int,
     ) -> Dataset: ...
+
+
+def open_stream(
+    stream: Stream,
+    source: ArtifactInput,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    split: str,
+    sequence: int,
+    seed: int,
+) -> Dataset:
+    """The rows of a stream that are neither windows nor examples, in a training of `sequence` tokens."""
+    return rows_of(stream.kind).open_rows(
+        stream.rows,
+        source,
+        vocabulary,
+        scratch,
+        split=split,
+        sequence=sequence if stream.rows is None else stream.rows.row_tokens(sequence),
+        seed=seed,
+    )
 
 
 def kinds() -> list[str]:

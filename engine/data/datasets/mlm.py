@@ -15,7 +15,7 @@ from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered
 from atelier.engine.data.masking import hide
-from atelier.engine.data.tokens import TokenText
+from atelier.engine.data.tokens import TokenText, fixed_rows
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_phrases, find_words
 from atelier.engine.io.artifact import ArtifactInput
@@ -79,6 +79,13 @@ class Masked:
             "labels_BT": np.where(is_text_BT, labels_BT, NOT_SCORED),
             "bidirectional_B": np.ones_like(rows_B),
         }
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows that overlap a range of tokens, hidden ones included (blend.py, Dataset); the same in all
+        epochs.
+        """
+        last = len(self._text)
+        return fixed_rows(begin, min(end, last), size=self._room, count=len(self), last=last)
 
     def _units(self, seen_BX: np.ndarray) -> np.ndarray:
         """[B, T] the number of each token's unit; -1 for tokens that may not be hidden."""

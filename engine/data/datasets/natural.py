@@ -13,7 +13,7 @@ from atelier.engine.config.data import CLS
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.natural import Natural
 from atelier.engine.data.counter_rng import Numbers
-from atelier.engine.data.tokens import packed
+from atelier.engine.data.tokens import fixed_rows, packed
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -55,6 +55,12 @@ class NaturalParagraphs:
         rows_B = np.asarray(indices, dtype=np.int64)
         rows = [self._row(int(row)) for row in rows_B]
         return packed(rows, self.length, self._pad) | {"classes_B": rows_B % 2}
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows of a range of the split's texts (blend.py, Dataset), of some only the beginning; the same
+        in all epochs. Each line has two texts, in the order of SIDES.
+        """
+        return fixed_rows(begin, end, size=1, count=len(self), last=len(self))
 
     def _row(self, row: int) -> np.ndarray:
         ids = self._lines[row // 2][SIDES[row % 2]]

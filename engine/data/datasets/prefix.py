@@ -13,7 +13,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.prefix import PrefixLM
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered
 from atelier.engine.data.pairs import cut_into_pieces, paired
-from atelier.engine.data.tokens import TokenText
+from atelier.engine.data.tokens import TokenText, overlapping, pieces_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -57,6 +57,12 @@ class Continued:
             start=self._vocabulary.start_id,
             pad=self._vocabulary.pad_id,
         )
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows of pieces that overlap a range of tokens (blend.py, Dataset); the same in all epochs."""
+        ends_P = self._begins_P + self._sizes_P
+        found = overlapping(self._begins_P, ends_P, begin, end)
+        return pieces_of(found, self._begins_P[found], ends_P[found])
 
 
 def open_rows(

@@ -55,15 +55,31 @@ class PermutedParagraphs:
         classes_B = self._chance.turns(rows_B, epochs_B, len(self), len(self._orders))
         keys_B = self._chance.keys(rows_B, epochs_B)
         rows = [
-            self._row(self._orders[kind], *self._paragraph(row), key)
+            self._row(self._orders[kind], *self._paragraph(row)[1:], key)
             for row, kind, key in zip(rows_B.tolist(), classes_B.tolist(), keys_B, strict=True)
         ]
         batch = packed(rows, self.length, self._pad)
         segments_BT = segments(batch["tokens_BT"], batch["documents_BT"], self._cls, self._sep)
         return batch | {"classes_B": classes_B, "segments_BT": segments_BT}
 
-    def _paragraph(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """A paragraph's tokens, and the positions before which a sentence ends."""
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows of paragraphs that overlap a range of tokens (blend.py, Dataset); the same in all
+        epochs.
+        """
+        found: list[tuple[int, int, int]] = []
+        documents = self._text.documents(np.array([begin, end - 1])) if begin < end else [0, -1]
+        for document in range(documents[0], min(documents[1] + 1, len(self._last_D))):
+            before = int(self._last_D[document - 1]) if document else 0
+            inside = begin - int(self._text.begins_D[document]), end - int(self._text.begins_D[document])
+            last = min(int(self._last_D[document]), before - (-inside[1] // self._room))
+            for row in range(before + max(0, inside[0] // self._room), last):
+                place, tokens, _ = self._paragraph(row)
+                if place < end and begin < place + len(tokens):
+                    found.append((row, place, place + len(tokens)))
+        return np.array(found, dtype=np.int64).reshape(-1, 3)
+
+    def _paragraph(self, row: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """A paragraph's place in the text, its tokens, and the positions before which a sentence ends."""
         document = int(np.searchsorted(self._last_D, row, side="right"))
         before = int(self._last_D[document - 1]) if document else 0
         begin = (row - before) * self._room
@@ -76,7 +92,7 @@ class PermutedParagraphs:
             first = int(ends[0])
         if len(ends) > 1 and end < self._sizes_D[document] and ends[-1] > last - last // 3:
             last = int(ends[-1])
-        return tokens[first:last], ends[(ends > first) & (ends < last)] - first
+        return place + begin + first, tokens[first:last], ends[(ends > first) & (ends < last)] - first
 
     def _row(
         self, order: tuple[int, ...], tokens: np.ndarray, ends: np.ndarray, key: np.uint64
