@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
+from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
 from atelier.engine.config.objective.lm import LM
@@ -24,6 +25,7 @@ from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
+from atelier.infra.store.data_plans import write_data_plan
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import register_trajectory, repair_trajectory
 from atelier.tasks.train import model_product
@@ -134,6 +136,10 @@ def feed_of(node: Node, key: str) -> Feed:
     )
 
 
+def _stream(node: Node, key: str) -> Stream:
+    return Stream(input="labels", kind=EXAMPLES, num_examples=node.training.num_labels, draw=_draw(key))
+
+
 def _draw(key: str) -> int:
     return int(key.rsplit("-", 1)[1])
 
@@ -214,6 +220,8 @@ def run(node: Node, context: RunContext) -> None:
                 register_trajectory(
                     context.store, node.products[key].name, segment, context.provenance(node), maps.get(key)
                 )
+                data = DataPlan.of(settings, [_stream(node, key)], (), "blocks")
+                write_data_plan(context.store, segment.fingerprint, data, settings)
 
     register_all(found)
 
@@ -234,15 +242,8 @@ def run(node: Node, context: RunContext) -> None:
                 resume,
             ).values()
             member = member.model_copy(update={"output": key, "init": "init" if roles[key].init else ""})
-            stream = Stream(
-                input="labels",
-                kind=EXAMPLES,
-                num_examples=node.training.num_labels,
-                draw=_draw(key),
-            )
-            trainings.append(
-                Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json")
-            )
+            training = Training(members={ROLE: member}, streams=(_stream(node, key),), train=settings)
+            trainings.append(training.model_dump(mode="json"))
         return {"trainings": trainings, "peak_tflops": context.peak_tflops(node)}
 
     addresses = [address for one in found.values() for address in lease_addresses(one, context.store)]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import (
     BLOCKS,
@@ -33,10 +34,11 @@ from atelier.engine.plan.role_placement import placement_of, with_teachers
 from atelier.engine.plan.streamed import check_whole
 from atelier.infra.code.code_change import digest_of
 from atelier.infra.code.code_map import maps_of, model_kinds
-from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.dag import Node, NodeTraining, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
+from atelier.infra.store.data_plans import write_data_plan
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import claim_site, register_trajectory, repair_trajectory
 
@@ -320,13 +322,21 @@ def mend(node: Node, context: RunContext) -> None:
 
 
 def _register(node: Node, context: RunContext, plan: ResumePlan) -> None:
-    """Record the trajectories that the node will train."""
-    maps = maps_of(node)
+    """Record the trajectories that the node will train, and what they read."""
+    roles, settings, _ = unpack(node)
+    maps, data = maps_of(node), data_plan(roles, settings, node.training)
     for role, situation in plan.situations.items():
         for segment in situation.segments if role in node.products else ():
             register_trajectory(
                 context.store, node.products[role].name, segment, context.provenance(node), maps.get(role)
             )
+            write_data_plan(context.store, segment.fingerprint, data, settings)
+
+
+def data_plan(roles: Mapping[str, Role], settings: Train, own: NodeTraining) -> DataPlan:
+    """What the training of these roles reads."""
+    found = streams(row_specs(roles), own.weights, own.later, own.sharing.epochs)
+    return DataPlan.of(settings, found, tuple(shares.begin for shares in own.later), own.sharing.assignment)
 
 
 def run(node: Node, context: RunContext) -> None:
@@ -366,11 +376,12 @@ def run(node: Node, context: RunContext) -> None:
             section=node.training.section,
         )
         every = with_teachers(every, placement.roles_here(), context.vocab(node))
+        data = data_plan(roles, settings, own)
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
-            streams=streams(row_specs(roles), own.weights, own.later, own.sharing.epochs),
-            phases=tuple(shares.begin for shares in own.later),
-            assignment=own.sharing.assignment,
+            streams=data.streams,
+            phases=data.phases,
+            assignment=data.assignment,
             train=settings,
         )
         return {"trainings": [training.model_dump(mode="json")], "peak_tflops": context.peak_tflops(node)}

@@ -15,6 +15,9 @@ from atelier.engine.config.base import Json, Spec, meaning_of, parse
 from atelier.engine.config.error import DataError
 from atelier.engine.config.mixture import (
     EXAMPLES,
+    MIXTURE,
+    ROWS,
+    WINDOWS,
     Assignment,
     SourceShares,
     Stream,
@@ -26,7 +29,7 @@ from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.train import Progressive, Train
 
 
-class Run(NamedTuple):
+class EqualSteps(NamedTuple):
     """Steps first <= step < last of one size: their first sample and the one after the last, tokens of a row
     and rows of a step.
     """
@@ -69,13 +72,13 @@ class DataPlan(Spec):
         """Samples of all steps before `step`."""
         return self.progressive.samples_before(step, self.global_batch)
 
-    def runs(self, start: int, end: int) -> list[Run]:
+    def runs(self, start: int, end: int) -> list[EqualSteps]:
         """The steps start <= step < end in runs of one size."""
         if start >= end:
             return []
         firsts = [s for s in self.progressive.first_steps(self.global_batch) if start < s < end]
         return [
-            Run(
+            EqualSteps(
                 first,
                 last,
                 self.samples_before(first),
@@ -94,9 +97,18 @@ class DataPlan(Spec):
         ]
 
 
-def steps_of(run: Run, samples: np.ndarray) -> np.ndarray:
+def steps_of(run: EqualSteps, samples: np.ndarray) -> np.ndarray:
     """The step of each sample of a run."""
     return run.first + (samples - run.begin) // run.batch
+
+
+def left_out_of(summary: Mapping[str, Json], start: int, end: int) -> list[int]:
+    """The steps start <= step < end that a model's rollbacks passed over, from its summary."""
+    bad, most = summary.get("rolled_back"), summary.get("pass_over")
+    if not isinstance(bad, list) or not isinstance(most, int):
+        return []
+    steps = {step - 1 - n for step in bad if isinstance(step, int) for n in range(most)}
+    return sorted(step for step in steps if start <= step < end)
 
 
 def plan_from(
@@ -144,6 +156,24 @@ def plan_from(
 
 def _ending(plan: DataPlan, end: int) -> DataPlan:
     return plan.model_copy(update={"last": plan.samples_before(end)})
+
+
+def check_versions(identity: Mapping[str, Json], objectives: Json, place: str) -> None:
+    """Raise DataError if this code draws or makes the samples of such a trajectory in another way than the
+    code that trained it.
+    """
+    mixture, rows = identity.get("mixture"), identity.get("rows")
+    if mixture is not None and mixture != {"version": MIXTURE}:
+        raise DataError(f"{place}: its mixture is {mixture}, this code draws version {MIXTURE}")
+    is_labelled = "num_labels" in identity
+    specs = {} if is_labelled else _objectives(objectives, place)
+    read = {EXAMPLES} if is_labelled else set(kinds_of_rows(specs)) or {WINDOWS}
+    now = {kind: ROWS[kind] for kind in sorted(read) if ROWS.get(kind, 1) != 1}
+    if (rows or {}) != now:
+        raise DataError(f"{place}: its rows have versions {rows or 1}, those of this code {now or 1}")
+    is_mixed = isinstance(weights := identity.get("weights"), Mapping) and len(weights) > 1
+    if mixture is None and (is_mixed or len(read) > 1):
+        raise DataError(f"{place}: its mixture is of version 1, this code draws version {MIXTURE}")
 
 
 def _objectives(found: Json, place: str) -> dict[str, ObjectiveSpec]:

@@ -30,10 +30,10 @@ class Dataset(Protocol):
     `encoder_length`, U of its batches; `part`, a number that labels its rows in a batch.
 
     Optional method: `rows_with(begin, end, epoch)`, the rows of an epoch that hold something of a range of
-    the source (tokens of a tokens artifact, lines or texts of others, of the split), as int64 [P, 3]: row, and begin
-    and end of each piece of the source in it that overlaps the range. A row holds its inputs, hidden tokens
-    included, and for an encoder and a decoder also what the decoder predicts; not the token after its last,
-    which it only predicts. Without the method, what such rows hold is unknown to an audit.
+    the source (tokens of a tokens artifact, lines or texts of others, of the split), as int64 [P, 3]: row,
+    and begin and end of each piece of the source in it that overlaps the range. A row holds its inputs,
+    hidden tokens included, and for an encoder and a decoder also what the decoder predicts; not the token
+    after its last, which it only predicts. Without the method, what such rows hold is unknown to an audit.
     """
 
     length: int

@@ -13,7 +13,7 @@ from atelier.engine.io.artifact import ArtifactInput
 
 
 class DrawnLines:
-    """Rows of labelled examples in the order of engine/data/examples.py: row r is training line lines_R[r]."""
+    """Rows of labelled examples as engine/data/examples.py orders them: row r is line lines_R[r]."""
 
     length = 1
 

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data_plan import DataPlan, Run, steps_of
+from atelier.engine.config.data_plan import DataPlan, EqualSteps, steps_of
 from atelier.engine.config.error import DataError
 from atelier.engine.config.mixture import EXAMPLES, WINDOWS, Stream
 from atelier.engine.data.audit.drawn_lines import DrawnLines
@@ -30,7 +30,7 @@ MOST_STEPS = 100  # listed of a reading
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class SpanReading:
     """When a range was read. `times`: rows read that hold something of it; None = unknown, for the reason
     `unknown`, and then the other fields are only what is known. `whole`: passes over a data set in which all
     of it was held by rows that were read. `first`, `last`: steps, 0 = the training's first; None = never.
@@ -49,8 +49,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class _Hits:
-    """Pieces of rows that were read, all [P]: range, step, draw of its stream, the piece of the source, number
-    of the stream, and pass over a data set.
+    """Pieces of rows that were read, all [P]: range, step, draw of its stream, the piece of the source,
+    number of the stream, and pass over a data set.
     """
 
     ranges_P: np.ndarray
@@ -130,7 +130,7 @@ class PlannedData:
 
     def readings(
         self, source: str, ranges_R2: np.ndarray, start: int, end: int, left_out: Collection[int] = ()
-    ) -> list[Reading]:
+    ) -> list[SpanReading]:
         """When each range [begin, end) of a source was read in steps start <= step < end. `source`: the key
         of streams, such as tokens.main. `left_out`: steps that were passed over.
         """
@@ -150,12 +150,12 @@ class PlannedData:
         return [_reading(every, n, ranges_R2[n], kinds, "; ".join(unknown)) for n in range(len(ranges_R2))]
 
     @staticmethod
-    def _draws(blend: Blend, number: int, run: Run) -> tuple[int, int, int]:
+    def _draws(blend: Blend, number: int, run: EqualSteps) -> tuple[int, int, int]:
         """Draws of a data set in a run, and those before it and before its end."""
         before, after = (blend.draws_before(number, sample) for sample in (run.begin, run.end))
         return after - before, before, after
 
-    def _hits(self, blend: Blend, number: int, run: Run, ranges_R2: np.ndarray) -> list[_Hits]:
+    def _hits(self, blend: Blend, number: int, run: EqualSteps, ranges_R2: np.ndarray) -> list[_Hits]:
         _, before, after = self._draws(blend, number, run)
         dataset, found = cast(_Telling, blend.dataset(number)), list[_Hits]()
         for epoch in range(before // len(dataset), (after - 1) // len(dataset) + 1):
@@ -207,15 +207,6 @@ class PlannedData:
         return ""
 
 
-def left_out_of(summary: Mapping[str, Json], start: int, end: int) -> list[int]:
-    """The steps start <= step < end that a model's rollbacks passed over, from its summary."""
-    bad, most = summary.get("rolled_back"), summary.get("pass_over")
-    if not isinstance(bad, list) or not isinstance(most, int):
-        return []
-    steps = {step - 1 - n for step in bad if isinstance(step, int) for n in range(most)}
-    return sorted(step for step in steps if start <= step < end)
-
-
 def _joined(hits: list[_Hits], left_out: Collection[int]) -> _Hits:
     names = _Hits.__dataclass_fields__
     empty = np.zeros(0, dtype=np.int64)
@@ -225,14 +216,14 @@ def _joined(hits: list[_Hits], left_out: Collection[int]) -> _Hits:
     return _Hits(*(getattr(every, name)[order] for name in names))
 
 
-def _reading(every: _Hits, number: int, range_2: np.ndarray, kinds: list[str], unknown: str) -> Reading:
+def _reading(every: _Hits, number: int, range_2: np.ndarray, kinds: list[str], unknown: str) -> SpanReading:
     mine = slice(*np.searchsorted(every.ranges_P, [number, number + 1]))
     rows, first = np.unique(np.stack([every.streams_P[mine], every.draws_P[mine]]), axis=1, return_index=True)
     steps = np.unique(every.steps_P[mine])
     times: dict[str, int] = {}
     for stream in rows[0].tolist() if len(first) else []:
         times[kinds[stream]] = times.get(kinds[stream], 0) + 1
-    return Reading(
+    return SpanReading(
         times=None if unknown else len(first),
         whole=_whole(every, mine, *range_2.tolist()),
         first=int(steps[0]) if len(steps) else None,

@@ -8,7 +8,7 @@ import numpy as np
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.data_plan import DataPlan
-from atelier.engine.data.audit.readings import MOST_STEPS, Reading
+from atelier.engine.data.audit.readings import MOST_STEPS, SpanReading
 from atelier.engine.data.blend import Blend
 
 HIDDEN = ("mlm", "knowledge")  # rows whose labels are hidden tokens, in whose places others may stand
@@ -23,7 +23,7 @@ def recount(
     start: int,
     end: int,
     left_out: Collection[int] = (),
-) -> list[Reading]:
+) -> list[SpanReading]:
     """The reading of each of these sets of ids, which stand nowhere else in any source. `blend` opens the
     rows of a sequence length.
     """
@@ -58,8 +58,8 @@ def recount(
     return [_reading(times[n], sorted(set(steps[n])), whole[n]) for n in range(len(ids))]
 
 
-def _reading(times: dict[str, int], steps: list[int], whole: int) -> Reading:
-    return Reading(
+def _reading(times: dict[str, int], steps: list[int], whole: int) -> SpanReading:
+    return SpanReading(
         times=sum(times.values()),
         whole=whole,
         first=steps[0] if steps else None,

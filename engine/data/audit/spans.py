@@ -22,7 +22,7 @@ class Span(NamedTuple):
     is_exact: bool
 
 
-class Spans:
+class DocumentSpans:
     """The training documents of a tokens artifact. Document d is the d-th line of its corpus with split
     "train". Ranges are without the tokens that encoding adds before and after a text.
     """

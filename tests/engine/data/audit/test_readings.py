@@ -1,16 +1,18 @@
 """Readings equal what a slow recount finds in every batch; changed readers are caught by it."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
 from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.mixture import EXAMPLES, WINDOWS, Stream, in_order
 from atelier.engine.config.schedule import RampUp
 from atelier.engine.config.train import Progressive
-from atelier.engine.data.audit.readings import PlannedData, Reading
+from atelier.engine.data.audit.readings import PlannedData, SpanReading
 from atelier.engine.data.audit.recount import recount
 from atelier.engine.data.blend import BLOCK, Blend, planned
 from atelier.engine.data.examples import Examples
@@ -80,7 +82,7 @@ def asked(draw: random.Random, unique: Unique, source: str) -> tuple[np.ndarray,
     text = TokenText(unique.inputs[source], unique.folder, "train")
     cuts = sorted(draw.sample(range(len(text) + 1), 30))
     cuts = sorted({*cuts, *(64 * n for n in (1, 2, 5)), *(64 * n + 1 for n in (3, 4))})
-    ranges = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if draw.random() < 0.8]
+    ranges = [(a, b) for a, b in pairwise(cuts) if draw.random() < 0.8]
     ids = [set(text.tokens_N[a:b].tolist()) - {0} for a, b in ranges]
     kept = [n for n, own in enumerate(ids) if len(own) == ranges[n][1] - ranges[n][0]]  # without end tokens
     return np.array([ranges[n] for n in kept]), [ids[n] for n in kept]
@@ -88,13 +90,13 @@ def asked(draw: random.Random, unique: Unique, source: str) -> tuple[np.ndarray,
 
 def found(
     unique: Unique, plan: DataPlan, source: str, ranges: np.ndarray, steps: tuple[int, int], left: list[int]
-) -> list[Reading]:
+) -> list[SpanReading]:
     return PlannedData(plan, unique.inputs, unique.folder).readings(source, ranges, *steps, left)
 
 
 def compared(
     unique: Unique, plan: DataPlan, draw: random.Random, **slow: Any
-) -> list[tuple[Reading, Reading]]:
+) -> list[tuple[SpanReading, SpanReading]]:
     steps, pairs = (draw.randrange(4), draw.randint(9, 13)), []
     left = sorted(draw.sample(range(13), 2))
     opened = PlannedData(plan, unique.inputs, unique.folder)

@@ -140,7 +140,7 @@ class Unique:
             fields = dict(zip(("head", "relation", "tail", "text"), map(self.text, parts), strict=True))
             lines.append({**fields, "split": split})
             if split == "train":
-                self.lines.setdefault("triples.main", []).append(set(sum(parts, [])))
+                self.lines.setdefault("triples.main", []).append({one for part in parts for one in part})
         return self._made("triples", {"triples.jsonl": jsonl(lines)})
 
     def _labels(self) -> ArtifactInput:
