@@ -13,8 +13,9 @@ from typing import Protocol
 from pydantic import Field
 
 from atelier.engine.config.base import Json, JsonObject, Spec
+from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import Sharing, SourceShares
+from atelier.engine.config.mixture import Sharing, SourceShares, row_specs, streams
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
@@ -75,6 +76,13 @@ class NodeTraining(Spec):
     sharing: Sharing = Field(default=Sharing(), description="train: assignment and caps of the sources")
     name: str = Field(default="", description="finetune: of the model")
     num_labels: int = Field(default=0, description="finetune: training examples of a draw")
+
+    @property
+    def data_plan(self) -> DataPlan:
+        """train: what its roles read."""
+        found = streams(row_specs(self.roles), self.weights, self.later, self.sharing.epochs)
+        begins = tuple(shares.begin for shares in self.later)
+        return DataPlan.of(self.train, found, begins, self.sharing.assignment)
 
     @property
     def frozen(self) -> tuple[str, ...]:

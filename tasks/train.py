@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import (
     BLOCKS,
@@ -18,7 +17,6 @@ from atelier.engine.config.mixture import (
     resolve_phases,
     row_specs,
     sources,
-    streams,
 )
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
@@ -34,7 +32,7 @@ from atelier.engine.plan.role_placement import placement_of, with_teachers
 from atelier.engine.plan.streamed import check_whole
 from atelier.infra.code.code_change import digest_of
 from atelier.infra.code.code_map import maps_of, model_kinds
-from atelier.infra.dag import Node, NodeTraining, Product, Reference, declare, input_of
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
@@ -323,20 +321,13 @@ def mend(node: Node, context: RunContext) -> None:
 
 def _register(node: Node, context: RunContext, plan: ResumePlan) -> None:
     """Record the trajectories that the node will train, and what they read."""
-    roles, settings, _ = unpack(node)
-    maps, data = maps_of(node), data_plan(roles, settings, node.training)
+    maps, own = maps_of(node), node.training
     for role, situation in plan.situations.items():
         for segment in situation.segments if role in node.products else ():
             register_trajectory(
                 context.store, node.products[role].name, segment, context.provenance(node), maps.get(role)
             )
-            write_data_plan(context.store, segment.fingerprint, data, settings)
-
-
-def data_plan(roles: Mapping[str, Role], settings: Train, own: NodeTraining) -> DataPlan:
-    """What the training of these roles reads."""
-    found = streams(row_specs(roles), own.weights, own.later, own.sharing.epochs)
-    return DataPlan.of(settings, found, tuple(shares.begin for shares in own.later), own.sharing.assignment)
+            write_data_plan(context.store, segment.fingerprint, own.data_plan, own.train)
 
 
 def run(node: Node, context: RunContext) -> None:
@@ -376,7 +367,7 @@ def run(node: Node, context: RunContext) -> None:
             section=node.training.section,
         )
         every = with_teachers(every, placement.roles_here(), context.vocab(node))
-        data = data_plan(roles, settings, own)
+        data = own.data_plan
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=data.streams,

@@ -17,11 +17,12 @@ from atelier.engine.config.batch import ENCODER, NOT_SCORED
 from atelier.engine.config.data import UNCUT
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.soft_prompt import SoftPrompt
-from atelier.engine.data.corpus import LabelledLine
-from atelier.engine.data.counter_rng import Permutation
+from atelier.engine.data.corpus import TRAIN, LabelledLine
+from atelier.engine.data.counter_rng import Numbers, Permutation
 from atelier.engine.data.option_rows import OptionRow, option_batch, option_row, row_size, stacked
 from atelier.engine.data.options import JointOptions, any_begins_another, check_apart, continued
 from atelier.engine.data.pairs import paired
+from atelier.engine.data.tokens import pieces_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -269,6 +270,37 @@ class Examples:
         """
         rows = [self.option_row(int(i)) for i in indices]
         return option_batch(rows, self._vocabulary.pad_id), rows
+
+
+class DrawnLines:
+    """Rows of labelled examples as engine/data/examples.py orders them: row r is line lines_R[r]."""
+
+    length = 1
+
+    def __init__(
+        self, labels: ArtifactInput, scratch: Path, *, num_examples: int, draw: int, seed: int
+    ) -> None:
+        with open(labels.file(f"{TRAIN}.jsonl", scratch), "rb") as file:
+            count = sum(1 for line in file if line.strip())
+        if num_examples > count or not count:
+            raise DataError(f"{labels.url}: {num_examples} examples were drawn, but there are {count}")
+        self.lines_R = drawn_lines(count, num_examples, draw=draw, split=TRAIN, seed=seed)
+        self._rows = np.argsort(self.lines_R)
+        self._sorted = self.lines_R[self._rows]
+
+    def __len__(self) -> int:
+        return len(self.lines_R)
+
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        """Its lines as tokens."""
+        lines_B1 = self.lines_R[np.asarray(indices, dtype=np.int64)][:, None]
+        return {"tokens_BT": lines_B1, "documents_BT": np.zeros_like(lines_B1)}
+
+    def rows_with(self, begin: int, end: int, epoch: int) -> np.ndarray:
+        """The rows of a range of training lines (blend.py, Dataset)."""
+        found = np.arange(*np.searchsorted(self._sorted, [begin, max(begin, end)]))
+        lines = self._sorted[found]
+        return pieces_of(self._rows[found], lines, lines + 1)
 
 
 def drawn_lines(count: int, num_examples: int, *, draw: int, split: str, seed: int) -> np.ndarray:

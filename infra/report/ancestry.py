@@ -1,4 +1,18 @@
-"""Every route by which text came to a model: from records alone, for an audit (route.py has the words).
+"""Every route by which text came to a model: from records alone, for an audit.
+
+A route leads from a model, over records, to an artifact with text. `kind` says what the text was to the
+model:
+
+- own: its training read it. Conversions of a model that read text (to merge or to split weights) count too.
+- init: a model that it started from, or was converted or merged from, had read it.
+- teacher: a teacher had read it when it taught, or its answers are of this text.
+- tokenizer: its tokenizer, or one that this extends, was learned from it.
+- written: the model that wrote a text of its training had read it.
+- imitated: the model that wrote the imitations of its training had read it.
+- adopted: what a model, adapter or tokenizer from outside had read is unknown.
+- unreadable: a record on the way is missing or damaged, or not of a kind that is known here.
+
+With several of them on one way, as for a teacher's tokenizer, the first is the kind and `via` names all.
 
 What the records say, and where:
 
@@ -24,15 +38,49 @@ What the records say, and where:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.record import Record
 from atelier.infra.report.lineage import Index
-from atelier.infra.report.route import Hop, Lesson, RouteKind, TextRoute, TrainingRead, Waypoint
-from atelier.infra.report.trained import PartOfTraining, trained
+from atelier.infra.store.data_plans import Lesson, PartOfTraining, TrainingRead, trained
 
 TEXTS = ("corpus", "labels", "chats", "imitations", "triples", "attributes")
 NOT_DATA = ("trunk", "teacher", "init", "trajectory", "adapter", "tokenizer")
+
+
+Hop = Literal["init", "teacher", "tokenizer", "written", "imitated"]
+RouteKind = Literal["own", "init", "teacher", "tokenizer", "written", "imitated", "adopted", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Waypoint:
+    """A station of a route: what it is to the one before (its key in parents), and its record, None when it
+    is missing or damaged.
+    """
+
+    label: str
+    fingerprint: str
+    record: Record | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRoute:
+    """One way to a text. `chain`: from the model on to the artifact with text, or as far as records go.
+    `training`: what read it; None where text was read otherwise (by a tokenizer or a conversion) or where no
+    trajectory tells. `unknown`: what could not be seen; '' if nothing.
+    """
+
+    kind: RouteKind
+    via: tuple[Hop, ...]
+    chain: tuple[Waypoint, ...]
+    lessons: tuple[Lesson, ...] = ()
+    training: TrainingRead | None = None
+    unknown: str = ""
+
+    @property
+    def end(self) -> Waypoint:
+        return self.chain[-1]
 
 
 @dataclass(frozen=True)
@@ -131,7 +179,9 @@ class _Walk:
         """The routes of a model or adapter; `until`: of its training, only the steps before."""
         parents = record.parents
         if "trajectory" in parents:
-            yield from self._trained(trained(self._index, parents["trajectory"], record, until), way)
+            yield from self._trained(
+                trained(self._index.trajectory_records, parents["trajectory"], record, until), way
+            )
             return
         if record.kind == "adapter" and "model" in parents:
             yield from self._to(way, "model", parents["model"])
@@ -198,4 +248,4 @@ class _Walk:
         if end is None:
             yield from self._found(shown, "unreadable", f"no record tells where teacher {fp[:8]} ended")
             return
-        yield from self._trained(trained(self._index, fp, model, end), shown)
+        yield from self._trained(trained(self._index.trajectory_records, fp, model, end), shown)

@@ -5,7 +5,6 @@ trajectories.
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import AtelierError, DamageError, nearest, printable
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import SegmentAddress
@@ -14,6 +13,7 @@ from atelier.infra.report.lineage_graph import Edge, Graph, LineageNode, reach
 from atelier.infra.store import trajectory as trajectories
 from atelier.infra.store.run_manifest import ENDING, FOLDER, RunManifest, read_manifest
 from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import trajectory_start
 
 NUMBERS = (
     "eval_loss",
@@ -110,12 +110,6 @@ def find_trajectory(store: Store, fingerprint: str) -> Record | None:
         return trajectories.read_trajectory(store, fingerprint)
     except (FileNotFoundError, NotADirectoryError, DamageError):
         return None
-
-
-def trajectory_start(trajectory_record: Record) -> int:
-    """The step after which a trajectory's own steps begin."""
-    identity = trajectory_record.identity
-    return whole_of(identity.get("trunk_step", identity.get("start")))
 
 
 def trajectory_segments(store: Store, trajectory: str, end: int) -> tuple[SegmentAddress, ...]:

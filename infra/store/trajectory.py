@@ -9,7 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from atelier.engine.config.document import MOST_BYTES, check_as, parse_object, section_of, without_digest
+from atelier.engine.config.document import (
+    MOST_BYTES,
+    check_as,
+    parse_object,
+    section_of,
+    whole_of,
+    without_digest,
+)
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.record import FileEntry, Provenance, Record
 from atelier.engine.config.run_file import SegmentAddress
@@ -144,6 +151,12 @@ def read_trajectory(store: Store, fingerprint: str) -> Record:
     if record.kind != "trajectory" or not record.fingerprint.startswith(fingerprint):
         raise DamageError(f"{place}: is the record of another trajectory", WAY_OUT)
     return record
+
+
+def trajectory_start(trajectory_record: Record) -> int:
+    """The step after which a trajectory's own steps begin."""
+    identity = trajectory_record.identity
+    return whole_of(identity.get("trunk_step", identity.get("start")))
 
 
 def claim_site(store: Store, fingerprint: str, site: str) -> None:

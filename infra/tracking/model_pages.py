@@ -5,9 +5,10 @@ added.
 import hashlib
 
 from atelier.engine.config.record import Record
-from atelier.infra.report.lineage import Index, find_trajectory, graph_of, trajectory_start
+from atelier.infra.report.lineage import Index, find_trajectory, graph_of
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.run.run_tracker import TaskHandle
+from atelier.infra.store.trajectory import trajectory_start
 from atelier.infra.tracking.backend import NOTE, Backend
 from atelier.infra.tracking.known_ids import KnownIds
 from atelier.infra.tracking.page import data_page, linked, model_page, number, sources

@@ -29,11 +29,14 @@ _KEPT = 16  # lines kept while reading some, since a document may need lines tha
 
 
 class CorpusDocument(NamedTuple):
+    """A document with text of the lines after it, if it is cut; `size`: characters of its own."""
+
     place: int  # its line in the corpus, from 0
     split: str
     number: int  # in its split, from 0
     id: str
     text: str
+    size: int
 
 
 class LinePlaces(NamedTuple):
@@ -61,7 +64,8 @@ class _Growing:
 
     def document(self) -> CorpusDocument:
         text = "".join(self._texts)
-        return CorpusDocument(self._place, self.split, self._number, self._line["id"], text)
+        own = len(self._line["text"])
+        return CorpusDocument(self._place, self.split, self._number, self._line["id"], text, own)
 
 
 def _head(text: str, most: int) -> str:

@@ -7,10 +7,10 @@ labels; texts of imitations, of each line first the generated one; conversations
 Shape letters: R ranges, P pieces of rows that overlap ranges.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data_plan import DataPlan, EqualSteps, steps_of
 from atelier.engine.config.error import DataError
 from atelier.engine.config.mixture import EXAMPLES, WINDOWS, Stream
-from atelier.engine.data.audit.drawn_lines import DrawnLines
 from atelier.engine.data.blend import Blend, Dataset, planned
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.datasets.load import open_stream
-from atelier.engine.data.tokens import Windows
+from atelier.engine.data.examples import DrawnLines
+from atelier.engine.data.tokens import TokenText, Windows
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -60,6 +60,52 @@ class _Hits:
     ends_P: np.ndarray
     streams_P: np.ndarray
     passes_P: np.ndarray
+
+
+class Span(NamedTuple):
+    """Tokens begin .. end - 1. `is_exact`: whether they are just those of the characters that were asked for;
+    otherwise those of the whole document.
+    """
+
+    begin: int
+    end: int
+    is_exact: bool
+
+
+class DocumentSpans:
+    """The training documents of a tokens artifact. Document d is the d-th line of its corpus with split
+    "train". Ranges are without the tokens that encoding adds before and after a text.
+    """
+
+    def __init__(self, tokens: ArtifactInput, vocabulary: Vocabulary, scratch: Path) -> None:
+        self._text, self._vocabulary = TokenText(tokens, scratch, TRAIN), vocabulary
+
+    def __len__(self) -> int:
+        return len(self._text.ends_D)
+
+    def documents(self, numbers: Iterable[int]) -> np.ndarray:
+        """The range of each of these documents, int64 [R, 2]."""
+        numbers_R = np.array(list(numbers), dtype=np.int64)
+        begins_R, ends_R = self._text.begins_D[numbers_R], self._text.ends_D[numbers_R]
+        has_end_R = (ends_R > begins_R) & (self._text.at(ends_R - 1, -1) == self._vocabulary.end_id)
+        begins_R = np.minimum(begins_R + len(self._vocabulary.before), ends_R - has_end_R)
+        return np.stack([begins_R, ends_R - has_end_R], axis=1)
+
+    def size(self, text: str) -> int:
+        """The tokens of a text alone."""
+        return len(self._vocabulary.encode(text))
+
+    def characters(self, number: int, text: str, first: int, last: int) -> Span:
+        """The tokens of characters first .. last - 1 of a document, whose `text` is encoded again. The whole
+        document if its tokens are not those of the text, or if the tokenizer does not locate them.
+        """
+        [[begin, end]] = self.documents([number]).tolist()
+        ids, places = self._vocabulary.located(text)
+        if self._text.tokens_N[begin:end].tolist() == ids:
+            found = [n for n, (a, b) in enumerate(places) if a < last and first < b]
+            if found:
+                return Span(begin + found[0], begin + found[-1] + 1, True)
+        return Span(begin, end, False)
 
 
 class _Telling(Dataset, Protocol):

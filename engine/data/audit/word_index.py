@@ -7,7 +7,7 @@ all is told by the index alone; that they share the window is verified on their 
 Shape letters: Q windows, C kept runs of a window, U different kept runs, P pairs of window and document.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import cast
@@ -17,7 +17,7 @@ import numpy as np
 
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import ConfigError, DamageError
-from atelier.engine.data.audit.documents import LinePlaces, SomeDocuments
+from atelier.engine.data.audit.documents import CorpusDocument, LinePlaces, SomeDocuments
 from atelier.engine.data.audit.index_words import INDEX, REMAINDER
 from atelier.engine.data.audit.kept_runs import MOST, RUN, WINDOW, windows_of
 from atelier.engine.data.audit.part_match import DocumentWords, FoundParts, PartMatch, SearchedPart, parts_of
@@ -90,6 +90,12 @@ class WordIndex:
             each = DocumentWords(document)
             matches += [match for n in numbers if (match := each.match(searched[n])) is not None]
         return FoundParts(sorted(matches, key=lambda match: match[:2]), too_short)
+
+    def documents(
+        self, corpus: ArtifactInput, scratch: Path, places: Iterable[int]
+    ) -> Iterator[CorpusDocument]:
+        """The documents at these lines of the corpus, which ascend."""
+        return SomeDocuments(corpus, scratch, self._places).each(places)
 
     def _candidates(self, parts: Sequence[SearchedPart]) -> list[np.ndarray]:
         """As `candidates`, for parts that are long enough."""

@@ -13,10 +13,10 @@ from atelier.engine.config.mixture import EXAMPLES, WINDOWS, Stream, in_order
 from atelier.engine.config.schedule import RampUp
 from atelier.engine.config.train import Progressive
 from atelier.engine.data.audit.readings import PlannedData, SpanReading
-from atelier.engine.data.audit.recount import recount
 from atelier.engine.data.blend import BLOCK, Blend, planned
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import TokenText, Windows
+from tests.engine.data.audit.recount import recount
 from tests.engine.data.audit.unique import LINES, ROWS, Unique
 from tests.marks import quick
 
