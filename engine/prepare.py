@@ -120,6 +120,11 @@ def _index_words(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     return output, index_words(input_of(run, "corpus"), output, scratch, progress)
 
 
+def _audit(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
+    audit = import_module("atelier.engine.data.audit.audit")  # other verbs need none of it
+    return audit.audit(run, scratch, progress)
+
+
 def _of_shards(run: RunFile, scratch: Path, progress: Progress) -> Prepared | None:
     """A task of engine/data/curation/tasks: its ranks share the shards; the first one writes the output."""
     task = import_module(f"atelier.engine.data.curation.tasks.{run.task}")
@@ -130,7 +135,7 @@ SHARDED = [path.stem for path in sorted((Path(__file__).parent / "data/curation/
 VERBS: dict[str, Verb] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
     "render": _render, "pose": _pose, "extract": _extract, "describe": _describe,
-    "index_words": _index_words, **dict.fromkeys(SHARDED, _of_shards),
+    "index_words": _index_words, "audit": _audit, **dict.fromkeys(SHARDED, _of_shards),
 }  # fmt: skip
 
 

@@ -8,9 +8,9 @@ atelier examine teacher student_a evals=[questions.jsonl] pose.shots=[0,5] pose.
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation_set import Pose
 from atelier.engine.config.exam import Examine
+from atelier.flows.evals import posed
 from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.examine import examine as examine_model
-from atelier.tasks.pose import pose_all
 from atelier.tasks.report import report
 
 
@@ -21,11 +21,7 @@ def examine(models: list[str], evals: list[str], pose: Pose, examine: Examine) -
             "models", "is empty", "name one or more finished models; `atelier models` lists them"
         )
     found = {name: existing_model(name, "models") for name in models}
-    if not evals:
-        raise ConfigError(
-            "evals", "is empty", "name evaluation sets: evals=[mytask.yaml,questions.jsonl], or of conf/questions"
-        )
-    sets = pose_all(evals, pose)
+    sets = posed(evals, pose)
     exams = {
         f"{name}.{key}": exam
         for name, one in found.items()

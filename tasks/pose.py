@@ -20,8 +20,8 @@ Contents = dict[str, tuple[tuple[str, str], ...]]
 def pose(
     word: str, settings: Pose, *, shots: int | None = None, draw: int = 0, place: str = "evals"
 ) -> Reference:
-    """The evaluation set of `word`: a path of a .yaml or of rows, or a name in conf/questions. `shots`: None = as
-    the source says; `draw`: of the solved examples; `place`: configuration key, for errors.
+    """The evaluation set of `word`: a path of a .yaml or of rows, or a name in conf/questions. `shots`: None
+    = as the source says; `draw`: of the solved examples; `place`: configuration key, for errors.
     """
     found = find(word, settings.data, settings.allow, place, shots)
     files = _contents(found, place)

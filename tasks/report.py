@@ -18,9 +18,11 @@ def report(
     controls: Mapping[str, str] | None = None,
     corpora: Mapping[str, Reference] | None = None,
     exams: Mapping[str, Reference] | None = None,
+    audits: Mapping[str, Reference] | None = None,
 ) -> Reference:
     """The report of `models` and their `scores`. `teachers` and `controls` name the models to compare each
-    with; `corpora` are the curated ones that they were trained on, `exams` what they said to questions.
+    with; `corpora` are the curated ones that they were trained on, `exams` what they said to questions, and
+    `audits` which of those they had read.
     """
     told = {student: teacher for student, teacher in (teachers or {}).items() if teacher}
     config = ReportConfig(title=title, teachers=told, controls=dict(controls or {}))
@@ -28,6 +30,7 @@ def report(
     parents |= {f"scores.{key}": each for key, each in scores.items()}
     parents |= {f"corpus.{key}": each for key, each in (corpora or {}).items()}
     parents |= {f"exam.{key}": each for key, each in (exams or {}).items()}
+    parents |= {f"audit.{key}": each for key, each in (audits or {}).items()}
     identity = config.model_dump()
     return declare_one(
         "report", "report", parents, name=title, version=VERSION, identity=identity, config=config, ranks=0

@@ -35,6 +35,7 @@ class AuditRoute(Spec):
 
     kind: str = Field(description="own, init, teacher, tokenizer, written, imitated, adopted, unreadable")
     words: str = Field(description="the way in words, from the model on")
+    is_tokenizer: bool = Field(default=False, description="only a tokenizer was learned from the text")
     text: str = Field(default="", description="input: the artifact with text; '' = it cannot be seen")
     tokens: str = Field(default="", description="input: the tokens that were read of a corpus")
     source: str = Field(default="", description="key of the training's streams, such as tokens.main")
@@ -63,7 +64,8 @@ class AuditConfig(Spec):
 
 class RouteReading(TypedDict):
     """When a route's training read the place. times: rows that hold something of it, None = unknown; whole:
-    passes that held all of it; first, last: steps; after: reads after the last lesson, which do not count.
+    passes that held all of it; first, last: steps; after: reads after the last lesson, which do not count. A
+    tokenizer that was learned from the text does not count either: it keeps no sentences.
     """
 
     route: int

@@ -16,7 +16,7 @@ from atelier.engine.config.error import DamageError
 SCHEMA = 1
 DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes", "chats")
 CURATED = ("documents", "verdicts", "copies", "overlaps", "classifier")  # parts of a curation
-EXAMS = ("evaluation", "exam")
+EXAMS = ("evaluation", "exam", "word_index", "audit")
 KINDS = (*DATA_KINDS, *CURATED, *EXAMS, "trajectory", "model", "adapter", "scores", "report", "registration")
 
 

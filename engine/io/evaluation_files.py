@@ -45,6 +45,11 @@ class FoundSource:
     files: dict[str, list[str]] = field(default_factory=dict)
 
 
+def is_source(word: str) -> bool:
+    """Whether `find` takes the word for a file, or knows its name."""
+    return word.endswith((*YAML, *ENDINGS)) or bool(NAME.fullmatch(word) and (OWN / f"{word}.yaml").is_file())
+
+
 def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | None = None) -> FoundSource:
     """The source that `word` names: a path, or the name of a task in conf/questions. `data`: folder of data
     sets; `allow`: words whose Python code may run; `place`: the configuration key; `shots`: None = as the

@@ -114,6 +114,22 @@ TABLE = (
         ),
     ),
     Command(
+        name="audit",
+        about="tell which questions of evaluation sets a model, or what taught it, had read, and when; exit"
+        " code 0 = none, 3 = some, 4 = it cannot be told",
+        example="atelier audit student_a mytask.yaml",
+        words=(
+            Word("model", "a model's name, name@alias or fingerprint", "model", required=True),
+            Word(
+                "set",
+                "evaluation sets: .yaml or .jsonl files, or names of conf/questions [those of its exams]",
+                "file",
+                many=True,
+            ),
+        ),
+        options=(JSON, Option("--data", "folder of the data files that sets name [evals]", "FOLDER")),
+    ),
+    Command(
         name="generate",
         about="let a trained model continue a text",
         example="atelier generate student_a --prompt 'def main(' --max-tokens 80",

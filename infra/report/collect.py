@@ -22,6 +22,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
+from atelier.infra.report.audits import audit_tables, audits_of, clean_tables
 from atelier.infra.report.exams import exam_tables, exams_of
 from atelier.infra.report.lineage import find_trajectory, lineage
 from atelier.infra.report.link_use import link_tables
@@ -106,6 +107,9 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     focus = next(iter(last), next(iter(found)))
     waterfalls = steps_of(_corpora(node, store))
     asked = [store.find(*ref) for key, ref in node.inputs.items() if key.startswith("exam.")]
+    audits = audits_of(
+        {key: store.find(*ref) for key, ref in node.inputs.items() if key.startswith("audit.")}, store
+    )
     exams = exams_of(found, [record for record in asked if record is not None], store)
     return ReportContent(
         title=config.title,
@@ -115,7 +119,13 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         samples=samples,
         graph=lineage(store, found[focus].fingerprint),
         notes=[*notes_of(rows, found), *(note for _, each in extra for note in each)],
-        more=[*exam_tables(exams), *waterfall_tables(waterfalls), *link_tables(found, store, _curve)],
+        more=[
+            *exam_tables(exams),
+            *audit_tables(audits),
+            *clean_tables(exams, audits),
+            *waterfall_tables(waterfalls),
+            *link_tables(found, store, _curve),
+        ],
         exams=exams,
         waterfall=next(iter(waterfalls.values()), []),
         controls={v: k for k, v in controls.items()},

@@ -94,10 +94,10 @@ def told(each: ModelExam, metric: str) -> str:
     if metric not in each.exam["metrics"]:
         return ""
     found = each.exam["metrics"][metric]
-    return _told(metric, Bounded(found["value"], found["low"], found["high"]))
+    return interval_text(metric, Bounded(found["value"], found["low"], found["high"]))
 
 
-def _told(metric: str, found: Bounded, sign: str = "") -> str:
+def interval_text(metric: str, found: Bounded, sign: str = "") -> str:
     is_share = metric in PERCENT
     scale, digits = (100.0, 1) if is_share else (1.0, 3 if metric == "bits_per_byte" else 1)
     value, low, high = found
@@ -140,7 +140,9 @@ def _compared(
     for metric in dict.fromkeys((ones[0].main, "bits_per_byte")):
         found = difference(mine, theirs, metric) if metric else None
         if found is not None:
-            rows.append([models, name, SHORT[metric], _told(metric, found, "+"), verdict(metric, found)])
+            rows.append(
+                [models, name, SHORT[metric], interval_text(metric, found, "+"), verdict(metric, found)]
+            )
     return rows
 
 
@@ -170,7 +172,7 @@ def _draws(exams: Sequence[ModelExam]) -> list[Table]:
             values = [each.exam["metrics"][metric]["value"] for each in several]
             low, high = Bounded(min(values)), Bounded(max(values))
             middle = Bounded(sum(values) / len(values))
-            cells = [_told(metric, one) for one in (middle, low, high)]
+            cells = [interval_text(metric, one) for one in (middle, low, high)]
             rows.append([model, source, str(shots), str(len(values)), SHORT[metric], *cells])
     head = ("model", "set", "shots", "draws", "metric", "mean", "least", "most")
     return [Table("Spread over draws of the shots", head, rows, [""] * len(rows))] if rows else []

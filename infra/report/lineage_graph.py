@@ -4,7 +4,7 @@ import graphlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-ENDS = ("scores", "exam", "report", "registration")
+ENDS = ("scores", "exam", "audit", "word_index", "report", "registration")
 TEXT = ("corpus", "tokenizer", "tokens", "triples", "attributes", "labels")
 SIBLINGS = 4  # shown of one family in a brief graph
 

@@ -30,6 +30,19 @@ def looking_in(store: Store) -> None:
     _store.set(store)
 
 
+def store_in_use() -> Store:
+    """The store in which names are looked up."""
+    return _store.get()
+
+
+def sets_of_exams(store: Store, word: str) -> list[str]:
+    """Fingerprints of the evaluation sets on which a model was examined, one of each name."""
+    model = store.resolve(word, "model").fingerprint
+    sets = {each.parents["set"]: "" for each in store.records("exam") if each.parents.get("model") == model}
+    found = [record for each in sets if (record := store.find("evaluation", each)) is not None]
+    return list({record.name.partition(".")[0]: record.fingerprint for record in found}.values())
+
+
 @dataclass(frozen=True)
 class Existing:
     """A finished model; `text`: its tokens and their sequence length, None for an adopted model."""

@@ -22,8 +22,8 @@ LINES = {"triples": "triples.jsonl", "attributes": ATTRIBUTES}
 
 
 class SearchedText:
-    """An artifact with text. `index`: of its words, if it is a corpus that has one; `vocabulary`: of artifacts
-    that hold ids.
+    """An artifact with text. `index`: of the words of a corpus, if there is one; `vocabulary`: of ids, if it
+    has no text.
     """
 
     def __init__(

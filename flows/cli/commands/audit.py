@@ -1,0 +1,65 @@
+"""`atelier audit <model> [set ...]`: run the flow `audit` and print its result."""
+
+import json
+import shlex
+import sys
+from argparse import Namespace
+
+from atelier.engine.config.audit import AuditResult, exit_code
+from atelier.engine.config.error import ConfigError, printable
+from atelier.flows.deployments.start import run_to_end
+from atelier.flows.run.compose import compose
+from atelier.flows.run.store_check import check_root
+from atelier.flows.run.table import plain_console
+from atelier.infra.report.audits import audit_tables, audits_of, question_lines
+from atelier.infra.store.existing_model import sets_of_exams
+from atelier.infra.store.store import Store, default_root
+
+MOST = 20  # questions shown
+VERDICTS = {
+    0: "clean: no question was read",
+    3: "OVERLAP: some questions were read",
+    4: "UNKNOWN: what could not be seen, or is too short to tell, is not called clean",
+}
+
+
+def run(options: Namespace) -> int:
+    """Audit, and print. Returns 0 for clean, 3 for an overlap, 4 for unknown, 1 if a task failed."""
+    check_root(will_write=True)
+    store = Store(default_root())
+    words = list(options.set or []) or sets_of_exams(store, options.model)
+    if not words:
+        raise ConfigError(
+            "set",
+            f"none is given, and {options.model} has no exam",
+            f"atelier audit {options.model} mytask.yaml",
+        )
+    overrides = [f"models=[{options.model}]", f"evals=[{','.join(words)}]"]
+    overrides += [f"pose.data={options.data}"] if options.data else []
+    command = shlex.join(["atelier", "audit", options.model, *words])
+    outcome = run_to_end(compose("audit", overrides), store, command)
+    if outcome.failure is not None:
+        print(printable(f"{outcome.failed}: {outcome.failure}", 0), file=sys.stderr)
+        return getattr(outcome.failure, "exit_code", 1)
+    node = next(node for node in outcome.nodes if node.task == "audit")
+    [product] = node.products.values()
+    found = audits_of({options.model: store.find(product.kind, product.fingerprint)}, store)
+    if options.json:
+        print(json.dumps(found[options.model], indent=1, ensure_ascii=False))
+    else:
+        _show(found)
+    return exit_code(found[options.model])
+
+
+def _show(found: dict[str, AuditResult]) -> None:
+    [result] = found.values()
+    questions = [question for each in result["sets"] for question in each["questions"]]
+    shown = [question for question in questions if question["overlaps"]]
+    for question in shown[:MOST]:
+        for line in question_lines(question, result):
+            print(printable(line, 0))
+    if len(shown) > MOST:
+        print(f"and {len(shown) - MOST} more questions; --json lists all")
+    for table in audit_tables(found, is_brief=True):
+        plain_console().print(table.to_rich())
+    print(VERDICTS[exit_code(result)])
