@@ -127,9 +127,7 @@ def _drawn(questions: Sequence[AskedQuestion], source: QuestionSource, config: P
         return [[] for _ in questions]
     result: list[list[int]] = []
     for number, one in enumerate(questions):
-        own = sum(each.shot == one.shot for each in pool[: wanted + 1]) if source.is_first else 0
-        chosen: list[int] = []
-        size = min(len(pool), wanted + own + 1)
+        size = min(len(pool), wanted + 1)
         while True:
             places = np.arange(size)
             if not source.is_first:

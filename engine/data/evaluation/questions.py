@@ -15,6 +15,7 @@ from atelier.engine.data.source import Files
 from atelier.engine.data.source_reader import SourceReader
 
 LEAST_WORDS = 3  # of a row's text that is searched for by itself
+MOST_DEEP = 32  # levels of lists and objects in a row
 BATCH = 256  # rows rendered at once
 
 
@@ -109,6 +110,7 @@ def rows_of(files: Files, reader: SourceReader) -> list[PosedRow]:
 def _checked(where: str, row: Json, reader: SourceReader) -> PosedRow:
     problem = "" if isinstance(row, dict) else f"{kind_of(row)} where an object is expected"
     try:
+        _check_depth(row, MOST_DEEP)
         json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         problem = f"holds what is not JSON ({error})"
@@ -116,6 +118,13 @@ def _checked(where: str, row: Json, reader: SourceReader) -> PosedRow:
         reader.broken(where, problem)
         raise DataError(f"{where}: {problem}")
     return PosedRow(where, row)
+
+
+def _check_depth(value: Json, left: int) -> None:
+    if not left:
+        raise ValueError(f"nested deeper than {MOST_DEEP} levels")
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(one, left - 1)
 
 
 def _read(path: str, digest: str, reader: SourceReader) -> Iterator[tuple[str, Json]]:
@@ -151,13 +160,16 @@ def _of_csv(text: str, path: str) -> Iterator[tuple[str, Json]]:
     """Rows with a header. A column of whole numbers is numbers, as `datasets` reads it."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
+        names = reader.fieldnames or ()
         read = [(f"{path}:{reader.line_num}", row) for row in reader]
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not CSV ({error}); fix it") from None
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}:1: two columns have the same name; rename one")
     for where, row in read:
         if None in row or None in row.values():
             raise DataError(f"{where}: has not as many values as the header; fix it")
-    whole = {name for name in reader.fieldnames or () if all(_is_whole(row[name]) for _, row in read)}
+    whole = {name for name in names if all(_is_whole(row[name]) for _, row in read)}
     for where, row in read:
         yield where, {name: int(one) if name in whole else one for name, one in row.items()}
 

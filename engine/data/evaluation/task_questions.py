@@ -7,7 +7,6 @@ question is never its own solved example.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import cast
 
 from atelier.engine.config.base import Json, parse
@@ -52,14 +51,14 @@ def read(config: PoseConfig, reader: SourceReader) -> QuestionSource:
             place = f"{config.place}.fewshot_config.samples"
             pool = [PosedRow(f"{place}.{n}", dict(row)) for n, row in enumerate(few.samples)]
         renderer.fields = frozenset(name for row in rows for name in row.values)
-        questions = renderer.questions(rows)
+        questions, description = renderer.questions(rows), renderer.description()
         return QuestionSource(
             kind=task.kind,
             questions=questions,
             pool=renderer.questions(pool),
             pool_name=f"the split {task.pool_split}" if task.pool_split else "the samples",
             is_first=few.sampler == "first_n",
-            description=renderer.description(),
+            description=description,
             until=task.until() if task.kind == "free" else (),
             max_tokens=task.generation_kwargs.max_gen_toks if task.generation_kwargs else 256,
             metrics=metrics_of(task.kind, task.metric_list, config.place),
@@ -81,7 +80,6 @@ class _Renderer:
         self._descriptions: Counter[str] = Counter()
         limits = Limits(MEMORY, CODE_CPU_S if code else CPU_S)
         self._process = LimitedProcess(SANDBOX, limits)
-        self._is_open = False
 
     def close(self) -> None:
         self._process.close()
@@ -102,11 +100,11 @@ class _Renderer:
         self._open({})
         asked: dict[str, Json] = {"process_docs": [row.values for row in rows]}
         made = cast("list[dict[str, Json]]", self._ask(asked, rows))
-        places = [row.where for row in rows] if len(made) == len(rows) else []
-        file = Path(rows[0].where).name
+        if len(made) == len(rows):
+            return [PosedRow(row.where, values) for row, values in zip(rows, made, strict=True)]
         return [
-            PosedRow(places[n] if places else f"{file}, row {n + 1} of process_docs", row)
-            for n, row in enumerate(made)
+            PosedRow(f"{self._place}: row {number} of process_docs", values)
+            for number, values in enumerate(made, start=1)
         ]
 
     def questions(self, rows: list[PosedRow]) -> list[AskedQuestion]:
@@ -131,6 +129,12 @@ class _Renderer:
                 self._check(row, values)
                 whole = {name: _given(text, row) for name, text in said.items() if name not in values}
                 made.append(self._question(str(number), row, whole | dict(values)))
+        other = next((one for one in made if bool(one.contexts) != bool(made[0].contexts)), None)
+        if other is not None:
+            raise DataError(
+                f"{self._place}.{TEXT}: gives text for some rows, but for others a whole number, which makes"
+                f" each option a context ({made[0].where}, {other.where}); write a word before it"
+            )
         return made
 
     def _question(self, name: str, row: PosedRow, values: Values) -> AskedQuestion:

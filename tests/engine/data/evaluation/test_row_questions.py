@@ -1,5 +1,6 @@
 """Files with one question a row."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ BAD: dict[str, tuple[list[Any], str]] = {
     "strange id": ([{**FREE, "id": [1]}], r":1: id is a list, which is no name"),
     "the same twice": ([FREE, FREE], r":2: asks the same as .*:1 \(ids 1 and 2\); keep one of each"),
     "not JSON": (["x"], r":1: text where an object is expected; fix it$"),
+    "nested too deep": (
+        [{**FREE, "x": functools.reduce(lambda x, _: [x], range(500), 0)}],
+        r":1: holds .*deeper",
+    ),
     "NaN": ([{**FREE, "weight": float("nan")}], r":1: holds what is not JSON"),
     "half a character": ([{**FREE, "answer": "\ud83d"}], r":1: holds what is not JSON"),
 }
@@ -108,6 +113,22 @@ def test_rows_that_cannot_be_asked_are_refused_with_their_place(tmp_path: Path, 
     rows, said = BAD[name]
     with pytest.raises((DataError, ConfigError), match=said):
         posed(write_rows(tmp_path / "s.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("question,answer,answer\na,b,c\n", r"s.csv:1: two columns have the same name; rename one"),
+        ("question,answer\na\n", r"s.csv:2: has not as many values as the header"),
+        ("question,answer\na,b,c\n", r"s.csv:2: has not as many values as the header"),
+        ('question,answer\n"a,b\n', r"s.csv:\d: not CSV \(unexpected end of data\)"),
+        ("", r"s.csv: has no questions"),
+    ],
+)
+def test_bad_tables_are_refused_with_their_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "s.csv").write_text(text)
+    with pytest.raises(DataError, match=said):
+        posed(tmp_path / "s.csv")
 
 
 def test_many_equal_questions_are_counted(tmp_path: Path) -> None:

@@ -155,6 +155,11 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], str]] = {
         r"test.jsonl:1: doc_to_text of .*UnicodeEncodeError",
     ),
     "a row that is no object": ([[1]], {}, r"test.jsonl:1: a list where an object is expected"),
+    "text and number": (
+        [ROW, {**ROW, "question": "1", "label": "x"}],
+        {"doc_to_text": "{{question}}", "doc_to_target": "{{label}}", "doc_to_choice": ["0", "1"]},
+        r"doc_to_text: gives text for some rows, but for others a whole number, .*:1, .*:2\); write a word",
+    ),
     "no answer": ([{"question": "x", "answers": []}], FREE, r"gives no answer \(given: '\[\]'\)"),
     "template": ([ROW], {"doc_to_text": "{{question"}, r"sail.yaml.doc_to_text: is not a template"),
     "description by row": (
