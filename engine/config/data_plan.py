@@ -149,7 +149,7 @@ def plan_from(
     plan = {
         "streams": streams(specs, shares, later, epochs),
         "phases": tuple(each.begin for each in later),
-        "assignment": identity.get("assignment", "blocks"),
+        "assignment": identity.get("assignment", "exact" if epochs else "blocks"),
     }
     return _ending(parse(DataPlan, {**plan, **common}, place), end)
 
