@@ -38,6 +38,20 @@ def test_a_place_has_the_same_number_whatever_is_asked_with_it(size, seed, data)
     assert together.tolist() == [int(order(np.array([place]))[0]) for place in places]
 
 
+@given(st.integers(1, 2**40), st.integers(0, 2**62), st.data())
+def test_the_inverse_of_a_permutation_leads_back(size, seed, data):
+    places = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20)))
+    order = Permutation(size, seed, "x")
+    assert order.inverse(order(places)).tolist() == places.tolist()
+
+
+def test_draws_that_never_come_have_no_place():
+    blend = Blend([(Numbers(7), 1.0), (Numbers(5), 1.0)], seed=1, later=[(100, [1.0, 0.0])])
+    last = blend.draws_before(1, 100)
+    assert blend.places(1, np.arange(last, last + 9)).tolist() == [-1] * 9
+    assert blend.places(0, np.array([blend.draws_before(0, 100)])).tolist() == [100]
+
+
 def test_permutations_of_different_keys_look_unrelated():
     size = 5000
     orders = [Permutation(size, seed, name)(np.arange(size)) for seed, name in ((1, "a"), (2, "a"), (1, "b"))]

@@ -12,7 +12,7 @@ from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.mixture import EXAMPLES, WINDOWS, Stream, in_order
 from atelier.engine.config.schedule import RampUp
 from atelier.engine.config.train import Progressive
-from atelier.engine.data.audit.readings import PlannedData, SpanReading
+from atelier.engine.data.audit.readings import DocumentSpans, PlannedData, SpanReading
 from atelier.engine.data.blend import BLOCK, Blend, planned
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import TokenText, Windows
@@ -196,3 +196,25 @@ def test_a_recount_of_samples_agrees_with_a_record_or_says_where_it_does_not(uni
     assert data.disagreement(told | {"more": told["main"]}, 2, 9, [4]).endswith("the recount does not know")
     assert data.disagreement(None, 2, 9) == "its record does not count the samples that it read"
     assert PlannedData(plan, {}, Path(unique.folder)).plan == plan
+
+
+def test_spans_of_documents_leave_out_end_tokens_and_those_of_characters_are_exact_or_say_so(
+    unique: Unique,
+) -> None:
+    source = unique.inputs["tokens.main"]
+    text = TokenText(source, unique.folder, "train")
+    spans = DocumentSpans(source, unique.vocabulary, unique.folder)
+    ranges = spans.documents(range(len(spans)))
+    assert (ranges == np.stack([text.begins_D, text.ends_D - 1], axis=1)).all()
+    [begin, end] = ranges[1].tolist()
+    words = unique.text(text.tokens_N[begin:end].tolist())
+    third = words.index(" ", words.index(" ", 1) + 1)
+    assert spans.characters(1, words, third + 1, third + 2) == (begin + 2, begin + 3, True)
+    assert spans.characters(1, words, 0, len(words)) == (begin, end, True)
+    assert spans.characters(1, words + " w1", third, third + 2) == (begin, end, False)
+
+
+def test_no_token_is_read_in_an_empty_range(unique: Unique) -> None:
+    plan = DataPlan(streams=(unique.stream(WINDOWS, "main"),), seed=4, global_batch=16, sequence=64)
+    [reading] = found(unique, plan, "tokens.main", np.array([[70, 70]]), (0, 50), [])
+    assert (reading.times, reading.whole, reading.first) == (0, 0, None)
