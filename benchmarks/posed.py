@@ -6,8 +6,8 @@ python benchmarks/posed.py [--python PATH] [--rows 200] [--trial]      a minute
 --python: of an environment with lm-eval, if this one has none (pip install lm-eval==0.4.13).
 
 - Tasks: six YAMLs, one of each kind, read by both, with solved examples of the sampler first_n.
-- conf/questions: Atelier's tasks of MT-NLG 530B against lm-eval's own YAMLs, whose Python functions they write as
-  Jinja, on the same rows. HANS is not among them: lm-eval has no such task. Of LAMBADA both have the
+- conf/questions: Atelier's tasks of MT-NLG 530B against lm-eval's own YAMLs, whose Python functions they
+  write as Jinja, on the same rows. HANS is not among them: lm-eval has no such task. Of LAMBADA both have the
   target_delimiter "".
 
 Compared: contexts with their shots, options, the right option, targets. Goal: all are equal. The rows are

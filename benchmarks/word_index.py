@@ -249,7 +249,9 @@ def peers(texts: list[str], parts: list[str], python: str, folder: Path) -> dict
     """CPU-seconds a MB to read texts again for the questions, and the memory of a plain index."""
     size = sum(len(text) for text in texts) / 1e6
     begin = time.process_time()
-    found = scan((CorpusDocument(n, "train", n, str(n), text) for n, text in enumerate(texts)), parts)
+    found = scan(
+        (CorpusDocument(n, "train", n, str(n), text, len(text)) for n, text in enumerate(texts)), parts
+    )
     result: dict[str, Any] = {"text_mb": round(size, 1)}
     documents = len({match.document for match in found.matches})
     result["scan"] = {"cpu_s_per_mb": round((time.process_time() - begin) / size, 4), "documents": documents}

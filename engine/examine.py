@@ -37,12 +37,11 @@ from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.data.asked import AskedQuestion, PosedSet, Reader, windows
+from atelier.engine.data.asked import ModelQuestion, PosedSet, Reader, windows
 from atelier.engine.data.option_rows import row_size
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.free_answers import answers, text_metrics
 from atelier.engine.inference.generator import check_vocabulary
-from atelier.engine.inference.requests import Scored, score_requests
+from atelier.engine.inference.questions import Scored, answers, score_requests, text_metrics
 from atelier.engine.inference.sampling import TextModel, num_positions
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
@@ -120,13 +119,13 @@ class Examiner:
             self.vocabulary, self.room, is_paired=self.model.spec.reads_encoder, place=printable(posed.url, 0)
         )
 
-    def _texts(self, posed: PosedSet) -> list[AskedQuestion]:
+    def _texts(self, posed: PosedSet) -> list[ModelQuestion]:
         reader = self._reader(posed)
         begin = () if reader.is_paired else reader.begin
         rows = self.vocabulary.encode_all([each["targets"][0] for each in posed.questions])
         overlap = self.config.examine.overlap
         return [
-            AskedQuestion(
+            ModelQuestion(
                 question,
                 list(windows(ids, begin, self.window, overlap)),
                 [len(question["targets"][0].encode())],
@@ -134,7 +133,7 @@ class Examiner:
             for question, ids in zip(posed.questions, rows, strict=True)
         ]
 
-    def _scored(self, asked: list[AskedQuestion]) -> Scored:
+    def _scored(self, asked: list[ModelQuestion]) -> Scored:
         requests = [request for each in asked for request in each.requests]
         batch = self.config.examine.batch
         done = 0
@@ -198,7 +197,7 @@ class Examiner:
         return found
 
 
-def _of_each(asked: list[AskedQuestion], scored: Scored) -> list[tuple[list[float], list[int], list[bool]]]:
+def _of_each(asked: list[ModelQuestion], scored: Scored) -> list[tuple[list[float], list[int], list[bool]]]:
     """Of each question: nats, tokens, and whether each token is the most likely one, by option."""
     found, at = [], 0
     for each in asked:

@@ -77,7 +77,7 @@ class RouteReading(TypedDict):
     unknown: NotRequired[str]
 
 
-class Overlap(TypedDict):
+class TextOverlap(TypedDict):
     """A place in a document with text of a question. share: of the question's words."""
 
     form: Form
@@ -95,7 +95,7 @@ class Overlap(TypedDict):
 class AuditedQuestion(TypedDict):
     id: str
     status: Status
-    overlaps: list[Overlap]
+    overlaps: list[TextOverlap]
     left_out: NotRequired[int]  # further overlaps that are not listed
 
 

@@ -85,8 +85,8 @@ class Questions(Spec):
     )
     set: str = Field(
         default="",
-        description="in place of source: an evaluation set, as a name in conf/evals or a path of a .yaml or"
-        " of rows; its passages, questions and right answers are searched for",
+        description="in place of source: an evaluation set, as a name in conf/questions or a path of a .yaml"
+        " or of rows; its passages, questions and right answers are searched for",
     )
     fields: tuple[str, ...] = Field(
         default=("question", "answer"), min_length=1, description="text fields; missing ones are left out"

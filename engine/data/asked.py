@@ -65,7 +65,7 @@ class PromptOptions:
 
 
 @dataclass
-class AskedQuestion:
+class ModelQuestion:
     """One question as ids: requests, which together have its options in order. Options share a prompt where
     the tokenizer encodes it alike before them. `cut`: ids of the context that had no room.
     """
@@ -85,7 +85,7 @@ class Reader:
         self.vocabulary, self.room, self.is_paired, self.place = vocabulary, room, is_paired, place
         self.begin = vocabulary.before or (vocabulary.end_id,)
 
-    def asked(self, posed: PosedSet, *, prior: str | None = None) -> Iterator[AskedQuestion]:
+    def asked(self, posed: PosedSet, *, prior: str | None = None) -> Iterator[ModelQuestion]:
         """The questions of a set in order; with `prior` this context in place of each question's own."""
         for begin in range(0, len(posed.questions), AT_ONCE):
             some = posed.questions[begin : begin + AT_ONCE]
@@ -127,8 +127,8 @@ class Reader:
 
     def _asked(
         self, question: QuestionLine, options: Sequence[str], encoded: Sequence[tuple[list[int], list[int]]]
-    ) -> AskedQuestion:
-        found = AskedQuestion(question, bytes=[len(option.encode()) for option in options])
+    ) -> ModelQuestion:
+        found = ModelQuestion(question, bytes=[len(option.encode()) for option in options])
         longest = max(len(ids) for _, ids in encoded)
         for option, (context, ids) in zip(options, encoded, strict=True):
             if not ids:

@@ -136,7 +136,7 @@ def _code(word: str, said: Mapping[str, Json], path: Path, allow: tuple[str, ...
         raise ConfigError(
             f"{path}.{key}",
             f"is Python code (!function {function}), which does not run by itself",
-            f"write it as a Jinja template, or trust this source: {place}.allow=[{word}]",
+            f"write it as a Jinja template, or trust this source: pose.allow=[{word}]",
         )
     files: set[str] = set()
     for key, function in found.items():

@@ -5,7 +5,14 @@ questions that they had not read.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from atelier.engine.config.audit import RESULT, STATUSES, AuditedQuestion, AuditResult, Overlap, RouteReading
+from atelier.engine.config.audit import (
+    RESULT,
+    STATUSES,
+    AuditedQuestion,
+    AuditResult,
+    RouteReading,
+    TextOverlap,
+)
 from atelier.engine.config.exam import estimates
 from atelier.engine.config.intervals import apart
 from atelier.engine.config.record import Record
@@ -80,12 +87,12 @@ def place_rows(question: AuditedQuestion, result: AuditResult) -> Iterator[list[
             ]
 
 
-def form_text(overlap: Overlap) -> str:
+def form_text(overlap: TextOverlap) -> str:
     text = FORMS[overlap["form"]]
     return f"{text}, {100 * overlap['share']:.0f} %" if overlap["form"] == "near" else text
 
 
-def where_text(overlap: Overlap) -> str:
+def where_text(overlap: TextOverlap) -> str:
     place = f"characters {overlap['begin']} to {overlap['end']}"
     return f"{overlap['kind']} {overlap['artifact']}, {overlap['document']}, {place}"
 
@@ -103,7 +110,7 @@ def question_lines(question: AuditedQuestion, result: AuditResult) -> Iterator[s
         yield f"  and {question['left_out']} more places"
 
 
-def reading_text(overlap: Overlap, reading: RouteReading, result: AuditResult) -> str:
+def reading_text(overlap: TextOverlap, reading: RouteReading, result: AuditResult) -> str:
     """When a place was read, in words."""
     after = f"; {reading['after']} times after the last lesson" if reading["after"] else ""
     if reading["times"] is None:

@@ -21,9 +21,9 @@ from atelier.engine.config.audit import (
     AuditResult,
     AuditRoute,
     Form,
-    Overlap,
     RouteReading,
     Status,
+    TextOverlap,
     exit_code,
 )
 from atelier.engine.config.base import Json, parse
@@ -49,7 +49,7 @@ QUESTION, ANSWER = "question", "answer"
 
 
 @dataclass
-class SearchedPart:
+class QuestionPart:
     """A text of a question that is searched for; `role`: question, answer."""
 
     set: str
@@ -62,14 +62,14 @@ class SearchedPart:
 class FoundPlace:
     """A match of a part in an artifact, with the readings of all routes to it."""
 
-    part: SearchedPart
+    part: QuestionPart
     match: PartMatch
     text: str  # input of the artifact
     document: CorpusDocument
     readings: list[RouteReading] = field(default_factory=list)
 
 
-class Audit:
+class QuestionAudit:
     """The questions of some sets against the texts of a model's routes."""
 
     def __init__(self, config: AuditConfig, run: RunFile, scratch: Path, progress: Progress) -> None:
@@ -80,7 +80,7 @@ class Audit:
         self.unseen = [route.unknown for route in config.routes if route.unknown]
 
     @cached_property
-    def parts(self) -> list[SearchedPart]:
+    def parts(self) -> list[QuestionPart]:
         """What is searched for: each part of a question's own words, its answer, and both together where the
         parts alone are too short.
         """
@@ -90,9 +90,9 @@ class Audit:
                 own = [part for part in question["parts"] if _words(part) >= LEAST]
                 if not own and question["answer_text"]:
                     own = [" ".join([*question["parts"], question["answer_text"]])]
-                found += [SearchedPart(name, number, QUESTION, part) for part in own or question["parts"]]
+                found += [QuestionPart(name, number, QUESTION, part) for part in own or question["parts"]]
                 if question["answer_text"] and question["answer_text"] not in question["parts"]:
-                    found.append(SearchedPart(name, number, ANSWER, question["answer_text"]))
+                    found.append(QuestionPart(name, number, ANSWER, question["answer_text"]))
         return found
 
     def places(self) -> list[FoundPlace]:
@@ -241,9 +241,9 @@ class Audit:
             found["left_out"] = len(overlaps) - MOST_OVERLAPS
         return found
 
-    def _overlap(self, place: FoundPlace, *, is_answer: bool) -> Overlap:
+    def _overlap(self, place: FoundPlace, *, is_answer: bool) -> TextOverlap:
         match, record = place.match, self._source(place.text).record
-        return Overlap(
+        return TextOverlap(
             form="answer" if is_answer else cast(Form, match.form),
             share=round(match.share, 4),
             artifact=f"{record.name} {record.fingerprint[:8]}",
@@ -271,7 +271,7 @@ def _rank(place: FoundPlace) -> tuple[bool, float, int]:
     return place.part.role == QUESTION, place.match.share, place.match.words
 
 
-def _status(overlap: Overlap) -> Status:
+def _status(overlap: TextOverlap) -> Status:
     times = [reading["times"] for reading in overlap["readings"]]
     if any(times):
         return "read"
@@ -319,7 +319,7 @@ def audit(run: RunFile, scratch: Path, progress: Progress) -> tuple[ArtifactOutp
     """Write audit.json. Returns the output, and the questions by status as its summary."""
     config, output = parse(AuditConfig, run.config, "config"), output_of(run, KIND)
     record = input_of(run, "model").record
-    result = Audit(config, run, scratch, progress).result(record.name, record.fingerprint)
+    result = QuestionAudit(config, run, scratch, progress).result(record.name, record.fingerprint)
     output.add_json(RESULT, cast(Json, result))
     counts = {status: sum(each["counts"][status] for each in result["sets"]) for status in STATUSES}
     return output, {**counts, "unseen": len(result["unseen"]), "exit_code": exit_code(result)}

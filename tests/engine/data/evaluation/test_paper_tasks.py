@@ -1,4 +1,4 @@
-"""The tasks of conf/evals ask what lm-eval's own tasks ask, whose Python code they write as templates."""
+"""The tasks of conf/questions ask what lm-eval's own tasks ask, whose Python code they write as templates."""
 
 from pathlib import Path
 from typing import Any

@@ -215,7 +215,7 @@ def test_code_of_a_task_runs_only_if_its_source_is_named(tmp_path: Path) -> None
     code = "process_docs: !function steps.process_docs\ndoc_to_choice: !function steps.options\n"
     task.write_text(task.read_text() + code)
     (tmp_path / "steps.py").write_text(CODE)
-    with pytest.raises(ConfigError, match=r"process_docs: is Python code .*evals.allow=\[.*sail.yaml\]"):
+    with pytest.raises(ConfigError, match=r"process_docs: is Python code .*pose.allow=\[.*sail.yaml\]"):
         posed(task)
     [one] = posed(task, allow=(str(task),)).questions
     assert (one["context"], one["options"]) == ("WHICH SAIL IS SET FIRST?", [" the jib", " the main"])
