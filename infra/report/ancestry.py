@@ -135,7 +135,9 @@ class _Walk:
         record = self._index.records.get(fingerprint)
         way = way.to(label, fingerprint, record, *hops)
         if record is None:
-            yield from self._found(way, "unreadable", f"the record of {label} {fingerprint[:8]} is gone")
+            yield from self._found(
+                way, "unreadable", f"the record of {label} {fingerprint[:8]} is missing or damaged"
+            )
         elif record.kind in ("model", "adapter"):
             yield from self._made(record, replace(way, training=None))
         elif record.kind in TEXTS:
@@ -175,12 +177,12 @@ class _Walk:
         if "extends" in record.parents:
             yield from self._to(way, "extends", record.parents["extends"])
 
-    def _made(self, record: Record, way: _Way, until: int | None = None) -> Iterator[TextRoute]:
-        """The routes of a model or adapter; `until`: of its training, only the steps before."""
+    def _made(self, record: Record, way: _Way) -> Iterator[TextRoute]:
+        """The routes of a model or adapter."""
         parents = record.parents
         if "trajectory" in parents:
             yield from self._trained(
-                trained(self._index.trajectory_records, parents["trajectory"], record, until), way
+                trained(self._index.trajectory_records, parents["trajectory"], record), way
             )
             return
         if record.kind == "adapter" and "model" in parents:
@@ -237,10 +239,10 @@ class _Walk:
         if trajectory is None:
             yield from self._to(way, key, fp, "teacher")
             return
-        if fp in {link.fingerprint for link in way.chain}:
+        model = self._index.model_of(fp, read.model)
+        if {fp, model and model.fingerprint} & {link.fingerprint for link in way.chain}:
             yield from self._found(way, "unreadable", f"teacher {fp[:8]} leads back to itself")
             return
-        model = self._index.model_of(fp, read.model)
         shown = way.to(key, model.fingerprint if model else fp, model or trajectory, "teacher")
         end = lesson.teacher_end
         if end is None:  # frozen: as it ended

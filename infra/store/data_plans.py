@@ -40,7 +40,7 @@ def write_data_plan(store: Store, trajectory: str, plan: DataPlan, train: Train)
 def recorded_plan(store: Store, trajectory: str) -> DataPlan | None:
     """The plan of a trajectory; None if it has none that can be read."""
     place = join(store.address("trajectory", trajectory), DATA)
-    with suppress(OSError, AtelierError):
+    with suppress(OSError, AtelierError, ValueError):
         found = read_object(place, "a data plan")
         if fingerprint(found.get("plan")) == found.get("digest"):
             return parse(DataPlan, found.get("plan"), place)
@@ -183,7 +183,7 @@ def trained(
         is_frozen=any(record.identity.get("attach") == "frozen" for record in begun),
         problems=tuple(
             Problem(
-                fp, f"the record of trajectory {fp[:8]}, which read some of the steps, is gone or damaged"
+                fp, f"the record of trajectory {fp[:8]}, which read some of the steps, is missing or damaged"
             )
             for fp, record in mine.items()
             if record is None
