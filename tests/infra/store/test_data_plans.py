@@ -1,6 +1,7 @@
 """The file of what a training reads: written once, verified, and replaced by identity when it is lost."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from atelier.infra.store.trajectory import read_trajectory
 from tests.engine.trainings import train
 from tests.infra.records import Shelf
 
-HOW = {"global_batch": 4, "seed": 1, "sequence": 16, "objective": {"lm": {"kind": "lm"}}}
+HOW: dict[str, Any] = {"global_batch": 4, "seed": 1, "sequence": 16, "objective": {"lm": {"kind": "lm"}}}
 
 
 def plan(weight: float) -> DataPlan:
@@ -51,7 +52,7 @@ def test_without_its_file_the_plan_follows_from_the_root_s_objectives(tmp_path: 
     shelf = Shelf(Store(str(tmp_path)))
     data = {"tokens.main": "b" * 64, "tokenizer": "c" * 64}
     teacher = shelf.trajectory("t", data, **HOW)
-    own = HOW | {"objective": {"logits": {"kind": "logits"}, "mlm": {"kind": "mlm"}}}
+    own: dict[str, Any] = HOW | {"objective": {"logits": {"kind": "logits"}, "mlm": {"kind": "mlm"}}}
     student = shelf.trajectory("s", data | {"teacher": teacher.fingerprint}, **own)
     records = {fp: read_trajectory(shelf.store, fp) for fp in (teacher.fingerprint, student.fingerprint)}
     found = plan_of(shelf.store, records, {}, read(student.fingerprint))
