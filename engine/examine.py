@@ -102,6 +102,7 @@ class Examiner:
                 tokens=sizes,
                 bytes=each.bytes,
                 answer=question["answer"],
+                length=max(len(one.prompt) + max(map(len, one.options)) for one in each.requests),
                 cut=each.cut,
             )
             if kind == "text":  # the windows of one text
@@ -180,6 +181,7 @@ class Examiner:
                 group=question["group"],
                 said=every[number],
                 targets=question["targets"],
+                length=len(prompts[number][0]),
                 right=float(
                     any(
                         is_exact(
@@ -266,12 +268,12 @@ def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
         posed = PosedSet.of(input_of(run, f"set.{key}"), scratch)
         lines = examiner.lines(posed)
         if gang.is_first:
-            summaries[key] = publish(run, key, posed, lines, progress)
+            summaries[key] = publish(run, key, posed, lines, progress, config.trained)
     return summaries
 
 
 def publish(
-    run: RunFile, key: str, posed: PosedSet, lines: list[AnswerLine], progress: Progress
+    run: RunFile, key: str, posed: PosedSet, lines: list[AnswerLine], progress: Progress, trained: int | None
 ) -> dict[str, Json]:
     """Write exam.json, answers.jsonl and body.json of a set; returns the summary."""
     settings, output = posed.settings, output_of(run, key)
@@ -285,6 +287,11 @@ def publish(
         progress.warn(
             f"{key}: {cut} of {len(lines)} contexts have no room in the model's context and lose their"
             " beginning"
+        )
+    if trained and (longer := sum(line.get("length", 0) > trained for line in lines)):
+        progress.warn(
+            f"{key}: {longer} of {len(lines)} questions are longer than the {trained} tokens of the rows that"
+            " the model was trained on"
         )
     exam = ExamResult(
         set=settings.name,

@@ -6,7 +6,7 @@ atelier plan audit student_a evals=[mytask.yaml,questions.jsonl]
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation_set import Pose
-from atelier.flows.evals import audited, posed
+from atelier.flows.evals import asked, audited
 from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.report import report
 
@@ -18,5 +18,5 @@ def audit(models: list[str], evals: list[str], pose: Pose) -> None:
             "models", "is empty", "name one or more finished models; `atelier models` lists them"
         )
     found = {name: existing_model(name, "models").reference for name in models}
-    sets = posed(evals, pose.model_copy(update={"shots": (0,), "draws": 1}))
+    sets = asked(evals, pose)
     report(found, {}, title="audit", audits={name: audited(one, sets) for name, one in found.items()})

@@ -12,6 +12,7 @@ from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.corpus import corpus, extras
+from atelier.flows.evals import Evals
 from atelier.infra.store.existing_model import beginnings, existing_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.register import register
@@ -48,8 +49,9 @@ def one_model(
     init: str,
     *,
     title: str,
+    evals: Evals | None = None,
 ) -> None:
-    """Read or curate the text, train one model on it, score, report and register it."""
+    """Read or curate the text, train one model on it, score, examine, audit, report and register it."""
     if init and existing_model(init, "init").reference.name == name:
         raise ConfigError("name", f"is {name}, which is the name of the initial model", f"name={name}-on")
     text = corpus(data, tokenizer)
@@ -74,5 +76,6 @@ def one_model(
         {name: models["model"]}, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
     )
     curated = text.corpora if data.curation is not None else None
-    report({name: models["model"]}, scores, title=title, corpora=curated)
+    exams, audits = evals.of(models["model"], train.sequence, text.corpora.values()) if evals else ({}, {})
+    report({name: models["model"]}, scores, title=title, corpora=curated, exams=exams, audits=audits)
     register({name: models["model"]}, scores)

@@ -28,8 +28,8 @@ class AnswerLine(TypedDict):
     nats, tokens, bytes: of each option (of a text: one entry), -ln p summed over its tokens. alone: nats of
     each option after PRIOR. best: whether each of the option's tokens is the most likely one. said: the
     generated answer; targets: the right ones. right: of `choice` whether the most likely option is the right
-    one, of `cloze` whether `best`, of `free` whether the answer is exact. cut: tokens of the context that had
-    no room.
+    one, of `cloze` whether `best`, of `free` whether the answer is exact. length: tokens of the longest row.
+    cut: tokens of the context that had no room.
     """
 
     id: str
@@ -43,6 +43,7 @@ class AnswerLine(TypedDict):
     said: NotRequired[str]
     targets: NotRequired[list[str]]
     right: NotRequired[float]
+    length: int
     cut: int
 
 
@@ -50,7 +51,9 @@ class Examine(Spec):
     """How models are examined."""
 
     sequence: Count | Literal["auto"] = Field(
-        default="auto", description="context in tokens; auto = the learned positions, else as in training"
+        default="auto",
+        description="context in tokens; auto = the learned positions; without them contexts are not cut, and"
+        " texts are read in windows as long as in training",
     )
     overlap: float = Field(
         default=0.5,

@@ -48,29 +48,36 @@ def audits_of(found: Mapping[str, Record | None], store: Store) -> dict[str, Aud
     return result
 
 
-def audit_tables(audits: Mapping[str, AuditResult], *, is_brief: bool = False) -> list[Table]:
-    """Questions by status of each model and set, the places unless `is_brief`, and what could not be seen."""
+def audit_tables(audits: Mapping[str, AuditResult]) -> list[Table]:
+    """Questions by status of each model and set, and what could not be seen."""
     if not audits:
         return []
-    counts, places, unseen = [], [], []
+    counts, unseen = [], []
     for model, result in audits.items():
         for each in result["sets"]:
             numbers = [str(each["counts"].get(status, 0) or "") for status in STATUSES]
-            short = str(each["answers_too_short"] or "")
-            counts.append([model, each["name"], *numbers, short])
-            for question in each["questions"]:
-                places += [[model, each["name"], *cells] for cells in place_rows(question, result)]
+            counts.append([model, each["name"], *numbers, str(each["answers_too_short"] or "")])
         unseen += [[model, words] for words in result["unseen"]]
     head = ("model", "set", "read", "unknown", "not reached", "too short", "clean", "answers too short alone")
     tables = [Table("Audit: questions that the model or its teachers read", head, counts, [""] * len(counts))]
-    if places and not is_brief:
-        more = f", the first {SHOWN} of {len(places)} places" if len(places) > SHOWN else ""
-        head = ("model", "set", "question", "how", "where", "through", "read", "excerpt")
-        shown = places[:SHOWN]
-        tables.append(Table(f"Audit: places{more}", head, shown, [""] * len(shown)))
     if unseen:
         tables.append(Table("Audit: what could not be seen", ("model", "what"), unseen, [""] * len(unseen)))
     return tables
+
+
+def place_tables(audits: Mapping[str, AuditResult]) -> list[Table]:
+    """The places of questions that were found, the first `SHOWN`."""
+    places = [
+        [model, each["name"], *cells]
+        for model, result in audits.items()
+        for each in result["sets"]
+        for question in each["questions"]
+        for cells in place_rows(question, result)
+    ]
+    more = f", the first {SHOWN} of {len(places)}" if len(places) > SHOWN else ""
+    head = ("model", "set", "question", "how", "where", "through", "read", "excerpt")
+    shown = places[:SHOWN]
+    return [Table(f"Audit: places{more}", head, shown, [""] * len(shown))] if places else []
 
 
 def place_rows(question: AuditedQuestion, result: AuditResult) -> Iterator[list[str]]:

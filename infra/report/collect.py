@@ -22,7 +22,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
-from atelier.infra.report.audits import audit_tables, audits_of, clean_tables
+from atelier.infra.report.audits import audit_tables, audits_of, clean_tables, place_tables
 from atelier.infra.report.exams import exam_tables, exams_of
 from atelier.infra.report.lineage import find_trajectory, lineage
 from atelier.infra.report.link_use import link_tables
@@ -127,6 +127,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
             *link_tables(found, store, _curve),
         ],
         exams=exams,
+        details=place_tables(audits),
         waterfall=next(iter(waterfalls.values()), []),
         controls={v: k for k, v in controls.items()},
         starts={k: found[k].summary.get("started_at", 0) for k in found},

@@ -71,6 +71,7 @@ class ReportContent:
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
     waterfall: list[WaterfallStep] = field(default_factory=list)  # of the curated corpora together
     exams: list[ModelExam] = field(default_factory=list)
+    details: list[Table] = field(default_factory=list)  # tables too wide for a terminal
 
     def ordered(self) -> list[ReportRow]:
         """The rows, teachers first, each control after its student."""
@@ -224,7 +225,7 @@ def to_markdown(content: ReportContent) -> str:
     parts = [f"# {content.title}", f"```\n{content.command}\n```"]
     if content.notes:
         parts.append("\n".join(f"- {note}" for note in content.notes))
-    parts += (table.to_markdown() for table in tables_of(content))
+    parts += (table.to_markdown() for table in [*tables_of(content), *content.details])
     if any(each.is_drawn for each in content.exams):
         parts.append("![scores with intervals](exams.png)")
     if content.waterfall:
@@ -307,7 +308,7 @@ def html_picture(title: str, png: bytes, alt: str) -> str:
 
 
 def to_html(content: ReportContent, pictures: Mapping[str, bytes]) -> str:
-    body = [table.to_html() for table in tables_of(content)]
+    body = [table.to_html() for table in [*tables_of(content), *content.details]]
     if "exams.png" in pictures:
         alt = ", ".join(
             f"{each.model} on {each.exam['set']}: {told(each, each.main)}" for each in content.exams

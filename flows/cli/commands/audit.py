@@ -60,6 +60,6 @@ def _show(found: dict[str, AuditResult]) -> None:
             print(printable(line, 0))
     if len(shown) > MOST:
         print(f"and {len(shown) - MOST} more questions; --json lists all")
-    for table in audit_tables(found, is_brief=True):
+    for table in audit_tables(found):
         plain_console().print(table.to_rich())
     print(VERDICTS[exit_code(result)])
