@@ -96,6 +96,9 @@ def _render(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
 def _pose(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     config = parse(PoseConfig, run.config, "config")
     output = output_of(run, "evaluation")
+    if "corpus" in run.inputs:
+        held_out = import_module("atelier.engine.data.evaluation.held_out")
+        return output, held_out.pose_held_out(config, input_of(run, "corpus"), output, scratch, progress)
     made = import_module("atelier.engine.data.evaluation.pose")  # other verbs need none of it
     return output, made.pose(config, output, progress)
 

@@ -13,30 +13,45 @@ from atelier.infra.store.existing_model import store_in_use
 from atelier.tasks.audit import audit
 from atelier.tasks.examine import examine as examine_model
 from atelier.tasks.index_words import index_words
-from atelier.tasks.pose import pose_all
+from atelier.tasks.pose import pose_all, pose_held_out
+
+OF_CORPUS = "corpus:"  # prefix of a word for the held-out documents of a corpus
 
 
 def posed(evals: list[str], pose: Pose) -> dict[str, Reference]:
-    """The sets by name; a word that is no source may name a set of the store. Raises ConfigError if none is
-    named.
+    """The sets by name. A word is a source, `corpus:<name>` for the held-out documents of a corpus, or a set
+    of the store. Raises ConfigError if none is named, and for unknown ones.
     """
     if not evals:
         raise ConfigError(
-            "evals",
-            "is empty",
-            "name evaluation sets: evals=[mytask.yaml,boolq], files or of conf/questions",
+            "evals", "is empty", "name evaluation sets: evals=[mytask.yaml,boolq], files or of conf/questions"
         )
-    known = {word: found for word in evals if not is_source(word) and (found := _known(word)) is not None}
-    return pose_all([word for word in evals if word not in known], pose) | {
-        one.name: one for one in known.values()
-    }
+    found: dict[str, Reference] = {}
+    for word in evals:
+        if word.startswith(OF_CORPUS):
+            corpus = _known(word.removeprefix(OF_CORPUS), "corpus")
+            made = {f"{corpus.name}-text": pose_held_out(corpus, pose)}
+        elif is_source(word):
+            made = pose_all([word], pose)
+        else:
+            known = _known(word, KIND)
+            made = {known.name: known}
+        if both := found.keys() & made.keys():
+            raise ConfigError(
+                "evals", f"two sets are called {', '.join(sorted(both))}", "leave one out, or rename its file"
+            )
+        found |= made
+    return found
 
 
-def _known(word: str) -> Reference | None:
+def _known(word: str, kind: str) -> Reference:
+    """An artifact of the store. Raises ConfigError, which for a set also names the sources."""
     try:
-        record = store_in_use().resolve(word, KIND)
-    except AtelierError:
-        return None
+        record = store_in_use().resolve(word, kind)
+    except AtelierError as error:
+        if kind == KIND:
+            find(word, "", (), "evals")  # raises with the nearest name
+        raise ConfigError("evals", str(error)) from None
     return Reference(kind=record.kind, fingerprint=record.fingerprint, name=record.name, node="")
 
 

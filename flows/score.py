@@ -22,7 +22,7 @@ def score(models: list[str], score: Score) -> None:
         raise ConfigError(
             "models",
             "they were trained on different tokens, so their held-out text differs",
-            "score them one by one",
+            f"atelier examine {' '.join(models)} evals=[corpus:<name>] compares bits per byte on one text",
         )
     first = next(iter(found.values()))
     settings = score if score.sequence != "auto" else score.model_copy(update={"sequence": first.sequence})

@@ -69,6 +69,24 @@ def pose(
     )
 
 
+def pose_held_out(corpus: Reference, settings: Pose) -> Reference:
+    """The held-out documents of a corpus as an evaluation set of texts."""
+    limit = settings.max_questions
+    return declare_one(
+        "pose",
+        KIND,
+        {"corpus": corpus},
+        name=f"{corpus.name}-text",
+        version=VERSION,
+        node=f"pose.{corpus.name}-text",
+        identity={"form": "corpus", "max_questions": limit},
+        origin={"form": "evals", "max_questions": "pose.max_questions"},
+        config=PoseConfig(
+            name=f"{corpus.name}-text", form="corpus", source={}, files={}, max_questions=limit
+        ),
+    )
+
+
 def pose_all(words: Sequence[str], settings: Pose, *, place: str = "evals") -> dict[str, Reference]:
     """All sets of these sources by name: one for each number of solved examples and each draw. Raises
     ConfigError for two sets of one name.

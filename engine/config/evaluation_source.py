@@ -14,7 +14,7 @@ from atelier.engine.config.direction import Direction
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.evaluation_set import Metric, QuestionKind
 
-Form = Literal["task", "row"]  # engine/data/evaluation/<form>_questions.py
+Form = Literal["task", "row", "corpus"]  # engine/data/evaluation/<form>_questions.py; held_out.py
 OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
 KINDS: dict[OutputType, QuestionKind] = {
     "multiple_choice": "choice",
