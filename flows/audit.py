@@ -1,7 +1,6 @@
 """audit: tell which questions of evaluation sets a model, or what taught it, had read, how often and when.
 
-atelier audit student_a mytask.yaml
-atelier plan audit student_a evals=[mytask.yaml,questions.jsonl]
+atelier audit models=[student_a] evals=[mytask.yaml,questions.jsonl]
 """
 
 from atelier.engine.config.error import ConfigError

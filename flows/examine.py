@@ -1,8 +1,8 @@
 """examine: ask models the questions of evaluation sets; scores with intervals, and paired differences between
 models.
 
-atelier examine student_a evals=[mytask.yaml]
-atelier examine teacher student_a evals=[questions.jsonl] pose.shots=[0,5] pose.draws=3
+atelier examine models=[teacher,student_a] evals=[questions.jsonl] pose.shots=[0,5] pose.draws=3
+atelier examine student_a mytask.yaml
 """
 
 from atelier.engine.config.error import ConfigError

@@ -194,9 +194,7 @@ def text_metrics(lines: Sequence[AnswerLine], progress: Progress) -> dict[str, B
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ImportError:
-        progress.warn(
-            "chrF and BLEU are left out: sacrebleu is not installed; pip install 'atelier-lm[eval]'"
-        )
+        progress.warn("chrF and BLEU are left out: sacrebleu is not installed (the extra `eval`)")
         return {}
     said = [line.get("said", "") for line in lines]
     targets = [line.get("targets", []) for line in lines]

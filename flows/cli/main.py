@@ -103,6 +103,10 @@ def _dispatch(arguments: list[str]) -> int:
         command = syntax.COMMANDS[first]
         if syntax.asks_help(rest, command.options):
             print(help.of_command(command))
+            if first in catalog.flow_names():
+                from atelier.flows.cli.help import of_flow  # late: pydantic, 0.1 s
+
+                print(f"\nas a flow:\n{of_flow(first, ())}")
             return 0
         options = syntax.parse_words(command, rest)
         return importlib.import_module(f"atelier.flows.cli.commands.{first}").run(options)
@@ -135,10 +139,10 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
             raise ConfigError(f"atelier {flow}", f"no option {strange[0]!r}", way_out)
         raise syntax.unknown_option(f"atelier {flow}", strange[0], known)
     from atelier.flows.cli.flow_command import run_command
-    from atelier.flows.run.overrides import resuming, with_models
+    from atelier.flows.run.overrides import resuming
     from atelier.flows.run.store_check import check_root  # late: pydantic and fsspec, 0.2 s
 
-    words = with_models(flow, resuming(words))
+    words = resuming(words)
     check_root(will_write=True)
     return run_command([flow, *words], "atelier " + shlex.join(arguments))
 

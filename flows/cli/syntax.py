@@ -122,12 +122,12 @@ TABLE = (
             Word("model", "a model's name, name@alias or fingerprint", "model", required=True),
             Word(
                 "set",
-                "evaluation sets: .yaml or .jsonl files, or names of conf/questions [those of its exams]",
-                "file",
+                "evaluation sets: files, or names of conf/questions [those of its exams]; or key=value",
+                "override",
                 many=True,
             ),
         ),
-        options=(JSON, Option("--data", "folder of the data files that sets name [evals]", "FOLDER")),
+        options=(JSON,),
     ),
     Command(
         name="generate",

@@ -35,7 +35,7 @@ from atelier.flows.run.over_sites import (
     with_all_roles,
     with_sites,
 )
-from atelier.flows.run.overrides import check_overrides
+from atelier.flows.run.overrides import check_overrides, with_keys
 from atelier.flows.run.pools import tracker_of
 from atelier.flows.run.registry import is_idle
 from atelier.infra.calibration.history import facts
@@ -105,6 +105,7 @@ def run_of(title: str) -> str:
 
 def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunConfig:
     """Compose and validate. Raises ConfigError with place, value and nearest known name for every mistake."""
+    overrides = overrides if from_form else with_keys(flow, overrides)
     check_overrides(overrides, from_form=from_form)
     _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]

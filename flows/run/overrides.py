@@ -18,7 +18,8 @@ NUMBER = re.compile(r"[0-9_]{1000}")  # Python refuses to parse many more digits
 LIST_MARKS = re.compile(r"[\[\],\s\"']+")
 GROUP = re.compile(r"^[+~]{0,2}/?(?P<group>[\w-]+(/[\w-]+)*)/?(@[^=]*)?=(?P<value>.*)$", re.DOTALL)
 FORM_KEY = re.compile(r"^(\+{1,2}|~)?(?P<key>[A-Za-z_][A-Za-z0-9_./-]{0,200}(@[A-Za-z0-9_.]{1,200})?)(?==|$)")
-ALONE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]*")  # a model's name, without a key
+ALONE = re.compile(r"[A-Za-z0-9./][A-Za-z0-9._/@-]*")  # a model or file, without a key
+SETS = (".yaml", ".jsonl")  # endings of evaluation sets
 MOST_NESTED = 20
 MOST_WORDS = 200  # of a form; on a command line only the shell sets a limit
 MOST_LETTERS = 10_000  # of one override
@@ -162,15 +163,21 @@ def _check_readable(text: str, place: str) -> None:
 ACCEPT, FRESH = "--accept-code", "--fresh"
 
 
-def with_models(flow: str, words: list[str]) -> list[str]:
-    """The words, with names of models that stand alone as `models=[...]`, for flows that take models."""
+def with_keys(flow: str, words: list[str]) -> list[str]:
+    """The words of a flow that takes models: names of models that stand alone become `models=[...]`, files of
+    evaluation sets `evals=[...]`. Raises ConfigError for a key that is given in both ways.
+    """
     alone = [word for word in words if ALONE.fullmatch(word)]
-    if not alone or "models" not in parameters(flow).model_fields:
+    keys = parameters(flow).model_fields if alone else {}
+    if "models" not in keys:
         return words
+    files = [word for word in alone if word.endswith(SETS)] if "evals" in keys else []
     rest = [word for word in words if word not in alone]
-    if any(word.startswith("models=") for word in rest):
-        raise ConfigError("models", f"given twice: {', '.join(alone)} and models=", "give all of them once")
-    return [f"models=[{','.join(alone)}]", *rest]
+    for key, found in (("evals", files), ("models", [word for word in alone if word not in files])):
+        if found and any(word.startswith(f"{key}=") for word in rest):
+            raise ConfigError(key, f"given twice: {', '.join(found)} and {key}=", "give all of them once")
+        rest = [f"{key}=[{','.join(found)}]", *rest] if found else rest
+    return rest
 
 
 def resuming(words: list[str]) -> list[str]:

@@ -27,16 +27,15 @@ def run(options: Namespace) -> int:
     """Audit, and print. Returns 0 for clean, 3 for an overlap, 4 for unknown, 1 if a task failed."""
     check_root(will_write=True)
     store = Store(default_root())
-    words = list(options.set or []) or sets_of_exams(store, options.model)
-    if not words:
-        raise ConfigError(
-            "set",
-            f"none is given, and {options.model} has no exam",
-            f"atelier audit {options.model} mytask.yaml",
-        )
-    overrides = [f"models=[{options.model}]", f"evals=[{','.join(words)}]"]
-    overrides += [f"pose.data={options.data}"] if options.data else []
-    command = shlex.join(["atelier", "audit", options.model, *words])
+    given = [word for word in options.set or [] if "=" in word]
+    words = [word for word in options.set or [] if word not in given]
+    if not any(word.startswith("evals=") for word in given):
+        words = words or sets_of_exams(store, options.model)
+        if not words:
+            problem = f"none is given, and {options.model} has no exam"
+            raise ConfigError("set", problem, f"atelier audit {options.model} mytask.yaml")
+    overrides = [f"models=[{options.model}]", *([f"evals=[{','.join(words)}]"] if words else []), *given]
+    command = shlex.join(["atelier", "audit", options.model, *(options.set or [])])
     outcome = run_to_end(compose("audit", overrides), store, command)
     if outcome.failure is not None:
         print(printable(f"{outcome.failed}: {outcome.failure}", 0), file=sys.stderr)

@@ -13,7 +13,7 @@ from atelier.engine.io.machine import num_cores
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.measured import MeasuredRow, rows_of
-from atelier.flows.run.overrides import resume_overrides, with_models
+from atelier.flows.run.overrides import resume_overrides
 from atelier.flows.run.plan import Plan, PlanRow, PlanTotals
 from atelier.flows.run.planned import TaskLayouts, planned
 from atelier.flows.run.reasons import text_of
@@ -32,10 +32,9 @@ def run(options: Namespace) -> int:
     flow and invalid overrides.
     """
     flow, store = options.flow, open_store()
-    check_flow(flow, "atelier plan")
-    overrides = with_models(flow, options.overrides)
-    overrides += resume_overrides(options.accept_code, options.fresh or [])
+    overrides = [*options.overrides, *resume_overrides(options.accept_code, options.fresh or [])]
     if options.calibrate:
+        check_flow(flow, "atelier plan")
         _calibrate(compose(flow, overrides), store)
     found = planned(flow, overrides, store, search=options.search)
     if options.json:
