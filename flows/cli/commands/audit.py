@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from argparse import Namespace
+from contextlib import nullcontext, redirect_stdout
 
 from atelier.engine.config.audit import AuditResult, exit_code
 from atelier.engine.config.error import ConfigError, printable
@@ -36,7 +37,8 @@ def run(options: Namespace) -> int:
             raise ConfigError("set", problem, f"atelier audit {options.model} mytask.yaml")
     overrides = [f"models=[{options.model}]", *([f"evals=[{','.join(words)}]"] if words else []), *given]
     command = shlex.join(["atelier", "audit", options.model, *(options.set or [])])
-    outcome = run_to_end(compose("audit", overrides), store, command)
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # progress is no JSON
+        outcome = run_to_end(compose("audit", overrides), store, command)
     if outcome.failure is not None:
         print(printable(f"{outcome.failed}: {outcome.failure}", 0), file=sys.stderr)
         return getattr(outcome.failure, "exit_code", 1)

@@ -1,0 +1,98 @@
+"""Planted questions of a student that trains beside its teacher: found in each form, in the right place, and
+read in the steps in which a recount of all batches finds them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from atelier.engine.config.audit import AuditResult
+from tests.flow.audited import TINY, audited, by_way, made_in, questions_of
+from tests.flow.planted import FORMS, World, world
+from tests.flow.recounted import Recount
+
+START, END, STEPS = 6, 12, 24  # the student's steps, and the teacher's
+TAUGHT = (
+    "distill", *TINY, "~roles.teacher", "~roles.student_a", "+role@roles.elder=teacher",
+    "model@roles.elder.model=gpt_nano", "+role@roles.pupil=student", "roles.pupil.teacher=elder",
+    f"roles.pupil.start={START}", f"roles.pupil.end={END}", "data.held_out=0.1", "data.blend.side.weight=0.2",
+)  # fmt: skip
+
+
+class Audited(NamedTuple):
+    root: Path
+    planted: World
+    asked: str
+    pupil: AuditResult
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    root, planted = tmp_path_factory.mktemp("audit"), world(tmp_path_factory.mktemp("texts"))
+    sources = f"data.source={planted.long()}", f"data.blend.side.source={planted.training('side', 'verbatim')}"
+    for number in range(4):
+        planted.ask(f"none-{number}", is_long=number > 1)
+    made_in(root, *TAUGHT, *sources)
+    asked = planted.set("asked.jsonl")
+    return Audited(root, planted, asked, audited(root, "pupil", asked, code=3))
+
+
+def test_each_form_is_found_in_its_place_and_nothing_else_is(made: Audited) -> None:
+    found, planted = questions_of(made.pupil), made.planted.questions
+    assert made.pupil["unseen"] == [] and made.pupil["sets"][0]["counts"]["clean"] == 4
+    assert set(found) == {name for name in planted if not name.startswith("none")}
+    for name, each in found.items():
+        asked, [overlap] = planted[name], each["overlaps"]
+        assert overlap["document"] == f"{asked.file}:{asked.document + 1}"
+        assert (overlap["begin"], overlap["end"], overlap["share"]) == (asked.begin, asked.end, 1.0)
+        form = FORMS[asked.document % 4] if name.startswith("long") else "verbatim"
+        assert overlap["form"] == ("verbatim" if form == "inside" else form)
+        words = asked.answer if form == "answer" else " ".join(asked.question.split()[6:12])
+        assert words in overlap["excerpt"]
+
+
+def test_steps_are_those_of_a_recount_and_count_up_to_the_last_lesson(made: Audited, tmp_path: Path) -> None:
+    recount = Recount(made.root, "elder", tmp_path)
+    seen = {"own": 0, "before": 0, "after": 0}
+    for name, steps in steps_of(made, recount, made.pupil).items():
+        each = questions_of(made.pupil)[name]
+        own = [step for step in steps if START <= step < END]
+        taught = [step for step in steps if step < END - 1]  # its weights in the last lesson had read these
+        later = [step for step in steps if step >= END - 1]
+        ways = by_way(made.pupil, each)
+        assert set(ways) == {"its own text", "its teacher"}
+        for way, counted in (("its own text", own), ("its teacher", taught)):
+            first, last = (counted[0], counted[-1]) if counted else (None, None)
+            told = ways[way]
+            assert (told["times"], told["first"], told["last"]) == (len(counted), first, last), name
+        assert (ways["its own text"]["after"], ways["its teacher"]["after"]) == (0, len(later))
+        assert each["status"] == ("read" if own or taught else "unread")
+        seen["own"] += bool(own)
+        seen["before"] += bool(taught) and taught[-1] < START
+        seen["after"] += bool(later) and not own and not taught
+    assert min(seen.values()) > 2, seen
+
+
+@pytest.mark.slow
+def test_what_no_step_reached_and_what_was_held_out_is_not_read(made: Audited, tmp_path: Path) -> None:
+    """Of the teacher alone: no lessons, and all of its steps count."""
+    result, recount = audited(made.root, "elder", made.asked, code=3), Recount(made.root, "elder", tmp_path)
+    found, unread = questions_of(result), set()
+    for name, steps in steps_of(made, recount, result).items():
+        reading = by_way(result, found[name])["its own text"]
+        assert (reading["times"], reading["after"]) == (len(steps), 0)
+        assert found[name]["status"] == ("read" if steps else "unread")
+        unread |= set() if steps else {found[name]["overlaps"][0]["split"]}
+    assert unread == {"train", "held_out"}
+
+
+def steps_of(made: Audited, recount: Recount, result: AuditResult) -> Mapping[str, list[int]]:
+    """The steps of the teacher's training that read each question."""
+    found = {}
+    for name, each in questions_of(result).items():
+        asked, [overlap] = made.planted.questions[name], each["overlaps"]
+        source = "tokens.side" if asked.file == "side.jsonl" else "tokens.main"
+        found[name] = recount.steps(source, overlap["document"], (asked.begin, asked.end), 0, STEPS)
+    return found
