@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from atelier.engine.config.audit import AuditConfig, AuditLesson, AuditRoute
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Record
+from atelier.engine.io.storage import join, size
 from atelier.infra.dag import Reference
 from atelier.infra.report.ancestry import TextRoute, routes
 from atelier.infra.report.lineage import Index
@@ -42,16 +43,31 @@ def audit_config(
 
 
 def unseen_and_corpora(store: Store, model: Record) -> tuple[tuple[str, ...], list[Reference]]:
-    """Fingerprints of a model's ancestors that cannot be seen, and the corpora on the routes to it."""
+    """Fingerprints of a model's ancestors that cannot be seen, and the corpora on the routes to it that can
+    be indexed. A corpus of which a file is missing or cut cannot be seen.
+    """
     found = routes(Index(store), model)
     unseen = {each.end.fingerprint for each in found if each.kind == "unreadable"}
     ends = {each.end.fingerprint: each.end.record for each in found}
-    corpora = [
+    corpora = [record for record in ends.values() if record is not None and record.kind == "corpus"]
+    torn = {record.fingerprint for record in corpora if not _has_files(store, record)}
+    whole = [
         Reference(kind=record.kind, fingerprint=record.fingerprint, name=record.name, node="")
-        for record in ends.values()
-        if record is not None and record.kind == "corpus"
+        for record in corpora
+        if record.fingerprint not in torn
     ]
-    return tuple(sorted(unseen)), corpora
+    return tuple(sorted(unseen | torn)), whole
+
+
+def _has_files(store: Store, record: Record) -> bool:
+    """Whether the files of an artifact are there with their sizes. Their digests are compared when they are
+    read.
+    """
+    address = store.address(record.kind, record.fingerprint)
+    try:
+        return all(size(join(address, file.path)) == file.bytes for file in record.files)
+    except OSError:
+        return False
 
 
 def _named(inputs: Inputs, kind: str, fingerprint: str) -> str:

@@ -9,39 +9,26 @@ from typing import NamedTuple
 import pytest
 
 from atelier.engine.config.audit import AuditResult
-from tests.flow.audited import TINY, audited, by_way, made_in, questions_of
-from tests.flow.planted import FORMS, World, world
+from tests.flow.audited import audited, by_way, questions_of
+from tests.flow.planted import FORMS
+from tests.flow.planted_dags import END, START, STEPS, Made, beside
 from tests.flow.recounted import Recount
-
-START, END, STEPS = 6, 12, 24  # the student's steps, and the teacher's
-TAUGHT = (
-    "distill", *TINY, "~roles.teacher", "~roles.student_a", "+role@roles.elder=teacher",
-    "model@roles.elder.model=gpt_nano", "+role@roles.pupil=student", "roles.pupil.teacher=elder",
-    f"roles.pupil.start={START}", f"roles.pupil.end={END}", "data.held_out=0.1", "data.blend.side.weight=0.2",
-)  # fmt: skip
 
 
 class Audited(NamedTuple):
-    root: Path
-    planted: World
-    asked: str
+    made: Made
     pupil: AuditResult
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Audited:
-    root, planted = tmp_path_factory.mktemp("audit"), world(tmp_path_factory.mktemp("texts"))
-    sources = f"data.source={planted.long()}", f"data.blend.side.source={planted.training('side', 'verbatim')}"
-    for number in range(4):
-        planted.ask(f"none-{number}", is_long=number > 1)
-    made_in(root, *TAUGHT, *sources)
-    asked = planted.set("asked.jsonl")
-    return Audited(root, planted, asked, audited(root, "pupil", asked, code=3))
+def both(tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    made = beside(tmp_path_factory.mktemp("audit"), tmp_path_factory.mktemp("texts"))
+    return Audited(made, audited(made.root, "pupil", made.asked, code=3))
 
 
-def test_each_form_is_found_in_its_place_and_nothing_else_is(made: Audited) -> None:
-    found, planted = questions_of(made.pupil), made.planted.questions
-    assert made.pupil["unseen"] == [] and made.pupil["sets"][0]["counts"]["clean"] == 4
+def test_each_form_is_found_in_its_place_and_nothing_else_is(both: Audited) -> None:
+    found, planted = questions_of(both.pupil), both.made.planted.questions
+    assert both.pupil["unseen"] == [] and both.pupil["sets"][0]["counts"]["clean"] == 4
     assert set(found) == {name for name in planted if not name.startswith("none")}
     for name, each in found.items():
         asked, [overlap] = planted[name], each["overlaps"]
@@ -53,15 +40,15 @@ def test_each_form_is_found_in_its_place_and_nothing_else_is(made: Audited) -> N
         assert words in overlap["excerpt"]
 
 
-def test_steps_are_those_of_a_recount_and_count_up_to_the_last_lesson(made: Audited, tmp_path: Path) -> None:
-    recount = Recount(made.root, "elder", tmp_path)
+def test_steps_are_those_of_a_recount_and_count_up_to_the_last_lesson(both: Audited, tmp_path: Path) -> None:
+    recount = Recount(both.made.root, "elder", tmp_path)
     seen = {"own": 0, "before": 0, "after": 0}
-    for name, steps in steps_of(made, recount, made.pupil).items():
-        each = questions_of(made.pupil)[name]
+    for name, steps in steps_of(both, recount, both.pupil).items():
+        each = questions_of(both.pupil)[name]
         own = [step for step in steps if START <= step < END]
         taught = [step for step in steps if step < END - 1]  # its weights in the last lesson had read these
         later = [step for step in steps if step >= END - 1]
-        ways = by_way(made.pupil, each)
+        ways = by_way(both.pupil, each)
         assert set(ways) == {"its own text", "its teacher"}
         for way, counted in (("its own text", own), ("its teacher", taught)):
             first, last = (counted[0], counted[-1]) if counted else (None, None)
@@ -76,11 +63,14 @@ def test_steps_are_those_of_a_recount_and_count_up_to_the_last_lesson(made: Audi
 
 
 @pytest.mark.slow
-def test_what_no_step_reached_and_what_was_held_out_is_not_read(made: Audited, tmp_path: Path) -> None:
+def test_what_no_step_reached_and_what_was_held_out_is_not_read(both: Audited, tmp_path: Path) -> None:
     """Of the teacher alone: no lessons, and all of its steps count."""
-    result, recount = audited(made.root, "elder", made.asked, code=3), Recount(made.root, "elder", tmp_path)
+    result, recount = (
+        audited(both.made.root, "elder", both.made.asked, code=3),
+        Recount(both.made.root, "elder", tmp_path),
+    )
     found, unread = questions_of(result), set()
-    for name, steps in steps_of(made, recount, result).items():
+    for name, steps in steps_of(both, recount, result).items():
         reading = by_way(result, found[name])["its own text"]
         assert (reading["times"], reading["after"]) == (len(steps), 0)
         assert found[name]["status"] == ("read" if steps else "unread")
@@ -88,11 +78,11 @@ def test_what_no_step_reached_and_what_was_held_out_is_not_read(made: Audited, t
     assert unread == {"train", "held_out"}
 
 
-def steps_of(made: Audited, recount: Recount, result: AuditResult) -> Mapping[str, list[int]]:
+def steps_of(both: Audited, recount: Recount, result: AuditResult) -> Mapping[str, list[int]]:
     """The steps of the teacher's training that read each question."""
     found = {}
     for name, each in questions_of(result).items():
-        asked, [overlap] = made.planted.questions[name], each["overlaps"]
+        asked, [overlap] = both.made.planted.questions[name], each["overlaps"]
         source = "tokens.side" if asked.file == "side.jsonl" else "tokens.main"
         found[name] = recount.steps(source, overlap["document"], (asked.begin, asked.end), 0, STEPS)
     return found

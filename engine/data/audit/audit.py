@@ -77,7 +77,8 @@ class QuestionAudit:
         self._sources: dict[str, ArtifactInput] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
         self.posed = {name: PosedSet.of(input_of(run, f"set.{name}"), scratch) for name in config.sets}
-        self.unseen = [route.unknown for route in config.routes if route.unknown]
+        # text whose readers' steps are unknown is seen: only places in it are unknown
+        self.unseen = [route.unknown for route in config.routes if route.unknown and not route.text]
 
     @cached_property
     def parts(self) -> list[QuestionPart]:
@@ -151,7 +152,6 @@ class QuestionAudit:
         try:
             readings = self._readings(route, trained)
         except (AtelierError, OSError) as error:
-            self.unseen.append(f"{route.words}: {error}")
             readings = [(SpanReading(times=None, unknown=str(error)), 0)] * len(trained)
         for place, (reading, after) in zip(trained, readings, strict=True):
             place.readings.append(_told(number, reading, after))
