@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.engine.data.curation.texts import text, words
 
-MANY = 60  # documents of `long.jsonl`, each with a question
+MANY, TWICE = 60, 12  # documents of `long.jsonl` with a question, and with one at two places
 FORMS = ("verbatim", "words", "inside", "answer")
 
 
@@ -18,7 +18,7 @@ def phrase(rng: np.random.Generator, count: int) -> str:
 
 @dataclass
 class Asked:
-    """A question, and where it is planted: file, document (from 0) and characters."""
+    """A question, and where it is planted: file, document (from 0), characters, and its second begin."""
 
     id: str
     question: str
@@ -27,6 +27,7 @@ class Asked:
     document: int = -1
     begin: int = -1
     end: int = -1
+    again: int = -1
 
     def row(self) -> dict[str, str]:
         return {"id": self.id, "question": f"{self.question}?", "answer": self.answer}
@@ -88,10 +89,17 @@ class World:
         return self.texts(f"{name}.jsonl", own)
 
     def long(self) -> str:
-        """More text than a short training reads, a question in each document: `long-<document>`."""
+        """More text than a short training reads: `long-<document>`, `twice-<number>`."""
         own = self.documents(MANY, 5)
         for number in range(MANY):
             self.plant(f"long-{number}", FORMS[number % 4], "long.jsonl", own, number)
+        own += self.documents(TWICE, 5)
+        for number in range(TWICE):
+            self.plant(f"twice-{number}", "verbatim", "long.jsonl", own, MANY + number)
+            asked = self.questions[f"twice-{number}"]
+            own[MANY + number] += f"\n\n{asked.question}?\n\n"
+            asked.again = len(own[MANY + number]) - 3 - len(asked.question)
+            own[MANY + number] += self.documents(1)[0]
         return self.texts("long.jsonl", own)
 
     def labels(self) -> str:

@@ -33,7 +33,8 @@ def test_each_form_is_found_in_its_place_and_nothing_else_is(both: Audited) -> N
     for name, each in found.items():
         asked, [overlap] = planted[name], each["overlaps"]
         assert overlap["document"] == f"{asked.file}:{asked.document + 1}"
-        assert (overlap["begin"], overlap["end"], overlap["share"]) == (asked.begin, asked.end, 1.0)
+        assert overlap["begin"] in (asked.begin, asked.again) and overlap["share"] == 1
+        assert overlap["end"] - overlap["begin"] == asked.end - asked.begin
         form = FORMS[asked.document % 4] if name.startswith("long") else "verbatim"
         assert overlap["form"] == ("verbatim" if form == "inside" else form)
         words = asked.answer if form == "answer" else " ".join(asked.question.split()[6:12])
@@ -78,11 +79,31 @@ def test_what_no_step_reached_and_what_was_held_out_is_not_read(both: Audited, t
     assert unread == {"train", "held_out"}
 
 
+def test_of_two_places_in_one_document_one_that_was_read_is_told(both: Audited, tmp_path: Path) -> None:
+    recount, seen = Recount(both.made.root, "elder", tmp_path), set()
+    for name, each in questions_of(both.pupil).items():
+        asked, [overlap] = both.made.planted.questions[name], each["overlaps"]
+        if asked.again < 0 or overlap["split"] != "train":
+            continue
+        size = asked.end - asked.begin
+        read = {
+            begin
+            for begin in (asked.begin, asked.again)
+            # by the teacher before its last lesson, or by the student in that step
+            if recount.steps("tokens.main", overlap["document"], (begin, begin + size), 0, END)
+        }
+        assert overlap["begin"] in (read or {asked.begin})
+        assert each["status"] == ("read" if read else "unread")
+        seen.add((asked.begin in read, asked.again in read))
+    assert (False, True) in seen  # the first place alone would be called unread
+
+
 def steps_of(both: Audited, recount: Recount, result: AuditResult) -> Mapping[str, list[int]]:
-    """The steps of the teacher's training that read each question."""
+    """The steps of the teacher's training that read each question, where the audit found it."""
     found = {}
     for name, each in questions_of(result).items():
         asked, [overlap] = both.made.planted.questions[name], each["overlaps"]
         source = "tokens.side" if asked.file == "side.jsonl" else "tokens.main"
-        found[name] = recount.steps(source, overlap["document"], (asked.begin, asked.end), 0, STEPS)
+        place = overlap["begin"], overlap["begin"] + asked.end - asked.begin
+        found[name] = recount.steps(source, overlap["document"], place, 0, STEPS)
     return found

@@ -178,7 +178,7 @@ def test_what_an_adopted_ancestor_had_read_is_unknown_and_never_clean(copy: Made
 def test_bad_calls_are_refused_and_short_questions_are_not_called_clean(made: Made, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     other = made.planted.set("other.jsonl", "none-0")
-    twin = shutil.copy(other, tmp_path / "more" / "asked.jsonl")
+    twin = str(shutil.copy(other, tmp_path / "more" / "asked.jsonl"))
     short = tmp_path / "short.jsonl"
     short.write_text('{"question": "How deep is it?", "answer": "seven"}\n')
     known = "asked.0"  # of the store

@@ -114,9 +114,12 @@ class QuestionAudit:
         result = searched.found([part.text for part in self.parts])
         documents = searched.some(match.document for match in result.matches)
         found = [
-            FoundPlace(self.parts[match.part], match, text, documents[match.document])
+            FoundPlace(
+                self.parts[match.part], match._replace(begin=a, end=b), text, documents[match.document]
+            )
             for match in result.matches
-            if match.begin < documents[match.document].size  # else it is also found in the next line
+            for a, b in ((match.begin, match.end), *match.others)
+            if a < documents[match.document].size  # else it is also found in the next line
         ]
         ways = [(number, route) for number, route in enumerate(self.config.routes) if route.text == text]
         trained = [(number, route) for number, route in ways if not route.is_tokenizer]
@@ -225,9 +228,8 @@ class QuestionAudit:
         )
 
     def _judged(self, question: QuestionLine, places: Sequence[FoundPlace]) -> AuditedQuestion:
-        roles = {place.part.role for place in places}
-        overlaps = [self._overlap(place, is_answer=QUESTION not in roles) for place in _best(places)]
-        statuses = {_status(overlap) for overlap in overlaps}
+        overlaps = [self._overlap(place) for place in _best(places)]
+        statuses = {_status([each["times"] for each in overlap["readings"]]) for overlap in overlaps}
         if not overlaps:
             searched = [*question["parts"], question["answer_text"], " ".join(question["parts"])]
             whole = " ".join([*question["parts"], question["answer_text"]])
@@ -241,10 +243,10 @@ class QuestionAudit:
             found["left_out"] = len(overlaps) - MOST_OVERLAPS
         return found
 
-    def _overlap(self, place: FoundPlace, *, is_answer: bool) -> TextOverlap:
+    def _overlap(self, place: FoundPlace) -> TextOverlap:
         match, record = place.match, self._source(place.text).record
         return TextOverlap(
-            form="answer" if is_answer else cast(Form, match.form),
+            form="answer" if place.part.role == ANSWER else cast(Form, match.form),
             share=round(match.share, 4),
             artifact=f"{record.name} {record.fingerprint[:8]}",
             kind=record.kind,
@@ -258,7 +260,9 @@ class QuestionAudit:
 
 
 def _best(places: Sequence[FoundPlace]) -> list[FoundPlace]:
-    """One place for each document: the part with the largest share, the question before the answer."""
+    """One place for each document: one that was read before others, the question before the answer, then the
+    part with the largest share.
+    """
     best: dict[tuple[str, int], FoundPlace] = {}
     for place in places:
         key = (place.text, place.match.document)
@@ -267,12 +271,13 @@ def _best(places: Sequence[FoundPlace]) -> list[FoundPlace]:
     return sorted(best.values(), key=lambda place: -max((each["times"] or 0) for each in place.readings))
 
 
-def _rank(place: FoundPlace) -> tuple[bool, float, int]:
-    return place.part.role == QUESTION, place.match.share, place.match.words
+def _rank(place: FoundPlace) -> tuple[int, bool, float, int]:
+    severity = -STATUSES.index(_status([each["times"] for each in place.readings]))
+    return severity, place.part.role == QUESTION, place.match.share, place.match.words
 
 
-def _status(overlap: TextOverlap) -> Status:
-    times = [reading["times"] for reading in overlap["readings"]]
+def _status(times: Sequence[int | None]) -> Status:
+    """Of a place, from its readings."""
     if any(times):
         return "read"
     return "unknown" if None in times else "unread"

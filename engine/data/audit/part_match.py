@@ -30,6 +30,7 @@ _NOTHING = -1  # number of a word that equals none of a part's words
 class PartMatch(NamedTuple):
     """A part and a document that share a run of words. `begin` and `end` are characters of the document's
     text around the longest shared run, the first of several; they may lie beyond the line if it is cut.
+    `others`: further places with a run that is long enough.
     """
 
     part: int  # its place among the parts
@@ -42,6 +43,7 @@ class PartMatch(NamedTuple):
     words: int  # of the part
     covered: int  # words of the part in shared runs of LEAST words or more
     form: Form  # verbatim: as written; words: all its words in a row; near: some of them
+    others: tuple[tuple[int, int], ...] = ()
 
     @property
     def share(self) -> float:
@@ -115,7 +117,7 @@ class DocumentWords:
         covered = int(np.logical_or.reduce([each.is_covered_W for each in found]).sum())
         return PartMatch(
             part.place, document.place, document.split, document.number, document.id,
-            longest.begin, longest.end, part.count, covered, form,
+            longest.begin, longest.end, part.count, covered, form, longest.others,
         )  # fmt: skip
 
 
@@ -126,6 +128,7 @@ class _Shared(NamedTuple):
     begin: int
     end: int
     is_covered_W: np.ndarray
+    others: tuple[tuple[int, int], ...]  # further places with a run that is a match
 
 
 def _shared(part: SearchedPart, view: MarkedWords, hash_N: np.ndarray) -> _Shared | None:
@@ -150,7 +153,24 @@ def _shared(part: SearchedPart, view: MarkedWords, hash_N: np.ndarray) -> _Share
         is_covered_W[place : place + len(is_equal_N)] |= is_equal_N
     length, first = runs.longest()
     begin, end = view.begin_W[word_M[first]], view.end_W[word_M[first + length - 1]]
-    return _Shared(length, int(begin), int(end), is_covered_W)
+    is_long_N = _among(runs.of_text(part.least), runs.of_part(part.least))
+    others = [
+        (int(view.begin_W[word_M[a]]), int(view.end_W[word_M[b]]))
+        for a, b in _joined(np.flatnonzero(is_long_N).tolist(), part.least)
+        if b < first or a >= first + length
+    ]
+    return _Shared(length, int(begin), int(end), is_covered_W, tuple(others))
+
+
+def _joined(firsts: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """First and last word of runs of `size` words; those that overlap are joined."""
+    found: list[tuple[int, int]] = []
+    for first in firsts:
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], first + size - 1
+        else:
+            found.append((first, first + size - 1))
+    return found
 
 
 def _among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
