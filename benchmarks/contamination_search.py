@@ -6,7 +6,7 @@ Two DAGs of tiny models are trained (tests/flow/planted_dags.py), five minutes. 
 question. Searches: lm-eval's janitor and datatrove's NGramsDecontFilter, both with their defaults (runs of 13
 words, and of 12 with those of the question too), and a set of the question's runs of 13 words. They get all
 text that the model's own training could read. They tell neither route nor step. PYTHON: an interpreter that
-has lm_eval 0.4.13, or datatrove 0.10.1 with spacy.
+has lm_eval 0.4.13, or datatrove 0.10.1 with spacy and xxhash < 4.
 
 Goals: the audit is right in all cases, with route and first step; a DAG of ten artifacts whose corpora have
 indices is audited in less than 5 s. Parts of that time: the tasks, and the wait for Prefect's server.
