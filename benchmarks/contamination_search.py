@@ -236,7 +236,9 @@ def speed(made: Made, repeats: int) -> dict[str, Any]:
 
 def run_audit(root: Path, asked: str) -> str:
 
-    env = os.environ | {"ATELIER_ROOT": str(root), "PREFECT_HOME": str(root / "prefect")}
+    # this process's own server is not for others
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    env |= {"ATELIER_ROOT": str(root), "PREFECT_HOME": str(root / "prefect")}
     command = [sys.executable, "-m", "atelier", "audit", "student", asked]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode != 3:
