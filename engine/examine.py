@@ -1,21 +1,25 @@
 """Examine a model on evaluation sets: python -m atelier.engine.examine run.json
 
-run.json: task "examine"; config is an ExamineConfig; inputs `model` and `set.<key>` of each set; outputs
-`<key>`: exam.json and answers.jsonl (engine/config/exam.py). Ranks share the questions. What a model says to
-a question does not depend on the other questions, on the batch or on the ranks, except by the rounding of
-sums.
+run.json: task "examine"; config is an ExamineConfig; inputs `model` (of a checkpoint: `tokenizer`) and
+`set.<key>` of each set; outputs `<key>`: exam.json and answers.jsonl (engine/config/exam.py). Ranks share the
+questions. What a model says to a question does not depend on the other questions, on the batch or on the
+ranks, except by the rounding of sums.
 """
 
 import json
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from atelier.engine.checkpoint.manifest import read_manifest
+from atelier.engine.checkpoint.reader import load_full
 from atelier.engine.config.base import Json, canonical, parse
 from atelier.engine.config.error import ConfigError, DataError, printable
 from atelier.engine.config.evaluation_set import Metric
@@ -25,6 +29,7 @@ from atelier.engine.config.exam import (
     OF_LM_EVAL,
     PRIOR,
     AnswerLine,
+    CheckpointAddress,
     Examine,
     ExamineConfig,
     ExamResult,
@@ -35,7 +40,7 @@ from atelier.engine.config.exam import (
 )
 from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.parallel import Axes, Parallel
-from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.asked import ModelQuestion, PosedSet, Reader, windows
 from atelier.engine.data.option_rows import row_size
@@ -45,8 +50,9 @@ from atelier.engine.inference.questions import Scored, answers, score_requests, 
 from atelier.engine.inference.sampling import TextModel, num_positions
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
+from atelier.engine.model.auxiliary import is_auxiliary
 from atelier.engine.model.contract import Model, stored
-from atelier.engine.model.load import blank, build, read_weights
+from atelier.engine.model.load import blank, build, check_shapes, read_weights
 from atelier.engine.model.placement import fill
 from atelier.engine.parallel.gang import Gang, start_gang
 from atelier.engine.parallel.grid import Grid
@@ -54,6 +60,7 @@ from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.tier.ring import read_model_within
 
 NOT_CASE = Metric(name="exact_match", direction="maximize", ignore_case=True, ignore_punctuation=True)
+WEIGHTS = "weights."  # prefix of a role's weights in a checkpoint
 LONGEST = 2048  # tokens of a window where nothing says how long texts may be
 
 
@@ -232,8 +239,7 @@ def read_network(
     source: ArtifactInput, scratch: Path, settings: Examine, grid: Grid
 ) -> tuple[Model, ModelSpec]:
     """The model, or this rank's part of it, and its spec."""
-    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    device, memory = grid.gang.device, int(settings.memory_gb * 1e9)
+    dtype, device, memory = _dtype(settings), grid.gang.device, int(settings.memory_gb * 1e9)
     if settings.tensor == 1:
         return read_model_within(
             source, scratch, memory, device=device, dtype=dtype, place="examine.memory_gb"
@@ -241,13 +247,39 @@ def read_network(
     if memory:
         raise ConfigError("examine.memory_gb", "is for whole copies of a model", "examine.tensor=1")
     files, spec = read_weights(source, scratch)
+    return built(spec, files, settings, grid), spec
+
+
+def read_checkpoint(asked: CheckpointAddress, settings: Examine, grid: Grid) -> tuple[Model, ModelSpec]:
+    """The network of a checkpoint, whatever layout saved it, or this rank's part of it, and its spec. Raises
+    DamageError naming a file that is damaged, missing, or of another step or trajectory; DataError for
+    weights that do not fit the model.
+    """
+    if settings.memory_gb:
+        raise ConfigError("examine.memory_gb", "is for finished models, not checkpoints", "leave it out")
+    read_manifest(asked.url, step=asked.step, trajectory=asked.trajectory)
+    spec = model_of(asked.model, asked.url)
+    saved = load_full(asked.url, WEIGHTS)
+    names = ((name, name.removeprefix(WEIGHTS)) for name in saved)
+    weights = {own: saved[name] for name, own in names if not is_auxiliary(own)}
+    check_shapes({name: tuple(weight.shape) for name, weight in weights.items()}, spec, asked.url)
+    return built(spec, weights, settings, grid), spec
+
+
+def built(spec: ModelSpec, weights: Mapping[str, Tensor], settings: Examine, grid: Grid) -> Model:
+    """The network with these weights, or this rank's part of it."""
     with blank():
-        model = build(spec).to(dtype).requires_grad_(False)
-    split_matrices(model, grid, sequence_parallel=False)
-    model.to_empty(device=device)
+        model = build(spec).to(_dtype(settings)).requires_grad_(False)
+    if settings.tensor > 1:
+        split_matrices(model, grid, sequence_parallel=False)
+    model.to_empty(device=grid.gang.device)
     for name, weight in stored(model):
-        fill(weight, partial(files.__getitem__, name))
-    return model, spec
+        fill(weight, partial(weights.__getitem__, name))
+    return model
+
+
+def _dtype(settings: Examine) -> torch.dtype:
+    return torch.bfloat16 if settings.precision == "bf16" else torch.float32
 
 
 def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
@@ -255,11 +287,14 @@ def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
     the summaries.
     """
     config, scratch = parse(ExamineConfig, run.config, "config"), Path(run.scratch)
-    settings, source = config.examine, input_of(run, "model")
+    settings, asked = config.examine, config.checkpoint
     gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
     grid = Grid(gang, Axes(replicate=settings.replicate, tensor=settings.tensor))
     progress = Progress(stream if gang.is_first else open(os.devnull, "w"))  # noqa: SIM115
-    network, spec = read_network(source, scratch, settings, grid)
+    source = input_of(run, "tokenizer" if asked else "model")
+    network, spec = (
+        read_checkpoint(asked, settings, grid) if asked else read_network(source, scratch, settings, grid)
+    )
     vocabulary = Vocabulary.of(source, scratch)
     check_vocabulary(vocabulary, spec, source.url)
     examiner = Examiner(cast(TextModel, network.eval()), vocabulary, config, grid, progress)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.document import section_of
 from atelier.engine.config.exam import KIND, Examine, ExamineConfig
 from atelier.engine.config.parallel import Parallel
@@ -17,19 +18,7 @@ def examine(
     model: Reference, sets: Mapping[str, Reference], settings: Examine, *, trained: int | None = None
 ) -> dict[str, Reference]:
     """The model's exam on each set, by the set's key. `trained`: tokens of the rows it was trained on."""
-    identity = settings.as_identity()
-    products = {
-        key: Product(
-            kind=KIND,
-            name=f"{model.name} on {each.name}",
-            version=VERSION,
-            identity=identity,
-            parents={"model": model.fingerprint, "set": each.fingerprint},
-            origin={field: f"examine.{field}" for field in identity},
-            kinds=model.kinds,
-        )
-        for key, each in sets.items()
-    }
+    products = exams(model.name, {"model": model.fingerprint}, sets, settings, model.kinds)
     ranks = settings.replicate * settings.tensor
     threads = max(1, num_cores() // ranks)
     config = ExamineConfig(examine=settings, trained=trained, threads=threads)
@@ -45,6 +34,30 @@ def examine(
         ranks=ranks,
     )
     return declare(node, [model, *sets.values()])
+
+
+def exams(
+    name: str,
+    parents: Mapping[str, str],
+    sets: Mapping[str, Reference],
+    settings: Examine,
+    kinds: tuple[str, ...],
+    **more: Json,
+) -> dict[str, Product]:
+    """The exams of what is called `name` and has these parents, by the set's key. `more`: of the identity."""
+    identity = {**more, **settings.as_identity()}
+    return {
+        key: Product(
+            kind=KIND,
+            name=f"{name} on {each.name}",
+            version=VERSION,
+            identity=identity,
+            parents={**parents, "set": each.fingerprint},
+            origin={field: f"examine.{field}" for field in settings.as_identity()},
+            kinds=kinds,
+        )
+        for key, each in sets.items()
+    }
 
 
 def run(node: Node, context: RunContext) -> None:

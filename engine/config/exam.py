@@ -13,7 +13,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from pydantic import Field
 
-from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.base import Count, JsonObject, Spec
 from atelier.engine.config.evaluation_set import QuestionKind
 from atelier.engine.config.intervals import Bounded, mean, ratio, share
 
@@ -87,10 +87,24 @@ class Examine(Spec):
     )
 
 
+class CheckpointAddress(Spec):
+    """A checkpoint of a trajectory, in whatever layout it was saved, and the network that it is of."""
+
+    url: str
+    trajectory: str = Field(description="fingerprint")
+    step: int = Field(ge=0)
+    model: JsonObject = Field(description="the model's arguments, as in config.json")
+
+
 class ExamineConfig(Spec):
-    """Config of the task examine. The sets are inputs `set.<key>`, the exams outputs `<key>`."""
+    """Config of the tasks examine and examine_checkpoint. The sets are inputs `set.<key>`, the exams outputs
+    `<key>`.
+    """
 
     examine: Examine
+    checkpoint: CheckpointAddress | None = Field(
+        default=None, description="whose weights are read, with the input `tokenizer`; None = input `model`"
+    )
     trained: int | None = Field(default=None, description="tokens of the rows that the model was trained on")
     threads: int = Field(default=1, ge=1, description="CPU threads of each rank")
 

@@ -94,6 +94,9 @@ class Pool(Spec):
         description="software to plan for: atelier, or ptdp = that of papers compared with plans"
         " (attention scores kept in memory)",
     )
+    beside: bool = Field(
+        default=False, description="slots of its own, for work that must not make trainings wait"
+    )
     slots: Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] = Field(
         default="auto", description="ranks that run at once; auto = cores (cpu) or gpus"
     )

@@ -39,6 +39,10 @@ OWN_KEYS = {
         "evaluation sets: .yaml (of lm-eval) or .jsonl files, or names of conf/questions",
         "evals=[mytask.yaml,boolq]",
     ),
+    "checkpoints": (
+        "checkpoints of trainings: digits of the trajectory's fingerprint, @ and the step",
+        "checkpoints=[3f2a91c0@400]",
+    ),
     "models": ("finished models: names, name@alias or digits of fingerprints", "models=[teacher,student_a]"),
 }
 GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")

@@ -106,6 +106,7 @@ ROOTS = {  # by task: the files where its imports start
     "write": ("engine/write.py",),
     "score": ("engine/evaluate.py",),
     "examine": ("engine/examine.py",),
+    "examine_checkpoint": ("engine/examine.py",),
     "audit": ("engine/data/audit/audit.py",),
     "convert": ("engine/convert.py",),
     "adopt": ("engine/adopt.py", *FAMILIES),

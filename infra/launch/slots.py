@@ -152,13 +152,16 @@ class Slots:
 
 
 class CoreSlots(Slots):
-    """The cores that this process may use, plus further slots when the pool allows more."""
+    """The cores that this process may use, plus further slots when the pool allows more. A pool beside
+    trainings has slots of its own.
+    """
 
     def __init__(self, pool: Pool, folder: Path) -> None:
         total = num_slots(pool) if pool.is_cpu else num_cores()
         own = cores()[:total]
         names = [f"core-{core}" for core in own] + [f"more-{n}" for n in range(total - len(own))]
-        super().__init__(total, folder, names, what="cores")
+        names = [f"beside-{n}" for n in range(total)] if pool.beside else names
+        super().__init__(total, folder, names, doors=("beside",) if pool.beside else ("door",), what="cores")
 
 
 def core_slots(pool: Pool, store: Store, place: NodePlace | None = None) -> CoreSlots:

@@ -104,7 +104,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     }
     samples = {key: str(sample) for key, score in scores.items() if (sample := score.get("sample"))}
     last = [key for key in teachers if key in found and key not in teachers.values()]  # most ancestors
-    focus = next(iter(last), next(iter(found)))
+    focus = next(iter([*last, *found]), None)  # None: only checkpoints
     waterfalls = steps_of(_corpora(node, store))
     asked = [store.find(*ref) for key, ref in node.inputs.items() if key.startswith("exam.")]
     audits = audits_of(
@@ -117,7 +117,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         rows=rows,
         curves=curves,
         samples=samples,
-        graph=lineage(store, found[focus].fingerprint),
+        graph=lineage(store, found[focus].fingerprint) if focus else None,
         notes=[*notes_of(rows, found), *(note for _, each in extra for note in each)],
         more=[
             *exam_tables(exams),

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from atelier.engine.config.direction import EXAMINED, is_higher_better
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult, chance, difference
 from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, read_object, read_text
+from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.report.table import Table
 from atelier.infra.store.store import Store
 
@@ -32,12 +34,18 @@ SHORT = {
 
 @dataclass(frozen=True)
 class ModelExam:
-    """One model's exam on one set, with its answers."""
+    """The exam of one model, or of a training's checkpoint at `step`, on one set, with its answers."""
 
     model: str
     fingerprint: str
     exam: ExamResult
     lines: Sequence[AnswerLine]
+    step: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The model's name, with the checkpoint's step."""
+        return self.model if self.step is None else f"{self.model}, step {self.step}"
 
     @property
     def main(self) -> str:
@@ -46,8 +54,8 @@ class ModelExam:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the picture shows it: a share of right answers."""
-        return self.main in PERCENT
+        """Whether the picture shows it: a share of right answers, or a checkpoint's main metric."""
+        return self.main in PERCENT or (self.step is not None and bool(self.main))
 
     @property
     def chance(self) -> float | None:
@@ -58,7 +66,7 @@ class ModelExam:
 
 
 def exams_of(models: Mapping[str, Record], exams: Sequence[Record], store: Store) -> list[ModelExam]:
-    """The exams of a report's models, by set and model."""
+    """The exams of a report's models and of checkpoints, by set, model and step."""
     names = {record.fingerprint: name for name, record in models.items()}
     found = []
     for record in exams:
@@ -66,11 +74,19 @@ def exams_of(models: Mapping[str, Record], exams: Sequence[Record], store: Store
         address = store.address(record.kind, record.fingerprint)
         exam = cast(ExamResult, read_object(join(address, files[EXAM]), "an exam"))
         lines = [json.loads(line) for line in read_text(join(address, files[ANSWERS])).splitlines()]
-        name = names.get(record.parents.get("model", ""), record.name)
-        found.append(ModelExam(name, record.fingerprint, exam, cast(list[AnswerLine], lines)))
+        name, step = names.get(record.parents.get("model", ""), record.name), None
+        if trajectory := record.parents.get("trajectory"):
+            trained = find_trajectory(store, trajectory)
+            name, step = trained.name if trained else trajectory[:8], whole_of(record.identity.get("step"))
+        found.append(ModelExam(name, record.fingerprint, exam, cast(list[AnswerLine], lines), step))
     order = {name: place for place, name in enumerate(models)}
     sets = list(dict.fromkeys(each.exam["set"] for each in found))
-    return sorted(found, key=lambda each: (sets.index(each.exam["set"]), order.get(each.model, 0)))
+
+    def place(each: ModelExam) -> tuple[int, int, str, int]:
+        of_checkpoint = "" if each.step is None else each.model
+        return sets.index(each.exam["set"]), order.get(each.model, 0), of_checkpoint, each.step or 0
+
+    return sorted(found, key=place)
 
 
 def exam_tables(exams: Sequence[ModelExam]) -> list[Table]:
@@ -84,9 +100,10 @@ def exam_tables(exams: Sequence[ModelExam]) -> list[Table]:
         cells = [told(each, name) for name in metrics]
         guess = "" if each.chance is None else f"{100 * each.chance:.1f} %"
         exam = each.exam
-        rows.append([each.model, exam["set"], str(exam["shots"]), f"{exam['questions']:,}", *cells, guess])
+        rows.append([each.label, exam["set"], str(exam["shots"]), f"{exam['questions']:,}", *cells, guess])
     tables = [Table("Exams", head, rows, ["model"] * len(rows)).filled()]
-    return [*tables, *_differences(exams), *_draws(exams)]
+    finished = [each for each in exams if each.step is None]
+    return [*tables, *_differences(finished), *_draws(finished)]
 
 
 def told(each: ModelExam, metric: str) -> str:

@@ -172,6 +172,8 @@ class _Drawing:
                 yield self._stand_in(parent, record), f"trunk @ step {trajectory_start(record)}"
             elif role != "trajectory":
                 yield parent, role
+            elif record.kind != "model":  # of a checkpoint
+                yield self._stand_in(parent, record), f"checkpoint @ step {step_of(record)}"
         until = int(record.summary.get("step", 0))
         for older in self.index.chain(trajectory) if trajectory else []:
             yield from self._through(older, until, record)

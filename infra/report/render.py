@@ -96,7 +96,11 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
     written: dict[str, bytes] = {}
     if content.waterfall:
         written["waterfall.png"] = waterfall_png(content.waterfall)
-    if any(each.is_drawn for each in content.exams):
+    if of_checkpoints := [each for each in content.exams if each.is_drawn and each.step is not None]:
+        from atelier.infra.report.exam_curve import curves_png  # imported here: as below
+
+        written["exams.png"] = curves_png(of_checkpoints)
+    elif any(each.is_drawn for each in content.exams):
         written["exams.png"] = exams_png(content.exams)
     if any(content.curves.values()):
         # imported here: matplotlib takes 0.5 s, and tables do not need it
@@ -311,7 +315,7 @@ def to_html(content: ReportContent, pictures: Mapping[str, bytes]) -> str:
     body = [table.to_html() for table in [*tables_of(content), *content.details]]
     if "exams.png" in pictures:
         alt = ", ".join(
-            f"{each.model} on {each.exam['set']}: {told(each, each.main)}" for each in content.exams
+            f"{each.label} on {each.exam['set']}: {told(each, each.main)}" for each in content.exams
         )
         body.append(html_picture("Scores", pictures["exams.png"], alt))
     if "waterfall.png" in pictures:

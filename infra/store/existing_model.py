@@ -36,9 +36,13 @@ def store_in_use() -> Store:
 
 
 def sets_of_exams(store: Store, word: str) -> list[str]:
-    """Fingerprints of the evaluation sets on which a model was examined, one of each name."""
-    model = store.resolve(word, "model").fingerprint
-    sets = {each.parents["set"]: "" for each in store.records("exam") if each.parents.get("model") == model}
+    """Fingerprints of the evaluation sets on which a model, or a checkpoint of its last trajectory, was
+    examined, one of each name.
+    """
+    model = store.resolve(word, "model")
+    asked = {model.fingerprint, model.parents.get("trajectory", model.fingerprint)}
+    exams = (each for each in store.records("exam") if not asked.isdisjoint(each.parents.values()))
+    sets = {each.parents["set"]: "" for each in exams}
     found = [record for each in sets if (record := store.find("evaluation", each)) is not None]
     return list({record.name.partition(".")[0]: record.fingerprint for record in found}.values())
 

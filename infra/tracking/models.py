@@ -7,7 +7,7 @@ from typing import cast
 
 from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.direction import RECORDED
-from atelier.engine.config.document import section_of
+from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.engine.io.storage import join
@@ -243,7 +243,8 @@ class Models:
 
     def scores(self, record: Record) -> None:
         """Log the numbers of a scores record as `score/<name>` on the model and its trajectory's run; on
-        other examples than it was tuned on as `score/<examples>/<name>`; of an exam as `exam/<set>/<name>`.
+        other examples than it was tuned on as `score/<examples>/<name>`; of an exam as `exam/<set>/<name>`;
+        of a checkpoint's exam on the trajectory's run, at the checkpoint's step.
         """
         if self.ids.get("scores", record.fingerprint):
             return
@@ -252,23 +253,42 @@ class Models:
         # floats are scores; integers are counts of what was scored
         summary = cast(dict[str, Json], record.summary)
         numbers = {key: value for key, value in flat(summary, "/").items() if isinstance(value, float)}
-        if model is None:  # a baseline without a model
+        if model is None and (trajectory := record.parents.get("trajectory")):
+            run_id = self._curve_of(trajectory)
+            if not run_id:
+                return  # a later run that uses the exam writes it
+            place, step = self._place(record), whole_of(record.identity.get("step"))
+            points = [MetricPoint(f"{place}/{key}", value, step, when) for key, value in numbers.items()]
+            self.backend.points(run_id, points)
+        elif model is None:  # a baseline without a model
             named = [
                 MetricPoint(f"score/{record.name}/{key}", value, 0, when) for key, value in numbers.items()
             ]
             self.backend.points(self.writer.flow_run, named)
         else:
             ids = self.ids.get("model", model.fingerprint) or self.model(model)
-            labels = self.store.find("labels", record.parents.get("labels", ""))
-            place = f"score/{labels.name}" if labels is not None and "tuned" in labels.parents else "score"
-            asked = self.store.find("evaluation", record.parents.get("set", ""))
-            if asked is not None:
-                place = f"exam/{asked.name}"
+            place = self._place(record)
             points = [
                 MetricPoint(f"{place}/{key}", value, ids["step"], when) for key, value in numbers.items()
             ]
             self.backend.points(ids["run"], points, ids["model"], self._scored_on(record))
         self.ids.put("scores", record.fingerprint, done=True)
+
+    def _place(self, record: Record) -> str:
+        """The first parts of its metrics' names."""
+        asked = self.store.find("evaluation", record.parents.get("set", ""))
+        if asked is not None:
+            return f"exam/{asked.name}"
+        labels = self.store.find("labels", record.parents.get("labels", ""))
+        return f"score/{labels.name}" if labels is not None and "tuned" in labels.parents else "score"
+
+    def _curve_of(self, trajectory: str) -> str:
+        """The run of a trajectory; '' while its training has not written one. Of a finished model the store
+        has all that the run needs.
+        """
+        _, run_id = self.writer.trajectory_run(trajectory)
+        models = [] if run_id else self.index().models(trajectory)
+        return self.model(models[0])["run"] if models else run_id
 
     def _scored_on(self, record: Record) -> TrackedData | None:
         """The tokens or labels on which a model was scored, when the store has them."""

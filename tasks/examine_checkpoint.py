@@ -1,0 +1,67 @@
+"""examine_checkpoint: ask a checkpoint of a training the questions of evaluation sets. It only reads files of
+the trajectory, and needs neither its lease nor a finished model.
+"""
+
+from collections.abc import Mapping
+
+from atelier.engine.config.document import section_of
+from atelier.engine.config.exam import CheckpointAddress, Examine, ExamineConfig
+from atelier.engine.config.parallel import Parallel
+from atelier.infra.code.code_map import model_kinds
+from atelier.infra.dag import Node, Reference, declare, input_of
+from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.store.checkpoints import Checkpoint
+from atelier.tasks.examine import exams
+
+
+def examine_checkpoint(
+    checkpoint: Checkpoint, sets: Mapping[str, Reference], settings: Examine
+) -> dict[str, Reference]:
+    """The checkpoint's exam on each set, by the set's key. Each rank has one thread."""
+    asked = CheckpointAddress(
+        url=checkpoint.url,
+        trajectory=checkpoint.trajectory,
+        step=checkpoint.step,
+        model=checkpoint.model.arguments(),
+    )
+    name, ranks = f"{checkpoint.name} step {checkpoint.step}", settings.replicate * settings.tensor
+    node = Node(
+        name=f"examine.{checkpoint.name}.{checkpoint.trajectory[:8]}.{checkpoint.step}",
+        task="examine_checkpoint",
+        products=exams(
+            name,
+            {"trajectory": checkpoint.trajectory},
+            sets,
+            settings,
+            model_kinds(checkpoint.model),
+            step=checkpoint.step,
+        ),
+        inputs={"tokenizer": input_of(checkpoint.tokenizer)}
+        | {f"set.{key}": input_of(each) for key, each in sets.items()},
+        config=ExamineConfig(
+            examine=settings, checkpoint=asked, trained=checkpoint.sequence or None
+        ).model_dump(mode="json"),
+        layout=Parallel(replicate=settings.replicate, shard=1, tensor=settings.tensor, threads=1).model_dump(
+            mode="json"
+        ),
+        ranks=ranks,
+    )
+    return declare(node, [checkpoint.tokenizer, *sets.values()])
+
+
+def run(node: Node, context: RunContext) -> None:
+    """Ask the questions of the sets without an exam. Raises DamageError if a file of the checkpoint is
+    damaged, or was removed.
+    """
+    missing, config = context.missing(node), section_of(node.config)
+    wanted = {"tokenizer", *(f"set.{key}" for key in missing)}
+    context.gang(
+        GangRequest(
+            node=node,
+            module="atelier.engine.examine",
+            config=lambda fences: config,
+            outputs=missing,
+            inputs=lambda: {role: url for role, url in context.urls(node).items() if role in wanted},
+        )
+    )
