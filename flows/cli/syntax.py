@@ -130,6 +130,29 @@ TABLE = (
         options=(JSON,),
     ),
     Command(
+        name="watch",
+        about="examine the checkpoints of a training on evaluation sets as they are written, until it ends",
+        example="atelier watch student_a mytask.yaml --every 2",
+        words=(
+            Word(
+                "what", "a run, a role of one, a model, or digits of a trajectory", "anything", required=True
+            ),
+            Word(
+                "set",
+                "evaluation sets: .yaml or .jsonl files, or names of conf/questions; also key=value of the"
+                " flow watch",
+                "file",
+                required=True,
+                many=True,
+            ),
+        ),
+        options=(
+            Option("--every", "examine every n-th checkpoint, and the last one [1]", "N"),
+            Option("--once", "examine those that are there now, and end"),
+            Option("--json", "print JSON lines"),
+        ),
+    ),
+    Command(
         name="generate",
         about="let a trained model continue a text",
         example="atelier generate student_a --prompt 'def main(' --max-tokens 80",
