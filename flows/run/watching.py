@@ -20,7 +20,7 @@ from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.watched import Watched, is_going
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import Listener
-from atelier.infra.store.checkpoints import checkpoint_word, is_there, steps_there
+from atelier.infra.store.checkpoints import checkpoint_word, is_there, last_steps, steps_there
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.store.trajectory import checkpoint_damage
 
@@ -133,8 +133,9 @@ class Watcher:
         found: list[tuple[Progress, Place]] = []
         for each in self.progress:
             there = steps_there(self.store, each.one.trajectories)
-            for trajectory in set(there.values()) - set(self._asked):
-                self._look_up(each, trajectory)
+            for trajectory, last in last_steps(self.store, each.one.trajectories).items():
+                if trajectory not in self._asked:
+                    self._look_up(each, trajectory, last)
             each.seen |= there
             known = set(each.seen) - each.left
             for step in due(known, each.examined, self.every, is_over=is_over):
@@ -145,7 +146,7 @@ class Watcher:
                     self._leave(each, place)
         return found
 
-    def _look_up(self, each: Progress, trajectory: str) -> None:
+    def _look_up(self, each: Progress, trajectory: str, last: float) -> None:
         """Learn what is asked of a trajectory's checkpoints, and tell earlier exams of these questions."""
         node = _exam_nodes(self._plan([Place(0, trajectory)]))[0]
         asked = {product.parents["set"]: product for product in node.products.values()}
@@ -154,7 +155,9 @@ class Watcher:
         for record in self.store.records(KIND):
             like = asked.get(record.parents.get("set", ""))
             step = record.identity.get("step")
-            is_mine = record.parents.get("trajectory") == trajectory and isinstance(step, int)
+            is_mine = (
+                record.parents.get("trajectory") == trajectory and isinstance(step, int) and step <= last
+            )
             if is_mine and like is not None and _settings(like.identity) == _settings(record.identity):
                 earlier.setdefault(int(str(step)), []).append(record)
         for step, records in sorted(earlier.items()):

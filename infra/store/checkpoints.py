@@ -2,8 +2,9 @@
 network and tokenizer are those of the trajectory's record.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
@@ -16,7 +17,13 @@ from atelier.engine.config.registry import ModelSpec, check_version, spec_class
 from atelier.engine.io.storage import exists, join, names
 from atelier.infra.dag import Reference
 from atelier.infra.store.store import SHORT, Store
-from atelier.infra.store.trajectory import MANIFEST, checkpoint_steps, read_trajectory, trajectory_start
+from atelier.infra.store.trajectory import (
+    BIRTH,
+    MANIFEST,
+    checkpoint_steps,
+    read_trajectory,
+    trajectory_start,
+)
 
 WORD = re.compile(r"(?P<digits>[0-9a-f]{4,64})@(?P<step>\d{1,12})")
 WHOLE = "full"  # kind of `trainable` whose checkpoints hold all weights
@@ -109,19 +116,32 @@ def trajectories_with(store: Store, digits: str) -> list[str]:
     return sorted(name for name in every if len(name) == SHORT and name.startswith(digits[:SHORT]))
 
 
-def steps_there(store: Store, trajectories: tuple[str, ...]) -> dict[int, str]:
-    """The trajectory of each step with a checkpoint, by step, of trajectories that continue one another, the
-    trunk first. Steps of a trunk after a branch are another training's.
+def last_steps(store: Store, trajectories: Iterable[str]) -> dict[str, float]:
+    """Of trajectories that continue one another, the trunk first, those that have begun, each with its last
+    step that counts: where the next one branches off.
     """
-    found: dict[int, str] = {}
+    found: dict[str, float] = {}
     for trajectory in trajectories:
-        with suppress(FileNotFoundError, DamageError):  # not begun; or named by `checkpoint_called`
+        with suppress(FileNotFoundError, DamageError):  # `checkpoint_called` names a damaged one
             record = read_trajectory(store, trajectory)
-            if found and "trunk" in record.parents:
+            if "trunk" in record.parents:
                 begun = trajectory_start(record)
-                found = {step: other for step, other in found.items() if step <= begun}
-        steps = checkpoint_steps(store.address("trajectory", trajectory))
-        found |= {step: trajectory for step in steps if is_there(store, trajectory, step)}
+                found = {other: min(last, begun) for other, last in found.items()}
+        if exists(join(store.address("trajectory", trajectory), BIRTH)):
+            found[trajectory] = math.inf
+    return found
+
+
+def steps_there(store: Store, trajectories: Iterable[str]) -> dict[int, str]:
+    """Steps with a complete checkpoint, each with its trajectory, of trajectories that continue one
+    another.
+    """
+    found = {
+        step: trajectory
+        for trajectory, last in last_steps(store, trajectories).items()
+        for step in checkpoint_steps(store.address("trajectory", trajectory))
+        if step <= last and is_there(store, trajectory, step)
+    }
     return dict(sorted(found.items()))
 
 

@@ -26,6 +26,7 @@ def run(options: Namespace) -> int:
     """Watch until the training has ended. Returns the exit code. Raises ConfigError for a word that is no
     training, or sets that cannot be asked.
     """
+    every = _every(options.every)
     check_root(will_write=True)
     store = Store(default_root())
     os.nice(LOWEST - os.nice(0))  # with all processes that it starts
@@ -38,7 +39,7 @@ def run(options: Namespace) -> int:
         trainings,
         evals,
         words,
-        every=_every(options.every),
+        every=every,
         command=shlex.join(["atelier", "watch", options.what, *options.set]),
         tell=pages.tell,
         listener=pages.hear,
