@@ -14,6 +14,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.flows.cli import syntax
 from atelier.flows.run.catalog import flow_names, groups, option_text, options
 from atelier.flows.run.compose import compose
+from atelier.flows.run.overrides import with_models
 from tests.checkout import TOP
 from tests.stored_models import store_with
 
@@ -64,14 +65,14 @@ def check(line: str) -> None:
 @functools.cache  # several pages have the same one
 def check_words(line: tuple[str, ...]) -> None:
     first, *words = line
-    if first in flow_names():
-        if "-m" in words:
-            words = [first_point(word) for word in words]
-        compose(first, [word for word in words if not word.startswith("-")])
-    elif first in syntax.COMMANDS:
+    if first in syntax.COMMANDS:
         options = syntax.parse_words(syntax.COMMANDS[first], words)
         if first == "plan":
             compose(options.flow, options.overrides)
+    elif first in flow_names():
+        if "-m" in words:
+            words = [first_point(word) for word in words]
+        compose(first, with_models(first, [word for word in words if not word.startswith("-")]))
     else:
         assert first in ("--help", "--version", "help"), line
 

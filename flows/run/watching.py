@@ -54,7 +54,7 @@ class Told:
 
 
 @dataclass
-class Progress:
+class Known:
     """What a watcher knows of one training."""
 
     one: Watched
@@ -96,7 +96,7 @@ class Watcher:
         listener: Listener,
     ) -> None:
         self.store, self.command, self.every = store, command, every
-        self.progress = [Progress(one) for one in trainings]
+        self.progress = [Known(one) for one in trainings]
         self._evals, self._words = list(evals), list(words)
         self._tell, self._listener = tell, listener
         self._asked: dict[str, dict[str, Product]] = {}  # by trajectory, by set: an exam's product
@@ -128,9 +128,9 @@ class Watcher:
             return reuse_all(self._frozen, plan, self.store, self.command)
         return self._run(plan, lambda node, message: None)
 
-    def _new(self, *, is_over: bool) -> list[tuple[Progress, Place]]:
+    def _new(self, *, is_over: bool) -> list[tuple[Known, Place]]:
         """Checkpoints to examine now, the oldest first. Those that are no longer there are told."""
-        found: list[tuple[Progress, Place]] = []
+        found: list[tuple[Known, Place]] = []
         for each in self.progress:
             there = steps_there(self.store, each.one.trajectories)
             for trajectory, last in last_steps(self.store, each.one.trajectories).items():
@@ -146,7 +146,7 @@ class Watcher:
                     self._leave(each, place)
         return found
 
-    def _look_up(self, each: Progress, trajectory: str, last: float) -> None:
+    def _look_up(self, each: Known, trajectory: str, last: float) -> None:
         """Learn what is asked of a trajectory's checkpoints, and tell earlier exams of these questions."""
         node = _exam_nodes(self._plan([Place(0, trajectory)]))[0]
         asked = {product.parents["set"]: product for product in node.products.values()}
@@ -165,7 +165,7 @@ class Watcher:
                 each.examined[step] = trajectory
                 self._tell(Told(each.one.name, Place(step, trajectory), records))
 
-    def _examine(self, batch: Sequence[tuple[Progress, Place]]) -> None:
+    def _examine(self, batch: Sequence[tuple[Known, Place]]) -> None:
         plan = self._plan([place for _, place in batch])
         nodes = {node.name: node for node in _exam_nodes(plan)}
         waiting = dict(zip(nodes, batch, strict=True))
@@ -203,12 +203,12 @@ class Watcher:
     def _is_made(self, node: Node) -> bool:
         return all(self.store.find(one.kind, one.fingerprint) is not None for one in node.products.values())
 
-    def _done(self, each: Progress, place: Place, node: Node) -> None:
+    def _done(self, each: Known, place: Place, node: Node) -> None:
         each.examined[place.step] = place.trajectory
         found = [self.store.find(one.kind, one.fingerprint) for one in node.products.values()]
         self._tell(Told(each.one.name, place, [record for record in found if record is not None]))
 
-    def _failed(self, each: Progress, place: Place, error: Exception | None) -> None:
+    def _failed(self, each: Known, place: Place, error: Exception | None) -> None:
         """Tell why a checkpoint has no exam. Raises the error unless it is the checkpoint's own."""
         if error is None or isinstance(error, StoppedError):
             raise error or AtelierError(f"step {place.step} was not examined, without a reason")
@@ -217,7 +217,7 @@ class Watcher:
             raise error
         self._leave(each, place, damage)
 
-    def _leave(self, each: Progress, place: Place, damage: str = "") -> None:
+    def _leave(self, each: Known, place: Place, damage: str = "") -> None:
         each.left.add(place.step)
         is_gone = not is_there(self.store, place.trajectory, place.step)
         self._tell(Told(each.one.name, place, damage="" if is_gone else damage))

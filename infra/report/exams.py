@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from atelier.engine.config.direction import EXAMINED, is_higher_better
 from atelier.engine.config.document import whole_of
@@ -17,6 +17,9 @@ from atelier.engine.io.storage import join, read_object, read_text
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.report.table import Table
 from atelier.infra.store.store import Store
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes  # late: 0.5 s
 
 PERCENT = ("accuracy", "accuracy_tokens", "accuracy_bytes", "accuracy_prior", "exact_match", "f1")
 SHORT = {
@@ -220,18 +223,19 @@ def exams_png(exams: Sequence[ModelExam]) -> bytes:
     """PNG: a point with its interval for each model and set, and a mark at chance."""
     from matplotlib.figure import Figure  # late: 0.5 s
 
+    from atelier.infra.report.loss_plot import COLOURS, GREY  # it imports matplotlib
+
     shown = [each for each in exams if each.is_drawn]
     models = list(dict.fromkeys(each.model for each in shown))
     figure = Figure(figsize=(8.0, 1.2 + 0.32 * len(shown)), dpi=150, layout="constrained")
     axes = figure.subplots(1, 1)
-    colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
     for place, each in enumerate(shown):
-        found, colour = each.exam["metrics"][each.main], colours[models.index(each.model) % len(colours)]
+        found, colour = each.exam["metrics"][each.main], COLOURS[models.index(each.model) % len(COLOURS)]
         if found["low"] is not None and found["high"] is not None:
             axes.plot([100 * found["low"], 100 * found["high"]], [place, place], color=colour, linewidth=1.6)
         axes.plot(100 * found["value"], place, "o", color=colour, markersize=5)
         if each.chance is not None:
-            axes.plot(100 * each.chance, place, "|", color="#6b747b", markersize=12)
+            axes.plot(100 * each.chance, place, "|", color=GREY, markersize=12)
     axes.set_yticks(
         range(len(shown)),
         [f"{each.exam['set']}, {each.exam['shots']} shots, {each.model}" for each in shown],
@@ -244,3 +248,49 @@ def exams_png(exams: Sequence[ModelExam]) -> bytes:
     target = io.BytesIO()
     figure.savefig(target, format="png", facecolor="white")
     return target.getvalue()
+
+
+def curves_png(exams: Sequence[ModelExam]) -> bytes:
+    """PNG: a line for each training, its 95 % intervals as a band, and a dashed line at chance."""
+    from matplotlib.figure import Figure  # late: 0.5 s
+    from matplotlib.ticker import MaxNLocator  # as above
+
+    from atelier.infra.report.loss_plot import COLOURS  # it imports matplotlib
+
+    panels: dict[tuple[str, int, int], dict[str, list[ModelExam]]] = {}  # by set, shots and draw; by training
+    for each in exams:
+        key = (each.exam["set"], each.exam["shots"], each.exam["seed"])
+        panels.setdefault(key, {}).setdefault(each.model, []).append(each)
+    figure = Figure(figsize=(8.0, 0.6 + 2.8 * len(panels)), dpi=150, layout="constrained")
+    names = list(dict.fromkeys(each.model for each in exams))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
+    for axes, ((name, shots, _), lines) in zip(grid[:, 0], panels.items(), strict=True):
+        for training, line in lines.items():
+            _draw(axes, training, line, colours[training])
+        first = next(iter(lines.values()))[0]
+        axes.set_title(f"{name}, {shots} shots", fontsize=9, loc="left")
+        axes.set_ylabel(SHORT[first.main] + (", %" if first.main in PERCENT else ""), fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axes.grid(color="#e4e7ea", linewidth=0.7)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[-1, 0].set_xlabel("step")
+    if len(names) > 1:
+        grid[0, 0].legend(frameon=False, fontsize=9)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", facecolor="white")
+    return target.getvalue()
+
+
+def _draw(axes: "Axes", name: str, line: Sequence[ModelExam], colour: str) -> None:
+    line = sorted(line, key=lambda each: each.step or 0)
+    steps = [each.step or 0 for each in line]
+    scale = 100 if line[0].main in PERCENT else 1
+    found = [each.exam["metrics"][each.main] for each in line]
+    values = [scale * each["value"] for each in found]
+    axes.plot(steps, values, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
+    lows = [values[n] if each["low"] is None else scale * each["low"] for n, each in enumerate(found)]
+    highs = [values[n] if each["high"] is None else scale * each["high"] for n, each in enumerate(found)]
+    axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    if (chance := line[-1].chance) is not None:
+        axes.axhline(scale * chance, color="grey", linestyle="--", linewidth=1.0)

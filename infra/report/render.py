@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from atelier.engine.config.curation import WaterfallStep
 from atelier.engine.config.metric import CurveLine
-from atelier.infra.report.exams import ModelExam, exams_png, told
+from atelier.infra.report.exams import ModelExam, curves_png, exams_png, told
 from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.report.table import Table
@@ -97,8 +97,6 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
     if content.waterfall:
         written["waterfall.png"] = waterfall_png(content.waterfall)
     if of_checkpoints := [each for each in content.exams if each.is_drawn and each.step is not None]:
-        from atelier.infra.report.exam_curve import curves_png  # imported here: as below
-
         written["exams.png"] = curves_png(of_checkpoints)
     elif any(each.is_drawn for each in content.exams):
         written["exams.png"] = exams_png(content.exams)

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "atelier pretrain -m hydra/launcher=slurm": (SLURM, "tests/service/test_slurm_array.py"),
     "ATELIER_ROOT=~/[ab] atelier pretrain .*train.link": (SITE, "tests/flow/test_sites.py"),
     "ATELIER_ROOT=~/[ab] atelier distill .*train.link": (SITE, "tests/flow/test_roles_apart.py"),
+    "atelier watch": ("goes on as long as a training", "tests/flow/test_watch.py"),
     "atelier site": (SITE, "tests/infra/sites/test_agent.py"),
     "docker-compose --profile gpu": ("docker with GPUs", ""),
     "(PIP_NO_INDEX=1 )?docker-compose build": ("docker", "infra/docker/verify"),
