@@ -74,7 +74,7 @@ def test_each_checkpoint_is_examined_once_though_watchers_are_killed(
         assert training.process.poll() is None, "the training was over too early"
         killed(watcher)
     two = [start(*words), start(*words)]
-    assert [each.wait() for each in two] == [0, 0]
+    assert [each.wait() for each in two] == [0, 0], two[0].text + two[1].text
     assert training.wait() == 0
     every = command_store.steps()
     assert len(every) == STEPS // EVERY + 1, "all are kept, and that where the decay begins"
@@ -92,21 +92,20 @@ def test_a_killed_training_is_watched_on_when_it_goes_on(
 ) -> None:
     words = ("watch", "model", questions, "tracker=none", "--json", "--every", "2")
     training = start(*LONG)
-    watcher = start(*words) if command_store.runs() else None
     training.until(lambda: len(command_store.steps()) >= 3, "three checkpoints")
-    watcher = watcher or start(*words)
-    command_store_pids = [*command_store.processes("atelier.engine.train"), training.process.pid]
-    for pid in command_store_pids:
+    watcher = start(*words)
+    for pid in [*command_store.processes("atelier.engine.train"), training.process.pid]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    training.wait()
-    assert watcher.wait() == 0
+    training.process.wait()
+    assert watcher.wait() == 0, watcher.text
     first = steps(lines(watcher.text))
     assert first and first[0] == 2 * EVERY
     again = start(*LONG)
     again.until(lambda: "train" in again.text, "its start")
     second = start(*words)
-    assert (again.wait(), second.wait()) == (0, 0)
+    assert again.wait() == 0, again.text
+    assert second.wait() == 0, second.text
     told = steps(lines(second.text))
     assert told[: len(first)] == first and told[-1] == STEPS
     assert set(published(command_store).values()) == {1}
