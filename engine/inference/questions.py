@@ -27,6 +27,7 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.inference.sampling import TextModel
 from atelier.engine.inference.scoring import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Batch
+from atelier.engine.inference.shared_prefix import SharedPrefix, shared_ids
 from atelier.engine.io.process import Progress
 from atelier.engine.model.contract import Model
 from atelier.engine.model.placement import local
@@ -35,6 +36,7 @@ from atelier.engine.parallel.grid import Grid
 from atelier.engine.tier.ring import outputs_of
 
 RESAMPLES = 1000
+SEEN_AT_ONCE = 4096  # tokens of a batch with those that all its rows share
 
 
 @dataclass(frozen=True)
@@ -58,50 +60,55 @@ def score_requests(
 ) -> Scored:
     """-ln p of every continuation of all requests, in order, on every rank. Data ranks share the requests.
 
-    `batch`: rows at once; None = by their tokens. A row's result depends on others only by rounding.
+    `batch`: rows at once; None = by their tokens. A row's result depends on others only by rounding. What all
+    prompts begin with is read once.
     """
-    is_paired = model.spec.reads_encoder
+    is_paired, before = model.spec.reads_encoder, shared_ids(model, requests, grid)
     first_R = np.cumsum([0, *(len(each.options) for each in requests)])
     found_2C = torch.zeros((2, int(first_R[-1])), dtype=torch.float64)
-    sizes = [row_size(each.prompt, each.options) for each in requests]
-    mine = _batches(sizes, batch)[grid.data_index :: grid.axes.data]
+    sizes = [row_size(each.prompt, each.options) - len(before) for each in requests]
+    mine = _batches(sizes, batch, len(before))[grid.data_index :: grid.axes.data]
     pad, start, end = vocabulary.pad_id, (vocabulary.start_id,), vocabulary.end_id
 
     def row(number: int) -> OptionRow:
         each = requests[number]
         if is_paired:
             return option_row(start, each.options, encoder=[*each.prompt, end])
-        return option_row(each.prompt, each.options)
+        return option_row(each.prompt[len(before) :], each.options)
 
     def batches() -> Iterator[tuple[list[int], list[OptionRow], Batch]]:
         for numbers in mine:
             rows = [row(number) for number in numbers]
             made = option_batch(rows, pad)
+            made["positions_BT"] += len(before)
             if all(len(requests[number].options) == 1 for number in numbers):
                 del made["branches_BT"]  # plain text: attention needs no more than causality
             yield numbers, rows, {name: torch.from_numpy(values) for name, values in made.items()}
 
     asked, read = tee(batches())
     for (numbers, rows, _), (nats_BT, best_BT) in zip(
-        asked, label_scores(model, (each for *_, each in read), grid.group("tensor")), strict=True
+        asked, label_scores(model, (each for *_, each in read), grid.group("tensor"), before), strict=True
     ):
         for at, (number, own) in enumerate(zip(numbers, rows, strict=True)):
             for place, (begin, stop) in enumerate(own.spans, start=int(first_R[number])):
                 found_2C[0, place] = nats_BT[at, begin:stop].sum()
                 found_2C[1, place] = best_BT[at, begin:stop].all()
-        advance(sum(sizes[number] for number in numbers))
+        advance(sum(sizes[number] + len(before) for number in numbers))
     if grid.places["tensor"]:
         found_2C.zero_()  # ranks that split a copy have equal results
     grid.gang.sum(found_2C)
     return Scored(found_2C[0].numpy(), found_2C[1].numpy() > 0.5)
 
 
-def _batches(sizes: Sequence[int], batch: int | None) -> list[list[int]]:
-    """Row numbers in batches of similar size, the longest first: a lack of memory shows at once."""
+def _batches(sizes: Sequence[int], batch: int | None, shared: int) -> list[list[int]]:
+    """Row numbers in batches of similar size, the longest first: a lack of memory shows at once. `shared`:
+    tokens before each row whose keys and values are copied.
+    """
     found: list[list[int]] = []
     longest = 0
     for number in np.argsort(-np.array(sizes, dtype=np.int64), kind="stable").tolist():
-        most = batch or max(1, TOKENS_AT_ONCE // max(longest, 1))
+        seen = min(TOKENS_AT_ONCE // max(longest, 1), SEEN_AT_ONCE // max(longest + shared, 1))
+        most = batch or max(1, seen)
         if not found or len(found[-1]) >= most:
             found.append([])
             longest = sizes[number]
@@ -111,15 +118,23 @@ def _batches(sizes: Sequence[int], batch: int | None) -> list[list[int]]:
 
 @torch.inference_mode()
 def label_scores(
-    model: TextModel, batches: Iterator[Batch], group: dist.ProcessGroup | None = None
+    model: TextModel,
+    batches: Iterator[Batch],
+    group: dist.ProcessGroup | None = None,
+    before: Sequence[int] = (),
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each batch, -ln p of each label [B, T] float64 and whether it is the most likely token [B, T], on
     the CPU; 0 and False where nothing is scored. `group`: the ranks that split the model's matrices.
+    `before`: ids that all rows continue.
     """
     device = model.head_weight.device
     own, read = tee(batches)
     placed = ({name: values.to(device) for name, values in batch.items()} for batch in read)
-    for batch, output in zip(own, outputs_of(cast(Model[Any], model), placed), strict=True):
+    if before:
+        outputs = map(SharedPrefix(model, before).output, placed)
+    else:
+        outputs = outputs_of(cast(Model[Any], model), placed)
+    for batch, output in zip(own, outputs, strict=True):
         is_label_BT = batch["labels_BT"] != NOT_SCORED
         hidden_ND = output.hidden[is_label_BT.to(device)]
         labels_N = batch["labels_BT"][is_label_BT].to(device)

@@ -19,6 +19,7 @@ from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.data.asked import PosedSet, Reader, windows
 from atelier.engine.examine import examine
 from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.shared_prefix import SharedPrefix
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
 from tests.engine.scored_models import Study
@@ -251,3 +252,25 @@ def test_options_of_a_question_share_its_prompt(study):
     reader = Reader(study.vocabulary, None, is_paired=False, place="here")
     [asked] = reader.asked(PosedSet(EvaluationSet(name="x", kind="choice", metrics=()), [line], [], "here"))
     assert len(asked.requests) == 1 and len(asked.requests[0].options) == len(line["options"])
+
+
+@pytest.mark.parametrize("spec", [{"positions": "learned", "max_positions": 400}, {"window": 16}])
+def test_what_all_prompts_begin_with_is_read_once_and_changes_nothing(study, monkeypatch, spec):
+    lines = questions("choice", 6)
+    for line in lines:
+        line["shots"] = [0, 1, 0, 1]
+    model, of = study.model(next(iter(spec)), **spec), posed(study, "choice", 88, lines)
+    read, begin = [], SharedPrefix.__init__
+
+    def counted(self: SharedPrefix, network: Any, ids: Any) -> None:
+        read.append(len(ids))
+        begin(self, network, ids)
+
+    monkeypatch.setattr(SharedPrefix, "__init__", counted)
+    _, first = examined(study, model, of, batch=5)
+    assert len(read) == 1 and read[0] >= len(study.vocabulary.encode(asked_of(lines[0]))) // 2
+    monkeypatch.setattr("atelier.engine.inference.questions.shared_ids", lambda *_: ())
+    _, second = examined(study, model, of, batch=5)
+    for one, other in zip(first, second, strict=True):
+        assert one["nats"] == pytest.approx(other["nats"], abs=1e-4)
+        assert (one["best"], one["tokens"]) == (other["best"], other["tokens"])
