@@ -7,8 +7,8 @@ python benchmarks/examine.py --store DIR --model NAME ...          a finished mo
 --python: of an environment with lm-eval, transformers and Atelier's dependencies, if this one has no lm-eval.
 
 Equality: tasks as local YAMLs, read by both. Of each question the log-likelihoods differ by at most 1e-4 a
-token, decisions and written texts are equal; also for other batches and for two ranks. bf16 has a bound of its own:
-lm-eval rounds log-likelihoods to bf16 unless it is told not to, as here.
+token, decisions and written texts are equal; also for other batches and for two ranks. bf16 has its own
+bound; lm-eval rounds log-likelihoods to bf16 unless it is told not to, as here.
 Speed: requests per CPU-second in one process, without loading; benchmarks/examine_peer.py. Goals: 2 where
 options share prompts, else 1.2 times lm-eval at its best batch. The weights are hardly trained.
 """
@@ -289,7 +289,7 @@ def main() -> None:
     if given.only != "equality":
         model = models[0]
         export = bench.exported(model)
-        if not bench.folders("exam", f"{model} on peer_choice"):
+        if given.only:
             bench.ours(model, [*TASKS])
         sets = {kind: str(bench.folders("evaluation", f"peer_{kind}")[0]) for kind in TASKS}
         numbers["speed"] = bench.peer(

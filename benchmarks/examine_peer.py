@@ -19,10 +19,10 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 import torch
-from lm_eval import simple_evaluate
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
+from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
+from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
+from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from atelier.engine.config.exam import Examine, ExamineConfig
 from atelier.engine.config.parallel import Axes, Parallel
@@ -90,7 +90,7 @@ def speed(order: Order) -> dict[str, Any]:
     """Requests per CPU-second: medians of rounds; lm-eval at its best batch of a first round of all."""
     torch.set_num_threads(1)
     scratch, lm = Path(order["scratch"]), language_model(order)
-    grid = Grid(start_gang(Parallel(shard=1, threads=1, device="cpu"), None), Axes())
+    grid = Grid(start_gang(Parallel(shard=1, threads=1, device="cpu"), ""), Axes())
     settings = Examine(sequence=order["sequence"], overlap=0.0)
     model = open_input(order["model"])
     network, _ = read_network(model, scratch, settings, grid)
@@ -110,7 +110,8 @@ def speed(order: Order) -> dict[str, Any]:
         def own(posed: PosedSet = posed) -> None:
             examiner.lines(posed)
 
-        peer(BATCHES[-1]), own()  # warm
+        for warm in (lambda: peer(BATCHES[-1]), own):
+            warm()
         first = {batch: cpu_seconds(lambda batch=batch: peer(batch)) for batch in BATCHES}
         best = min(first, key=first.__getitem__)
         seconds: dict[str, list[float]] = {"atelier": [], "lm-eval": []}

@@ -6,7 +6,7 @@ B rows, T tokens of a row, N scored tokens, V vocabulary
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import tee
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.exam import AnswerLine
@@ -27,13 +27,13 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.inference.sampling import TextModel
 from atelier.engine.inference.scoring import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Batch
-from atelier.engine.inference.shared_prefix import SharedPrefix, shared_ids
+from atelier.engine.inference.shared_prefix import Asked, SharedPrefix, causal_attention, joined, shared_ids
 from atelier.engine.io.process import Progress
-from atelier.engine.model.contract import Model
+from atelier.engine.model.contract import Model, Output
 from atelier.engine.model.placement import local
 from atelier.engine.objective.vocab_slice import VocabSlice
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.tier.ring import outputs_of
+from atelier.engine.tier.ring import outputs_of, ring_of
 
 RESAMPLES = 1000
 SEEN_AT_ONCE = 4096  # tokens of a batch with those that all its rows share
@@ -66,38 +66,52 @@ def score_requests(
     is_paired, before = model.spec.reads_encoder, shared_ids(model, requests, grid)
     first_R = np.cumsum([0, *(len(each.options) for each in requests)])
     found_2C = torch.zeros((2, int(first_R[-1])), dtype=torch.float64)
-    sizes = [row_size(each.prompt, each.options) - len(before) for each in requests]
-    mine = _batches(sizes, batch, len(before))[grid.data_index :: grid.axes.data]
+    asked = joined(requests, len(before), is_paired=is_paired)
+    mine = _batches([each.size for each in asked], batch, len(before))[grid.data_index :: grid.axes.data]
+    sizes = [row_size(each.prompt, each.options) for each in requests]
     pad, start, end = vocabulary.pad_id, (vocabulary.start_id,), vocabulary.end_id
 
-    def row(number: int) -> OptionRow:
-        each = requests[number]
+    def row(each: Asked) -> OptionRow:
+        some = [requests[number] for number in each.numbers]
         if is_paired:
-            return option_row(start, each.options, encoder=[*each.prompt, end])
-        return option_row(each.prompt[len(before) :], each.options)
+            return option_row(start, some[0].options, encoder=[*some[0].prompt, end])
+        rests = [(one.prompt[each.shared :], option) for one in some for option in one.options]
+        return behind(some[0].prompt[len(before) : each.shared], rests)
 
     def batches() -> Iterator[tuple[list[int], list[OptionRow], Batch]]:
-        for numbers in mine:
-            rows = [row(number) for number in numbers]
+        for places in mine:
+            rows = [row(asked[place]) for place in places]
             made = option_batch(rows, pad)
             made["positions_BT"] += len(before)
-            if all(len(requests[number].options) == 1 for number in numbers):
+            if all(len(each.spans) == 1 for each in rows):
                 del made["branches_BT"]  # plain text: attention needs no more than causality
-            yield numbers, rows, {name: torch.from_numpy(values) for name, values in made.items()}
+            yield places, rows, {name: torch.from_numpy(values) for name, values in made.items()}
 
-    asked, read = tee(batches())
-    for (numbers, rows, _), (nats_BT, best_BT) in zip(
-        asked, label_scores(model, (each for *_, each in read), grid.group("tensor"), before), strict=True
+    each, read = tee(batches())
+    for (places, rows, _), (nats_BT, best_BT) in zip(
+        each, label_scores(model, (one for *_, one in read), grid.group("tensor"), before), strict=True
     ):
-        for at, (number, own) in enumerate(zip(numbers, rows, strict=True)):
-            for place, (begin, stop) in enumerate(own.spans, start=int(first_R[number])):
-                found_2C[0, place] = nats_BT[at, begin:stop].sum()
-                found_2C[1, place] = best_BT[at, begin:stop].all()
-        advance(sum(sizes[number] + len(before) for number in numbers))
+        for at, (place, own) in enumerate(zip(places, rows, strict=True)):
+            for number, (begin, stop) in enumerate(own.spans, start=int(first_R[asked[place].numbers[0]])):
+                found_2C[0, number] = nats_BT[at, begin:stop].sum()
+                found_2C[1, number] = best_BT[at, begin:stop].all()
+        advance(sum(sizes[number] for place in places for number in asked[place].numbers))
     if grid.places["tensor"]:
         found_2C.zero_()  # ranks that split a copy have equal results
     grid.gang.sum(found_2C)
     return Scored(found_2C[0].numpy(), found_2C[1].numpy() > 0.5)
+
+
+def behind(prompt: Sequence[int], rests: Sequence[tuple[Sequence[int], Sequence[int]]]) -> OptionRow:
+    """The row of a prompt with continuations, each the rest of its own prompt, which is not scored, and an
+    option.
+    """
+    made = option_row(prompt, [(*rest, *option) for rest, option in rests])
+    spans = []
+    for (begin, stop), (rest, _) in zip(made.spans, rests, strict=True):
+        made.labels_T[begin : begin + len(rest)] = NOT_SCORED
+        spans.append((begin + len(rest), stop))
+    return replace(made, spans=tuple(spans))
 
 
 def _batches(sizes: Sequence[int], batch: int | None, shared: int) -> list[list[int]]:
@@ -130,11 +144,7 @@ def label_scores(
     device = model.head_weight.device
     own, read = tee(batches)
     placed = ({name: values.to(device) for name, values in batch.items()} for batch in read)
-    if before:
-        outputs = map(SharedPrefix(model, before).output, placed)
-    else:
-        outputs = outputs_of(cast(Model[Any], model), placed)
-    for batch, output in zip(own, outputs, strict=True):
+    for batch, output in zip(own, _outputs(model, placed, before), strict=True):
         is_label_BT = batch["labels_BT"] != NOT_SCORED
         hidden_ND = output.hidden[is_label_BT.to(device)]
         labels_N = batch["labels_BT"][is_label_BT].to(device)
@@ -154,6 +164,19 @@ def label_scores(
         nats_BT[is_label_BT] = torch.cat(nats)
         best_BT[is_label_BT] = torch.cat(best)
         yield nats_BT, best_BT
+
+
+def _outputs(model: TextModel, batches: Iterator[Batch], before: Sequence[int]) -> Iterator[Output]:
+    """The model's output for each batch, of rows behind `before`."""
+    if before:
+        yield from map(SharedPrefix(model, before).output, batches)
+    elif ring_of(cast(nn.Module, model)) is not None:
+        yield from outputs_of(cast(Model[Any], model), batches)
+    else:
+        for batch in batches:
+            with causal_attention(model, batch):
+                output = model(batch)
+            yield output
 
 
 def answers(

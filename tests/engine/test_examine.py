@@ -19,7 +19,7 @@ from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.data.asked import PosedSet, Reader, windows
 from atelier.engine.examine import examine
 from atelier.engine.inference.generator import Generator
-from atelier.engine.inference.shared_prefix import SharedPrefix
+from atelier.engine.inference.shared_prefix import SharedPrefix, joined
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
 from tests.engine.scored_models import Study
@@ -274,3 +274,29 @@ def test_what_all_prompts_begin_with_is_read_once_and_changes_nothing(study, mon
     for one, other in zip(first, second, strict=True):
         assert one["nats"] == pytest.approx(other["nats"], abs=1e-4)
         assert (one["best"], one["tokens"]) == (other["best"], other["tokens"])
+
+
+def test_neighbours_that_begin_alike_are_one_row_and_score_as_alone(study):
+    """Questions on one passage, and options with contexts of their own (partial scoring)."""
+    model, rng = study.model(), random.Random(4)
+    network, _ = read_model(model, study.scratch, device=CPU, dtype=torch.float32)
+    lines = questions("choice", 8)
+    for number, line in enumerate(lines):
+        passage = " ".join(f"sea {n} deep" for n in range(12 * (number // 3), 12 * (number // 3) + 8))
+        line["shots"], line["context"] = [], f"{number // 3}: {passage} {text(rng, 5)}"
+        if number < 6:
+            line["contexts"] = [f"{line['context']} {text(rng, 3)} {k}" for k in range(len(line["options"]))]
+            line["options"] = [line["options"][0]] * len(line["options"])
+    exam, found = examined(study, model, posed(study, "choice", 99, lines))
+    for line, question in zip(found, lines, strict=True):
+        contexts = question.get("contexts") or [question["context"]] * len(question["options"])
+        pairs = zip(contexts, question["options"], strict=True)
+        expected = [one_pass(study, network, f"Answer.\n\n{context}", option)[0] for context, option in pairs]
+        assert line["nats"] == pytest.approx(expected, abs=1e-4)
+    reader = Reader(study.vocabulary, None, is_paired=False, place="here")
+    settings = EvaluationSet(name="x", kind="choice", metrics=())
+    requests = [one for each in reader.asked(PosedSet(settings, lines, [], "x")) for one in each.requests]
+    rows = joined(requests, 0, is_paired=False)
+    assert [number for row in rows for number in row.numbers] == [*range(len(requests))]
+    assert len(rows) < len(requests) // 2 and exam["questions"] == len(lines)
+    assert all(len(row.numbers) == 1 for row in joined(requests, 0, is_paired=True))
