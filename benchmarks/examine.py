@@ -1,7 +1,7 @@
 """`atelier examine` beside lm-evaluation-harness 0.4.13: the same tasks and model, the same answers; and what
 a question costs.
 
-python benchmarks/examine.py [--python PATH] [--folder DIR] [--rows 300] [--trial]      half an hour on a core
+python benchmarks/examine.py [--python PATH] [--folder DIR] [--rows 200] [--trial]      half an hour on a core
 python benchmarks/examine.py --store DIR --model NAME ...          a finished model of that store instead
 
 --python: of an environment with lm-eval, transformers and Atelier's dependencies, if this one has no lm-eval.
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("examine"), help="work is done and kept here")
     parser.add_argument("--store", type=Path, help="with a finished --model; default: trained here")
     parser.add_argument("--model", default="rotary")
-    parser.add_argument("--rows", type=int, default=300, help="questions of a task")
+    parser.add_argument("--rows", type=int, default=200, help="questions of a task")
     parser.add_argument("--rounds", type=int, default=3, help="of speed")
     parser.add_argument("--only", choices=("equality", "speed"), help="one half, which is not kept")
     parser.add_argument("--trial", action="store_true")
@@ -294,7 +294,7 @@ def main() -> None:
         sets = {kind: str(bench.folders("evaluation", f"peer_{kind}")[0]) for kind in TASKS}
         numbers["speed"] = bench.peer(
             "speed", export=export, dtype="float32", sets=sets, model=str(bench.folders("model", model)[0]),
-            scratch=str(folder / "scratch"), rows=max(1, given.rows // 3), rounds=given.rounds,
+            scratch=str(folder / "scratch"), rows=max(1, given.rows // 2), rounds=given.rounds,
         )  # fmt: skip
         for kind, one in numbers["speed"].items():
             print(f"{kind:8} {one['requests per CPU-second']}  {one['times lm-eval']} times", flush=True)

@@ -6,16 +6,20 @@ Contexts and continuations are encoded as one text and cut where the context alo
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import DataError, printable
 from atelier.engine.config.evaluation_set import QUESTIONS, SET, SHOTS, EvaluationSet, QuestionLine, ShotLine
+from atelier.engine.data.option_rows import row_size
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
 AT_ONCE = 256  # questions encoded together
+LONGEST = 512  # tokens of a row of several requests: attention within a row grows with its square
+LEAST = 16  # ids in common: for fewer, reading them once costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -173,3 +177,52 @@ def windows(ids: Sequence[int], begin: Sequence[int], room: int, overlap: float)
         known = [*(begin if at < kept else ()), *ids[max(0, at - kept) : at]]
         yield PromptOptions(tuple(known[-kept:]), (tuple(ids[at:end]),))
         at, size = end, max(1, round(room * (1 - overlap)))
+
+
+class PromptRow(NamedTuple):
+    """Requests that are one row: their numbers, and how many ids of their prompts are its branch 0."""
+
+    numbers: tuple[int, ...]
+    shared: int
+    size: int  # tokens of the row
+
+
+def joined(requests: Sequence[PromptOptions], skipped: int, *, is_paired: bool) -> list[PromptRow]:
+    """All requests in order as rows, without the first `skipped` ids. Neighbours are one row where that saves
+    at least LEAST tokens; with an encoder each is its own.
+    """
+    found: list[PromptRow] = []
+    for number, each in enumerate(requests):
+        own = PromptRow((number,), len(each.prompt), row_size(each.prompt, each.options) - skipped)
+        both = None if is_paired or not found else _both(requests, found[-1], own, skipped)
+        if both is not None and both.size <= min(LONGEST, found[-1].size + own.size - LEAST):
+            found[-1] = both
+        else:
+            found.append(own)
+    return found
+
+
+def _both(
+    requests: Sequence[PromptOptions], one: PromptRow, other: PromptRow, skipped: int
+) -> PromptRow | None:
+    before, after = requests[one.numbers[0]].prompt, requests[other.numbers[0]].prompt
+    most = min(one.shared, len(after))
+    shared = skipped + _num_alike(before[skipped:most], after[skipped:most])
+    if shared < skipped + LEAST:
+        return None
+    numbers = one.numbers + other.numbers
+    size = shared - skipped - 1
+    for each in (requests[number] for number in numbers):
+        size += (len(each.prompt) - shared) * len(each.options) + sum(map(len, each.options))
+    return PromptRow(numbers, shared, size)
+
+
+def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def shared_ids(requests: Sequence[PromptOptions]) -> tuple[int, ...]:
+    """The ids that all prompts begin with, each prompt's last one left out; none where they are few."""
+    prompts = [each.prompt[:-1] for each in requests]
+    size = _num_alike(min(prompts), max(prompts)) if len(prompts) > 1 else 0  # all lie between these two
+    return prompts[0][:size] if size >= LEAST else ()

@@ -20,16 +20,16 @@ from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.exam import AnswerLine
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.intervals import Bounded
-from atelier.engine.data.asked import PromptOptions
+from atelier.engine.data.asked import PromptOptions, PromptRow, joined, shared_ids
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.data.option_rows import OptionRow, option_batch, option_row, row_size
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
-from atelier.engine.inference.sampling import TextModel
+from atelier.engine.inference.sampling import SharedPrefix, TextModel
 from atelier.engine.inference.scoring import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Batch
-from atelier.engine.inference.shared_prefix import Asked, SharedPrefix, causal_attention, joined, shared_ids
 from atelier.engine.io.process import Progress
 from atelier.engine.model.contract import Model, Output
+from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.placement import local
 from atelier.engine.objective.vocab_slice import VocabSlice
 from atelier.engine.parallel.grid import Grid
@@ -63,7 +63,7 @@ def score_requests(
     `batch`: rows at once; None = by their tokens. A row's result depends on others only by rounding. What all
     prompts begin with is read once.
     """
-    is_paired, before = model.spec.reads_encoder, shared_ids(model, requests, grid)
+    is_paired, before = model.spec.reads_encoder, _before(model, requests, grid)
     first_R = np.cumsum([0, *(len(each.options) for each in requests)])
     found_2C = torch.zeros((2, int(first_R[-1])), dtype=torch.float64)
     asked = joined(requests, len(before), is_paired=is_paired)
@@ -71,7 +71,7 @@ def score_requests(
     sizes = [row_size(each.prompt, each.options) for each in requests]
     pad, start, end = vocabulary.pad_id, (vocabulary.start_id,), vocabulary.end_id
 
-    def row(each: Asked) -> OptionRow:
+    def row(each: PromptRow) -> OptionRow:
         some = [requests[number] for number in each.numbers]
         if is_paired:
             return option_row(start, some[0].options, encoder=[*some[0].prompt, end])
@@ -100,6 +100,15 @@ def score_requests(
         found_2C.zero_()  # ranks that split a copy have equal results
     grid.gang.sum(found_2C)
     return Scored(found_2C[0].numpy(), found_2C[1].numpy() > 0.5)
+
+
+def _before(model: TextModel, requests: Sequence[PromptOptions], grid: Grid) -> tuple[int, ...]:
+    """What all prompts begin with; nothing for models whose keys and values are not in one place: with an
+    encoder, split, or read from disk.
+    """
+    network = cast(nn.Module, model)
+    is_whole = isinstance(network, Decoder) and ring_of(network) is None and grid.axes.tensor == 1
+    return shared_ids(requests) if is_whole and not model.spec.reads_encoder else ()
 
 
 def behind(prompt: Sequence[int], rests: Sequence[tuple[Sequence[int], Sequence[int]]]) -> OptionRow:
@@ -170,13 +179,8 @@ def _outputs(model: TextModel, batches: Iterator[Batch], before: Sequence[int]) 
     """The model's output for each batch, of rows behind `before`."""
     if before:
         yield from map(SharedPrefix(model, before).output, batches)
-    elif ring_of(cast(nn.Module, model)) is not None:
-        yield from outputs_of(cast(Model[Any], model), batches)
     else:
-        for batch in batches:
-            with causal_attention(model, batch):
-                output = model(batch)
-            yield output
+        yield from outputs_of(cast(Model[Any], model), batches)
 
 
 def answers(

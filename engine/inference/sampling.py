@@ -229,3 +229,34 @@ def _last_logits(
         hidden_BTD = model(batch | (read or {}), cache=cache).hidden
         read = None  # it is cached now
     return (hidden_BTD[:, -1] @ model.head_weight[: model.spec.ids].t()).float()
+
+
+class SharedPrefix:
+    """Keys and values of ids that all rows begin with, such as solved examples: read once."""
+
+    def __init__(self, model: TextModel, ids: Sequence[int]) -> None:
+        self._model, self._num_ids = model, len(ids)
+        self._dtype, device = model.head_weight.dtype, model.head_weight.device
+        self._read = self._model.new_cache(1, len(ids), self._dtype)
+        tokens_BT = torch.tensor([ids], device=device)
+        batch = {
+            "tokens_BT": tokens_BT,
+            "positions_BT": torch.arange(len(ids), device=device)[None],
+            "documents_BT": torch.zeros_like(tokens_BT),
+        }
+        self._model(batch, cache=self._read)
+
+    def output(self, batch: dict[str, Tensor]) -> Output:
+        """The model's output for rows that go on behind the ids; their positions count the ids."""
+        num_rows, size = batch["tokens_BT"].shape
+        return self._model(batch, cache=self._for(num_rows, size))
+
+    def _for(self, num_rows: int, size: int) -> Cache:
+        """The cache of `num_rows` rows that have read the ids, with room for `size` more in each."""
+        cache = self._model.new_cache(num_rows, self._num_ids + size, self._dtype)
+        for own, read in zip(cache.blocks, self._read.blocks, strict=True):
+            own.extend(read.keys.expand(num_rows, -1, -1, -1), read.values.expand(num_rows, -1, -1, -1))
+        cache.extend(self._read.documents_BS.expand(num_rows, -1), None)
+        if self._read.positions_BS is not None:
+            cache.seen_positions(self._read.positions_BS.expand(num_rows, -1))
+        return cache

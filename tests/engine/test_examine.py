@@ -16,10 +16,10 @@ from atelier.engine.config.evaluation_set import EvaluationSet, QuestionKind, Qu
 from atelier.engine.config.exam import METRICS, ExamResult
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.model.encdec import EncDec
-from atelier.engine.data.asked import PosedSet, Reader, windows
+from atelier.engine.data.asked import PosedSet, Reader, joined, windows
 from atelier.engine.examine import examine
 from atelier.engine.inference.generator import Generator
-from atelier.engine.inference.shared_prefix import SharedPrefix, joined
+from atelier.engine.inference.sampling import SharedPrefix
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
 from tests.engine.scored_models import Study
@@ -269,7 +269,7 @@ def test_what_all_prompts_begin_with_is_read_once_and_changes_nothing(study, mon
     monkeypatch.setattr(SharedPrefix, "__init__", counted)
     _, first = examined(study, model, of, batch=5)
     assert len(read) == 1 and read[0] >= len(study.vocabulary.encode(asked_of(lines[0]))) // 2
-    monkeypatch.setattr("atelier.engine.inference.questions.shared_ids", lambda *_: ())
+    monkeypatch.setattr("atelier.engine.inference.questions.shared_ids", lambda _: ())
     _, second = examined(study, model, of, batch=5)
     for one, other in zip(first, second, strict=True):
         assert one["nats"] == pytest.approx(other["nats"], abs=1e-4)
