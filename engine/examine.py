@@ -97,10 +97,10 @@ class Examiner:
             zip(asked, _of_each(asked, scored), strict=True)
         ):
             question = each.question
-            if not np.isfinite(nats).all():
+            if strange := [each for each in nats if not np.isfinite(each)]:
                 raise DataError(
                     f"{posed.url}: question {printable(question['id'])}: the model's likelihood is"
-                    f" {nats[0]}; its weights are damaged or its training diverged"
+                    f" {strange[0]}; its weights are damaged or its training diverged"
                 )
             line = AnswerLine(
                 id=question["id"],
@@ -114,6 +114,7 @@ class Examiner:
             )
             if kind == "text":  # the windows of one text
                 line["nats"], line["tokens"] = [sum(nats)], [sum(sizes)]
+                line["words"] = len(question["targets"][0].split())
             else:
                 line["best"] = best
                 line["right"] = float(best[0] if kind == "cloze" else least(nats) == question["answer"])
@@ -123,8 +124,14 @@ class Examiner:
         return found
 
     def _reader(self, posed: PosedSet) -> Reader:
+        spec = self.model.spec
         return Reader(
-            self.vocabulary, self.room, is_paired=self.model.spec.reads_encoder, place=printable(posed.url, 0)
+            self.vocabulary,
+            self.room,
+            is_paired=spec.reads_encoder,
+            place=printable(posed.url, 0),
+            soft=getattr(spec, "soft_prompt", None),
+            first=spec.tokens,
         )
 
     def _texts(self, posed: PosedSet) -> list[ModelQuestion]:
@@ -132,6 +139,10 @@ class Examiner:
         begin = () if reader.is_paired else reader.begin
         rows = self.vocabulary.encode_all([each["targets"][0] for each in posed.questions])
         overlap = self.config.examine.overlap
+        for question, ids in zip(posed.questions, rows, strict=True):
+            if not ids:
+                place = f"{posed.url}: question {printable(question['id'])}"
+                raise DataError(f"{place}: the tokenizer has no token for its text")
         return [
             ModelQuestion(
                 question,
@@ -314,7 +325,7 @@ def publish(
     settings, output = posed.settings, output_of(run, key)
     found = {name: _interval(each) for name, each in estimates(lines, settings.kind).items()}
     if settings.kind == "free":
-        found |= {name: _interval(each) for name, each in text_metrics(lines, progress).items()}
+        found |= {name: _interval(each) for name, each in text_metrics(lines).items()}
     first = [OF_LM_EVAL.get(metric.name, metric.name) for metric in settings.metrics[:1]]
     found = {name: found[name] for name in dict.fromkeys([*first, *found]) if name in found}
     cut = sum(line["cut"] > 0 for line in lines)

@@ -18,7 +18,8 @@ def examine(
     model: Reference, sets: Mapping[str, Reference], settings: Examine, *, trained: int | None = None
 ) -> dict[str, Reference]:
     """The model's exam on each set, by the set's key. `trained`: tokens of the rows it was trained on."""
-    products = exams(model.name, {"model": model.fingerprint}, sets, settings, model.kinds)
+    more = {"trained": trained} if trained else {}
+    products = exams(model.name, {"model": model.fingerprint}, sets, settings, model.kinds, **more)
     ranks = settings.replicate * settings.tensor
     threads = max(1, num_cores() // ranks)
     config = ExamineConfig(examine=settings, trained=trained, threads=threads)

@@ -105,6 +105,7 @@ class AuditedSet(TypedDict):
     """
 
     name: str
+    base: str  # without the number of shots, as in exams
     fingerprint: str
     counts: dict[Status, int]
     answers_too_short: int

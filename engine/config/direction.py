@@ -33,6 +33,9 @@ EXAMINED: dict[str, Direction] = {  # engine/config/exam.py
     "chrf": "maximize",
     "bleu": "maximize",
     "bits_per_byte": "minimize",
+    "perplexity": "minimize",
+    "byte_perplexity": "minimize",
+    "word_perplexity": "minimize",
 }
 CONVERTED: dict[str, Direction] = {"loss_before": "minimize", "loss_after": "minimize"}  # engine/convert.py
 TOKENIZED: dict[str, Direction] = {"bytes_per_token": "maximize"}  # engine/data/learn_tokenizer.py

@@ -28,9 +28,6 @@ METRICS: dict[QuestionKind, dict[str, tuple[str, Direction]]] = {
         "acc": ("mean", "maximize"),
         "acc_norm": ("mean", "maximize"),
         "acc_bytes": ("mean", "maximize"),
-        "f1": ("f1", "maximize"),
-        "mcc": ("matthews_corrcoef", "maximize"),
-        "brier_score": ("brier_score", "minimize"),
     },
     "cloze": {"perplexity": ("perplexity", "minimize"), "acc": ("mean", "maximize")},
     "text": {
@@ -42,7 +39,6 @@ METRICS: dict[QuestionKind, dict[str, tuple[str, Direction]]] = {
         "exact_match": ("mean", "maximize"),
         "bleu": ("bleu", "maximize"),
         "chrf": ("chrf", "maximize"),
-        "ter": ("ter", "minimize"),
     },
 }
 USUAL = {

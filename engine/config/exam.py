@@ -28,8 +28,8 @@ class AnswerLine(TypedDict):
     nats, tokens, bytes: of each option (of a text: one entry), -ln p summed over its tokens. alone: nats of
     each option after PRIOR. best: whether each of the option's tokens is the most likely one. said: the
     generated answer; targets: the right ones. right: of `choice` whether the most likely option is the right
-    one, of `cloze` whether `best`, of `free` whether the answer is exact. length: tokens of the longest row.
-    cut: tokens of the context that had no room.
+    one, of `cloze` whether `best`, of `free` whether the answer is exact. words: of a text, between
+    blanks. length: tokens of the longest row. cut: tokens of the context that had no room.
     """
 
     id: str
@@ -43,6 +43,7 @@ class AnswerLine(TypedDict):
     said: NotRequired[str]
     targets: NotRequired[list[str]]
     right: NotRequired[float]
+    words: NotRequired[int]
     length: int
     cut: int
 
@@ -131,13 +132,15 @@ class ExamResult(TypedDict):
 # by kind of question, the main metric first; their directions: engine/config/direction.py
 METRICS: dict[QuestionKind, tuple[str, ...]] = {
     "choice": ("accuracy", "accuracy_tokens", "accuracy_bytes", "accuracy_prior", "bits_per_byte"),
-    "cloze": ("accuracy", "bits_per_byte"),
+    "cloze": ("accuracy", "perplexity", "bits_per_byte"),
     "free": ("exact_match", "f1", "chrf", "bleu"),
-    "text": ("bits_per_byte",),
+    "text": ("bits_per_byte", "byte_perplexity", "word_perplexity"),
 }
 
 
-OF_LM_EVAL = {"acc": "accuracy", "acc_norm": "accuracy_bytes"}  # the other names are the same
+# lm-eval's names; the others are the same. acc_norm is by characters, which are bytes in ASCII
+OF_LM_EVAL = {"acc": "accuracy", "acc_norm": "accuracy_bytes", "acc_bytes": "accuracy_bytes"}
+LOGARITHMS = ("perplexity", "byte_perplexity", "word_perplexity")  # whose logarithm is a mean
 
 
 def least(values: Sequence[float]) -> int:
@@ -154,6 +157,13 @@ def value_of(line: AnswerLine, metric: str) -> tuple[float, float] | None:
     if "nats" not in line or "tokens" not in line or "bytes" not in line:
         return None
     nats, answer = line["nats"], line.get("answer", 0)
+    if metric in LOGARITHMS:
+        units = {
+            "perplexity": 1,
+            "byte_perplexity": line["bytes"][answer],
+            "word_perplexity": line.get("words", 0),
+        }
+        return (nats[answer], float(units[metric])) if units[metric] else None
     if metric == "bits_per_byte":
         return nats[answer] / math.log(2), float(line["bytes"][answer])
     if metric == "accuracy_prior":
@@ -176,9 +186,16 @@ def estimates(lines: Sequence[AnswerLine], kind: QuestionKind) -> dict[str, Boun
         tops, bottoms = [top for top, _ in some], [bottom for _, bottom in some]
         if metric == "bits_per_byte":
             found[metric] = ratio(tops, bottoms, groups)
+        elif metric in LOGARITHMS:
+            value, low, high = ratio(tops, bottoms, groups)
+            found[metric] = Bounded(_exp(value) or 0.0, _exp(low), _exp(high))
         else:
             found[metric] = mean(tops, groups) if metric == "f1" else share(tops, groups)
     return found
+
+
+def _exp(value: float | None) -> float | None:
+    return None if value is None else math.exp(min(value, 700.0))
 
 
 def difference(ones: Sequence[AnswerLine], others: Sequence[AnswerLine], metric: str) -> Bounded | None:

@@ -64,10 +64,9 @@ def share(rights: Sequence[float], groups: Sequence[str]) -> Bounded:
     value, number = found.value, len(set(groups))
     if found.high is None or number < 2:
         return Bounded(value)
-    error = (found.high - value) / t95(number - 1)
-    alone = len(rights) if number == len(rights) else number
-    independent = value * (1 - value) / error**2 if error > 1e-12 else float(alone)
     t = t95(number - 1)
+    error = (found.high - value) / t
+    independent = min(value * (1 - value) / error**2, len(rights)) if error > 1e-12 else float(number)
     scale = 1 + t * t / independent
     middle = (value + t * t / (2 * independent)) / scale
     half = t / scale * math.sqrt(value * (1 - value) / independent + (t / (2 * independent)) ** 2)

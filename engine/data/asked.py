@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import DataError, printable
 from atelier.engine.config.evaluation_set import QUESTIONS, SET, SHOTS, EvaluationSet, QuestionLine, ShotLine
+from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.option_rows import row_size
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
@@ -82,11 +83,21 @@ class ModelQuestion:
 
 class Reader:
     """Encodes for one model. `room`: most ids of a prompt with its continuation, less the last; `None`: no
-    limit. `begin`: the prompt of a text without one.
+    limit. `begin`: the prompt of a text without one. `soft`: the model's soft prompt; `first`: its first id.
     """
 
-    def __init__(self, vocabulary: Vocabulary, room: int | None, *, is_paired: bool, place: str) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        room: int | None,
+        *,
+        is_paired: bool,
+        place: str,
+        soft: SoftPrompt | None = None,
+        first: int = 0,
+    ) -> None:
         self.vocabulary, self.room, self.is_paired, self.place = vocabulary, room, is_paired, place
+        self._soft, self._first = soft or SoftPrompt(), first
         self.begin = vocabulary.before or (vocabulary.end_id,)
 
     def asked(self, posed: PosedSet, *, prior: str | None = None) -> Iterator[ModelQuestion]:
@@ -108,9 +119,28 @@ class Reader:
         """The ids of each question's context with room for `most` ids behind it, and the number cut off."""
         for begin in range(0, len(posed.questions), AT_ONCE):
             some = posed.questions[begin : begin + AT_ONCE]
-            for ids in self.vocabulary.encode_all([posed.context(each) for each in some]):
-                room = len(ids) if self.room is None else max(1, self.room - most - len(self._before))
-                yield [*self._before, *ids[-room:]] or [*self.begin], max(0, len(ids) - room)
+            encoded = self.vocabulary.encode_all([posed.context(each) for each in some])
+            for question, ids in zip(some, encoded, strict=True):
+                room = self._room(0 if self.is_paired else most)
+                if room is not None and room < 1:
+                    raise self._no_room(question, f"answers have up to {most} tokens (max_tokens)")
+                kept = ids if room is None else ids[-room:]
+                yield [*self._prompt(kept)], len(ids) - len(kept)
+
+    def _room(self, longest: int) -> int | None:
+        """Ids of a context before `longest` more ids; None = no limit."""
+        return None if self.room is None else self.room - longest - len(self._before) - self._soft.length
+
+    def _prompt(self, kept: Sequence[int]) -> tuple[int, ...]:
+        """The ids that a model reads of a context."""
+        whole = self._soft.put(self._before, kept, self._first)
+        return tuple(whole or ([] if self.is_paired else self.begin))
+
+    def _no_room(self, question: QuestionLine, why: str) -> DataError:
+        return DataError(
+            f"{self.place}: question {printable(question['id'])}: {why}, which leaves no room for a context"
+            f" in {self.room}; leave it out, or give a larger examine.sequence"
+        )
 
     @property
     def _before(self) -> tuple[int, ...]:
@@ -132,7 +162,9 @@ class Reader:
     def _asked(
         self, question: QuestionLine, options: Sequence[str], encoded: Sequence[tuple[list[int], list[int]]]
     ) -> ModelQuestion:
-        found = ModelQuestion(question, bytes=[len(option.encode()) for option in options])
+        # as in lm-eval, without the blank before an option
+        sizes = [len((option[1:] if option[:1].isspace() else option).encode()) or 1 for option in options]
+        found = ModelQuestion(question, bytes=sizes)
         longest = max(len(ids) for _, ids in encoded)
         for option, (context, ids) in zip(options, encoded, strict=True):
             if not ids:
@@ -140,18 +172,12 @@ class Reader:
                     f"{self.place}: question {printable(question['id'])}: the tokenizer has no token for the"
                     f" option {printable(option)!r}; rename it"
                 )
-            room = None if self.room is None else self.room + 1 - longest - len(self._before)
-            if room is not None and self.is_paired:
-                room = self.room
-            if room is not None and room < (1 if context else 0):
-                raise DataError(
-                    f"{self.place}: question {printable(question['id'])}: its longest option has {longest}"
-                    f" tokens, which leaves no room for a context in {self.room}; leave it out, or give a"
-                    " larger examine.sequence"
-                )
+            room = self.room if self.is_paired else self._room(longest - 1)
+            if room is not None and room < (1 if context or not self._before else 0):
+                raise self._no_room(question, f"its longest option has {longest} tokens")
             kept = context if room is None else context[max(0, len(context) - room) :]
             found.cut = max(found.cut, len(context) - len(kept))
-            prompt = tuple([*self._before, *kept] or ([] if self.is_paired else self.begin))
+            prompt = self._prompt(kept)
             last = found.requests[-1] if found.requests else None
             if last is not None and last.prompt == prompt:
                 found.requests[-1] = PromptOptions(prompt, (*last.options, tuple(ids)))

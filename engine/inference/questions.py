@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.exam import AnswerLine
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.intervals import Bounded
@@ -27,7 +28,6 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.inference.sampling import SharedPrefix, TextModel
 from atelier.engine.inference.scoring import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Batch
-from atelier.engine.io.process import Progress
 from atelier.engine.model.contract import Model, Output
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.placement import local
@@ -228,16 +228,17 @@ def answers(
     return found
 
 
-def text_metrics(lines: Sequence[AnswerLine], progress: Progress) -> dict[str, Bounded]:
+def text_metrics(lines: Sequence[AnswerLine]) -> dict[str, Bounded]:
     """chrF (Popovic 2015) and BLEU with sacrebleu's settings, from 0 to 100, with a 95 % interval of
-    `RESAMPLES` resampled sets of questions. Without sacrebleu nothing, and a warning.
+    `RESAMPLES` resampled sets of questions (their groups do not count). Raises ConfigError without sacrebleu.
     """
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ImportError:
-        progress.warn("chrF and BLEU are left out: sacrebleu is not installed (the extra `eval`)")
-        return {}
+        raise ConfigError(
+            "evals", "free answers need sacrebleu, which is not installed", "install the extra eval"
+        ) from None
     said = [line.get("said", "") for line in lines]
     targets = [line.get("targets", []) for line in lines]
     # a list for each number of a reference; None where a question has fewer

@@ -19,7 +19,9 @@ LIST_MARKS = re.compile(r"[\[\],\s\"']+")
 GROUP = re.compile(r"^[+~]{0,2}/?(?P<group>[\w-]+(/[\w-]+)*)/?(@[^=]*)?=(?P<value>.*)$", re.DOTALL)
 FORM_KEY = re.compile(r"^(\+{1,2}|~)?(?P<key>[A-Za-z_][A-Za-z0-9_./-]{0,200}(@[A-Za-z0-9_.]{1,200})?)(?==|$)")
 ALONE = re.compile(r"[A-Za-z0-9./][A-Za-z0-9._/@-]*")  # a model or file, without a key
-SETS = (".yaml", ".jsonl")  # endings of evaluation sets
+# endings of evaluation sets (engine/io/evaluation_files.py)
+SETS = (".yaml", ".yml", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
+NOT_IN_FORMS = re.compile(r"^[+~]*pose\.allow\b|^[+~]*pose=.*allow")  # runs code of files
 MOST_NESTED = 20
 MOST_WORDS = 200  # of a form; on a command line only the shell sets a limit
 MOST_LETTERS = 10_000  # of one override
@@ -47,6 +49,8 @@ def check_overrides(overrides: Iterable[str], *, is_sweep: bool = False, from_fo
         _check_option(text, place, from_form=from_form)
         if from_form:
             _check_readable(text, place)
+            if NOT_IN_FORMS.search(text):
+                raise ConfigError(place, "lets files run their own code", "give it on a command line")
 
 
 def calls_resolver(text: str) -> bool:

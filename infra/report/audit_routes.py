@@ -86,7 +86,14 @@ def _route(store: Store, index: Index, route: TextRoute, inputs: Inputs) -> Audi
     end = route.end.record
     if route.unknown or end is None:
         lost = route.unknown or f"the record of {route.end.label} {route.end.fingerprint[:8]} is gone"
-        return AuditRoute(kind=route.kind, words=words, unknown=f"{words}: {lost}", lessons=lessons)
+        is_tokenizer = "tokenizer" in route.via
+        return AuditRoute(
+            kind=route.kind,
+            words=words,
+            is_tokenizer=is_tokenizer,
+            unknown=f"{words}: {lost}",
+            lessons=lessons,
+        )
     text = _named(inputs, end.kind, end.fingerprint)
     plain = AuditRoute(
         kind=route.kind, words=words, is_tokenizer="tokenizer" in route.via, text=text, lessons=lessons

@@ -135,16 +135,17 @@ def reading_text(overlap: TextOverlap, reading: RouteReading, result: AuditResul
 
 
 def clean_tables(exams: Sequence[ModelExam], audits: Mapping[str, AuditResult]) -> list[Table]:
-    """For each exam of an audited model: the main metric on all questions, on those that were read, and on
-    those that were not, with the difference of the two.
+    """For each exam of an audited model: the main metric on all questions, on those that were read or may have
+    been, and on the others, with the difference of the two.
     """
     rows = []
     for each in exams:
         result = audits.get(each.model)
-        found = next((one for one in (result or {"sets": []})["sets"] if one["name"] == set_name(each)), None)
+        sets = result["sets"] if result else []
+        found = next((one for one in sets if one["base"] == each.exam["set"]), None)
         if found is None or not each.main:
             continue
-        dirty = {one["id"] for one in found["questions"] if one["status"] in ("read", "unknown")}
+        dirty = {one["id"] for one in found["questions"] if one["status"] != "unread"}
         kind = each.exam["kind"]
         read = [line for line in each.lines if line["id"] in dirty]
         clean = [line for line in each.lines if line["id"] not in dirty]
@@ -164,8 +165,3 @@ def clean_tables(exams: Sequence[ModelExam], audits: Mapping[str, AuditResult]) 
         )
     head = ("model", "set", "metric", "all", "read or unknown", "clean", "read - clean", "questions")
     return [Table("Clean scores", head, rows, [""] * len(rows))] if rows else []
-
-
-def set_name(each: ModelExam) -> str:
-    """The name under which a set is audited: questions are the same for any number of shots."""
-    return f"{each.exam['set']}.0"

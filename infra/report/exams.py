@@ -31,6 +31,7 @@ SHORT = {
     "f1": "F1",
     "chrf": "chrF",
     "bleu": "BLEU",
+    "perplexity": "perplexity",
     "bits_per_byte": "bits/byte",
 }
 

@@ -2,6 +2,7 @@
 and tokenizer.
 """
 
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from atelier.infra.dag import Reference
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import last_checkpoint, read_trajectory
 
+OF_SHOTS = re.compile(r"(\.\d+)?(\.draw\d+)?$")  # end of a set's name: its shots and draw
 ANY_VOCAB = 2  # the tokenizer is the same, so shapes are compared without its size
 
 _store: ContextVar[Store] = ContextVar("store")
@@ -44,7 +46,7 @@ def sets_of_exams(store: Store, word: str) -> list[str]:
     exams = (each for each in store.records("exam") if not asked.isdisjoint(each.parents.values()))
     sets = {each.parents["set"]: "" for each in exams}
     found = [record for each in sets if (record := store.find("evaluation", each)) is not None]
-    return list({record.name.partition(".")[0]: record.fingerprint for record in found}.values())
+    return list({OF_SHOTS.sub("", record.name): record.fingerprint for record in found}.values())
 
 
 @dataclass(frozen=True)

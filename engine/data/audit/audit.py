@@ -78,7 +78,11 @@ class QuestionAudit:
         self._vocabularies: dict[str, Vocabulary] = {}
         self.posed = {name: PosedSet.of(input_of(run, f"set.{name}"), scratch) for name in config.sets}
         # text whose readers' steps are unknown is seen: only places in it are unknown
-        self.unseen = [route.unknown for route in config.routes if route.unknown and not route.text]
+        self.unseen = [
+            route.unknown
+            for route in config.routes
+            if route.unknown and not route.text and not route.is_tokenizer
+        ]
 
     @cached_property
     def parts(self) -> list[QuestionPart]:
@@ -89,9 +93,7 @@ class QuestionAudit:
         for name, posed in self.posed.items():
             for number, question in enumerate(posed.questions):
                 own = [part for part in question["parts"] if _words(part) >= LEAST]
-                if not own and question["answer_text"]:
-                    own = [" ".join([*question["parts"], question["answer_text"]])]
-                found += [QuestionPart(name, number, QUESTION, part) for part in own or question["parts"]]
+                found += [QuestionPart(name, number, QUESTION, part) for part in own or _together(question)]
                 if question["answer_text"] and question["answer_text"] not in question["parts"]:
                     found.append(QuestionPart(name, number, ANSWER, question["answer_text"]))
         return found
@@ -147,9 +149,10 @@ class QuestionAudit:
                 place.readings.append(_never(number))
         if not trained:
             return
-        if route.plan is None:
+        if route.plan is None or (route.tokens and "tokenizer" not in route.inputs):
             for place in trained:
-                told = _never(number) if route.is_tokenizer else _whole(number, route.unknown)
+                lost = route.unknown or ("" if route.plan is None else "the record of its tokenizer is gone")
+                told = _never(number) if route.is_tokenizer else _whole(number, lost)
                 place.readings.append(told)
             return
         try:
@@ -213,6 +216,7 @@ class QuestionAudit:
             sets.append(
                 AuditedSet(
                     name=name,
+                    base=posed.settings.name,
                     fingerprint=input_of(self._run, f"set.{name}").record.fingerprint,
                     counts={status: counts[status] for status in STATUSES},
                     answers_too_short=short,
@@ -231,9 +235,7 @@ class QuestionAudit:
         overlaps = [self._overlap(place) for place in _best(places)]
         statuses = {_status([each["times"] for each in overlap["readings"]]) for overlap in overlaps}
         if not overlaps:
-            searched = [*question["parts"], question["answer_text"], " ".join(question["parts"])]
-            whole = " ".join([*question["parts"], question["answer_text"]])
-            is_told = max(_words(text) for text in [*searched, whole]) >= LEAST
+            is_told = sum(map(_words, [*question["parts"], question["answer_text"]])) >= LEAST
             statuses = {"unknown"} if self.unseen else {"clean"} if is_told else {"too_short"}
         status: Status = next(each for each in STATUSES if each in statuses)
         if status == "unread" and self.unseen:
@@ -306,6 +308,19 @@ def _told(route: int, reading: SpanReading, after: int) -> RouteReading:
     if reading.unknown:
         found["unknown"] = reading.unknown
     return found
+
+
+def _together(question: QuestionLine) -> list[str]:
+    """A question whose parts are too short alone, with its answer: as it is asked, from its first own word
+    on, and without the template's words.
+    """
+    asked = question["context"] or next(iter(question.get("contexts", [])), "")
+    options, answer = question["options"], question["answer_text"]
+    found = sorted((asked.find(part), part) for part in question["parts"] if part in asked)
+    begin = found[0][0] if found else 0
+    right = options[question["answer"]] if options else f" {answer}"
+    plain = " ".join([*(part for _, part in found), answer])
+    return list(dict.fromkeys([asked[begin:] + right, plain]))
 
 
 def _words(text: str) -> int:

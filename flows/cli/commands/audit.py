@@ -1,6 +1,7 @@
 """`atelier audit <model> [set ...]`: run the flow `audit` and print its result."""
 
 import json
+import re
 import shlex
 import sys
 from argparse import Namespace
@@ -16,6 +17,7 @@ from atelier.infra.report.audits import audit_tables, audits_of, question_lines
 from atelier.infra.store.existing_model import sets_of_exams
 from atelier.infra.store.store import Store, default_root
 
+STRANGE = re.compile(r"[,=\[\]{}\s]")
 MOST = 20  # questions shown
 VERDICTS = {
     0: "clean: no question was read",
@@ -28,7 +30,13 @@ def run(options: Namespace) -> int:
     """Audit, and print. Returns 0 for clean, 3 for an overlap, 4 for unknown, 1 if a task failed."""
     check_root(will_write=True)
     store = Store(default_root())
+    if strange := STRANGE.search(options.model):
+        raise ConfigError(
+            "model", f"{options.model!r} has {strange[0]!r}", "name one model; run once for each"
+        )
     given = [word for word in options.set or [] if "=" in word]
+    if named := [word for word in given if word.startswith("models=")]:
+        raise ConfigError("set", f"{named[0]}: the model is the first word", "run once for each model")
     words = [word for word in options.set or [] if word not in given]
     if not any(word.startswith("evals=") for word in given):
         words = words or sets_of_exams(store, options.model)
