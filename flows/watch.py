@@ -1,8 +1,7 @@
 """watch: ask checkpoints of trainings the questions of evaluation sets. The command `atelier watch` runs it
 for each new checkpoint while a training goes on.
 
-atelier watch student_a mytask.yaml --every 2
-atelier plan watch checkpoints=[3f2a91c0@400] evals=[mytask.yaml]
+atelier watch checkpoints=[3f2a91c0@400] evals=[mytask.yaml]
 """
 
 from atelier.engine.config.error import ConfigError

@@ -14,7 +14,6 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.flows.cli import syntax
 from atelier.flows.run.catalog import flow_names, groups, option_text, options
 from atelier.flows.run.compose import compose
-from atelier.flows.run.overrides import with_models
 from tests.checkout import TOP
 from tests.stored_models import store_with
 
@@ -72,7 +71,7 @@ def check_words(line: tuple[str, ...]) -> None:
     elif first in flow_names():
         if "-m" in words:
             words = [first_point(word) for word in words]
-        compose(first, with_models(first, [word for word in words if not word.startswith("-")]))
+        compose(first, [word for word in words if not word.startswith("-")])
     else:
         assert first in ("--help", "--version", "help"), line
 

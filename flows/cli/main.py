@@ -108,6 +108,8 @@ def _dispatch(arguments: list[str]) -> int:
 
                 print(f"\nas a flow:\n{of_flow(first, ())}")
             return 0
+        if first in catalog.flow_names() and rest and all("=" in word for word in rest):
+            return _flow(first, rest, arguments)
         options = syntax.parse_words(command, rest)
         return importlib.import_module(f"atelier.flows.cli.commands.{first}").run(options)
     elif first in catalog.flow_names():

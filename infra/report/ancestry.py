@@ -224,8 +224,8 @@ class _Walk:
                 yield from self._to(way, key, fp)
             elif first == "teacher" and key != "teacher":
                 yield from self._taught(read, way, key, fp)
-            elif first not in NOT_DATA and (reading := read.reading(key)) is not None:
-                yield from self._to(replace(way, training=reading), key, fp)  # else `problems` tell
+            elif first not in NOT_DATA:
+                yield from self._to(replace(way, training=read.reading(key)), key, fp)
         if read.teacher:
             yield from self._taught(read, way, "teacher", read.teacher)
 

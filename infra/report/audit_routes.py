@@ -101,7 +101,9 @@ def _route(store: Store, index: Index, route: TextRoute, inputs: Inputs) -> Audi
     read, tokenizer = route.training, _tokenizer_of(index, route)
     named = {"tokenizer": _named(inputs, "tokenizer", tokenizer)} if tokenizer else {}
     if read is None:
-        return plain.model_copy(update={"inputs": named})
+        lost = any(each.record is not None and "trajectory" in each.record.parents for each in route.chain)
+        unknown = f"{words}: no record tells which steps read it" if lost else ""
+        return plain.model_copy(update={"inputs": named, "unknown": unknown})
     try:
         plan = plan_of(store, index.trajectory_records, index.records, read)
     except (AtelierError, ValueError, KeyError, TypeError) as error:

@@ -135,8 +135,8 @@ def reading_text(overlap: TextOverlap, reading: RouteReading, result: AuditResul
 
 
 def clean_tables(exams: Sequence[ModelExam], audits: Mapping[str, AuditResult]) -> list[Table]:
-    """For each exam of an audited model: the main metric on all questions, on those that were read or may have
-    been, and on the others, with the difference of the two.
+    """For each exam of an audited model: the main metric on all questions, on those that were read or may
+    have been, and on the others, with the difference of the two.
     """
     rows = []
     for each in exams:

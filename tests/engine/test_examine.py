@@ -211,7 +211,9 @@ def test_a_text_that_fits_is_scored_as_one_row(study):
         nats = -float(logits.double().log_softmax(-1).gather(1, ids[0, 1:, None]).sum())
         assert line["nats"] == pytest.approx([nats], rel=1e-5)
         assert line["bytes"] == [len(question["targets"][0].encode())]
-    assert [*exam["metrics"]] == ["bits_per_byte"]
+    assert [*exam["metrics"]] == ["bits_per_byte", "byte_perplexity", "word_perplexity"]
+    bits = exam["metrics"]["bits_per_byte"]["value"]
+    assert exam["metrics"]["byte_perplexity"]["value"] == pytest.approx(2**bits)
 
 
 def test_contexts_without_room_lose_their_beginning_and_are_counted(study):

@@ -14,7 +14,7 @@ from atelier.engine.data.row import kind_of
 from atelier.engine.data.source import Files
 from atelier.engine.data.source_reader import SourceReader
 
-LEAST_WORDS = 3  # of a row's text that is searched for by itself
+LEAST_WORDS, LEAST_LETTERS = 2, 12  # of a row's text that is one of a question's parts: one of both
 MOST_DEEP = 32  # levels of lists and objects in a row
 BATCH = 256  # rows rendered at once
 
@@ -69,7 +69,11 @@ def parts_of(row: dict[str, Json], asked: str) -> tuple[tuple[str, ...], str]:
     """The texts of a row that are asked word for word and have a few words, else all that is asked; and the
     longest of the former.
     """
-    texts = dict.fromkeys(text for text in _texts(row) if len(text.split()) >= LEAST_WORDS and text in asked)
+    texts = dict.fromkeys(
+        text
+        for text in _texts(row)
+        if (len(text.split()) >= LEAST_WORDS or len(text) >= LEAST_LETTERS) and text in asked
+    )
     return tuple(texts) or (asked,), max(texts, key=len, default="")
 
 

@@ -92,7 +92,13 @@ def audit(statuses: dict[str, str], unseen: list[str] | None = None) -> AuditRes
             "split": "train", "begin": 4, "end": 90, "excerpt": "some text", "readings": [reading],
         }  # fmt: skip
         questions.append({"id": number, "status": status, "overlaps": [overlap]})
-    made = {"name": "quiz.0", "fingerprint": "f", "counts": {"read": 1}, "answers_too_short": 2}
+    made = {
+        "name": "quiz.0",
+        "base": "quiz",
+        "fingerprint": "f",
+        "counts": {"read": 1},
+        "answers_too_short": 2,
+    }
     result = {
         "model": "a", "fingerprint": "f", "sets": [made | {"questions": questions}],
         "routes": ["its own text: model a"], "unseen": unseen or [],
