@@ -62,14 +62,16 @@ ALWAYS = ("experiment", "pool")
 NEVER = ("role", "tracker")  # overrides replace a whole role or the tracker
 NESTED = ("ahead.",)  # groups that only some options have; chosen by an override
 BASIC = (  # first on the page: the first MOST_BASIC of these in the flow
-    "experiment", "pool", "name", "source", "init", "models", "chats.source", "data.source", "train.steps",
-    "train.seed", "model", "optim.lr", "score.controls", "roles.student_a.optim.lr", "finetune.num_labels",
-    "finetune.epochs", "roles.teacher.optim.lr", "tokenizer", "train.global_batch", "score.max_tokens",
+    "experiment", "pool", "name", "source", "init", "models", "checkpoints", "evals", "chats.source",
+    "data.source", "train.steps", "train.seed", "model", "optim.lr", "score.controls",
+    "roles.student_a.optim.lr", "finetune.num_labels", "finetune.epochs", "roles.teacher.optim.lr",
+    "tokenizer", "train.global_batch", "score.max_tokens",
 )  # fmt: skip
 MOST_BASIC = 10
 FIRST_LOOK = "tiny"  # the experiment chosen by default
 KEYS = (  # the keys changed most; `*` is any name; a flow's form has those in its configuration
-    "name", "init", "models", "source", "pool.queue", "chats.source", "data.source", "data.field",
+    "name", "init", "models", "checkpoints", "evals", "pose.draws", "pose.data", "examine.precision",
+    "source", "pool.queue", "chats.source", "data.source", "data.field",
     "train.steps", "train.global_batch", "train.sequence", "train.precision", "train.seed",
     "train.checkpoint_every", "parallel.shard", "parallel.replicate", "parallel.tensor",
     "parallel.pipeline", "parallel.context", "parallel.expert", "optim.lr", "roles.*.optim.lr",
@@ -78,9 +80,9 @@ KEYS = (  # the keys changed most; `*` is any name; a flow's form has those in i
     "score.controls", "score.max_tokens", "score.max_examples",
 )  # fmt: skip
 SECTIONS = (  # of a form, in order; others follow in the flow's order
-    "experiment", "pool", "name", "source", "init", "models", "chats", "data", "tokenizer", "train", "model",
-    "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "tune", "finetune",
-    "score",
+    "experiment", "pool", "name", "source", "init", "models", "checkpoints", "chats", "data", "tokenizer",
+    "train", "model", "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "tune", "finetune",
+    "score", "evals", "pose", "examine",
 )  # fmt: skip
 RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # after all sections
 ONE_RANK = ("finetune",)  # flows of short trainings on one rank: no fields for axes and checkpoints

@@ -29,7 +29,10 @@ from tests.marks import quick
 from tests.stored_models import store_with
 
 FLOWS = flow_names()
-NEEDED = {"init": "mine", "models": ["teacher"], "source": "/exported/student_a", "chats_source": "/talks"}
+NEEDED = {
+    "init": "mine", "models": ["teacher"], "source": "/exported/student_a", "chats_source": "/talks",
+    "evals": ["builtins"], "checkpoints": ["3f2a91c0@400"], "pose_data": "questions",
+}  # fmt: skip
 LOOKED_UP = {"pretrain": ("init",)}  # in the store, when a run is composed
 BESIDE = {"nebula": ("sites=[]",)} | {  # a form's run is at one site; memory of their own models
     flow: ("score.memory_gb=0",) for flow in ("semoe", "cpm2")
