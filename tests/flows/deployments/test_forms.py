@@ -98,7 +98,9 @@ def filled(flow: str) -> dict[str, Any]:
 def written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    text = f"[{','.join(value)}]" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        value = "[" + ",".join(repr(each) if "@" in each else each for each in value) + "]"
+    text = str(value)
     return f"'{text}'" if text.startswith("/") else text
 
 
