@@ -21,6 +21,7 @@ from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import total_bytes
 
+SHARED = 8  # words of a part that makes two questions one group
 SHOWN = 3  # pairs of equal questions that an error names
 
 
@@ -147,9 +148,18 @@ def _drawn(questions: Sequence[AskedQuestion], source: QuestionSource, config: P
 
 
 def _groups(questions: Sequence[AskedQuestion]) -> list[str]:
-    """The id of the first question with the same longest text, else the question's own."""
+    """The id of the first question with the same passage, longest text or part of SHARED words, else the
+    question's own.
+    """
     first: dict[str, str] = {}
-    return [first.setdefault(one.shared, one.id) if one.shared else one.id for one in questions]
+    found = []
+    for one in questions:
+        texts = dict.fromkeys([one.shared, *(part for part in one.parts if len(part.split()) >= SHARED)])
+        group = next((first[text] for text in texts if text in first), one.id)
+        for text in filter(None, texts):
+            first.setdefault(text, group)
+        found.append(group)
+    return found
 
 
 def _line(one: AskedQuestion, group: str, shots: list[int]) -> QuestionLine:

@@ -28,8 +28,8 @@ class PosedRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedQuestion:
-    """A question as it is asked. `shot`: its text as a solved example. `shared`: the longest of its row's
-    texts that is asked, '' if none. Other fields as of a QuestionLine.
+    """A question as it is asked. `shot`: its text as a solved example. `shared`: its passage, else the
+    longest of its row's texts that is asked, '' if none. Other fields as of a QuestionLine.
     """
 
     where: str

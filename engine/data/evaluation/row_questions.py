@@ -98,7 +98,7 @@ def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
         targets=tuple(answers) if kind == "free" else (),
         answer_text=answers[0].strip(),
         parts=parts,
-        shared=shared,
+        shared=_text(row, ("passage",)) if _has(row, ("passage",)) else shared,
         shot=f"{context}{continued[answer]}{BETWEEN}",
     )
 
