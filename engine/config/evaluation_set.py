@@ -89,5 +89,6 @@ class Pose(Spec):
     max_questions: int = Field(default=0, ge=0, description="first questions of each source; 0 = all")
     data: str = Field(default="evals", description="folder of the data files that sources name")
     allow: tuple[str, ...] = Field(
-        default=(), description="sources whose own Python code may run, by name; none are trusted otherwise"
+        default=(),
+        description="sources that may run their own Python code and name files elsewhere",
     )

@@ -76,6 +76,8 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
         needed[POOL] = task.pool_split
     for use, split in needed.items():
         files[use] = _data_files(task, split, path, data, said.get("metadata"))
+        if word not in allow:
+            _check_inside(files[use], path, data)
     name = task.task or _stem(word)
     document = task.model_dump(mode="json", exclude_defaults=True, by_alias=True)
     return FoundSource(_checked(name, str(path)), "task", str(path), document, shots, files)
@@ -153,6 +155,20 @@ def _code(word: str, said: Mapping[str, Json], path: Path, allow: tuple[str, ...
     if len(files) > 1:
         raise ConfigError(str(path), f"names code in {len(files)} files", "put it into one")
     return sorted(files)
+
+
+def _check_inside(files: list[str], path: Path, data: str) -> None:
+    """Raise ConfigError for a file outside the folders of the task and of data sets: a task from elsewhere
+    may name any file of this machine.
+    """
+    folders = [path.parent.resolve(), Path(data).resolve()]
+    for file in files:
+        if not any(Path(file).resolve().is_relative_to(folder) for folder in folders):
+            raise ConfigError(
+                f"{path}.dataset_kwargs.data_files",
+                f"{file} lies outside the folder of the task and that of data sets",
+                f"move it there, or trust this source: pose.allow=[{path}]",
+            )
 
 
 def _data_files(task: TaskSource, split: str, path: Path, data: str, about: Json) -> list[str]:

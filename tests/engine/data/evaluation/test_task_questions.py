@@ -9,6 +9,7 @@ import pytest
 
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.evaluation import task_questions
+from atelier.engine.io.evaluation_files import find
 from tests.engine.data.evaluation.posing import ROW, ROWS, posed, task_of_rows
 
 
@@ -222,3 +223,20 @@ def test_code_of_a_task_runs_only_if_its_source_is_named(tmp_path: Path) -> None
     (tmp_path / "steps.py").write_text("import nothing_like_this")
     with pytest.raises(ConfigError, match=r"its code cannot be imported \(ModuleNotFoundError"):
         posed(task, allow=(str(task),))
+
+
+def test_a_task_names_no_files_elsewhere_unless_it_is_trusted(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text('{"q": "one two", "a": "three"}\n')
+    folder = tmp_path / "task"
+    folder.mkdir()
+    (folder / "link.jsonl").symlink_to(secret)
+    for number, name in enumerate((str(secret), "../secret.jsonl", "link.jsonl")):
+        task = folder / f"task{number}.yaml"
+        task.write_text(
+            f"task: t\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {name}}}}}\n"
+            "output_type: generate_until\ntest_split: test\ndoc_to_text: q\ndoc_to_target: a\n"
+        )
+        with pytest.raises(ConfigError, match=r"lies outside the folder .*pose.allow=\["):
+            find(str(task), str(folder / "data"), (), "evals")
+        assert find(str(task), str(folder / "data"), (str(task),), "evals").files["questions"]
