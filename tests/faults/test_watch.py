@@ -18,7 +18,6 @@ from tests.faults.command import TRAIN, Command, CommandStore
 STEPS, EVERY = 6000, 600
 LONG = (*TRAIN, f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.keep=20")
 SHORT = (*TRAIN, "train.steps=40", "train.checkpoint_every=10", "train.keep=20")
-pytest_plugins = ("tests.faults.conftest",)
 
 
 @pytest.fixture
