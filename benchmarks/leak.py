@@ -128,7 +128,7 @@ def of_seed(seed: int, folder: Path, copies: list[int]) -> dict[str, Any]:
         dirty = f"dirty{number}"
         write(
             folder / f"{dirty}.jsonl",
-            [{"text": text} for text in texts(random.Random(seed), planted, number)],
+            [{"text": text} for text in texts(random.Random(f"{seed} {number}"), planted, number)],
         )
         same = (*TRAINED, f"train.seed={seed}")
         atelier(
