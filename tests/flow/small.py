@@ -10,7 +10,7 @@ from atelier.flows.run.catalog import flow_names
 PORTS = "ATELIER_TESTS_PORTS"  # words for `up`: ports that nobody has
 SHORTER = 16  # by so much than a page's number of steps
 OPEN = ("experiment=tiny", "train.steps=8", "tracker=none")  # what a page's words leave open
-WITHOUT_TRAINING = ("score", "convert", "corpus", "adopt", "finetune")  # that take no train.steps
+WITHOUT_TRAINING = ("score", "convert", "corpus", "adopt", "finetune", "examine")  # that take no train.steps
 
 
 def swept(text: str) -> list[str]:
