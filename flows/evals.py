@@ -79,11 +79,12 @@ class Evals:
 def asked(words: list[str], pose: Pose, known: Mapping[str, Reference] | None = None) -> dict[str, Reference]:
     """The sets as they are searched for: without solved examples. Those of `known` are not made again."""
     plain = pose.model_copy(update={"shots": (0,), "draws": 1})
-    found: dict[str, Reference] = {}
-    for word in words:
-        name = f"{find(word, pose.data, pose.allow, 'evals', 0).name}.0" if is_source(word) else ""
-        found |= {name: known[name]} if known and name in known else posed([word], plain)
-    return found
+    names = {
+        word: f"{find(word, pose.data, pose.allow, 'evals', 0).name}.0" for word in words if is_source(word)
+    }
+    found = {name: known[name] for name in names.values() if known and name in known}
+    rest = [word for word in words if names.get(word) not in found]
+    return found | (posed(rest, plain) if rest else {})
 
 
 def audited(model: Reference, sets: dict[str, Reference], corpora: Iterable[Reference] = ()) -> Reference:

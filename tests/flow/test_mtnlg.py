@@ -131,11 +131,8 @@ def test_a_document_is_found_by_its_text_and_a_wrong_word_is_refused_with_the_wa
 def test_a_changed_threshold_runs_only_what_follows_it(atelier: Atelier, arguments: tuple[str, ...]) -> None:
     changed = (*arguments[1:], "data.curation.deduplicate.threshold=0.85")
     states = {name: state for name, state in atelier.states("mtnlg", *changed).items()}
-    assert {name for name, state in states.items() if state == "reuse"} == {
-        "collect",
-        "collect-other",
-        "filter_documents",
-    }
+    reused = {name for name, state in states.items() if state == "reuse" and not name.startswith("pose.")}
+    assert reused == {"collect", "collect-other", "filter_documents"}
 
 
 def test_killed_at_drawn_moments_it_ends_with_equal_bytes(
