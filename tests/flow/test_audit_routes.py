@@ -184,7 +184,7 @@ def test_bad_calls_are_refused_and_short_questions_are_not_called_clean(made: Ma
     known = "asked.0"  # of the store
     for words, why in {
         ("nobody", made.asked): "no model called 'nobody'",
-        ("student", made.asked, twin): "are both called asked.0",
+        ("student", made.asked, twin): "two sets are called asked.0",
         ("student", known, twin): "two sets are called asked.0",
         ("student", str(tmp_path / "missing.jsonl")): "does not exist",
         ("student",): "none is given",
