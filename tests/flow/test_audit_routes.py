@@ -182,6 +182,7 @@ def test_bad_calls_are_refused_and_short_questions_are_not_called_clean(made: Ma
     short = tmp_path / "short.jsonl"
     short.write_text('{"question": "How deep is it?", "answer": "seven"}\n')
     known = "asked.0"  # of the store
+    said_in(made.root, "audit", "student", made.asked)
     for words, why in {
         ("nobody", made.asked): "no model called 'nobody'",
         ("student", made.asked, twin): "two sets are called asked.0",
