@@ -110,6 +110,7 @@ def test_a_killed_training_is_watched_on_when_it_goes_on(
     assert set(published(command_store).values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_examined_and_a_damaged_checkpoint_is_named(
     command_store: CommandStore, questions: str
 ) -> None:
