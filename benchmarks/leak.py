@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP / "src"), str(TOP), str(Path(__file__).parent)]
@@ -26,7 +26,7 @@ sys.path[:0] = [str(TOP / "src"), str(TOP), str(Path(__file__).parent)]
 from machine import keep
 from shots import CONSONANTS, VOWELS, atelier, lines_of
 
-from atelier.engine.config.audit import RESULT
+from atelier.engine.config.audit import RESULT, AuditResult
 from atelier.engine.config.exam import AnswerLine
 from atelier.engine.config.intervals import apart, share, t95
 from atelier.engine.io.artifact import open_input
@@ -167,8 +167,8 @@ def audit_of(folder: Path, store: Path, model: str, read: set[str]) -> dict[str,
     records = [record for record in Store(str(store)).records("audit") if record.name == f"{model} audit"]
     newest = max(records, key=lambda each: each.provenance.get("ended", 0))
     source = open_input(Store(str(store)).address("audit", newest.fingerprint))
-    [result] = source.json(RESULT, store / "scratch")["sets"]  # type: ignore[misc]
-    said = {each["id"] for each in result["questions"] if each["status"] == "read"}  # type: ignore[index]
+    [result] = cast(AuditResult, source.json(RESULT, store / "scratch"))["sets"]
+    said = {each["id"] for each in result["questions"] if each["status"] == "read"}
     return {"planted": len(said & read), "others": len(said - read)}
 
 

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP / "src"), str(TOP), str(Path(__file__).parent)]
 
 from machine import keep
 
-from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, difference
+from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult, difference
 from atelier.engine.io.artifact import open_input
 from atelier.infra.store.store import Store
 
@@ -86,8 +86,9 @@ def lines_of(store: Path, name: str) -> tuple[float, list[AnswerLine]]:
     found = [record for record in Store(str(store)).records("exam") if record.name == name]
     record = max(found, key=lambda each: each.provenance.get("ended", 0))
     source = open_input(Store(str(store)).address("exam", record.fingerprint))
-    accuracy = source.json(EXAM, store / "scratch")["metrics"]["accuracy"]["value"]  # type: ignore[index]
-    return accuracy, source.lines(ANSWERS, store / "scratch")  # type: ignore[return-value]
+    exam = cast(ExamResult, source.json(EXAM, store / "scratch"))
+    lines = cast(list[AnswerLine], source.lines(ANSWERS, store / "scratch"))
+    return exam["metrics"]["accuracy"]["value"], lines
 
 
 def of_seed(seed: int, folder: Path, steps: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ questions. What a model says to a question does not depend on the other question
 ranks, except by the rounding of sums.
 """
 
+import io
 import json
 import os
 import sys
@@ -301,7 +302,7 @@ def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
     settings, asked = config.examine, config.checkpoint
     gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
     grid = Grid(gang, Axes(replicate=settings.replicate, tensor=settings.tensor))
-    progress = Progress(stream if gang.is_first else open(os.devnull, "w"))  # noqa: SIM115
+    progress = Progress(stream if gang.is_first else io.StringIO())  # one rank tells
     source = input_of(run, "tokenizer" if asked else "model")
     network, spec = (
         read_checkpoint(asked, settings, grid) if asked else read_network(source, scratch, settings, grid)

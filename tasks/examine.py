@@ -64,13 +64,13 @@ def exams(
 def run(node: Node, context: RunContext) -> None:
     """Ask the questions of the sets without an exam."""
     missing, config = context.missing(node), section_of(node.config)
-    wanted = {"model", *(f"set.{key}" for key in missing)}
+    left_out = {f"set.{key}" for key in node.products if key not in missing}
     context.gang(
         GangRequest(
             node=node,
             module="atelier.engine.examine",
             config=lambda fences: config,
             outputs=missing,
-            inputs=lambda: {role: url for role, url in context.urls(node).items() if role in wanted},
+            inputs=lambda: {role: url for role, url in context.urls(node).items() if role not in left_out},
         )
     )

@@ -4,15 +4,12 @@ the trajectory, and needs neither its lease nor a finished model.
 
 from collections.abc import Mapping
 
-from atelier.engine.config.document import section_of
 from atelier.engine.config.exam import CheckpointAddress, Examine, ExamineConfig
 from atelier.engine.config.parallel import Parallel
 from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Node, Reference, declare, input_of
-from atelier.infra.run.context import RunContext
-from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.checkpoints import Checkpoint
-from atelier.tasks.examine import exams
+from atelier.tasks import examine
 
 
 def examine_checkpoint(
@@ -29,7 +26,7 @@ def examine_checkpoint(
     node = Node(
         name=f"examine.{checkpoint.name}.{checkpoint.trajectory[:8]}.{checkpoint.step}",
         task="examine_checkpoint",
-        products=exams(
+        products=examine.exams(
             name,
             {"trajectory": checkpoint.trajectory},
             sets,
@@ -50,18 +47,4 @@ def examine_checkpoint(
     return declare(node, [checkpoint.tokenizer, *sets.values()])
 
 
-def run(node: Node, context: RunContext) -> None:
-    """Ask the questions of the sets without an exam. Raises DamageError if a file of the checkpoint is
-    damaged, or was removed.
-    """
-    missing, config = context.missing(node), section_of(node.config)
-    wanted = {"tokenizer", *(f"set.{key}" for key in missing)}
-    context.gang(
-        GangRequest(
-            node=node,
-            module="atelier.engine.examine",
-            config=lambda fences: config,
-            outputs=missing,
-            inputs=lambda: {role: url for role, url in context.urls(node).items() if role in wanted},
-        )
-    )
+run = examine.run  # damage to a file of the checkpoint raises DamageError

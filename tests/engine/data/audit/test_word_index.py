@@ -223,7 +223,10 @@ def test_runs_with_one_hash_are_told_apart_on_the_text(workshop: Workshop, monke
     texts, parts = drawn(3, 20, 20)
     corpus = corpus_of(workshop, lines_of(texts))
     expected = scanned(workshop, corpus, parts)
-    same = lambda hashes, n: np.zeros(max(len(hashes) - n + 1, 0), dtype=np.uint64)  # noqa: E731
+
+    def same(hashes, n):
+        return np.zeros(max(len(hashes) - n + 1, 0), dtype=np.uint64)
+
     monkeypatch.setattr(kept_runs, "ngram_hashes", same)
     monkeypatch.setattr("atelier.engine.data.audit.part_match.ngram_hashes", same)
     assert search(workshop, corpus, parts) == expected == scanned(workshop, corpus, parts)
