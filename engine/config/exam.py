@@ -1,4 +1,4 @@
-"""What a model says to the questions of an evaluation set, and the metrics of that. Torch-free.
+"""A model's answers to the questions of an evaluation set, and their metrics. Torch-free.
 
 An artifact of kind `exam` has two files: exam.json, an ExamResult, and answers.jsonl, an AnswerLine for each
 question, in the set's order.
@@ -23,7 +23,7 @@ PRIOR = "Answer:"  # context of an option alone (GPT-3, 2005.14165, section 2.4)
 
 
 class AnswerLine(TypedDict):
-    """What a model says to a question.
+    """A model's answer to one question.
 
     nats, tokens, bytes: of each option (of a text: one entry), -ln p summed over its tokens. alone: nats of
     each option after PRIOR. best: whether each of the option's tokens is the most likely one. said: the
