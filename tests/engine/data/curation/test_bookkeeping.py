@@ -5,6 +5,7 @@ change the result, nor do kills.
 import json
 import random
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,29 @@ def test_ranks_and_shards_change_nothing(
     ranks: int, shards: int, sources: dict[str, Path], curation: Curation, whole: Pipeline, tmp_path: Path
 ) -> None:
     assert result(Pipeline(tmp_path, sources, curation, ranks=ranks, shards=shards).run()) == result(whole)
+
+
+def test_a_rank_without_work_that_finds_the_result_there_ends_quietly(
+    sources: dict[str, Path],
+    curation: Curation,
+    whole: Pipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance, late = spool.Spool._advance, 0  # pyright: ignore[reportPrivateUsage]
+
+    def slow(self: spool.Spool, units: list[str], before: int) -> int:
+        nonlocal late
+        if self.ranks.rank == 0 or len(units) > 1:
+            return advance(self, units, before)
+        while not spool.exists(self._body):  # pyright: ignore[reportPrivateUsage]
+            time.sleep(0.01)
+        late += 1
+        return 0  # what it read before rank 0 published
+
+    monkeypatch.setattr(spool.Spool, "_advance", slow)
+    assert result(Pipeline(tmp_path, sources, curation, ranks=2, shards=1).run()) == result(whole)
+    assert late
 
 
 class Killed(BaseException):
