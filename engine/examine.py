@@ -23,7 +23,7 @@ from atelier.engine.checkpoint.manifest import read_manifest
 from atelier.engine.checkpoint.reader import load_full
 from atelier.engine.config.base import Json, canonical, parse
 from atelier.engine.config.error import ConfigError, DataError, printable
-from atelier.engine.config.evaluation_set import Metric
+from atelier.engine.config.evaluation_set import Metric, QuestionLine
 from atelier.engine.config.exam import (
     ANSWERS,
     EXAM,
@@ -43,6 +43,7 @@ from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.slices import by_slice, leanings, of_variants
 from atelier.engine.data.asked import ModelQuestion, PosedSet, Reader, windows
 from atelier.engine.data.option_rows import row_size
 from atelier.engine.data.vocabulary import Vocabulary
@@ -113,10 +114,11 @@ class Examiner:
                 length=max(len(one.prompt) + max(map(len, one.options)) for one in each.requests),
                 cut=each.cut,
             )
+            _add_part(line, question)
             if kind == "text":  # the windows of one text
                 line["nats"], line["tokens"] = [sum(nats)], [sum(sizes)]
                 line["words"] = len(question["targets"][0].split())
-            else:
+            elif kind != "valued":
                 line["best"] = best
                 line["right"] = float(best[0] if kind == "cloze" else least(nats) == question["answer"])
             if alone:
@@ -214,8 +216,17 @@ class Examiner:
                 ),
                 cut=prompts[number][1],
             )
+            _add_part(line, question)
             found.append(line)
         return found
+
+
+def _add_part(line: AnswerLine, question: QuestionLine) -> None:
+    """Copy what says to which part of the set a question belongs, and its options' values."""
+    if "slice" in question:
+        line["slice"] = question["slice"]
+    if "values" in question:
+        line["values"] = question["values"]
 
 
 def _of_each(asked: list[ModelQuestion], scored: Scored) -> list[tuple[list[float], list[int], list[bool]]]:
@@ -328,6 +339,7 @@ def publish(
     if settings.kind == "free":
         found |= {name: _interval(each) for name, each in text_metrics(lines).items()}
     first = [OF_LM_EVAL.get(metric.name, metric.name) for metric in settings.metrics[:1]]
+    found |= {name: _interval(each) for name, each in of_variants(lines).items()}
     found = {name: found[name] for name in dict.fromkeys([*first, *found]) if name in found}
     cut = sum(line["cut"] > 0 for line in lines)
     if cut:
@@ -350,6 +362,10 @@ def publish(
         cut=cut,
         metrics=found,
     )
+    if found and (slices := by_slice(lines, settings.kind, next(iter(found)))):
+        exam["slices"] = {name: _interval(each) for name, each in slices.items()}
+    if settings.kind == "valued":
+        exam["leanings"] = leanings(lines, {each["id"]: each["options"] for each in posed.questions})
     output.add_json(EXAM, cast(Json, exam))
     output.add_bytes(ANSWERS, b"".join(canonical(cast(Json, line)) + b"\n" for line in lines))
     summary: dict[str, Json] = {

@@ -30,6 +30,8 @@ EXAMINED: dict[str, Direction] = {  # engine/config/exam.py
     "accuracy_prior": "maximize",
     "exact_match": "maximize",
     "f1": "maximize",
+    "all_right": "maximize",
+    "same_answer": "maximize",
     "chrf": "maximize",
     "bleu": "maximize",
     "bits_per_byte": "minimize",

@@ -22,8 +22,9 @@ from atelier.engine.config.direction import Direction
 KIND = "evaluation"
 SET, QUESTIONS, SHOTS = "set.json", "questions.jsonl", "shots.jsonl"
 # choice: the most likely option; cloze: one target, right if each of its tokens is the most likely one;
-# free: a generated answer; text: the likelihood of a whole text (`targets`, without a context)
-QuestionKind = Literal["choice", "cloze", "free", "text"]
+# free: a generated answer; text: the likelihood of a whole text (`targets`, without a context);
+# valued: options with a value each, of which none is right
+QuestionKind = Literal["choice", "cloze", "free", "text", "valued"]
 
 
 class QuestionLine(TypedDict):
@@ -34,6 +35,7 @@ class QuestionLine(TypedDict):
     group: questions with the same text to read, such as a passage; they are not independent.
     parts: the question's own words, without the template's: pieces of the context, for searches. answer_text:
     the right answer in its own words. contexts: one for each option where they differ; `context` is "" then.
+    slice: a part of the set with results of its own. values: of each option (of `valued`).
     """
 
     id: str
@@ -46,6 +48,8 @@ class QuestionLine(TypedDict):
     parts: list[str]
     answer_text: str
     contexts: NotRequired[list[str]]
+    slice: NotRequired[str]
+    values: NotRequired[list[float]]
 
 
 class ShotLine(TypedDict):

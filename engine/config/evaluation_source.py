@@ -1,18 +1,20 @@
-"""Sources of evaluation sets: tasks of lm-evaluation-harness 0.4.13, and files of rows. Torch-free.
+"""Sources of evaluation sets: tasks of lm-evaluation-harness 0.4.13, files of rows, and probes. Torch-free.
 
-Both are documents: a task as its YAML says, a file of rows with the settings beside it. Keys and defaults of
-a task are lm-eval's.
+All are documents: a task as its YAML says, a file of rows with the settings beside it. Keys and defaults of
+a task are lm-eval's. Probe `templates` is engine/config/probe/templates.py.
 """
 
-from collections.abc import Mapping
-from typing import Literal, get_args
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from atelier.engine.config.base import Count, Json, JsonObject, Spec, parse
+from atelier.engine.config.base import Count, Json, JsonObject, Kind, Spec, parse
 from atelier.engine.config.direction import Direction
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.evaluation_set import Metric, QuestionKind
+from atelier.engine.config.registry import KindChooser
 
 Form = Literal["task", "row", "corpus"]  # engine/data/evaluation/<form>_questions.py; held_out.py
 OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
@@ -40,18 +42,21 @@ METRICS: dict[QuestionKind, dict[str, tuple[str, Direction]]] = {
         "bleu": ("bleu", "maximize"),
         "chrf": ("chrf", "maximize"),
     },
+    "valued": {},  # a set of ours; lm-eval has none
 }
 USUAL = {
     "choice": ("acc", "acc_norm"),
     "cloze": ("perplexity", "acc"),
     "text": tuple(METRICS["text"]),
     "free": ("exact_match",),
+    "valued": (),
 }
 MOST_TOKENS = 256  # lm-eval's default of max_gen_toks
 WITHOUT_MEANING = (  # keys of a task that change nothing of what is asked
     "tag", "group", "group_alias", "task_alias", "version", "metadata", "should_decontaminate",
     "doc_to_decontamination_query",
 )  # fmt: skip
+SLICE = "slice"  # in `metadata`, where lm-eval lets everything be
 NEEDS_LM_EVAL = "run it with lm-eval itself, or write the questions as .jsonl rows"
 REFUSED = {
     "class": "is a task written in Python",
@@ -130,6 +135,7 @@ class TaskSource(Spec):
     num_fewshot: int | None = Field(default=None, ge=0, description="solved examples; null = 0")
     generation_kwargs: GenerationSettings | None = None
     metric_list: tuple[MetricEntry, ...] | None = None
+    slice: str = Field(default="", description="field of the rows that names their part of the set")
 
     @property
     def kind(self) -> QuestionKind:
@@ -155,12 +161,44 @@ class TaskSource(Spec):
         return (until,) if isinstance(until, str) else until
 
 
+class ProbedRow(NamedTuple):
+    """A row with options that a probe asks in other ways."""
+
+    id: str
+    text: str
+    options: tuple[str, ...]
+    answer: int
+
+
+class ProbeSpec(Kind):
+    """A way to make questions from a few lines of YAML, to see one thing about a model. `of`: a file of rows
+    to make them from, relative to the YAML; '' = none.
+    """
+
+    kind: str
+    of: str = ""
+
+    @abstractmethod
+    def rows(self, of: Sequence[ProbedRow], place: str) -> list[dict[str, Json]]:
+        """Rows as a file of rows has them; `group` is the id of the row of `of` that each is made from.
+        Raises ConfigError at `place` for settings that do not fit together.
+        """
+
+
+Probe = Annotated[SerializeAsAny[ProbeSpec], BeforeValidator(KindChooser("probe"))]
+
+
+class ProbeSource(Spec):
+    probe: Probe = Field(description="its kind with its settings")
+
+
 class RowSource(Spec):
     """Settings of a file with one question a row."""
 
     source: str = Field(description="path of the rows")
     kind: QuestionKind | None = Field(
-        default=None, description="cloze or text, which rows do not show; null = choice or free, as rows are"
+        default=None,
+        description="cloze or text, which rows do not show; null = choice, valued or free, as rows are",
     )
     description: str = Field(default="", description="text before the solved examples and the question")
     shots: int = Field(default=0, ge=0, description="solved examples before each question")
@@ -175,7 +213,10 @@ def task_of(document: Mapping[str, Json], place: str) -> TaskSource:
     for key, why in REFUSED.items():
         if key in document and not _is_unset(key, document[key]):
             raise ConfigError(f"{place}.{key}", why, NEEDS_LM_EVAL)
-    kept = {key: one for key, one in document.items() if key not in (*WITHOUT_MEANING, *REFUSED)}
+    kept = {key: one for key, one in document.items() if key not in (*WITHOUT_MEANING, *REFUSED, SLICE)}
+    about = document.get("metadata")
+    if isinstance(about, Mapping) and SLICE in about:
+        kept[SLICE] = about[SLICE]
     task = parse(TaskSource, kept, place)
     if not task.asked_split:
         raise ConfigError(place, "names no split with questions", "give test_split or validation_split")

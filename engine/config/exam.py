@@ -29,7 +29,8 @@ class AnswerLine(TypedDict):
     each option after PRIOR. best: whether each of the option's tokens is the most likely one. said: the
     generated answer; targets: the right ones. right: of `choice` whether the most likely option is the right
     one, of `cloze` whether `best`, of `free` whether the answer is exact. words: of a text, between
-    blanks. length: tokens of the longest row. cut: tokens of the context that had no room.
+    blanks. length: tokens of the longest row. cut: tokens of the context that had no room. slice, values: as
+    the question has them.
     """
 
     id: str
@@ -44,6 +45,8 @@ class AnswerLine(TypedDict):
     targets: NotRequired[list[str]]
     right: NotRequired[float]
     words: NotRequired[int]
+    slice: NotRequired[str]
+    values: NotRequired[list[float]]
     length: int
     cut: int
 
@@ -117,7 +120,9 @@ class Interval(TypedDict):
 
 
 class ExamResult(TypedDict):
-    """exam.json. `metrics`: by name; the first is the main one. `cut`: questions whose context was cut."""
+    """exam.json. `metrics`: by name; the first is the main one. `cut`: questions whose context was cut.
+    `slices`: the main metric of each part of the set. `leanings`: engine/config/slices.py.
+    """
 
     set: str
     kind: QuestionKind
@@ -127,6 +132,8 @@ class ExamResult(TypedDict):
     groups: int
     cut: int
     metrics: dict[str, Interval]
+    slices: NotRequired[dict[str, Interval]]
+    leanings: NotRequired[dict[str, list[str]]]
 
 
 # by kind of question, the main metric first; their directions: engine/config/direction.py
@@ -135,11 +142,13 @@ METRICS: dict[QuestionKind, tuple[str, ...]] = {
     "cloze": ("accuracy", "perplexity", "bits_per_byte"),
     "free": ("exact_match", "f1", "chrf", "bleu"),
     "text": ("bits_per_byte", "byte_perplexity", "word_perplexity"),
+    "valued": ("log_ratio", "expected"),
 }
 
 
 # lm-eval's names; the others are the same. acc_norm is by characters, which are bytes in ASCII
 OF_LM_EVAL = {"acc": "accuracy", "acc_norm": "accuracy_bytes", "acc_bytes": "accuracy_bytes"}
+MEANS = ("f1", "expected", "log_ratio")  # of numbers; other metrics are shares of 0s and 1s
 LOGARITHMS = ("perplexity", "byte_perplexity", "word_perplexity")  # whose logarithm is a mean
 
 
@@ -156,6 +165,10 @@ def value_of(line: AnswerLine, metric: str) -> tuple[float, float] | None:
         return line["right"], 1.0
     if "nats" not in line or "tokens" not in line or "bytes" not in line:
         return None
+    if metric == "expected":
+        return (_expected(line["nats"], line["values"]), 1.0) if "values" in line else None
+    if metric == "log_ratio":
+        return (line["nats"][0] - line["nats"][1], 1.0) if len(line["nats"]) == 2 else None
     nats, answer = line["nats"], line.get("answer", 0)
     if metric in LOGARITHMS:
         units = {
@@ -190,8 +203,15 @@ def estimates(lines: Sequence[AnswerLine], kind: QuestionKind) -> dict[str, Boun
             value, low, high = ratio(tops, bottoms, groups)
             found[metric] = Bounded(_exp(value) or 0.0, _exp(low), _exp(high))
         else:
-            found[metric] = mean(tops, groups) if metric == "f1" else share(tops, groups)
+            found[metric] = mean(tops, groups) if metric in MEANS else share(tops, groups)
     return found
+
+
+def _expected(nats: Sequence[float], values: Sequence[float]) -> float:
+    """The mean of the options' values, each with its probability among the options."""
+    best = min(nats)
+    weights = [math.exp(best - each) for each in nats]
+    return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)
 
 
 def _exp(value: float | None) -> float | None:

@@ -17,8 +17,17 @@ import yaml
 
 from atelier import PROJECT
 from atelier.engine.config.base import Json, parse
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, check_utf8, nearest, printable
-from atelier.engine.config.evaluation_source import FIELDS, FUNCTION, Form, RowSource, TaskSource, task_of
+from atelier.engine.config.evaluation_source import (
+    FIELDS,
+    FUNCTION,
+    Form,
+    ProbeSource,
+    RowSource,
+    TaskSource,
+    task_of,
+)
 from atelier.engine.io.source_files import check_package
 
 OWN = PROJECT / "conf" / "questions"
@@ -68,6 +77,8 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
     if "source" in said:
         rows = parse(RowSource, said, str(path))
         return _of_rows(_stem(word), rows, path.parent, f"{path}.source", shots)
+    if "probe" in said:
+        return _of_probe(_stem(word), parse(ProbeSource, said, str(path)), path, shots or 0)
     files = {CODE: _code(word, said, path, allow, place)}
     task = task_of(said, str(path))
     needed = {QUESTIONS: task.asked_split}
@@ -84,8 +95,27 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
 
 
 def _of_rows(name: str, rows: RowSource, folder: Path, place: str, shots: int | None) -> FoundSource:
-    path = folder / rows.source
-    if not rows.source.endswith(ENDINGS):
+    path = _file_of_rows(folder / rows.source, place)
+    document = rows.model_dump(mode="json", exclude_defaults=True, exclude={"source"})
+    files = {QUESTIONS: [str(path.absolute())]}
+    told = str(path)
+    return FoundSource(
+        _checked(name, place), "row", told, document, rows.shots if shots is None else shots, files
+    )
+
+
+def _of_probe(name: str, source: ProbeSource, path: Path, shots: int) -> FoundSource:
+    place, of = f"{path}.probe", source.probe.of
+    if shots:
+        raise ConfigError(place, "a probe has no solved examples", "pose.shots=[], or ask it alone")
+    files = {QUESTIONS: [str(_file_of_rows(path.parent / of, f"{place}.of").absolute())]} if of else {}
+    document = source.model_dump(mode="json", exclude_defaults=True)
+    document["probe"] = {**section_of(document["probe"]), "kind": source.probe.kind}
+    return FoundSource(_checked(name, place), "row", str(path), document, 0, files)
+
+
+def _file_of_rows(path: Path, place: str) -> Path:
+    if not path.name.endswith(ENDINGS):
         raise ConfigError(place, f"{path} is not a file of rows", f"known: {', '.join(ENDINGS)}")
     if not path.is_file():
         near = nearest(path.name, [one.name for one in path.parent.glob("*")])
@@ -93,12 +123,7 @@ def _of_rows(name: str, rows: RowSource, folder: Path, place: str, shots: int | 
             place, f"{path} does not exist", f"did you mean {path.parent / near}?" if near else ""
         )
     check_package(str(path), place)
-    document = rows.model_dump(mode="json", exclude_defaults=True, exclude={"source"})
-    files = {QUESTIONS: [str(path.absolute())]}
-    told = str(path)
-    return FoundSource(
-        _checked(name, place), "row", told, document, rows.shots if shots is None else shots, files
-    )
+    return path
 
 
 def _unknown(word: str, place: str) -> ConfigError:

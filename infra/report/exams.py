@@ -13,6 +13,7 @@ from atelier.engine.config.document import whole_of
 from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult, chance, difference
 from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.record import Record
+from atelier.engine.config.slices import spread
 from atelier.engine.io.storage import join, read_object, read_text
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.report.table import Table
@@ -21,7 +22,11 @@ from atelier.infra.store.store import Store
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # late: 0.5 s
 
-PERCENT = ("accuracy", "accuracy_tokens", "accuracy_bytes", "accuracy_prior", "exact_match", "f1")
+PERCENT = (
+    "accuracy", "accuracy_tokens", "accuracy_bytes", "accuracy_prior", "exact_match", "f1", "all_right",
+    "same_answer",
+)  # fmt: skip
+FINE = ("bits_per_byte", "expected", "log_ratio")  # shown with three digits
 SHORT = {
     "accuracy": "accuracy",
     "accuracy_tokens": "per token",
@@ -31,6 +36,10 @@ SHORT = {
     "f1": "F1",
     "chrf": "chrF",
     "bleu": "BLEU",
+    "expected": "expected value",
+    "log_ratio": "log ratio",
+    "all_right": "all variants right",
+    "same_answer": "one answer",
     "perplexity": "perplexity",
     "bits_per_byte": "bits/byte",
 }
@@ -128,7 +137,24 @@ def exam_tables(exams: Sequence[ModelExam]) -> list[Table]:
         rows.append([each.label, exam["set"], str(exam["shots"]), f"{exam['questions']:,}", *cells, guess])
     tables = [Table("Exams", head, rows, ["model"] * len(rows)).filled()]
     finished = [each for each in exams if each.step is None]
-    return [*tables, *_differences(finished), *_draws(finished)]
+    return [*tables, *_slices(exams), *_differences(finished), *_draws(finished)]
+
+
+def _slices(exams: Sequence[ModelExam]) -> list[Table]:
+    """The parts of sets, and how far the largest lies from the least."""
+    rows = []
+    for each in exams:
+        slices = each.exam.get("slices", {})
+        leanings = each.exam.get("leanings", {})
+        for name, found in slices.items():
+            value = interval_text(each.main, Bounded(found["value"], found["low"], found["high"]))
+            leans = ", ".join(leanings.get(name, []))
+            rows.append([each.label, each.exam["set"], name, SHORT[each.main], value, leans])
+        if len(slices) > 1:
+            apart = interval_text(each.main, Bounded(spread(slices)))
+            rows.append([each.label, each.exam["set"], "largest - least", SHORT[each.main], apart, ""])
+    head = ("model", "set", "part", "metric", "value", "leans to")
+    return [Table("Parts of sets", head, rows, [""] * len(rows)).filled()] if rows else []
 
 
 def told(each: ModelExam, metric: str) -> str:
@@ -141,7 +167,7 @@ def told(each: ModelExam, metric: str) -> str:
 
 def interval_text(metric: str, found: Bounded, sign: str = "") -> str:
     is_share = metric in PERCENT
-    scale, digits = (100.0, 1) if is_share else (1.0, 3 if metric == "bits_per_byte" else 1)
+    scale, digits = (100.0, 1) if is_share else (1.0, 3 if metric in FINE else 1)
     value, low, high = found
     text = f"{scale * value:{sign}.{digits}f}"
     if low is not None and high is not None:
@@ -199,6 +225,8 @@ def verdict(metric: str, found: Bounded) -> str:
         return "one group: no interval"
     if found.low <= 0 <= found.high:
         return "within chance"
+    if metric not in EXAMINED:
+        return "differs"
     return "better" if (found.value > 0) == is_higher_better(EXAMINED[metric]) else "worse"
 
 

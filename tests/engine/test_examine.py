@@ -302,3 +302,34 @@ def test_neighbours_that_begin_alike_are_one_row_and_score_as_alone(study):
     assert [number for row in rows for number in row.numbers] == [*range(len(requests))]
     assert len(rows) < len(requests) // 2 and exam["questions"] == len(lines)
     assert all(len(row.numbers) == 1 for row in joined(requests, 0, is_paired=True))
+
+
+def test_options_with_values_have_no_right_answer_and_parts_have_results_of_their_own(study):
+    lines = questions("choice", 5)
+    for number, line in enumerate(lines):
+        line["options"], line["values"], line["slice"] = (
+            [" sea", " boat", " poem"],
+            [0, 1, 3],
+            "ab"[number % 2],
+        )
+    model = study.model()
+    of = posed(study, "valued", 5, lines)
+    exam, answered = examined(study, model, of)
+    assert list(exam["metrics"]) == ["expected"] and not any("right" in line for line in answered)
+    weights = [np.exp(-np.array(line["nats"])) for line in answered]
+    expected = [float(each @ [0, 1, 3] / each.sum()) for each in weights]
+    assert exam["metrics"]["expected"]["value"] == pytest.approx(np.mean(expected))
+    assert exam.get("slices", {})["b"]["value"] == pytest.approx(np.mean(expected[1::2]))
+    assert {len(each) for each in exam.get("leanings", {}).values()} == {3}
+
+
+def test_variants_of_a_question_are_compared(study):
+    lines = questions("choice", 6)
+    for number, line in enumerate(lines):
+        line["options"], line["slice"] = [" sea", " boat"], "ab"[number % 2]
+        line["answer"], line["group"] = 0, f"g{number // 2}"
+    exam, answered = examined(study, study.model(), posed(study, "choice", 6, lines))
+    chosen = [int(np.argmin(line["nats"])) for line in answered]
+    same = np.mean([a == b for a, b in zip(chosen[::2], chosen[1::2], strict=True)])
+    assert exam["metrics"]["same_answer"]["value"] == same
+    assert next(iter(exam["metrics"])) == "accuracy"

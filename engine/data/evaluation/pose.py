@@ -155,7 +155,7 @@ def _groups(questions: Sequence[AskedQuestion]) -> list[str]:
     found = []
     for one in questions:
         texts = dict.fromkeys([one.shared, *(part for part in one.parts if len(part.split()) >= SHARED)])
-        group = next((first[text] for text in texts if text in first), one.id)
+        group = one.group or next((first[text] for text in texts if text in first), one.id)
         for text in filter(None, texts):
             first.setdefault(text, group)
         found.append(group)
@@ -176,6 +176,10 @@ def _line(one: AskedQuestion, group: str, shots: list[int]) -> QuestionLine:
     }
     if one.contexts:
         line["contexts"] = list(one.contexts)
+    if one.slice:
+        line["slice"] = one.slice
+    if one.values:
+        line["values"] = list(one.values)
     return line
 
 

@@ -43,6 +43,9 @@ class AskedQuestion:
     parts: tuple[str, ...]
     shared: str = ""
     shot: str = ""
+    group: str = ""  # '' = found by what questions share
+    slice: str = ""
+    values: tuple[float, ...] = ()
 
     @property
     def key(self) -> tuple[str | tuple[str, ...], ...]:

@@ -1,4 +1,4 @@
-"""Questions of a file with one question a row.
+"""Questions of a file with one question a row, and of probes, which make such rows.
 
 A row has `question`, or `context` or `prompt`, and its right answer: `answer` with `options` (or `choices`),
 or `answer` (or `answers`) alone. What is asked is
@@ -7,13 +7,17 @@ or `answer` (or `answers`) alone. What is asked is
   Question: <question>\\nAnswer:  of `question`; `context` and `prompt` are asked as they are
 
 and each option or answer follows with a blank before it, unless it or the end of what is asked has one. Rows
-of the split train are the pool of solved examples, each with a blank line behind it.
+of the split train are the pool of solved examples, each with a blank line behind it. `values` in place of an
+answer: a number for each option. `slice` and `group`: as of a QuestionLine.
 """
+
+import math
+from dataclasses import replace
 
 from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import DataError, nearest
 from atelier.engine.config.evaluation_set import QuestionKind
-from atelier.engine.config.evaluation_source import RowSource, metrics_of
+from atelier.engine.config.evaluation_source import ProbedRow, ProbeSource, RowSource, metrics_of
 from atelier.engine.config.task.prepare import PoseConfig
 from atelier.engine.data.evaluation.questions import (
     AskedQuestion,
@@ -29,6 +33,7 @@ from atelier.engine.io.evaluation_files import QUESTIONS
 
 ASKED = ("question", "context", "prompt")
 OPTIONS, ANSWERS = ("options", "choices"), ("answer", "answers")
+VALUES = "values"
 TRAIN = "train"
 BETWEEN = "\n\n"  # behind a solved example
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -38,9 +43,11 @@ def read(config: PoseConfig, reader: SourceReader) -> QuestionSource:
     """The questions of the rows, and those of the split train as the pool. Raises DataError with file and row
     for what cannot be asked.
     """
+    if "probe" in config.source:
+        return _of_probe(config, reader)
     settings = parse(RowSource, {"source": config.place, **config.source}, config.place)
     rows = rows_of(list(config.files[QUESTIONS]), reader)
-    kind = settings.kind or ("choice" if any(_has(row, OPTIONS) for row in rows[:1]) else "free")
+    kind = settings.kind or _kind_of(rows)
     made = [(row, _question(number, row, kind)) for number, row in enumerate(rows, start=1)]
     return QuestionSource(
         kind=kind,
@@ -54,21 +61,54 @@ def read(config: PoseConfig, reader: SourceReader) -> QuestionSource:
     )
 
 
+def _of_probe(config: PoseConfig, reader: SourceReader) -> QuestionSource:
+    """The questions that a probe makes, from rows of a file if it names one."""
+    probe = parse(ProbeSource, config.source, config.place).probe
+    given = rows_of(list(config.files.get(QUESTIONS, ())), reader)
+    known = {
+        (one := _question(number, row, "choice")).id: (row, one)
+        for number, row in enumerate(given, start=1)
+        if row.values.get("split") != TRAIN
+    }
+    of = [
+        ProbedRow(name, _passage(row) + _text(row, ASKED), one.options, one.answer)
+        for name, (row, one) in known.items()
+    ]
+    place = f"{config.place}.probe"
+    rows = [
+        PosedRow(f"{place}: row {number}", row) for number, row in enumerate(probe.rows(of, place), start=1)
+    ]
+    kind = _kind_of(rows)
+    questions: list[AskedQuestion] = []
+    for number, row in enumerate(rows, start=1):
+        question = _question(number, row, kind)
+        if question.group in known:  # what is searched for in text are the row's own words
+            _, own = known[question.group]
+            question = replace(question, parts=own.parts, answer_text=own.answer_text, shared=own.shared)
+        questions.append(question)
+    return QuestionSource(kind=kind, questions=questions, pool=[], metrics=metrics_of(kind))
+
+
+def _kind_of(rows: list[PosedRow]) -> QuestionKind:
+    """The kind that the first row shows."""
+    first = rows[:1]
+    if not any(_has(row, OPTIONS) for row in first):
+        return "free"
+    return "valued" if any(_has(row, (VALUES,)) and not _has(row, ANSWERS) for row in first) else "choice"
+
+
 def _has(row: PosedRow, names: tuple[str, ...]) -> str:
     """The first of the names that the row has a value of; '' if none."""
     return next((name for name in names if row.values.get(name) is not None), "")
 
 
 def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
-    where, given = row.where, row.values.get("id")
-    if not isinstance(given, str | int | None) or given == "":
-        raise DataError(f"{where}: id is {kind_of(given)}, which is no name; give text or a number")
-    name = str(number if given is None else given)
+    where, name = row.where, _name(row, "id") or str(number)
     if kind == "text":
         text = _text(row, ("text",))
         return AskedQuestion(where=where, id=name, targets=(text,), answer_text=text, parts=(text,))
     context, options = _context(row), _has(row, OPTIONS)
-    if bool(options) != (kind == "choice"):
+    if bool(options) != (kind in ("choice", "valued")):
         why = "has options" if options else "has no options"
         raise DataError(
             f"{where}: {why}, but the questions of this set are of kind {kind}; put other kinds into a file"
@@ -76,14 +116,16 @@ def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
         )
     parts, shared = parts_of(row.values, context)
     blank = "" if not context or context[-1].isspace() else " "
-    if kind == "choice":
+    values: tuple[float, ...] = ()
+    if options:
         listed = row.values[options]
         if not isinstance(listed, list):
             raise DataError(f"{where}: {options} is {kind_of(listed)}, not a list of texts")
         texts = check_options(listed, where)
-        answer = _place(row, texts)
+        values = _values(row, texts) if kind == "valued" else ()
+        answer = 0 if values else _place(row, texts)
         continued = tuple(_after(blank, text) for text in texts)
-        answers = [texts[answer]]
+        answers = [""] if values else [texts[answer]]
     else:
         answers, answer = _answers(row), 0
         if kind == "cloze" and len(answers) > 1:
@@ -99,8 +141,34 @@ def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
         answer_text=answers[0].strip(),
         parts=parts,
         shared=_text(row, ("passage",)) if _has(row, ("passage",)) else shared,
-        shot=f"{context}{continued[answer]}{BETWEEN}",
+        shot="" if values else f"{context}{continued[answer]}{BETWEEN}",
+        group=_name(row, "group"),
+        slice=_name(row, "slice"),
+        values=values,
     )
+
+
+def _name(row: PosedRow, field: str) -> str:
+    """Text or a whole number as a name; '' if there is none."""
+    given = row.values.get(field)
+    if not isinstance(given, str | int | None) or given == "":
+        raise DataError(f"{row.where}: {field} is {kind_of(given)}, which is no name; give text or a number")
+    return "" if given is None else str(given)
+
+
+def _values(row: PosedRow, options: list[str]) -> tuple[float, ...]:
+    given = row.values.get(VALUES)
+    numbers = [
+        float(one)
+        for one in (given if isinstance(given, list) else [])
+        if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+    ]
+    if not isinstance(given, list) or len(numbers) != len(given) or len(numbers) != len(options):
+        raise DataError(
+            f"{row.where}: {VALUES} must be {len(options)} numbers, one for each option; it is"
+            f" {str(given)[:80]}"
+        )
+    return tuple(numbers)
 
 
 def _after(blank: str, text: str) -> str:
@@ -125,10 +193,15 @@ def _text(row: PosedRow, names: tuple[str, ...]) -> str:
 
 
 def _context(row: PosedRow) -> str:
-    asked, text = _has(row, ASKED), _text(row, ASKED)
-    if asked == "question":
+    text = _text(row, ASKED)
+    if _has(row, ASKED) == "question":
         text = f"Question: {text}\nAnswer:"
-    return f"{_text(row, ('passage',))}\n{text}" if _has(row, ("passage",)) else text
+    return _passage(row) + text
+
+
+def _passage(row: PosedRow) -> str:
+    """The row's passage with the end of its line; '' if it has none."""
+    return f"{_text(row, ('passage',))}\n" if _has(row, ("passage",)) else ""
 
 
 def _place(row: PosedRow, options: list[str]) -> int:

@@ -7,6 +7,7 @@ question is never its own solved example.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from atelier.engine.config.base import Json, parse
@@ -128,7 +129,9 @@ class _Renderer:
             for number, (row, values) in enumerate(zip(batch, each, strict=True), start):
                 self._check(row, values)
                 whole = {name: _given(text, row) for name, text in said.items() if name not in values}
-                made.append(self._question(str(number), row, whole | dict(values)))
+                made.append(
+                    replace(self._question(str(number), row, whole | dict(values)), slice=self._slice(row))
+                )
         other = next((one for one in made if bool(one.contexts) != bool(made[0].contexts)), None)
         if other is not None:
             raise DataError(
@@ -136,6 +139,9 @@ class _Renderer:
                 f" each option a context ({made[0].where}, {other.where}); write a word before it"
             )
         return made
+
+    def _slice(self, row: PosedRow) -> str:
+        return str(_given(self._task.slice, row)) if self._task.slice else ""
 
     def _question(self, name: str, row: PosedRow, values: Values) -> AskedQuestion:
         self._descriptions[str(values["description"] or "")] += 1

@@ -63,7 +63,7 @@ TASKS: dict[str, tuple[dict[str, Any], str | list[str], list[str], int]] = {
         1,
     ),
     "hans": (
-        {"premise": "P.", "hypothesis": "H.", "label": 1},
+        {"premise": "P.", "hypothesis": "H.", "label": 1, "heuristic": "subsequence"},
         "P.\nQuestion: H. True or False?\nAnswer:",
         [" True", " False"],
         1,
@@ -79,7 +79,8 @@ TASKS: dict[str, tuple[dict[str, Any], str | list[str], list[str], int]] = {
 
 
 def test_each_task_of_the_folder_is_tested() -> None:
-    assert {path.stem for path in OWN.glob("*.yaml")} == {*TASKS, "builtins"}
+    tasks = {path.stem for path in OWN.glob("*.yaml") if "probe" not in yaml.safe_load(path.read_text())}
+    assert tasks == {*TASKS, "builtins"}
 
 
 @pytest.mark.parametrize("name", TASKS)
