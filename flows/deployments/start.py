@@ -6,8 +6,7 @@ import time
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.embedded_server import is_configured
-from atelier.flows.run.execute import new_run_id, reuse_all, run_flow
+from atelier.flows.run.execute import is_seen, new_run_id, reuse_all, run_flow
 from atelier.flows.run.other_sites import agents_of, other_sites
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
@@ -16,7 +15,7 @@ from atelier.flows.run.screen import Screen
 from atelier.flows.run.table import duration
 from atelier.infra.dag import Node
 from atelier.infra.run.context import Listener
-from atelier.infra.stack.stack import Stack, join_stack
+from atelier.infra.stack.stack import join_stack
 from atelier.infra.store.run_manifest import manifests
 from atelier.infra.store.store import Store
 from atelier.tasks.register import is_owed
@@ -30,9 +29,11 @@ def run_to_end(
     stop: threading.Event | None = None,
     run_id: str = "",
     listener: Listener | None = None,
+    is_brief: bool = False,
 ) -> RunOutcome:
     """Plan and run, showing progress. Setting `stop` ends the run at a checkpoint; the `run_id` of an earlier
-    run continues that run; `listener` also gets all messages. Raises ConfigError when the plan is refused.
+    run continues that run; `listener` also gets all messages; `is_brief`: no Prefect server is started.
+    Raises ConfigError when the plan is refused.
     """
     frozen.pool.check_runs()
     if not frozen.pool.is_served:
@@ -46,7 +47,7 @@ def run_to_end(
     if frozen.here and sweep:
         raise ConfigError("sites", "a sweep runs at one site", "sites=[]")
     with agents_of(frozen.sites, store.root):
-        return _planned_and_run(frozen, store, command, sweep, stop, run_id, listener)
+        return _planned_and_run(frozen, store, command, sweep, stop, run_id, listener, is_brief)
 
 
 def _planned_and_run(
@@ -57,6 +58,7 @@ def _planned_and_run(
     stop: threading.Event | None,
     run_id: str,
     listener: Listener | None,
+    is_brief: bool,
 ) -> RunOutcome:
     run_id = run_id or new_run_id()
     plan = make_plan(frozen, store)
@@ -93,6 +95,7 @@ def _planned_and_run(
             stop=stop,
             run_id=run_id,
             elsewhere=elsewhere,
+            is_brief=is_brief,
         )
 
 
@@ -100,7 +103,7 @@ def _is_looked_at(frozen: RunConfig, plan: Plan, store: Store) -> bool:
     """Whether to show a run that makes nothing: on a running server, or because a tracker still has to
     register a model.
     """
-    if Stack(store.root).client() or is_configured(store.root):
+    if is_seen(store):
         return True
     registers = [node for node in plan.nodes if node.task == "register"]
     return frozen.tracker.kind != "none" and any(is_owed(node, store) for node in registers)

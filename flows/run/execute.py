@@ -18,7 +18,7 @@ from typing import Any
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.io.fork_server import is_possible
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.embedded_server import EmbeddedServer, embed
+from atelier.flows.run.embedded_server import EmbeddedServer, embed, is_configured
 from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.other_sites import OtherSites
 from atelier.flows.run.outcome import EarlyStart, PrefectScheduler, RunOutcome, conclude, wait_for
@@ -31,6 +31,7 @@ from atelier.infra.dag import Future, Node, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import Listener, RunContext
+from atelier.infra.stack.stack import Stack
 from atelier.infra.store.existing_model import looking_in
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.local_folders import scratch_of
@@ -65,13 +66,15 @@ def run_flow(
     make: Make = make_here,
     stop: threading.Event | None = None,
     elsewhere: OtherSites | None = None,
+    is_brief: bool = False,
 ) -> RunOutcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop trainings at a
     checkpoint.
 
     `host` runs the flow's body within a Prefect flow, by default one of this process; `make` runs a node,
     `elsewhere` the nodes of other sites. The `run_id` of an earlier run continues its page in MLflow. Setting
-    `stop` ends the run at a checkpoint.
+    `stop` ends the run at a checkpoint. `is_brief`: no server is started for this run, so that it has a page
+    only where one is configured.
     """
     if plan.there and elsewhere is None:
         raise ConfigError("sites", "a sweep, a form or a job of an array runs at one site", "leave it out")
@@ -86,7 +89,8 @@ def run_flow(
     with stopping(context.stop):
         try:
             _rely_on(plan, context)
-            (host or partial(_embedded, early=early if elsewhere is None else None))(
+            alone = partial(_embedded, early=early if elsewhere is None else None, is_brief=is_brief)
+            (host or alone)(
                 frozen,
                 context,
                 outcome,
@@ -176,6 +180,11 @@ def _rely_on(plan: Plan, context: RunContext) -> None:
             raise AtelierError(f"{role}: {kind} {fingerprint[:8]} was removed meanwhile; make it again first")
 
 
+def is_seen(store: Store) -> bool:
+    """Whether a Prefect server runs beside the store, or is configured."""
+    return bool(Stack(store.root).client()) or is_configured(store.root)
+
+
 def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
@@ -259,11 +268,18 @@ def _embedded(
     outcome: RunOutcome,
     inside: Callable[[], None],
     early: EarlyStart | None,
+    is_brief: bool,
 ) -> None:
     """Call `inside` within a Prefect flow of this process. While a server of its own starts, `early` runs the
-    first nodes, and all of them if that server was left before the flow began. Whatever fails, those that
-    were started end before this returns.
+    first nodes, and all of them if that server was left before the flow began, or if none is started.
+    Whatever fails, those that were started end before this returns.
     """
+    if is_brief and early is not None and not is_seen(context.store):
+        with early.running(context.stop):
+            early.finish()
+        conclude(outcome.nodes, outcome)
+        outcome.is_whole = True
+        return
     server = embed(context.store.root)
     if server is None or early is None:
         return _in_flow(frozen, context, outcome, inside, server)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from atelier.engine.config.audit import AuditResult
+from atelier.flows.run import execute
 from tests.flow.audited import audited, by_way, questions_of
 from tests.flow.planted import FORMS
 from tests.flow.planted_dags import END, START, STEPS, Made, beside
@@ -39,6 +40,14 @@ def test_each_form_is_found_in_its_place_and_nothing_else_is(both: Audited) -> N
         assert overlap["form"] == ("verbatim" if form == "inside" else form)
         words = asked.answer if form == "answer" else " ".join(asked.question.split()[6:12])
         assert words in overlap["excerpt"]
+
+
+def test_the_command_needs_no_server(both: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "embed", None)  # which would start one
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(Path(both.made.asked).read_bytes())
+    found = audited(both.made.root, "pupil", str(again), code=3)
+    assert found["sets"][0]["counts"] == both.pupil["sets"][0]["counts"]
 
 
 def test_steps_are_those_of_a_recount_and_count_up_to_the_last_lesson(both: Audited, tmp_path: Path) -> None:

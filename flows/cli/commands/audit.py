@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
     overrides = [f"models=[{options.model}]", *([f"evals=[{','.join(words)}]"] if words else []), *given]
     command = shlex.join(["atelier", "audit", options.model, *(options.set or [])])
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # progress is no JSON
-        outcome = run_to_end(compose("audit", overrides), store, command)
+        outcome = run_to_end(compose("audit", overrides), store, command, is_brief=True)
     if outcome.failure is not None:
         print(printable(f"{outcome.failed}: {outcome.failure}", 0), file=sys.stderr)
         return getattr(outcome.failure, "exit_code", 1)
