@@ -94,6 +94,12 @@ def pose_all(words: Sequence[str], settings: Pose, *, place: str = "evals") -> d
     sets: dict[str, Reference] = {}
     words_of: dict[str, str] = {}
     for word in words:
+        if settings.draws > 1 and find(word, settings.data, settings.allow, place).takes_first:
+            raise ConfigError(
+                "pose.draws",
+                f"is {settings.draws}, but {word} takes the first examples of its pool, so draws are equal",
+                "pose.draws=1, or ask it alone",
+            )
         for shots in settings.shots or (None,):
             for draw in range(1 if shots == 0 else settings.draws):
                 made = pose(word, settings, shots=shots, draw=draw, place=place)

@@ -53,6 +53,12 @@ class FoundSource:
     shots: int
     files: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def takes_first(self) -> bool:
+        """Whether the solved examples are the pool's first ones, which no draw changes."""
+        few = section_of(self.document.get("fewshot_config") or {})
+        return few.get("sampler") == "first_n"
+
 
 def is_source(word: str) -> bool:
     """Whether `find` takes the word for a file, or knows its name."""

@@ -1,5 +1,6 @@
 """The task `pose`: what its identity holds, and which names its nodes have."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -96,6 +97,31 @@ def test_all_sets_have_names_of_their_own_or_are_refused(tmp_path: Path, kept: K
         ConfigError, match=r"evals: .*other/deep.jsonl and .*deep.jsonl are both called deep; leave"
     ):
         pose_all([rows, again], Pose())
+
+
+def test_draws_that_would_be_equal_are_refused(tmp_path: Path, kept: Kept) -> None:
+    task = str(task_of_rows(tmp_path, ROWS, ROWS[:2], fewshot_config={"sampler": "first_n"}))
+    assert pose_all([task], Pose(shots=(1,)))
+    with pytest.raises(ConfigError, match=r"pose.draws: is 2, but .* takes the first examples of its pool"):
+        pose_all([task], Pose(shots=(1,), draws=2))
+
+
+def test_a_probe_is_its_settings_and_the_rows_that_it_names(tmp_path: Path, kept: Kept) -> None:
+    def made(row: dict[str, Any], **settings: Any) -> str:
+        write_rows(tmp_path / "rows.jsonl", [row])
+        path = tmp_path / "mine.yaml"
+        path.write_text(json.dumps({"probe": {"kind": "formats", "of": "rows.jsonl", **settings}}))
+        return pose(str(path), Pose()).fingerprint
+
+    row = {"question": "Which sail?", "options": ["jib", "main"], "answer": 1}
+    first = made(row)
+    assert first == made(row)
+    others = [
+        made(row, formats=["bare", "qa"]),
+        made({**row, "answer": 0}),
+        made({**row, "question": "Why?"}),
+    ]
+    assert len({first, *others}) == 4
 
 
 def test_a_declared_node_makes_the_set(tmp_path: Path, kept: Kept) -> None:
