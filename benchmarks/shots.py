@@ -23,7 +23,8 @@ sys.path[:0] = [str(TOP / "src"), str(TOP), str(Path(__file__).parent)]
 
 from machine import keep
 
-from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult, difference
+from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult
+from atelier.engine.config.exam_metrics import difference
 from atelier.engine.io.artifact import open_input
 from atelier.infra.store.store import Store
 

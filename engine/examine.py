@@ -27,7 +27,6 @@ from atelier.engine.config.evaluation_set import Metric, QuestionLine
 from atelier.engine.config.exam import (
     ANSWERS,
     EXAM,
-    OF_LM_EVAL,
     PRIOR,
     AnswerLine,
     CheckpointAddress,
@@ -35,15 +34,19 @@ from atelier.engine.config.exam import (
     ExamineConfig,
     ExamResult,
     Interval,
+)
+from atelier.engine.config.exam_metrics import (
+    OF_LM_EVAL,
     estimates,
     is_exact,
     least,
+    of_variants,
+    parts_of,
 )
 from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.config.slices import by_slice, leanings, of_variants
 from atelier.engine.data.asked import ModelQuestion, PosedSet, Reader, windows
 from atelier.engine.data.option_rows import row_size
 from atelier.engine.data.vocabulary import Vocabulary
@@ -225,6 +228,8 @@ def _add_part(line: AnswerLine, question: QuestionLine) -> None:
     """Copy what says to which part of the set a question belongs, and its options' values."""
     if "slice" in question:
         line["slice"] = question["slice"]
+    if "item" in question:
+        line["item"] = question["item"]
     if "values" in question:
         line["values"] = question["values"]
 
@@ -352,6 +357,7 @@ def publish(
             f"{key}: {longer} of {len(lines)} questions are longer than the {trained} tokens of the rows that"
             " the model was trained on"
         )
+    main = next(iter(found), "")
     exam = ExamResult(
         set=settings.name,
         kind=settings.kind,
@@ -360,12 +366,10 @@ def publish(
         questions=len(lines),
         groups=len({line["group"] for line in lines}),
         cut=cut,
+        main=main,
         metrics=found,
+        **parts_of(lines, settings.kind, main, posed.questions),
     )
-    if found and (slices := by_slice(lines, settings.kind, next(iter(found)))):
-        exam["slices"] = {name: _interval(each) for name, each in slices.items()}
-    if settings.kind == "valued":
-        exam["leanings"] = leanings(lines, {each["id"]: each["options"] for each in posed.questions})
     output.add_json(EXAM, cast(Json, exam))
     output.add_bytes(ANSWERS, b"".join(canonical(cast(Json, line)) + b"\n" for line in lines))
     summary: dict[str, Json] = {

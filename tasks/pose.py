@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation_set import KIND, Pose
 from atelier.engine.config.task.prepare import PoseConfig
@@ -11,7 +12,7 @@ from atelier.engine.io.evaluation_files import FoundSource, find
 from atelier.infra.dag import Reference, declare_one
 from atelier.infra.store.source_contents import contents_of
 
-VERSION = 1
+VERSION = 2  # rows have groups, items, parts and values of their own
 MODULE = "atelier.engine.prepare"
 PATHS = ("dataset_kwargs",)  # keys of a source that say where its files are
 Contents = dict[str, tuple[tuple[str, str], ...]]
@@ -31,7 +32,7 @@ def pose(
     identity: dict[str, Json] = {
         "name": found.name,
         "form": found.form,
-        "template": {key: one for key, one in found.document.items() if key not in PATHS},
+        "template": _without_paths(found.document),
         "files": {
             use: [["".join(Path(path).suffixes[-2:]), digest] for path, digest in each]
             for use, each in files.items()
@@ -111,6 +112,14 @@ def pose_all(words: Sequence[str], settings: Pose, *, place: str = "evals") -> d
                     )
                 sets[made.name], words_of[made.name] = made, word
     return sets
+
+
+def _without_paths(document: dict[str, Json]) -> dict[str, Json]:
+    """What a source says, without where its files are, whose content is in the identity."""
+    kept = {key: one for key, one in document.items() if key not in PATHS}
+    if "probe" in kept:
+        kept["probe"] = {key: one for key, one in section_of(kept["probe"]).items() if key != "of"}
+    return kept
 
 
 def _contents(found: FoundSource, place: str) -> Contents:

@@ -35,7 +35,8 @@ class QuestionLine(TypedDict):
     group: questions with the same text to read, such as a passage; they are not independent.
     parts: the question's own words, without the template's: pieces of the context, for searches. answer_text:
     the right answer in its own words. contexts: one for each option where they differ; `context` is "" then.
-    slice: a part of the set with results of its own. values: of each option (of `valued`).
+    slice: a part of the set with results of its own. item: questions of one item are one question asked in
+    several ways. values: of each option (of `valued`).
     """
 
     id: str
@@ -49,6 +50,7 @@ class QuestionLine(TypedDict):
     answer_text: str
     contexts: NotRequired[list[str]]
     slice: NotRequired[str]
+    item: NotRequired[str]
     values: NotRequired[list[float]]
 
 

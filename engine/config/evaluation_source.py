@@ -171,17 +171,19 @@ class ProbedRow(NamedTuple):
 
 
 class ProbeSpec(Kind):
-    """A way to make questions from a few lines of YAML, to see one thing about a model. `of`: a file of rows
-    to make them from, relative to the YAML; '' = none.
-    """
+    """A way to make questions from a few lines of YAML, to see one thing about a model."""
 
     kind: str
-    of: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file of rows that questions are made from, relative to the YAML; '' = none."""
+        return ""
 
     @abstractmethod
     def rows(self, of: Sequence[ProbedRow], place: str) -> list[dict[str, Json]]:
-        """Rows as a file of rows has them; `group` is the id of the row of `of` that each is made from.
-        Raises ConfigError at `place` for settings that do not fit together.
+        """Rows as a file of rows has them; `item` is the id of the row of `of` that each is made from. Raises
+        ConfigError at `place` for settings that do not fit together.
         """
 
 
@@ -213,9 +215,13 @@ def task_of(document: Mapping[str, Json], place: str) -> TaskSource:
     for key, why in REFUSED.items():
         if key in document and not _is_unset(key, document[key]):
             raise ConfigError(f"{place}.{key}", why, NEEDS_LM_EVAL)
-    kept = {key: one for key, one in document.items() if key not in (*WITHOUT_MEANING, *REFUSED, SLICE)}
+    if SLICE in document:
+        raise ConfigError(f"{place}.{SLICE}", "lm-eval has no such key", f"metadata: {{{SLICE}: <field>}}")
+    kept = {key: one for key, one in document.items() if key not in (*WITHOUT_MEANING, *REFUSED)}
     about = document.get("metadata")
     if isinstance(about, Mapping) and SLICE in about:
+        if not isinstance(about[SLICE], str):
+            raise ConfigError(f"{place}.metadata.{SLICE}", "is not the name of a field of the rows")
         kept[SLICE] = about[SLICE]
     task = parse(TaskSource, kept, place)
     if not task.asked_split:

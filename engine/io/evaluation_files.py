@@ -82,9 +82,11 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
     said = read_yaml(path)
     if "source" in said:
         rows = parse(RowSource, said, str(path))
-        return _of_rows(_stem(word), rows, path.parent, f"{path}.source", shots)
+        found = _of_rows(_stem(word), rows, path.parent, f"{path}.source", shots)
+        return _inside(found, f"{path}.source", word, data, allow)
     if "probe" in said:
-        return _of_probe(_stem(word), parse(ProbeSource, said, str(path)), path, shots or 0)
+        found = _of_probe(_stem(word), parse(ProbeSource, said, str(path)), path, shots or 0)
+        return _inside(found, f"{path}.probe.of", word, data, allow)
     files = {CODE: _code(word, said, path, allow, place)}
     task = task_of(said, str(path))
     needed = {QUESTIONS: task.asked_split}
@@ -94,7 +96,7 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
     for use, split in needed.items():
         files[use] = _data_files(task, split, path, data, said.get("metadata"))
         if word not in allow:
-            _check_inside(files[use], path, data)
+            _check_inside(files[use], path, f"{path}.dataset_kwargs.data_files", data)
     name = task.task or _stem(word)
     document = task.model_dump(mode="json", exclude_defaults=True, by_alias=True)
     return FoundSource(_checked(name, str(path)), "task", str(path), document, shots, files)
@@ -111,7 +113,7 @@ def _of_rows(name: str, rows: RowSource, folder: Path, place: str, shots: int | 
 
 
 def _of_probe(name: str, source: ProbeSource, path: Path, shots: int) -> FoundSource:
-    place, of = f"{path}.probe", source.probe.of
+    place, of = f"{path}.probe", source.probe.file
     if shots:
         raise ConfigError(place, "a probe has no solved examples", "pose.shots=[], or ask it alone")
     files = {QUESTIONS: [str(_file_of_rows(path.parent / of, f"{place}.of").absolute())]} if of else {}
@@ -188,7 +190,14 @@ def _code(word: str, said: Mapping[str, Json], path: Path, allow: tuple[str, ...
     return sorted(files)
 
 
-def _check_inside(files: list[str], path: Path, data: str) -> None:
+def _inside(found: FoundSource, place: str, word: str, data: str, allow: tuple[str, ...]) -> FoundSource:
+    """The source, whose files lie in its folder or that of data sets unless it is allowed otherwise."""
+    if word not in allow:
+        _check_inside([file for each in found.files.values() for file in each], Path(word), place, data)
+    return found
+
+
+def _check_inside(files: list[str], path: Path, place: str, data: str) -> None:
     """Raise ConfigError for a file outside the folders of the task and of data sets: a task from elsewhere
     may name any file of this machine.
     """
@@ -196,7 +205,7 @@ def _check_inside(files: list[str], path: Path, data: str) -> None:
     for file in files:
         if not any(Path(file).resolve().is_relative_to(folder) for folder in folders):
             raise ConfigError(
-                f"{path}.dataset_kwargs.data_files",
+                place,
                 f"{file} lies outside the folder of the task and that of data sets",
                 f"move it there, or trust this source: pose.allow=[{path}]",
             )

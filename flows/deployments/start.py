@@ -6,7 +6,8 @@ import time
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.execute import is_seen, new_run_id, reuse_all, run_flow
+from atelier.flows.run.embedded_server import is_seen
+from atelier.flows.run.execute import new_run_id, reuse_all, run_flow
 from atelier.flows.run.other_sites import agents_of, other_sites
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
@@ -103,7 +104,7 @@ def _is_looked_at(frozen: RunConfig, plan: Plan, store: Store) -> bool:
     """Whether to show a run that makes nothing: on a running server, or because a tracker still has to
     register a model.
     """
-    if is_seen(store):
+    if is_seen(store.root):
         return True
     registers = [node for node in plan.nodes if node.task == "register"]
     return frozen.tracker.kind != "none" and any(is_owed(node, store) for node in registers)

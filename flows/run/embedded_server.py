@@ -37,7 +37,7 @@ from atelier.engine.io.user_folders import home
 from atelier.infra.stack.database_check import PREFECT, check_database, tighten
 from atelier.infra.stack.service import check_proxies, open_private
 from atelier.infra.stack.settings import HOST, USER, locked, own_origins, prefect_database
-from atelier.infra.stack.stack import PRIVATE, join_stack
+from atelier.infra.stack.stack import PRIVATE, Stack, join_stack
 
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 FAREWELL_S = 5.0  # seconds to write the rest after the flow's process has ended
@@ -332,6 +332,11 @@ def _home(root: str) -> Path:
 def is_configured(root: str) -> bool:
     """Whether the user configured a Prefect server for this process."""
     return not is_own(os.environ.get("PREFECT_API_URL", "")) or (_home(root) / "profiles.toml").exists()
+
+
+def is_seen(root: str) -> bool:
+    """Whether a Prefect server runs beside the store, or is configured."""
+    return bool(Stack(root).client()) or is_configured(root)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
 from atelier.engine.io.fork_server import is_possible
 from atelier.flows.run.compose import RunConfig
-from atelier.flows.run.embedded_server import EmbeddedServer, embed, is_configured
+from atelier.flows.run.embedded_server import EmbeddedServer, embed, is_seen
 from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.other_sites import OtherSites
 from atelier.flows.run.outcome import EarlyStart, PrefectScheduler, RunOutcome, conclude, wait_for
@@ -31,7 +31,6 @@ from atelier.infra.dag import Future, Node, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import Listener, RunContext
-from atelier.infra.stack.stack import Stack
 from atelier.infra.store.existing_model import looking_in
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.local_folders import scratch_of
@@ -180,11 +179,6 @@ def _rely_on(plan: Plan, context: RunContext) -> None:
             raise AtelierError(f"{role}: {kind} {fingerprint[:8]} was removed meanwhile; make it again first")
 
 
-def is_seen(store: Store) -> bool:
-    """Whether a Prefect server runs beside the store, or is configured."""
-    return bool(Stack(store.root).client()) or is_configured(store.root)
-
-
 def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
@@ -274,7 +268,7 @@ def _embedded(
     first nodes, and all of them if that server was left before the flow began, or if none is started.
     Whatever fails, those that were started end before this returns.
     """
-    if is_brief and early is not None and not is_seen(context.store):
+    if is_brief and early is not None and not is_seen(context.store.root):
         with early.running(context.stop):
             early.finish()
         conclude(outcome.nodes, outcome)

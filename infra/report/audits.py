@@ -13,7 +13,7 @@ from atelier.engine.config.audit import (
     RouteReading,
     TextOverlap,
 )
-from atelier.engine.config.exam import estimates
+from atelier.engine.config.exam_metrics import estimates
 from atelier.engine.config.intervals import apart
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, read_object

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 
 from atelier.engine.config.direction import EXAMINED, is_higher_better
 from atelier.engine.config.document import whole_of
-from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult, chance, difference
+from atelier.engine.config.exam import ANSWERS, EXAM, AnswerLine, ExamResult
+from atelier.engine.config.exam_metrics import chance, difference
 from atelier.engine.config.intervals import Bounded
 from atelier.engine.config.record import Record
-from atelier.engine.config.slices import spread
 from atelier.engine.io.storage import join, read_object, read_text
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.report.table import Table
@@ -63,7 +63,7 @@ class ModelExam:
     @property
     def main(self) -> str:
         """The main metric; '' if there is none."""
-        return next(iter(self.exam["metrics"]), "")
+        return self.exam.get("main") or next(iter(self.exam["metrics"]), "")
 
     @property
     def is_drawn(self) -> bool:
@@ -117,8 +117,9 @@ def exam_line(exam: ExamResult) -> str:
     found = {
         name: Bounded(each["value"], each["low"], each["high"]) for name, each in exam["metrics"].items()
     }
-    parts = [f"{SHORT[name]} {interval_text(name, each)}" for name, each in [*found.items()][:1]]
-    if "bits_per_byte" in found and len(found) > 1:
+    main = exam.get("main") or next(iter(found), "")
+    parts = [f"{SHORT[main]} {interval_text(main, found[main])}"] if main else []
+    if "bits_per_byte" in found and main != "bits_per_byte":
         parts.append(f"{SHORT['bits_per_byte']} {found['bits_per_byte'].value:.2f}")
     return f"{exam['set']} {', '.join(parts)}"
 
@@ -144,16 +145,16 @@ def _slices(exams: Sequence[ModelExam]) -> list[Table]:
     """The parts of sets, and how far the largest lies from the least."""
     rows = []
     for each in exams:
-        slices = each.exam.get("slices", {})
+        about = [each.label, each.exam["set"], str(each.exam["shots"])]
         leanings = each.exam.get("leanings", {})
-        for name, found in slices.items():
+        for found in each.exam.get("slices", []):
             value = interval_text(each.main, Bounded(found["value"], found["low"], found["high"]))
-            leans = ", ".join(leanings.get(name, []))
-            rows.append([each.label, each.exam["set"], name, SHORT[each.main], value, leans])
-        if len(slices) > 1:
-            apart = interval_text(each.main, Bounded(spread(slices)))
-            rows.append([each.label, each.exam["set"], "largest - least", SHORT[each.main], apart, ""])
-    head = ("model", "set", "part", "metric", "value", "leans to")
+            leans = ", ".join(leanings.get(found["slice"], []))
+            rows.append([*about, found["slice"], SHORT[each.main], value, leans])
+        if (apart := each.exam.get("spread")) is not None:
+            value, chance = (interval_text(each.main, Bounded(apart[key])) for key in ("value", "by_chance"))
+            rows.append([*about, "largest - least", SHORT[each.main], f"{value}; by chance {chance}", ""])
+    head = ("model", "set", "shots", "part", "metric", "value", "leans to")
     return [Table("Parts of sets", head, rows, [""] * len(rows)).filled()] if rows else []
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from atelier.engine.config.base import Json
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation_source import ProbedRow, ProbeSpec
 
 Format = Literal["bare", "question", "qa", "listed", "letters", "reversed"]
@@ -27,10 +28,21 @@ class FormatProbe(ProbeSpec):
         default=("bare", "question", "qa", "listed", "letters", "reversed"), min_length=2
     )
 
+    @property
+    def file(self) -> str:
+        return self.of
+
     def rows(self, of: Sequence[ProbedRow], place: str) -> list[dict[str, Json]]:
         """Each row in every format; the options keep their order, so that answers can be compared."""
         made: list[dict[str, Json]] = []
         for row in of:
+            if any("\n" in option for option in row.options):
+                raise ConfigError(
+                    f"{place}.of", f"an option of {row.id} has several lines", "leave the row out"
+                )
+            if len(row.options) > len(LETTERS) and {*self.formats} & {"letters", "reversed"}:
+                problem = f"{row.id} has {len(row.options)} options, for {len(LETTERS)} letters"
+                raise ConfigError(f"{place}.formats", problem, "leave letters and reversed out")
             for name in self.formats:
                 context, continued = asked(name, row.text, [option.strip() for option in row.options])
                 made.append(
@@ -39,7 +51,7 @@ class FormatProbe(ProbeSpec):
                         "context": context,
                         "options": list[Json](continued),
                         "answer": row.answer,
-                        "group": row.id,
+                        "item": row.id,
                         "slice": name,
                     }
                 )

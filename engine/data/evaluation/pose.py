@@ -36,7 +36,7 @@ def pose(config: PoseConfig, output: ArtifactOutput, progress: Progress) -> dict
     form = import_module(f"atelier.engine.data.evaluation.{config.form}_questions")
     with SourceReader(on_error="stop", place="", progress=progress) as reader:
         source: QuestionSource = form.read(config, reader)
-    questions = source.questions[: config.max_questions or None]
+    questions = _first(source.questions, config.max_questions)
     _check(questions, source, config)
     drawn = _drawn(questions, source, config)
     used = sorted({place for places in drawn for place in places})
@@ -78,20 +78,30 @@ def pose(config: PoseConfig, output: ArtifactOutput, progress: Progress) -> dict
     }
 
 
+def _first(questions: list[AskedQuestion], most: int) -> list[AskedQuestion]:
+    """At most so many (0 = all), without a part of an item unless it is the first."""
+    if not most or len(questions) <= most:
+        return questions
+    end, item = most, questions[most].item
+    while item and end and questions[end - 1].item == item:
+        end -= 1
+    return questions[: end or most]
+
+
 def _tell(
     progress: Progress, config: PoseConfig, left_out: int, equal_options: int, groups: int, questions: int
 ) -> None:
     if left_out:
         progress.warn(
-            f"{config.name}: {left_out} questions after the first {config.max_questions} are left out"
-            " (max_questions)"
+            f"{config.name}: {left_out} questions after the first {questions} are left out (max_questions is"
+            f" {config.max_questions})"
         )
     if equal_options:
         progress.warn(f"{config.name}: {equal_options} questions have two equal options")
     if groups == 1 < questions:
         progress.warn(
-            f"{config.name}: all {questions} questions share their longest text, so they are one group and"
-            " nothing tells how sure a result is"
+            f"{config.name}: all {questions} questions are one group (a field `group`, or a text that they"
+            " share), so nothing tells how sure a result is"
         )
 
 
@@ -148,16 +158,18 @@ def _drawn(questions: Sequence[AskedQuestion], source: QuestionSource, config: P
 
 
 def _groups(questions: Sequence[AskedQuestion]) -> list[str]:
-    """The id of the first question with the same passage, longest text or part of SHARED words, else the
-    question's own.
+    """The id of the first question with the same `group`; else of that with the same item, passage, longest
+    text or part of SHARED words; else the question's own.
     """
-    first: dict[str, str] = {}
+    first: dict[tuple[str, str], str] = {}
     found = []
     for one in questions:
-        texts = dict.fromkeys([one.shared, *(part for part in one.parts if len(part.split()) >= SHARED)])
-        group = one.group or next((first[text] for text in texts if text in first), one.id)
-        for text in filter(None, texts):
-            first.setdefault(text, group)
+        texts = [one.shared, *(part for part in one.parts if len(part.split()) >= SHARED)]
+        known = [("item", one.item), *(("text", text) for text in dict.fromkeys(texts))]
+        keys = [key for key in ([("group", one.group)] if one.group else known) if key[1]]
+        group = next((first[key] for key in keys if key in first), one.id)
+        for key in keys:
+            first.setdefault(key, group)
         found.append(group)
     return found
 
@@ -178,6 +190,8 @@ def _line(one: AskedQuestion, group: str, shots: list[int]) -> QuestionLine:
         line["contexts"] = list(one.contexts)
     if one.slice:
         line["slice"] = one.slice
+    if one.item:
+        line["item"] = one.item
     if one.values:
         line["values"] = list(one.values)
     return line

@@ -44,6 +44,7 @@ class AskedQuestion:
     shared: str = ""
     shot: str = ""
     group: str = ""  # '' = found by what questions share
+    item: str = ""
     slice: str = ""
     values: tuple[float, ...] = ()
 

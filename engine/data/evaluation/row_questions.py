@@ -8,10 +8,9 @@ or `answer` (or `answers`) alone. What is asked is
 
 and each option or answer follows with a blank before it, unless it or the end of what is asked has one. Rows
 of the split train are the pool of solved examples, each with a blank line behind it. `values` in place of an
-answer: a number for each option. `slice` and `group`: as of a QuestionLine.
+answer: a number for each option. `slice`, `item` and `group`: as of a QuestionLine.
 """
 
-import math
 from dataclasses import replace
 
 from atelier.engine.config.base import Json, parse
@@ -33,7 +32,8 @@ from atelier.engine.io.evaluation_files import QUESTIONS
 
 ASKED = ("question", "context", "prompt")
 OPTIONS, ANSWERS = ("options", "choices"), ("answer", "answers")
-VALUES = "values"
+VALUES, LARGEST = "values", 1_000_000
+OF_US = ("id", "group", "item", "slice")  # fields that say nothing of what is asked
 TRAIN = "train"
 BETWEEN = "\n\n"  # behind a solved example
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -65,11 +65,13 @@ def _of_probe(config: PoseConfig, reader: SourceReader) -> QuestionSource:
     """The questions that a probe makes, from rows of a file if it names one."""
     probe = parse(ProbeSource, config.source, config.place).probe
     given = rows_of(list(config.files.get(QUESTIONS, ())), reader)
-    known = {
-        (one := _question(number, row, "choice")).id: (row, one)
-        for number, row in enumerate(given, start=1)
-        if row.values.get("split") != TRAIN
-    }
+    known: dict[str, tuple[PosedRow, AskedQuestion]] = {}
+    for number, row in enumerate(given, start=1):
+        one = _question(number, row, "choice")
+        if one.id in known:
+            raise DataError(f"{row.where}: its id {one.id!r} is also that of {known[one.id][0].where}")
+        if row.values.get("split") != TRAIN:
+            known[one.id] = row, one
     of = [
         ProbedRow(name, _passage(row) + _text(row, ASKED), one.options, one.answer)
         for name, (row, one) in known.items()
@@ -82,9 +84,11 @@ def _of_probe(config: PoseConfig, reader: SourceReader) -> QuestionSource:
     questions: list[AskedQuestion] = []
     for number, row in enumerate(rows, start=1):
         question = _question(number, row, kind)
-        if question.group in known:  # what is searched for in text are the row's own words
-            _, own = known[question.group]
-            question = replace(question, parts=own.parts, answer_text=own.answer_text, shared=own.shared)
+        if question.item in known:  # what is searched for in text are the row's own words
+            _, own = known[question.item]
+            question = replace(
+                question, parts=own.parts, answer_text=own.answer_text, shared=own.shared, group=own.group
+            )
         questions.append(question)
     return QuestionSource(kind=kind, questions=questions, pool=[], metrics=metrics_of(kind))
 
@@ -114,7 +118,7 @@ def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
             f"{where}: {why}, but the questions of this set are of kind {kind}; put other kinds into a file"
             f" of their own (fields there: {fields_of(row.values)})"
         )
-    parts, shared = parts_of(row.values, context)
+    parts, shared = parts_of({key: one for key, one in row.values.items() if key not in OF_US}, context)
     blank = "" if not context or context[-1].isspace() else " "
     values: tuple[float, ...] = ()
     if options:
@@ -143,6 +147,7 @@ def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
         shared=_text(row, ("passage",)) if _has(row, ("passage",)) else shared,
         shot="" if values else f"{context}{continued[answer]}{BETWEEN}",
         group=_name(row, "group"),
+        item=_name(row, "item"),
         slice=_name(row, "slice"),
         values=values,
     )
@@ -151,7 +156,7 @@ def _question(number: int, row: PosedRow, kind: QuestionKind) -> AskedQuestion:
 def _name(row: PosedRow, field: str) -> str:
     """Text or a whole number as a name; '' if there is none."""
     given = row.values.get(field)
-    if not isinstance(given, str | int | None) or given == "":
+    if isinstance(given, bool) or not isinstance(given, str | int | None) or (field == "id" and given == ""):
         raise DataError(f"{row.where}: {field} is {kind_of(given)}, which is no name; give text or a number")
     return "" if given is None else str(given)
 
@@ -161,12 +166,12 @@ def _values(row: PosedRow, options: list[str]) -> tuple[float, ...]:
     numbers = [
         float(one)
         for one in (given if isinstance(given, list) else [])
-        if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        if isinstance(one, int | float) and not isinstance(one, bool) and -LARGEST <= one <= LARGEST
     ]
     if not isinstance(given, list) or len(numbers) != len(given) or len(numbers) != len(options):
         raise DataError(
-            f"{row.where}: {VALUES} must be {len(options)} numbers, one for each option; it is"
-            f" {str(given)[:80]}"
+            f"{row.where}: {VALUES} must be {len(options)} numbers up to {LARGEST:,}, one for each option; it"
+            f" is {str(given)[:80]}"
         )
     return tuple(numbers)
 

@@ -56,7 +56,7 @@ def read(config: PoseConfig, reader: SourceReader) -> QuestionSource:
         return QuestionSource(
             kind=task.kind,
             questions=questions,
-            pool=renderer.questions(pool),
+            pool=renderer.questions(pool, is_pool=True),
             pool_name=f"the split {task.pool_split}" if task.pool_split else "the samples",
             is_first=few.sampler == "first_n",
             description=description,
@@ -108,7 +108,7 @@ class _Renderer:
             for number, values in enumerate(made, start=1)
         ]
 
-    def questions(self, rows: list[PosedRow]) -> list[AskedQuestion]:
+    def questions(self, rows: list[PosedRow], *, is_pool: bool = False) -> list[AskedQuestion]:
         """The rows as questions, with their number as id."""
         given = {
             TEXT: self._task.doc_to_text,
@@ -129,9 +129,8 @@ class _Renderer:
             for number, (row, values) in enumerate(zip(batch, each, strict=True), start):
                 self._check(row, values)
                 whole = {name: _given(text, row) for name, text in said.items() if name not in values}
-                made.append(
-                    replace(self._question(str(number), row, whole | dict(values)), slice=self._slice(row))
-                )
+                question = self._question(str(number), row, whole | dict(values))
+                made.append(question if is_pool else replace(question, slice=self._slice(row)))
         other = next((one for one in made if bool(one.contexts) != bool(made[0].contexts)), None)
         if other is not None:
             raise DataError(
@@ -141,7 +140,13 @@ class _Renderer:
         return made
 
     def _slice(self, row: PosedRow) -> str:
-        return str(_given(self._task.slice, row)) if self._task.slice else ""
+        """The part of the set that a row belongs to; '' if none."""
+        given = _given(self._task.slice, row) if self._task.slice else None
+        if isinstance(given, bool) or not isinstance(given, str | int | None):
+            raise DataError(
+                f"{row.where}: {self._task.slice} is {kind_of(given)}, which names no part of a set"
+            )
+        return "" if given is None else str(given)
 
     def _question(self, name: str, row: PosedRow, values: Values) -> AskedQuestion:
         self._descriptions[str(values["description"] or "")] += 1

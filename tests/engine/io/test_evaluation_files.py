@@ -140,7 +140,7 @@ def test_a_pattern_names_files_in_order(tmp_path: Path) -> None:
     [
         (
             "helaswag",
-            r"evals: there is no evaluation set 'helaswag'; did you mean hellaswag\? known: adjectives, agreement, anli_r2",
+            r"evals: there is no evaluation set 'helaswag'; did you mean hellaswag\? known: adjectives",
         ),
         ("../evals/boolq", r"there is no evaluation set '../evals/boolq'"),
         ("", r"there is no evaluation set ''"),

@@ -5,7 +5,8 @@ from typing import Any, cast
 import pytest
 
 from atelier.engine.config.audit import AuditResult
-from atelier.engine.config.exam import AnswerLine, ExamResult, Interval, difference, estimates, f1, is_exact
+from atelier.engine.config.exam import AnswerLine, ExamResult, Interval
+from atelier.engine.config.exam_metrics import difference, estimates, f1, is_exact
 from atelier.infra.report.audits import audit_tables, clean_tables, place_tables, reading_text
 from atelier.infra.report.exams import ModelExam, exam_tables, exams_png
 

@@ -80,13 +80,14 @@ def test_solved_sums_tell_the_operation_and_both_signs_ask_one_sum(
     found = posed(probe(tmp_path, kind="operators", **settings))
     by_group: dict[str, list[dict[str, Any]]] = {}
     for one in found.questions:
-        by_group.setdefault(one["group"], []).append(one)
+        by_group.setdefault(one["item"], []).append(one)
         *solved, last = one["context"].splitlines()
         a, sign, b = last.removesuffix(" =").split()
         fits = set[str]()
         for act in (int.__add__, int.__sub__, int.__mul__):
             sums = [re.fullmatch(r"(\d+) (.) (\d+) = (-?\d+)", line) for line in solved]
-            assert all(each and each[2] == sign and (each[1], each[3]) != (a, b) for each in sums)
+            assert all(each and each[2] == sign for each in sums)
+            assert all(each and {each[1], each[3]} != {a, b} for each in sums)
             if all(each and act(int(each[1]), int(each[3])) == int(each[4]) for each in sums):
                 fits.add(str(act(int(a), int(b))))
         assert fits == {one["options"][one["answer"]].strip()} and len(set(one["options"])) == 3
@@ -115,7 +116,8 @@ def test_formats_keep_the_order_of_options_and_search_for_the_question_s_own_wor
     }
     assert {name: one["context"] for name, one in asked.items()} == contexts
     assert asked["letters"]["options"] == [" A", " B"] and asked["reversed"]["options"] == [" B", " A"]
-    assert all(one["answer"] == 1 and one["group"] == "sail" for one in asked.values())
+    assert all(one["answer"] == 1 and one["item"] == "sail" for one in asked.values())
+    assert len({one["group"] for one in asked.values()}) == 1
     assert all((one["parts"], one["answer_text"]) == ([text], "main") for one in asked.values())
 
 
@@ -128,22 +130,35 @@ def test_rows_may_name_parts_groups_and_values_themselves(tmp_path: Path) -> Non
         "group": 7,
     }
     found = posed(write_rows(tmp_path / "mine.jsonl", [row, {**row, "prompt": "The judge was a"}]))
-    assert [(one["slice"], one["group"]) for one in found.questions] == [("x", "7")] * 2
+    assert [(one["slice"], one["group"]) for one in found.questions] == [("x", "1")] * 2
     assert found.about["kind"] == "valued"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({**TEMPLATES, "prompt": "The {jop} was a"}, r"prompt: \{jop\} has no words.*did you mean job"),
+        ({**TEMPLATES, "prompt": "The {jop} was a {job}"}, r"prompt: \{jop\} has no words.*did you mean job"),
         ({**TEMPLATES, "values": [0]}, "values: 1 for 2 options"),
         ({**TEMPLATES, "answer": "man"}, "give either answer or values"),
         ({**TEMPLATES, "values": []}, "give either answer or values"),
         ({**TEMPLATES, "values": [], "answer": "child"}, "answer 'child' is none of the 2 options"),
-        ({**TEMPLATES, "prompt": "The cook was a"}, "asks the same as"),
+        ({**TEMPLATES, "prompt": "The cook was a"}, r"each.job: stands in no text; write \{job\}"),
+        ({**TEMPLATES, "prompt": "The {job} was a"}, "asks the same as"),
+        ({**TEMPLATES, "prompt": "The { job } was a {job}"}, r"\{ job \} has no words"),
+        ({**TEMPLATES, "cases": [{"job": "smith"}]}, "each.job: is also in cases"),
+        ({**TEMPLATES, "each": {name: ["x"] * 100 for name in ("job", "mood", "a")}}, "makes 1,000,000"),
+        ({**TEMPLATES, "values": [0, 10**400]}, "values"),
+        ({**TEMPLATES, "of": "rows.jsonl"}, "of"),
         ({"kind": "template"}, "did you mean templates"),
         ({"kind": "operators", "largest": 6, "questions": 99}, "questions: there are 2. sums"),
         ({"kind": "operators", "signs": {"add": ["+", "#"]}}, "needs two operations"),
+        ({"kind": "operators", "signs": {"add": ["+", "#"], "subtract": ["-", "#"]}}, "not different signs"),
+        ({"kind": "operators", "signs": {"add": ["+", ""], "subtract": ["-", "#"]}}, "no letters, digits"),
+        ({"kind": "operators", "largest": 2000}, "largest"),
+        ({"kind": "formats", "of": "many.jsonl"}, "q has 30 options, for 26 letters"),
+        ({"kind": "formats", "of": "lines.jsonl"}, "an option of q has several lines"),
+        ({"kind": "formats", "of": "twice.jsonl"}, "its id 'q' is also that of"),
+        ({"kind": "formats", "of": "../outside.jsonl"}, "outside the folder.*pose.allow"),
         ({"kind": "formats"}, "of"),
         ({"kind": "formats", "of": "row.jsonl"}, "did you mean.*rows.jsonl"),
         ({"kind": "formats", "of": "rows.txt"}, "not a file of rows"),
@@ -153,7 +168,12 @@ def test_rows_may_name_parts_groups_and_values_themselves(tmp_path: Path) -> Non
 def test_settings_that_do_not_fit_are_refused_with_their_place(
     settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    write_rows(tmp_path / "rows.jsonl", [{"question": "Which?", "options": ["a", "b"], "answer": 0}])
+    row: dict[str, Any] = {"id": "q", "question": "Which?", "options": ["a", "b"], "answer": 0}
+    write_rows(tmp_path / "rows.jsonl", [row])
+    write_rows(tmp_path / "many.jsonl", [{**row, "options": [f"o{n}" for n in range(30)]}])
+    write_rows(tmp_path / "lines.jsonl", [{**row, "options": ["a", "b\nC. c"]}])
+    write_rows(tmp_path / "twice.jsonl", [row, {**row, "question": "Why?"}])
+    write_rows(tmp_path.parent / "outside.jsonl", [row])
     with pytest.raises(AtelierError, match=f"(?s){message}"):
         posed(probe(tmp_path, **settings))
 
@@ -176,3 +196,43 @@ def test_a_task_whose_rows_lack_its_part_is_refused(tmp_path: Path) -> None:
     row = {"question": "Q?", "first": "a", "second": "b", "label": 0}
     with pytest.raises(AtelierError, match="has no field 'heuristic'"):
         posed(task_of_rows(tmp_path, [row], metadata={"slice": "heuristic"}))
+
+
+def test_words_are_searched_for_once_and_braces_can_be_written(tmp_path: Path) -> None:
+    own = {"prompt": "{{ The {job} of the {mood} town was a", "item": "{job} of the {mood} town"}
+    changed = {**TEMPLATES, **own}
+    [one, *_] = posed(probe(tmp_path, **changed)).questions
+    assert one["parts"] == ["{ The cook of the good town was a"] == [one["context"]]
+
+
+def test_questions_on_one_passage_are_one_group_in_every_format(tmp_path: Path) -> None:
+    passage = "The wind is up and the tide runs out of the old harbour before noon."
+    rows = [
+        {"passage": passage, "question": f"Which {what}?", "options": ["jib", "main"], "answer": 0}
+        for what in ("sail", "rope")
+    ]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    found = posed(probe(tmp_path, kind="formats", of="rows.jsonl"))
+    assert len(found.questions) == 12 and len({one["group"] for one in found.questions}) == 1
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1, 1), (2, 2), (5, 4), (6, 6), (99, 6)])
+def test_a_limit_keeps_whole_items(most: int, kept: int, tmp_path: Path) -> None:
+    row = {"question": "Which?", "options": ["a", "b"], "answer": 0}
+    write_rows(tmp_path / "rows.jsonl", [{**row, "question": f"Which {n}?"} for n in range(3)])
+    path = probe(tmp_path, kind="formats", of="rows.jsonl", formats=["bare", "qa"])
+    found = posed(path, most=most)
+    assert len(found.questions) == kept
+    assert ("are left out" in found.warnings) == (kept < 6)
+
+
+def test_a_row_may_have_no_part_and_a_pool_needs_none(tmp_path: Path) -> None:
+    row = {"question": "Q?", "first": "a", "second": "b", "label": 0}
+    rows = [{**row, "heuristic": None}, {**row, "question": "R?", "heuristic": 3}]
+    pool = [{**row, "question": "S?"}]
+    asked = posed(task_of_rows(tmp_path, rows, pool, metadata={"slice": "heuristic"}), shots=1).questions
+    assert [one.get("slice") for one in asked] == [None, "3"]
+    with pytest.raises(AtelierError, match="heuristic is a list, which names no part"):
+        posed(task_of_rows(tmp_path, [{**row, "heuristic": []}], metadata={"slice": "heuristic"}))
+    with pytest.raises(AtelierError, match=r"slice: lm-eval has no such key; metadata: \{slice"):
+        posed(task_of_rows(tmp_path, [row], slice="heuristic"))

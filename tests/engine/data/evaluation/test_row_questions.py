@@ -147,4 +147,4 @@ def test_what_is_left_out_and_equal_options_are_told(tmp_path: Path) -> None:
 def test_one_group_of_all_questions_is_told(tmp_path: Path) -> None:
     rows = [{**FREE, "question": f"Sail {n}?", "passage": "One passage for all."} for n in range(3)]
     made = posed(write_rows(tmp_path / "s.jsonl", rows))
-    assert "all 3 questions share their longest text" in made.warnings and made.summary["groups"] == 1
+    assert "all 3 questions are one group" in made.warnings and made.summary["groups"] == 1
