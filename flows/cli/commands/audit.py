@@ -48,7 +48,8 @@ def run(options: Namespace) -> int:
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # progress is no JSON
         outcome = run_to_end(compose("audit", overrides), store, command, is_brief=True)
     if outcome.failure is not None:
-        print(printable(f"{outcome.failed}: {outcome.failure}", 0), file=sys.stderr)
+        where = f"{outcome.failed}: " if outcome.failed else ""
+        print(printable(f"{where}{outcome.failure}", 0), file=sys.stderr)
         return getattr(outcome.failure, "exit_code", 1)
     node = next(node for node in outcome.nodes if node.task == "audit")
     [product] = node.products.values()
