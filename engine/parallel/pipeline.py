@@ -62,6 +62,8 @@ class Pipeline:
         group = grid.pipeline_group
         assert group is not None  # created only with a pipeline axis
         self.group = group
+        # NCCL: the first call in a group needs all its ranks
+        dist.all_reduce(torch.zeros(1, device=grid.gang.device), group=group)
         self._plans: dict[tuple[int, tuple[torch.Size, ...]], Schedule] = {}
         self._after: Callable[[int, Tensor], Tensor] | None = None
 
@@ -128,27 +130,55 @@ class Pipeline:
         after: Callable[[int, Tensor], Tensor | None],
     ) -> None:
         """Forward of all micro-batches, stage by stage; the last stage calls `after(index, output)` and
-        ignores its result.
+        ignores its result. In every tick each rank computes at most one micro-batch of one stage, then sends
+        and receives in one call: with NCCL, single sends between two ranks wait for each other.
         """
-        device = self.grid.gang.device
+        device, last = self.grid.gang.device, self.layout.num_stages - 1
+        rank, ranks = self.grid.places["pipeline"], self.grid.pipeline
+        before, behind = (rank - 1) % ranks, (rank + 1) % ranks
         indices = torch.arange(num_micro, device=device)
-        sent: list[tuple[Tensor, dist.Work | None]] = []
-        for stage, number in zip(self.stages, self.numbers, strict=True):
-            for index in indices:
-                given = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in between]
-                for x in given if number > 0 else ():
-                    dist.recv(x, group=self.group, group_src=(number - 1) % self.grid.pipeline)
-                output = stage(*given, index=index, work=work)
-                if number == self.layout.num_stages - 1:
-                    after(int(index), output)
-                    continue
-                to = (number + 1) % self.grid.pipeline
-                for x in (output,) if isinstance(output, Tensor) else output:
-                    whole = x.contiguous()
-                    sent.append((whole, dist.isend(whole, group=self.group, group_dst=to)))
-        for _, handle in sent:
-            assert handle is not None  # this rank is in the group
-            handle.wait()
+        stages = dict(zip(self.numbers, self.stages, strict=True))
+        received: dict[tuple[int, int], list[Tensor]] = {}
+        for tick in range(last // ranks * max(num_micro, ranks) + last % ranks + num_micro):
+            operations: list[dist.P2POp] = []
+            if (mine := self._due(rank, tick, num_micro)) is not None:
+                number, index = mine
+                given = received.pop(mine, None) or _empty(between, device)
+                output = stages[number](*given, index=indices[index], work=work)
+                if number == last:
+                    after(index, output)
+                else:
+                    parts = (output,) if isinstance(output, Tensor) else output
+                    operations += [self._operation(dist.isend, x.contiguous(), behind) for x in parts]
+            theirs = self._due(before, tick, num_micro)
+            if theirs is not None and theirs[0] < last:
+                given = received[theirs[0] + 1, theirs[1]] = _empty(between, device)
+                operations += [self._operation(dist.irecv, x, before) for x in given]
+            exchange(operations)
+
+    def _due(self, rank: int, tick: int, num_micro: int) -> tuple[int, int] | None:
+        """The stage and micro-batch that a rank computes in a tick: its stages one after another, the next
+        one not before the last rank has sent what it begins with.
+        """
+        ranks = self.grid.pipeline
+        turn, index = divmod(tick - rank, max(num_micro, ranks))
+        number = turn * ranks + rank
+        return (
+            (number, index) if turn >= 0 and index < num_micro and number < self.layout.num_stages else None
+        )
+
+    def _operation(self, act: Any, tensor: Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(act, tensor, group=self.group, group_peer=peer)
+
+
+def _empty(like: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    return [torch.empty(one.shape, dtype=one.dtype, device=device) for one in like]
+
+
+def exchange(operations: list[dist.P2POp]) -> None:
+    """Send and receive in one call, in which the order does not matter."""
+    for handle in dist.batch_isend_irecv(operations) if operations else ():
+        handle.wait()
 
 
 def add_up_tied(weights: dict[str, Tensor], names: set[str], grid: Grid) -> None:
@@ -157,16 +187,15 @@ def add_up_tied(weights: dict[str, Tensor], names: set[str], grid: Grid) -> None
     if grid.places["pipeline"] not in ends or grid.pipeline == 1:
         return
     other = ends[1] if grid.places["pipeline"] == 0 else ends[0]
-    for name in sorted(weights):
-        gradient = weights[name]
-        if name.split(".")[0] not in names or gradient is None:
-            continue
-        theirs = torch.empty_like(gradient)
-        handles = [
-            dist.isend(gradient.contiguous(), group=grid.pipeline_group, group_dst=other),
-            dist.irecv(theirs, group=grid.pipeline_group, group_src=other),
-        ]
-        for handle in handles:
-            assert handle is not None  # both ranks are in the group
-            handle.wait()
-        gradient.add_(theirs)  # the order of two summands does not matter
+    tied = {
+        name: gradient
+        for name, gradient in sorted(weights.items())
+        if name.split(".")[0] in names and gradient is not None
+    }
+    theirs = {name: torch.empty_like(gradient) for name, gradient in tied.items()}
+    to = {"group": grid.pipeline_group, "group_peer": other}
+    sent = [dist.P2POp(dist.isend, gradient.contiguous(), **to) for gradient in tied.values()]
+    got = [dist.P2POp(dist.irecv, each, **to) for each in theirs.values()]
+    exchange(sent + got)
+    for name, gradient in tied.items():
+        gradient.add_(theirs[name])  # the order of two summands does not matter

@@ -301,8 +301,10 @@ class Parity:
             self._done.add(training)
         return training_setup
 
-    def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:
-        """Train each case (layout, name of the training) in a gang that all of them share."""
+    def run(self, cases: dict[str, tuple[Parallel, str]], *words: str) -> None:
+        """Train each case (layout, name of the training) in a gang that all of them share; `words`: another
+        module than tests/parity/gang.py.
+        """
         paths, ranks = [], 0
         for name, (where, training) in cases.items():
             inputs = self.library.inputs if training in READING else None
@@ -312,7 +314,7 @@ class Parity:
             paths.append(str(training_setup.folder / "run.json"))
             Path(paths[-1]).write_text(run.model_dump_json(by_alias=True))
             ranks = where.ranks
-        start_gang("tests.parity.gang", self.folder, ranks, *paths)
+        start_gang("tests.parity.gang", self.folder, ranks, *words, *paths)
 
     def of_layout(self, name: str, training: str, *groups: Mapping[str, Parallel]) -> TrainingSetup:
         """The setup of a layout, in which `training` was run; all layouts of the first group that has it are
