@@ -228,7 +228,9 @@ def _all_chunks(
     """Sums [K] over all scored tokens, and the gradients of the weighted total if needed."""
     head_VD = head_weight_VD.detach().to(work.compute)
     hidden_grad = torch.zeros_like(hidden_MD) if wants_hidden else None
-    head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
+    # in 16 bits, 64 sums one after another would lose a hundredth of the gradient
+    exact = torch.promote_types(head_weight_VD.dtype, torch.float32)
+    head_grad = torch.zeros_like(head_weight_VD, dtype=exact) if wants_head else None
     sums_K = work.shares_K.new_zeros(len(work.masks_K))
     weighted = compiled_terms() if work.compiled else chunk_terms
     room, is_kept = _Room(), work.logit_cache is not None
@@ -260,7 +262,7 @@ def _all_chunks(
             hidden_grad.index_copy_(0, rows_C, found_CD.to(hidden_grad.dtype))
         if head_grad is not None:
             _add_product(head_grad, gradient_CV, hidden_CD, room)
-    return sums_K, hidden_grad, head_grad
+    return sums_K, hidden_grad, None if head_grad is None else head_grad.to(head_weight_VD.dtype)
 
 
 class _Room:

@@ -361,3 +361,20 @@ def test_answers_leave_padding_out_on_both_sides(top: int) -> None:
         _, found = objective_sums(one.hidden, one.head, one.labels, ONLY_KD, heard, ids=ids)
         sums.append(found["logits"])
     assert (sums[0] - sums[1]).abs() < 1e-12 * sums[0].abs()
+
+
+def test_the_head_s_gradient_in_16_bits_is_as_exact_in_64_chunks_as_in_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4, 256, 32, generator=generator).bfloat16()
+    head = (torch.randn(256, 32, generator=generator) * 0.3).bfloat16()
+    labels = torch.randint(0, 256, (4, 256), generator=generator)
+
+    def gradient(dtype: torch.dtype, chunk: int) -> Tensor:
+        weight = head.detach().clone().to(dtype).requires_grad_()
+        objective_sums(hidden.to(dtype), weight, labels, ONLY_LM, chunk=chunk)[0].backward()
+        assert weight.grad is not None and weight.grad.dtype == dtype
+        return weight.grad.double()
+
+    exact = gradient(torch.float64, 1024)
+    one, many = ((gradient(torch.bfloat16, chunk) - exact).norm() / exact.norm() for chunk in (1024, 16))
+    assert one < 0.004 and many < 1.2 * one
