@@ -25,7 +25,9 @@ if ! "$PYTHON" -c "import playwright" 2>/dev/null || ! command -v chromium >/dev
 fi
 
 failed=0
-tests() { "$PYTHON" -m pytest "$@" -vv -rs --durations=25; }  # -vv: a line a test, as it ends
+tests() {  # -vv: a line a test, as it ends; folders of tests that went well would come to 15 GB
+  "$PYTHON" -m pytest "$@" -vv -rs --durations=25 -o tmp_path_retention_policy=failed
+}
 part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
 clusters=(tests/service/test_slurm{,_array,_cluster,_served}.py)
 stores=(tests/service/test_{installed,s3,swift,leases,sweep}.py)
