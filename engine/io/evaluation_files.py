@@ -36,6 +36,7 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 LOADERS = {"json": ENDINGS[:4], "csv": (".csv",), "parquet": (".parquet",)}
 DATA_SET = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*")  # a data set's name
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a set
+OF_SHOTS = re.compile(r"\.\d+(\.draw\d+)?$")  # tasks/pose.py
 MOST = 1 << 20  # bytes of a YAML
 QUESTIONS, POOL, CODE = "questions", "shots", "code"  # what a file is for
 
@@ -157,6 +158,10 @@ def _checked(name: str, place: str) -> str:
     if not NAME.fullmatch(name):
         raise ConfigError(
             place, f"{name!r} cannot be a set's name", "letters, digits, and inside also . _ -: rename it"
+        )
+    if OF_SHOTS.search(name):
+        raise ConfigError(
+            place, f"{name!r} ends as sets with solved examples do (quiz.5, quiz.5.draw1)", "rename it"
         )
     return name
 

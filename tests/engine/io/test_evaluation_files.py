@@ -171,3 +171,10 @@ def test_each_task_of_the_paper_says_which_file_is_missing(tmp_path: Path, name:
 
 def test_a_task_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
     assert find(str(task_of_rows(tmp_path, ROWS, task=None)), "", (), "evals").name == CHOICE["task"]
+
+
+@pytest.mark.parametrize("name", ["quiz.0", "quiz.5.draw1"])
+def test_a_name_as_of_a_set_with_solved_examples_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends as sets with solved examples do.*rename it"):
+        find(str(write_rows(tmp_path / f"{name}.jsonl", ROWS)), "", (), "evals")
+    assert find(str(write_rows(tmp_path / "quiz.v2.jsonl", ROWS)), "", (), "evals").name == "quiz.v2"
