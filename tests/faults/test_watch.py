@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.command import TRAIN, Command, CommandStore
+from tests.faults.command import OWN_SERVER, TRAIN, Command, CommandStore
 
 STEPS, EVERY = 6000, 600
 LONG = (*TRAIN, f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.keep=20")
@@ -108,6 +108,26 @@ def test_a_killed_training_is_watched_on_when_it_goes_on(
     told = steps(lines(second.text))
     assert told[: len(first)] == first and told[-1] == STEPS
     assert set(published(command_store).values()) == {1}
+
+
+@pytest.mark.slow
+def test_killed_servers_of_prefect_change_nothing(
+    command_store: CommandStore, start: Callable[..., Command], questions: str
+) -> None:
+    training = start(*LONG, env=OWN_SERVER)
+    training.until(lambda: len(command_store.steps()) >= 1, "a checkpoint")
+    watcher = start("watch", "model", questions, "tracker=none", "--json", env=OWN_SERVER)
+    ended = 0
+    for number in (1, 4):
+        watcher.until(lambda number=number: len(published(command_store)) >= number, f"{number} exams")
+        for pid in command_store.processes("atelier.flows.run.embedded_server"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                ended += 1
+    assert (watcher.wait(), training.wait()) == (0, 0), watcher.text + training.text
+    assert ended >= 2
+    every = command_store.steps()
+    assert steps(lines(watcher.text)) == every and published(command_store) == dict.fromkeys(every, 1)
 
 
 @pytest.mark.slow
