@@ -1,5 +1,5 @@
-"""Settings for all tests: no connections to the internet, and one core for a process's arithmetic. Several
-tests run at once, and threads that wait for each other on busy cores take many times as long.
+"""Settings for all tests: no connections to the internet, no GPU, and one core for a process's arithmetic.
+Several tests run at once, and threads that wait for each other on busy cores take many times as long.
 """
 
 import logging
@@ -20,6 +20,7 @@ os.environ.update(
     MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
     OMP_NUM_THREADS="1",
     OPENBLAS_NUM_THREADS="1",
+    CUDA_VISIBLE_DEVICES="",  # pool=here computes on CPUs, whatever this machine has
     PYTHONPATH=python_path(),  # of what tests start, whose code some of it is
 )
 

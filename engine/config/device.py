@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 CPU = "cpu"
+AUTO = "auto"  # the GPUs that a machine has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,10 @@ DEVICES = {
         matmul=0.45, launch_us=20, latency_us=200, stack="cpu",
     ),
 }  # fmt: skip
+# of a GPU without figures here: a guess for plans, until steps are measured
+UNKNOWN = Device(
+    peak_tflops=100, memory_gb=16, memory_gbps=800, node_gbps=25, network_gbps=25, per_node=8
+)  # fmt: skip
 ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g", "selene": "a100-80g"}
 
 

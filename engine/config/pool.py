@@ -51,9 +51,13 @@ class Pool(Spec):
     paper: bool = Field(default=False, description="for plans only: nothing runs on it")
     gpu: str = Field(
         default="cpu",
-        description="device type; engine/config/device.py gives the values that are auto",
+        description="device type; engine/config/device.py gives the values that are auto; auto = the GPUs of"
+        " the machine, else its CPUs",
     )
-    gpus: int = Field(default=0, ge=0, description="total number of devices")
+    found: str = Field(default="", description="filled in for gpu=auto: the driver's words for its GPUs")
+    gpus: int = Field(
+        default=0, ge=0, description="total number of devices; 0 with gpu=auto: those that are free"
+    )
     gpus_per_node: int = Field(default=0, ge=0, description="devices per node")
     memory_gb: Fact = Field(default="auto", description="memory of one device (cpu: of the host), GB")
     peak_tflops: Fact = Field(

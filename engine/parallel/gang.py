@@ -201,7 +201,7 @@ def _device(layout: Parallel, gpu: str) -> torch.device:
         raise ConfigError(
             "pool.gpu" if gpu else "parallel.device",
             f"{asked}, but torch {torch.__version__} sees no GPU on {host}",
-            "install a torch build for its GPUs; pool=here computes on CPUs",
+            "install a torch build for its GPUs; pool=cpu computes on CPUs",
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if gpu and not is_device(gpu, name := torch.cuda.get_device_name(device)):

@@ -207,7 +207,7 @@ TABLE = (
     ),
     Command(
         name="up",
-        about="start Prefect, MLflow and two workers on this machine, with every flow deployed",
+        about="start Prefect, MLflow and workers on this machine, with every flow deployed",
         example="atelier up",
         options=(
             Option("--prefect-port", "port of Prefect's pages [4200]", "N"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.device import AUTO
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.pool import Pool
 from atelier.flows.deployments.forms import form
@@ -58,6 +59,7 @@ def deploy() -> Done:
         put_pool(client, LIGHT, "parent flows: they plan and wait, they do not compute", LIGHT_LIMIT)
         for name, pool in done.pools.items():
             about = f"gangs; {pool.gpus or 'no'} {pool.gpu if pool.gpus else 'GPU'}"
+            about = "gangs; the GPUs of its worker's machine" if pool.gpu == AUTO else about
             put_pool(client, name, about, gangs_at_once(pool))
             put_queues(client, name)
             work = Deployed(flow=WORK, name=name, pool=name, entry=WORK, about=WORK_ABOUT, form=WORK_FORM)

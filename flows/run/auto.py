@@ -48,9 +48,9 @@ def vocab_of(arguments: Spec) -> int:
 
 
 def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> LayoutOption | None:
-    """The layout with the shortest planned step of the largest role on at most `slots` ranks (on GPUs: on all
-    of them) in which all roles fit. None if axes were given, or too little is known for a search: then
-    `shard` takes all slots.
+    """The layout with the shortest planned step of the largest role on at most `slots` ranks in which all
+    roles fit; on GPUs on all of them, and if the pool found them itself, on as many as possible. None if axes
+    were given, or too little is known for a search: then `shard` takes all slots.
     """
     parallel: Parallel = getattr(arguments, "parallel", Parallel())
     train: Train | None = getattr(arguments, "train", None)
@@ -66,7 +66,8 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
     role = roles[largest].model_copy(update={"model": models[largest]})
     wanted = (parallel.recompute,) if parallel.recompute != "none" or pool.is_cpu else None
     found: list[LayoutOption] = []
-    for ranks in divisors(slots, slots) if pool.is_cpu else [slots]:
+    fewer = range(slots, 0, -1) if pool.found else [slots]
+    for ranks in divisors(slots, slots) if pool.is_cpu else fewer:
         like = parallel.resolved(ranks, cores)
         limited = pool.model_copy(update={"memory_gb": limit_gb(pool, ranks)})
         more = {"recompute": wanted} if wanted else {}
@@ -75,6 +76,8 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
         except ConfigError:  # a device without known speed
             return None
         found += [option for option in options if _suits(option, roles, train)]
+        if found and not pool.is_cpu:
+            break
     if not found:
         return None
     return min(found, key=lambda option: option.estimate.step_s)

@@ -24,6 +24,7 @@ from atelier.flows.run.data_notes import data_notes, stream_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.memory_fit import too_much
+from atelier.flows.run.pools import gpu_notes
 from atelier.flows.run.reasons import Reason, reasons_of
 from atelier.flows.run.registry import parts_of_extensions, survey
 from atelier.flows.run.role_notes import role_notes, score_notes
@@ -226,7 +227,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
     notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool, vocab) + data_notes(nodes, store)
-    notes += curation_notes(running, texts)
+    notes += curation_notes(running, texts) + gpu_notes(frozen.pool)
     notes += stream_notes(nodes, store)
     refusals += too_little_disk(running, store) + curation_refusals(running, texts, store)
     plan = Plan(

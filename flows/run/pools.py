@@ -4,13 +4,15 @@ import yaml
 
 from atelier import PROJECT
 from atelier.engine.config.base import parse
+from atelier.engine.config.device import AUTO, DEVICES
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import KINDS
 from atelier.engine.config.site import Site
 from atelier.flows.run.catalog import CONF, options
 from atelier.infra.launch.batch_systems import batch_of
-from atelier.infra.launch.gpus import check_gpus
+from atelier.infra.launch.found_gpus import FoundGpus, filled, gpus_here
+from atelier.infra.launch.gpus import NONE_THERE, check_gpus
 from atelier.infra.launch.slots import num_slots
 from atelier.infra.sites.policy import EVERYTHING, SitePolicy
 from atelier.infra.stack.stack import LIGHT
@@ -63,10 +65,30 @@ def site_of(pool: Pool) -> Site:
 
 
 def gangs_at_once(pool: Pool) -> int:
-    """How many runs a worker of the pool has at a time: as many as fit on its machine, or LIGHT_LIMIT if a
-    batch system queues them.
+    """How many runs a worker of the pool has at a time: as many as fit on its machine; LIGHT_LIMIT if a batch
+    system queues them, or while the worker's GPUs are not known.
     """
-    return num_slots(pool) if pool.launcher == "here" else LIGHT_LIMIT
+    return num_slots(pool) if pool.launcher == "here" and pool.gpu != AUTO else LIGHT_LIMIT
+
+
+def of_worker(pool: Pool) -> tuple[Pool, FoundGpus | None]:
+    """The pool as a worker on this machine serves it, and the GPUs that it finds if the pool asks for that.
+    Raises ConfigError if there are none.
+    """
+    if pool.gpu != AUTO:
+        return pool, None
+    found = gpus_here(is_worker=True)
+    if found is None:
+        raise ConfigError("pool.gpu", f"{pool.name} serves GPUs, but {NONE_THERE}", "atelier worker local")
+    return filled(pool, found), found
+
+
+def gpu_notes(pool: Pool) -> list[str]:
+    """Lines of a plan about the GPUs that its pool has found."""
+    if not pool.found:
+        return []
+    guess = "" if pool.gpu in DEVICES else "; their speed is unknown: times are guesses until a training ran"
+    return [f"pool {pool.name or 'here'}: {pool.found}{guess}"]
 
 
 def check_launcher(pool: Pool, root: str) -> None:

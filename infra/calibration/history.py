@@ -17,6 +17,7 @@ from atelier.engine.config.metric import FOLDER, effective, is_segment, merge, t
 from atelier.engine.config.pool import Pool
 from atelier.engine.io.machine import has_half
 from atelier.engine.io.storage import join, names, read_object, read_text, remove, write_bytes
+from atelier.infra.launch.found_gpus import with_gpus
 from atelier.infra.store.store import Store
 
 MOST_FILES = 40  # metric segments read per trajectory: the newest
@@ -117,8 +118,10 @@ def record_measurement(store: Store, pool: str, fingerprint: str, measurement: M
 
 
 def facts(root: str, pool: Pool) -> Pool:
-    """The pool with calibrated facts in place of auto. Only CPU pools are calibrated."""
-    pool = with_half(pool)
+    """The pool with the GPUs that it finds, and with calibrated facts in place of auto. Only CPU pools are
+    calibrated. Raises ConfigError as `with_gpus` does.
+    """
+    pool = with_half(with_gpus(root, pool))
     if not pool.is_cpu:
         return pool
     try:

@@ -15,7 +15,7 @@ from atelier.engine.config.error import ConfigError, StoppedError, printable
 from atelier.engine.config.pool import Pool
 from atelier.engine.io.machine import cores, num_cores
 from atelier.engine.io.storage import UMASK
-from atelier.infra.launch.gpus import VISIBLE, check_gpus, visible
+from atelier.infra.launch.gpus import ON_CPUS, VISIBLE, check_gpus, lock_name, offered
 from atelier.infra.launch.locks import FOR_ALL, holder, shared_folder, try_lock, user
 from atelier.infra.launch.rendezvous import NodePlace
 from atelier.infra.store.local_folders import local_folder
@@ -178,9 +178,9 @@ class GpuSlots(Slots):
     def __init__(self, pool: Pool) -> None:
         """Raises ConfigError if this machine lacks the pool's GPUs."""
         check_gpus(pool)
-        self._visible = visible(num_slots(pool))
-        names = [f"atelier-gpu-{_plain(name)}.lock" for name in self._visible]
-        doors = [f"atelier-gpu-{_plain(name)}.door" for name in self._visible]
+        self._visible = offered(pool, num_slots(pool))
+        names = [lock_name(name) for name in self._visible]
+        doors = [name.replace(".lock", ".door") for name in names]
         super().__init__(num_slots(pool), shared_folder(), names, doors=doors, mode=FOR_ALL, what="GPUs")
         self._by_name = dict(zip(names, self._visible, strict=True))
 
@@ -192,9 +192,7 @@ class GpuSlots(Slots):
             raise ConfigError(
                 place,
                 f"needs {count} GPUs of this machine, but may use {len(self._visible)}{by}",
-                f"pool.gpus={len(self._visible)} would fit"
-                if self._visible
-                else "pool=here computes on CPUs",
+                f"pool.gpus={len(self._visible)} would fit" if self._visible else ON_CPUS,
             )
 
     def devices(self, claim: Claim) -> str:
@@ -215,10 +213,6 @@ class _Wait:
         self._left -= 1
         if self._left == 0:
             self._tell()
-
-
-def _plain(name: str) -> str:
-    return name.replace("/", "_")
 
 
 def _close(descriptors: Iterable[int]) -> None:

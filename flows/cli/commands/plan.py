@@ -60,7 +60,7 @@ def _calibrate(frozen: RunConfig, store: Store) -> None:
         raise ConfigError(
             "--calibrate",
             f"measures the CPUs of this machine, but the pool's devices are {frozen.pool.gpu}",
-            "plans are corrected by the trainings that ran there",
+            "pool=cpu; plans for others are corrected by the trainings that ran there",
         )
     from atelier.infra.calibration.calibrate import calibrate  # numpy: plans do without
 

@@ -5,12 +5,16 @@ import os
 import time
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.pool import Pool
+from atelier.flows.run.pools import gangs_at_once, of_worker
 from atelier.flows.run.store_check import check_root
+from atelier.infra.launch.found_gpus import gpus_here, report_gpus
+from atelier.infra.launch.slots import num_slots
 from atelier.infra.stack.settings import check_binding
 from atelier.infra.stack.stack import LIGHT, MLFLOW_PORT, PREFECT_PORT, Stack
 from atelier.infra.store.store import Store, default_root
 
-POOL = "local"
+POOL, WITH_GPUS = "local", "gpu"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,20 +33,33 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--mlflow-port", f"{ports['mlflow-port']} is Prefect's port", "choose another")
     stack.up(ports["prefect-port"], ports["mlflow-port"], print)
     os.environ |= stack.client()
-    from atelier.flows.deployments.deploy import deploy
-    from atelier.infra.launch.slots import num_slots  # as above
+    from atelier.flows.deployments.deploy import deploy  # late: Prefect reads its settings at import
 
     deployed = deploy()
-    pool = deployed.pools[POOL]
-    for name, limit in ((LIGHT, deployed.light), (POOL, num_slots(pool))):
+    limits = {LIGHT: deployed.light, POOL: num_slots(deployed.pools[POOL])}
+    limits |= _with_gpus(stack, deployed.pools.get(WITH_GPUS))
+    for name, limit in limits.items():
         if stack.start_worker(name, limit):
             print(f"starting a worker for the pool {name}")
-    deployed.wait_for_workers([LIGHT, POOL])
+    deployed.wait_for_workers([*limits])
     show(stack)
     print(
         f"ready in {time.monotonic() - started:.0f} s: {len(deployed.flows)} deployments, store {stack.root}"
     )
     return 0
+
+
+def _with_gpus(stack: Stack, pool: Pool | None) -> dict[str, int]:
+    """The pool of GPUs and how many runs its worker has at a time; {} if this machine has none."""
+    from atelier.infra.stack import prefect_api  # late: Prefect reads its settings at import
+
+    if pool is None or gpus_here(is_worker=True) is None:
+        return {}
+    pool, found = of_worker(pool)
+    if found is not None:
+        with prefect_api.server() as client:
+            report_gpus(stack.root, pool.name, found, prefect_api.workers(client, pool.name))
+    return {pool.name: gangs_at_once(pool)}
 
 
 def port_of(flag: str, given: str | None, default: int) -> int:

@@ -8,10 +8,11 @@ import subprocess
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.pool import Pool
 from atelier.flows.run.catalog import options as catalog
-from atelier.flows.run.pools import check_launcher, gangs_at_once, pool_of, served_pools, site_of
+from atelier.flows.run.pools import check_launcher, gangs_at_once, of_worker, pool_of, served_pools, site_of
 from atelier.flows.run.store_check import check_root
 from atelier.infra.launch.batch_job import BatchJob
 from atelier.infra.launch.batch_systems import batch_of
+from atelier.infra.launch.found_gpus import report_gpus
 from atelier.infra.launch.slots import num_slots
 from atelier.infra.stack.stack import LIGHT, Stack, join_stack
 from atelier.infra.store.store import Store, default_root
@@ -26,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ |= site_of(pool).environment()
     check_root(will_write=True)
     root = Store(default_root()).root
+    pool, found = of_worker(pool)
     check_launcher(pool, root)
     join_stack(root)
     from atelier.infra.stack import prefect_api  # late: Prefect reads its settings at import
@@ -34,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
     with prefect_api.server() as client:
         prefect_api.check_pool_exists(client, options.pool)
         check_command(client, options.pool)
+        if found is not None:
+            report_gpus(root, pool.name, found, prefect_api.workers(client, pool.name))
         knock(client)  # wake runs that died with an earlier worker
     service = Stack(root).worker(options.pool, gangs_at_once(pool), options.name or "")
     process = subprocess.Popen(service.command, env=service.environment)

@@ -186,7 +186,7 @@ def test_a_pool_of_gpus_is_refused_on_a_machine_without_with_what_was_asked(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpus, "MODULE", tmp_path)
-    with pytest.raises(ConfigError, match=r"pool\.gpu: is h100, but this machine has no GPU.*pool=here"):
+    with pytest.raises(ConfigError, match=r"pool\.gpu: is h100, but this machine has no GPU.*pool=cpu"):
         check_gpus(Pool(gpu="h100", gpus=1))
     check_gpus(Pool())
 

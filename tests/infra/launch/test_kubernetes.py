@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from atelier.engine.config.site import Kubernetes
-from atelier.flows.run.pools import pool_of, site_of
+from atelier.flows.run.pools import pool_of, served_pools, site_of
 from atelier.infra.launch.batch_job import BatchJob
 from atelier.infra.launch.batch_systems import KubernetesBatch
 from tests.checkout import TOP
@@ -51,7 +51,10 @@ def test_what_conf_asks_for_is_valid_and_what_an_administrator_is_shown() -> Non
 def test_the_manifests_of_the_workers_are_valid() -> None:
     text = (TOP / "infra" / "k8s" / "atelier.yaml").read_text()
     manifests = list(yaml.safe_load_all(text))
-    assert len(manifests) == 7
+    assert len(manifests) == 8
+    pods = [one["spec"]["template"]["spec"] for one in manifests if one["kind"] == "Deployment"]
+    commands = [container["command"] for pod in pods for container in pod["containers"]]
+    assert {command[-1] for command in commands} <= served_pools().keys() | {"kubernetes"}
     for manifest in manifests:
         check(manifest)
 
