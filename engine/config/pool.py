@@ -48,6 +48,10 @@ class Pool(Spec):
     members: tuple[str, ...] = Field(
         default=(), description="pools whose workers each run one node of a gang; empty = one node, on `name`"
     )
+    tasks: dict[str, str] = Field(
+        default={},
+        description="tasks that other pools of conf/pool run, such as {train: gpu, score: local}",
+    )
     paper: bool = Field(default=False, description="for plans only: nothing runs on it")
     gpu: str = Field(
         default="cpu",
@@ -139,11 +143,11 @@ class Pool(Spec):
             return 0.0 if self.peak_tflops == "auto" else self.peak_tflops * threads
         return self.device.peak_tflops
 
-    def check_runs(self) -> None:
+    def check_runs(self, place: str = "pool") -> None:
         """Raise ConfigError if this pool is only for plans."""
         if self.paper:
             raise ConfigError(
-                "pool",
+                place,
                 f"{self.gpu} is only for plans (paper: true): nothing can run on it",
                 "use `atelier plan`; for your own devices copy its file in conf/pool, with a name and"
                 " without paper",

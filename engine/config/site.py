@@ -76,6 +76,7 @@ class Site(Spec):
         description="network interface between nodes; empty = torch's choice",
     )
 
+    tasks: tuple[str, ...] = Field(default=(), description="tasks that run on this site; empty = every task")
     slurm: Slurm = Field(default=Slurm(), description="job options, for pools with launcher: slurm")
     kubernetes: Kubernetes = Field(
         default=Kubernetes(), description="Job settings, for pools with launcher: kubernetes"

@@ -20,7 +20,6 @@ from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.deployments.cancellation import present
-from atelier.flows.deployments.form_fields import POOL_WHEN_BLANK
 from atelier.flows.deployments.forms import to_overrides
 from atelier.flows.deployments.overview_page import OverviewPage
 from atelier.flows.deployments.submit_task import TaskSubmitter
@@ -28,6 +27,7 @@ from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.execute import Host, run_flow
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.run.pools import POOL_WHEN_BLANK
 from atelier.flows.run.sweep_ledger import Ledger, PointEntry
 from atelier.flows.run.sweep_point import with_companions
 from atelier.infra.code.frozen import freeze
@@ -73,7 +73,7 @@ def frozen_of(flow: str, parameters: JsonObject) -> RunConfig:
     """The configuration of a filled form, equal to that of the same words on a command line."""
     words = to_overrides(flow, parameters)
     frozen = compose(flow, words, from_form=True)
-    frozen.pool.check_runs()
+    frozen.check_runs()
     if frozen.pool.is_served:
         return frozen
     return compose(flow, [*words, f"pool={POOL_WHEN_BLANK}"], from_form=True)

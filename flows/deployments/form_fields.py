@@ -26,7 +26,7 @@ from atelier.flows.run.catalog import (
     used_choices,
 )
 from atelier.flows.run.overrides import SHOWN, shown
-from atelier.flows.run.pools import pool_of
+from atelier.flows.run.pools import POOL_WHEN_BLANK, pool_of
 from atelier.flows.run.registry import is_idle
 
 
@@ -57,7 +57,6 @@ class FormSchema(TypedDict):
     required: list[str]
 
 
-POOL_WHEN_BLANK = "local"
 ALWAYS = ("experiment", "pool")
 NEVER = ("role", "tracker")  # overrides replace a whole role or the tracker
 NESTED = ("ahead.",)  # groups that only some options have; chosen by an override

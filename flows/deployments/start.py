@@ -6,8 +6,9 @@ import time
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.message import Message
 from atelier.flows.run.compose import RunConfig
+from atelier.flows.run.contexts import new_run_id
 from atelier.flows.run.embedded_server import is_seen
-from atelier.flows.run.execute import new_run_id, reuse_all, run_flow
+from atelier.flows.run.execute import reuse_all, run_flow
 from atelier.flows.run.other_sites import agents_of, other_sites
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
@@ -36,9 +37,10 @@ def run_to_end(
     run continues that run; `listener` also gets all messages; `is_brief`: no Prefect server is started.
     Raises ConfigError when the plan is refused.
     """
-    frozen.pool.check_runs()
+    frozen.check_runs()
     if not frozen.pool.is_served:
-        check_launcher(frozen.pool, store.root)
+        for pool in frozen.pools:
+            check_launcher(pool, store.root)
     elif frozen.here or frozen.ordered is not None:
         raise ConfigError(
             "pool",

@@ -40,8 +40,9 @@ def ready(frozen: RunConfig, store: Store) -> str:
     """
     check_overrides(list(frozen.overrides), from_form=True)
     with prefect_api.server() as client:
-        for pool in (LIGHT, *(frozen.pool.members or (frozen.pool.name,))):
-            prefect_api.check_pool(client, pool)
+        served = [name for pool in frozen.pools for name in pool.members or (pool.name,)]
+        for name in dict.fromkeys((LIGHT, *served)):
+            prefect_api.check_pool(client, name)
     return freeze(store.root)
 
 

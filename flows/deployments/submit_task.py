@@ -74,9 +74,10 @@ class TaskSubmitter:
 
     def pools(self, node: Node) -> tuple[str, ...]:
         """The pools on which the node runs, one for each machine."""
-        members = self.frozen.pool.members
+        pool = self.frozen.pool_of(node.task)
+        members = pool.members
         if not members:
-            return (self.frozen.pool.name,)
+            return (pool.name,)
         return members if node.task in SPREAD and node.ranks > 1 else members[:1]
 
     def _start(self, node: Node, context: RunContext, attempt: int) -> list[str]:
@@ -90,7 +91,7 @@ class TaskSubmitter:
             id=context.run_id,
             flow=context.flow,
             command=context.command,
-            pool=self.frozen.pool,
+            pool=self.frozen.pool_of(node.task),
             tracker=self.frozen.tracker,
             links=context.links,
             resume=resume,

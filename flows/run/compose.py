@@ -38,6 +38,7 @@ from atelier.flows.run.over_sites import (
 from atelier.flows.run.overrides import check_overrides, with_keys
 from atelier.flows.run.pools import tracker_of
 from atelier.flows.run.registry import is_idle
+from atelier.flows.run.task_pools import training_pool, with_tasks
 from atelier.infra.calibration.history import facts
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.store import default_root
@@ -60,6 +61,7 @@ class RunConfig:
     arguments: Spec
     pool: Pool
     tracker: TrackerSpec
+    task_pools: dict[str, Pool] = field(default_factory=dict)  # of tasks that `pool` does not run
     resume: Resume = field(default_factory=Resume)
     companions: dict[str, Role] = field(default_factory=dict)
     sites: Sites = field(default_factory=Sites)
@@ -72,6 +74,27 @@ class RunConfig:
             key: getattr(self.arguments, key) for key in type(self.arguments).model_fields
         }
         return {**arguments, **({"companions": self.companions} if self.companions else {})}
+
+    def pool_of(self, task: str) -> Pool:
+        """The pool that runs the task."""
+        return self.task_pools.get(task, self.pool)
+
+    @property
+    def pools(self) -> list[Pool]:
+        """All pools of the run, each once."""
+        return list({id(pool): pool for pool in (self.pool, *self.task_pools.values())}.values())
+
+    def pool_name(self, task: str) -> str:
+        """The name of the task's pool; of one in the flow's own process the file's, or `here`."""
+        pool = self.pool_of(task)
+        own = task in self.task_pools and pool is not self.pool
+        return pool.name or "+".join(pool.members) or (self.pool.tasks[task] if own else "here")
+
+    def check_runs(self) -> None:
+        """Raise ConfigError if a pool is only for plans."""
+        self.pool.check_runs()
+        for task, pool in self.task_pools.items():
+            pool.check_runs(f"pool.tasks.{task}")
 
     def title(self, run_id: str) -> str:
         """The title in lists of runs: the flow, its experiment, other overrides, and the run's id last, where
@@ -119,6 +142,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
     if stray:
         raise unknown_key(stray[0], flow, known)
     pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
+    pool, task_pools = with_tasks(default_root(), pool)
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     tracker.check()
     if from_form:
@@ -132,11 +156,13 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
         raise ConfigError("sites", "a form's run is at one site", way_out)
     if not sites.names and sites != Sites():
         raise ConfigError("sites.names", "is empty, but other keys of sites are given", "sites=[a,b]")
+    if sites.names and task_pools:
+        raise ConfigError("pool.tasks", "a run over several sites has one pool at each", "leave it out")
     here = site_here(sites, default_root()) if sites.names else None
     arguments = parse(parameters(flow), with_sites(given, sites, here) if here else given, "")
     if here is None:
         check_site_given(arguments)
-    arguments = with_prompt(resolved(arguments, pool), overrides)
+    arguments = with_prompt(resolved(arguments, training_pool(pool, task_pools)), overrides)
     if here is not None:
         arguments = with_all_roles(arguments)
     check_beginnings(arguments, taken, overrides)
@@ -150,6 +176,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
         arguments=arguments,
         pool=pool,
         tracker=tracker,
+        task_pools=task_pools,
         resume=resume,
         sites=sites,
         here=here,

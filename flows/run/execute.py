@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -16,28 +15,24 @@ from types import FrameType
 from typing import Any
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
-from atelier.engine.io.fork_server import is_possible
 from atelier.flows.run.compose import RunConfig
+from atelier.flows.run.contexts import new_run_id, open_context, set_forks
 from atelier.flows.run.embedded_server import EmbeddedServer, embed, is_seen
 from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.other_sites import OtherSites
 from atelier.flows.run.outcome import EarlyStart, PrefectScheduler, RunOutcome, conclude, wait_for
 from atelier.flows.run.plan import Plan
-from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
 from atelier.flows.run.registry import body
 from atelier.flows.run.work import mend, work
 from atelier.infra.dag import Future, Node, scheduling, stop_scheduling
-from atelier.infra.launch.gang import fork_server
-from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import Listener, RunContext
 from atelier.infra.store.existing_model import looking_in
 from atelier.infra.store.lease import Holder
-from atelier.infra.store.local_folders import scratch_of
 from atelier.infra.store.removal import wait_for_removals
 from atelier.infra.store.run_manifest import RunManifest, described, write_manifest
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.factory import TrackerSpec, open_tracker
+from atelier.infra.tracking.factory import TrackerSpec
 
 AGAIN_S = 1.0  # one stop may send several signals: from a terminal and a worker
 MOST_AT_ONCE = 16  # nodes; trainings also wait for slots
@@ -49,7 +44,7 @@ Host = Callable[[RunConfig, RunContext, RunOutcome, Callable[[], None]], None]
 
 def make_here(node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, str]:
     """Run the node in this process."""
-    return work(node, context, outcome.states, outcome.errors)
+    return work(node, context.of_task(node.task), outcome.states, outcome.errors)
 
 
 def run_flow(
@@ -83,7 +78,8 @@ def run_flow(
     context = open_context(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
     manifest = _beginning(frozen, plan, command, run_id, sweep)
     write_manifest(store, manifest)
-    context.forks = make is make_here and _forks(plan, context)
+    if make is make_here:
+        set_forks(plan.nodes, context)
     early = EarlyStart(plan.nodes, lambda node: make(node, context, outcome), MOST_AT_ONCE)
     with stopping(context.stop):
         try:
@@ -111,7 +107,7 @@ def run_flow(
         outcome.failure = outcome.failure or of_system(error)
     made = [name for name, state in outcome.states.items() if state == "done"]
     with suppress(OSError):  # a lost measurement is harmless
-        record_measurements(plan, made, store, frozen.pool)
+        record_measurements(plan, made, store, frozen.pool_of("train"))
     outcome.untracked = context.tracker.close(outcome.status)
     outcome.places = list(context.tracker.places)
     outcome.total_s = time.monotonic() - started
@@ -153,18 +149,6 @@ def _beginning(frozen: RunConfig, plan: Plan, command: str, run_id: str, sweep: 
     )
 
 
-def _forks(plan: Plan, context: RunContext) -> bool:
-    """Whether the run's ranks are forked from a fork server, which starts its imports now. Not for a single
-    rank, another machine, or GPUs.
-    """
-    if context.pool.launcher != "here" or not context.pool.is_cpu or not is_possible():
-        return False
-    gangs = [node for node in plan.nodes if node.ranks and context.missing(node)]
-    if sum(node.ranks for node in gangs) < 2:
-        return False
-    return fork_server(context.store.root) is not None
-
-
 def _rely_on(plan: Plan, context: RunContext) -> None:
     """Called when the run's manifest lists all inputs: wait for removals in progress, and check that each
     input that no node makes exists. Raises AtelierError if one was removed.
@@ -177,48 +161,6 @@ def _rely_on(plan: Plan, context: RunContext) -> None:
     for role, (kind, fingerprint) in {k: v for node in plan.nodes for k, v in node.inputs.items()}.items():
         if (kind, fingerprint) not in made and context.store.find(kind, fingerprint) is None:
             raise AtelierError(f"{role}: {kind} {fingerprint[:8]} was removed meanwhile; make it again first")
-
-
-def new_run_id() -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-
-
-def open_context(
-    frozen: RunConfig,
-    store: Store,
-    command: str,
-    run_id: str,
-    listener: Listener,
-    *,
-    sweep: str = "",
-    stop: threading.Event | None = None,
-) -> RunContext:
-    """The run context of this process's nodes."""
-    scratch = scratch_of(store, run_id)
-    tracker = open_tracker(
-        frozen.tracker,
-        store,
-        flow=frozen.flow,
-        command=command,
-        run_id=run_id,
-        config=frozen.document,
-        title=frozen.title(run_id),
-        sweep=sweep,
-    )
-    return RunContext(
-        store=store,
-        slots=core_slots(frozen.pool, store),
-        scratch=scratch,
-        pool=frozen.pool,
-        site=site_of(frozen.pool),
-        run_id=run_id,
-        flow=frozen.flow,
-        command=command,
-        listener=listener,
-        tracker=tracker,
-        resume=frozen.resume,
-        stop=stop or threading.Event(),
-    )
 
 
 def _ended(manifest: RunManifest, outcome: RunOutcome, context: RunContext) -> RunManifest:

@@ -6,7 +6,8 @@ import time
 
 from atelier.engine.config.device import is_device
 from atelier.engine.config.pool import Pool
-from atelier.flows.run.plan import Plan, PlanRow
+from atelier.flows.run.plan import Plan
+from atelier.flows.run.plan_document import PlanRow
 from atelier.infra.calibration.history import (
     MeasuredSteps,
     Measurement,

@@ -3,9 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
 
-from atelier.engine.config.base import Json
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError, RefusedError, nearest
 from atelier.engine.config.parallel import Parallel
@@ -15,7 +13,7 @@ from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.train import Train
 from atelier.engine.io.survey import SurveyRow
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.plan.estimate import EstimateRow, estimate
+from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import RunConfig
@@ -24,11 +22,13 @@ from atelier.flows.run.data_notes import data_notes, stream_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.memory_fit import too_much
+from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals, PoolRow, pool_rows
 from atelier.flows.run.pools import gpu_notes
-from atelier.flows.run.reasons import Reason, reasons_of
+from atelier.flows.run.reasons import reasons_of
 from atelier.flows.run.registry import parts_of_extensions, survey
 from atelier.flows.run.role_notes import role_notes, score_notes
 from atelier.flows.run.site_rows import Here, LinkRow, SiteRow, here_of, site_rows
+from atelier.flows.run.task_pools import check_nodes, moved_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
@@ -62,49 +62,6 @@ def other_than_here(node: Node, product: Product, record: Record, pool: Pool) ->
     return f"computed in {was}, where this pool computes {now}" if was != now else ""
 
 
-class PlanRow(EstimateRow):
-    """One artifact of a plan, as `atelier plan --json` prints it, with the costs of the remaining work."""
-
-    name: str
-    task: str
-    kind: str
-    fingerprint: str
-    state: str  # reuse, run, refused, or replay (finished, but trained again for students at other sites)
-    reasons: list[Reason]
-    from_step: int
-    effective_time: float
-    best_checkpoint_every: int
-    layout: Json
-    computed: str
-    site: str  # the site that makes it; '' = this one
-
-
-class PlanTotals(TypedDict):
-    """Sums over the artifacts that are made; memory is the largest."""
-
-    tasks: int
-    artifacts: int
-    reuse: int
-    run: int
-    flops: float
-    device_hours: float
-    memory_gb: float
-    wall_s: float
-
-
-class PlanDocument(TypedDict):
-    """A plan as `atelier plan --json` prints it."""
-
-    flow: str
-    tasks: list[PlanRow]
-    totals: PlanTotals
-    refused: list[str]
-    notes: list[str]
-    pace: float
-    sites: list[SiteRow]  # of a run over several sites
-    links: list[LinkRow]
-
-
 @dataclass(frozen=True)
 class Plan:
     """Plan of a flow: its nodes, a row for each artifact (state, reasons, cost), refusals, warnings."""
@@ -121,6 +78,7 @@ class Plan:
     here: Here = field(default_factory=Here)
     links: list[LinkRow] = field(default_factory=list)
     source: list[SurveyRow] | None = None  # for flows that import a model
+    pools: list[PoolRow] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise RefusedError if the plan is refused."""
@@ -164,17 +122,26 @@ class Plan:
             "pace": round(self.pace, 4),
             "sites": self.sites,
             "links": self.links,
+            "pools": self.pools,
         }
 
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """Inputs of all rows: products of the nearest finished run by name, and the pool's pace."""
+    """Inputs of all rows: products of the nearest finished run by name, and each pool's pace."""
 
     frozen: RunConfig
     known: dict[str, Row]
     vocab: int
-    pace: float
+    store: Store
+    _paces: dict[str, float] = field(default_factory=dict)  # by pool
+
+    def pace(self, task: str) -> float:
+        """Measured / planned step time of the task's pool; a pool on paper has no measurements."""
+        pool, name = self.frozen.pool_of(task), self.frozen.pool_name(task)
+        if name not in self._paces:
+            self._paces[name] = 1.0 if pool.paper else factor(self.store, pool)
+        return self._paces[name]
 
 
 def make_plan(frozen: RunConfig, store: Store) -> Plan:
@@ -194,11 +161,12 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     outdated: dict[str, list[str]] = {}
     _check_fresh(frozen, nodes)
     vocab = vocab_of(frozen.arguments)
-    pace = 1.0 if frozen.pool.paper else factor(store, frozen.pool)  # measurements are of other hardware
-    plan_inputs = PlanInputs(frozen, known, vocab, pace)
+    check_nodes(frozen.pool, frozen.task_pools, nodes)
+    plan_inputs = PlanInputs(frozen, known, vocab, store)
     texts = texts_of(nodes, store)
     for node in nodes:
         _check_vocabulary(node, frozen)
+        pool = frozen.pool_of(node.task)
         standing = _standing(node, store, frozen.resume)
         refusals += standing.refusals
         mine: list[PlanRow] = []
@@ -207,11 +175,11 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
             record = store.find(product.kind, product.fingerprint)
             mine.append(_row(node, key, product, record, standing, plan_inputs))
             if node.task == "write" and record is None:
-                mine[-1] = {**mine[-1], **written_row(node, frozen.pool, store)}
+                mine[-1] = {**mine[-1], **written_row(node, pool, store)}
             if record is not None and (other := made_by_other(record, maps.get(key))):
                 outdated.setdefault(other, []).append(row_name(node, key))
                 mine[-1]["reasons"] = [{"code": other}]
-            if record is not None and (other := other_than_here(node, product, record, frozen.pool)):
+            if record is not None and (other := other_than_here(node, product, record, pool)):
                 outdated.setdefault(other, []).append(row_name(node, key))
         rows += mine
         if any(row["state"] != "reuse" for row in mine):
@@ -219,15 +187,18 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
             work_s = cpu_seconds(node, texts) / node.ranks if node.task in CPU_S else 0.0
             seconds[node.name] = work_s + seconds_of(node, _left_s(mine), earlier, store)
         sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
-        if (refusal := too_much(node, sizes, frozen.pool, vocab)) is not None:
+        if (refusal := too_much(node, sizes, pool, vocab)) is not None:
             refusals.append(refusal)
         for part in parts_of_extensions([node], "link_rows"):
             refusals += part.refusals(node, store)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
-    notes = _notes(frozen, outdated, short_of(nodes)) + role_notes(running, frozen.pool, vocab)
-    notes += score_notes(frozen.arguments, frozen.pool, vocab) + data_notes(nodes, store)
-    notes += curation_notes(running, texts) + gpu_notes(frozen.pool)
+    notes = _notes(frozen, outdated, short_of(nodes))
+    for pool in frozen.pools:
+        notes += role_notes([node for node in running if frozen.pool_of(node.task) is pool], pool, vocab)
+    notes += score_notes(frozen.arguments, frozen.pool_of("score"), vocab) + data_notes(nodes, store)
+    notes += curation_notes(running, texts) + gpu_notes(frozen.pools)
+    notes += moved_notes(frozen.pool, frozen.task_pools)
     notes += stream_notes(nodes, store)
     refusals += too_little_disk(running, store) + curation_refusals(running, texts, store)
     plan = Plan(
@@ -236,12 +207,13 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         rows=rows,
         refusals=refusals,
         notes=notes,
-        pace=plan_inputs.pace,
-        wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool) if seconds else 0.0,
+        pace=plan_inputs.pace("train"),
+        wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool, frozen.task_pools) if seconds else 0.0,
         seconds=seconds,
         there=placed.there,
         here=here_of(frozen, nodes),
         source=surveyed and surveyed.rows,
+        pools=pool_rows(frozen, nodes, rows),
     )
     return plan.with_rows(rows, vocab)
 
@@ -256,7 +228,7 @@ def _notes(frozen: RunConfig, outdated: dict[str, list[str]], short: list[str]) 
     """Warnings to show before the run."""
     found = []
     train = getattr(frozen.arguments, "train", None)
-    if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
+    if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool_of("train").half:
         found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
     for what, names in outdated.items():
         found.append(
@@ -347,7 +319,7 @@ def _row(
     standing: Standing,
     plan_inputs: PlanInputs,
 ) -> PlanRow:
-    is_done, pool = record is not None, plan_inputs.frozen.pool
+    is_done, pool = record is not None, plan_inputs.frozen.pool_of(node.task)
     is_idle = is_done and key not in standing.replayed
     state = "refused" if key in standing.refused else "replay" if is_done else "run"
     state = "reuse" if is_idle else state
@@ -372,6 +344,7 @@ def _row(
         "layout": node.layout,
         "computed": computed(node, product, record, pool),
         "site": "",
+        "pool": plan_inputs.frozen.pool_name(node.task),
     }
     if node.task not in TRAINED or not plan_inputs.vocab:
         return row
@@ -385,7 +358,7 @@ def _row(
     for name in () if is_done else _first_of(key, node, standing):
         beside = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
         found = found.with_teacher(estimate(config.roles[name], settings, beside, pool, vocab, steps))
-    found = found.times(plan_inputs.pace)
+    found = found.times(plan_inputs.pace(node.task))
     if settings.checkpoint_every != "auto":
         row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
         row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)

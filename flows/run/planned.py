@@ -13,7 +13,8 @@ from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.measured import MeasuredRow, measured
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
 from atelier.flows.run.other_sites import agents_of, other_sites
-from atelier.flows.run.plan import Plan, PlanDocument, PlanRow, PlanTotals, make_plan
+from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals
 from atelier.infra.store.store import Store
 
 
@@ -130,7 +131,7 @@ def search_layouts(plan: Plan, frozen: RunConfig) -> list[TaskLayouts]:
     for node in plan.nodes:
         if node.task not in TRAINED or not vocab:
             continue
-        options, out = layouts(node, frozen.pool, vocab)
+        options, out = layouts(node, frozen.pool_of(node.task), vocab)
         rows: list[LayoutRow] = [
             {
                 "words": words(one),

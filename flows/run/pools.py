@@ -1,5 +1,7 @@
 """Read pools, sites and trackers from conf/."""
 
+from collections.abc import Iterable
+
 import yaml
 
 from atelier import PROJECT
@@ -19,6 +21,7 @@ from atelier.infra.stack.stack import LIGHT
 from atelier.infra.tracking.factory import TrackerSpec
 
 LIGHT_LIMIT = 50  # parent flows at once
+POOL_WHEN_BLANK = "local"  # of a run on Prefect, in place of the flow's own process
 
 
 def pool_of(name: str) -> Pool:
@@ -34,11 +37,15 @@ def tracker_of(name: str) -> TrackerSpec:
     return parse(TrackerSpec, yaml.safe_load(text) or {}, f"tracker.{name}")
 
 
+def task_names() -> list[str]:
+    """All tasks, in alphabetical order."""
+    return sorted(path.stem for path in (PROJECT / "tasks").glob("*.py") if path.stem != "__init__")
+
+
 def check_policy(policy: SitePolicy) -> None:
     """Raises ConfigError for unknown tasks, kinds, pools or trackers."""
-    tasks = sorted(path.stem for path in (PROJECT / "tasks").glob("*.py") if path.stem != "__init__")
     for given, known, place in (
-        (policy.tasks, [*tasks, EVERYTHING], "--tasks"),
+        (policy.tasks, [*task_names(), EVERYTHING], "--tasks"),
         (policy.sends, [*KINDS, EVERYTHING], "--send"),
         ((policy.pool,), options("pool"), "--pool"),
         ((policy.tracker,), options("tracker"), "--tracker"),
@@ -83,12 +90,13 @@ def of_worker(pool: Pool) -> tuple[Pool, FoundGpus | None]:
     return filled(pool, found), found
 
 
-def gpu_notes(pool: Pool) -> list[str]:
-    """Lines of a plan about the GPUs that its pool has found."""
-    if not pool.found:
-        return []
-    guess = "" if pool.gpu in DEVICES else "; their speed is unknown: times are guesses until a training ran"
-    return [f"pool {pool.name or 'here'}: {pool.found}{guess}"]
+def gpu_notes(pools: Iterable[Pool]) -> list[str]:
+    """Lines of a plan about the GPUs that its pools have found."""
+    found = {pool.name or "here": pool for pool in pools if pool.found}
+    guess = "; their speed is unknown: times are guesses until a training ran"
+    return [
+        f"pool {name}: {pool.found}{'' if pool.gpu in DEVICES else guess}" for name, pool in found.items()
+    ]
 
 
 def check_launcher(pool: Pool, root: str) -> None:

@@ -4,7 +4,8 @@ laptop cores at default sizes.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from atelier.engine.config.pool import Pool
 from atelier.flows.run.disk_fit import bytes_of
@@ -14,6 +15,7 @@ from atelier.infra.launch.slots import num_slots
 from atelier.infra.store.run_manifest import Row
 from atelier.infra.store.store import Store
 
+Place = tuple[str, ...]
 RUN_S = 6.0  # Prefect's server and flow
 GANG_S = 3.0  # processes of a training: imports, rendezvous, last checkpoint
 ROLE_S = 5.0  # each network: compiled kernels, evaluations, publication
@@ -59,27 +61,42 @@ def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store
     return TASK_S.get(node.task, 0.0) + bytes_of(node) / COPIED
 
 
-def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> float:
-    """Seconds until the last node ends. Each node starts when its inputs are ready and the pool has slots,
-    earlier nodes first, as infra/launch/slots.py queues them. Nodes without `seconds` are reused.
+def wall_clock(
+    nodes: list[Node],
+    seconds: dict[str, float],
+    pool: Pool,
+    others: Mapping[str, Pool] = MappingProxyType({}),
+) -> float:
+    """Seconds until the last node ends. Each node starts when its inputs are ready and its pool has slots,
+    earlier nodes first, as infra/launch/slots.py queues them. Nodes without `seconds` are reused. `others`:
+    the pools of tasks that `pool` does not run.
     """
-    total = num_slots(pool)
-    if pool.gpus and pool.gpus_per_node:
-        total = max(total, pool.gpus)
-    free, now = total, 0.0
+    pools = {_slots_of(one): one for one in (pool, *others.values())}
+    totals = {place: max(num_slots(one), one.gpus * bool(one.gpus_per_node)) for place, one in pools.items()}
+    free, now = dict(totals), 0.0
     to_come = set(seconds)
     waiting = [node for node in nodes if node.name in seconds]
-    running: list[tuple[float, int, str, int]] = []  # end, place, name, slots
+    running: list[tuple[float, int, str, int, Place]] = []  # end, number, name, slots
     while waiting or running:
-        for place, node in enumerate(list(waiting)):
-            needs = min(total, node.ranks * (node.threads if pool.is_cpu else 1))
-            if to_come.isdisjoint(node.waits):
-                if needs > free:
-                    break  # nothing overtakes a node that waits for slots
-                waiting.remove(node)
-                free -= needs
-                heapq.heappush(running, (now + seconds[node.name], place, node.name, needs))
-        now, _, name, freed = heapq.heappop(running)
+        full = set[Place]()
+        for number, node in enumerate(list(waiting)):
+            mine = others.get(node.task, pool)
+            place = _slots_of(mine)
+            needs = min(totals[place], node.ranks * (node.threads if mine.is_cpu else 1))
+            if place in full or not to_come.isdisjoint(node.waits):
+                continue
+            if needs > free[place]:
+                full.add(place)  # nothing overtakes a node that waits for slots
+                continue
+            waiting.remove(node)
+            free[place] -= needs
+            heapq.heappush(running, (now + seconds[node.name], number, node.name, needs, place))
+        now, _, name, freed, place = heapq.heappop(running)
         to_come.remove(name)
-        free += freed
+        free[place] += freed
     return now
+
+
+def _slots_of(pool: Pool) -> Place:
+    """Where the pool's slots are; pools of the flow's own process share the cores of its machine."""
+    return (pool.name, *pool.members, pool.launcher, str(pool.is_cpu))

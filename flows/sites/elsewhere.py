@@ -15,7 +15,8 @@ from atelier.engine.io.storage import local_path
 from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.over_sites import linked_at
-from atelier.flows.run.plan import Plan, PlanRow
+from atelier.flows.run.plan import Plan
+from atelier.flows.run.plan_document import PlanRow
 from atelier.flows.run.site_rows import over_budget
 from atelier.flows.sites.left_alone import left_alone
 from atelier.flows.sites.sites_page import showing_sites
@@ -348,5 +349,5 @@ def blank_row(node: Node, key: str, kind: str, digest: str) -> PlanRow:
         "name": row_name(node, key), "task": node.task, "kind": kind, "fingerprint": digest, "state": "run",
         "reasons": [], "from_step": 0, "params": 0, "flops": 0.0, "memory_gb": 0.0, "step_s": 0.0,
         "tokens_per_s": 0.0, "mfu": 0.0, "hfu": 0.0, "device_hours": 0.0, "effective_time": 0.0,
-        "best_checkpoint_every": 0, "layout": {}, "computed": "", "site": node.site,
+        "best_checkpoint_every": 0, "layout": {}, "computed": "", "site": node.site, "pool": "",
     }  # fmt: skip

@@ -8,7 +8,7 @@ from atelier.engine.extensions.sites.membership import Meeting
 from atelier.engine.extensions.sites.placement import lesson_of
 from atelier.engine.extensions.sites.rounds import Rounds
 from atelier.flows.run.over_sites import SiteHere
-from atelier.flows.run.plan import PlanRow
+from atelier.flows.run.plan_document import PlanRow
 from atelier.infra.dag import Node
 from atelier.infra.store.run_manifest import row_name
 

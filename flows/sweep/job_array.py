@@ -8,8 +8,8 @@ import shlex
 
 from atelier.engine.config.error import ConfigError, of_system
 from atelier.flows.run.compose import RunConfig
+from atelier.flows.run.contexts import new_run_id
 from atelier.flows.run.draw import collect_nodes
-from atelier.flows.run.execute import new_run_id
 from atelier.flows.run.sweep_ledger import FAILED, PRUNED, STOPPED
 from atelier.flows.sweep.executor import RESTARTS, Ask, Ending, Executor, RemoteExecutor, Running, Tell
 from atelier.flows.sweep.pruning import Look
@@ -29,6 +29,8 @@ def check_fits(frozen: RunConfig, store: Store) -> None:
         raise ConfigError(
             "hydra/launcher", f"is slurm, but pool.launcher {pool.launcher!r}", "add pool=slurm"
         )
+    if frozen.task_pools:
+        raise ConfigError("pool.tasks", "an array's job runs all tasks of a point", "leave it out")
     slots = num_slots(pool)
     for node in collect_nodes(frozen, store):
         room = node.ranks * (node.threads if pool.is_cpu else 1)

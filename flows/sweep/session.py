@@ -225,7 +225,7 @@ class Session:
         first = ask()
         if first is None:
             return
-        first.frozen.pool.check_runs()
+        first.frozen.check_runs()
         given = deque([first])
         pool = first.frozen.pool
 

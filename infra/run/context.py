@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Unpack, cast
 
@@ -33,7 +33,7 @@ from atelier.infra.launch.gang import compile_cache, fork_server, start_gang
 from atelier.infra.launch.gpus import VISIBLE
 from atelier.infra.launch.orders import GangOutput, Orders
 from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
-from atelier.infra.launch.slots import GpuSlots, Slots, num_slots, who
+from atelier.infra.launch.slots import GpuSlots, Slots, core_slots, num_slots, who
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.run.run_tracker import RunTracker
@@ -68,9 +68,22 @@ class RunContext:
     place: NodePlace | None = None  # of this node in a gang of several nodes
     resume: Resume = field(default_factory=Resume)
     forks: bool = False  # ranks on this machine are forked by a fork server
+    others: "dict[str, RunContext]" = field(default_factory=dict)  # of tasks that other pools run
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _gpus: list[GpuSlots] = field(default_factory=list)  # empty until a gang needs GPUs, then one entry
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of_task(self, task: str) -> "RunContext":
+        """The context on the pool that runs the task."""
+        return self.others.get(task, self)
+
+    def put_on(self, task: str, pool: Pool, site: Site) -> None:
+        """Let `pool` run the task."""
+        equal = [one for one in (self, *self.others.values()) if one.pool == pool]
+        slots = core_slots(pool, self.store)
+        self.others[task] = (
+            equal[0] if equal else replace(self, pool=pool, site=site, slots=slots, others={}, _gpus=[])
+        )
 
     def missing(self, node: Node) -> dict[str, Product]:
         """Products of `node` that are not finished yet."""

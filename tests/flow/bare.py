@@ -6,7 +6,7 @@ import sys
 
 from atelier.engine.config.error import AtelierError
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import new_run_id, open_context
+from atelier.flows.run.contexts import new_run_id, open_context
 from atelier.flows.run.overrides import resuming
 from atelier.flows.run.plan import make_plan
 from atelier.flows.run.work import work

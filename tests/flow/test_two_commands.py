@@ -17,8 +17,8 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.io.storage import join, write_bytes
 from atelier.flows.run.compose import compose
+from atelier.flows.run.contexts import open_context
 from atelier.flows.run.draw import collect_nodes
-from atelier.flows.run.execute import open_context
 from atelier.infra.dag import Node
 from atelier.infra.launch.slots import CoreSlots
 from atelier.infra.run.context import RunContext
@@ -31,7 +31,7 @@ WORDS = ("experiment=tiny", "tracker=none")
 HOLDER = """
 import sys, threading, time
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import open_context
+from atelier.flows.run.contexts import open_context
 from atelier.flows.run.draw import collect_nodes
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import RunManifest, write_manifest

@@ -14,7 +14,8 @@ from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.measured import MeasuredRow, rows_of
 from atelier.flows.run.overrides import resume_overrides
-from atelier.flows.run.plan import Plan, PlanRow, PlanTotals
+from atelier.flows.run.plan import Plan
+from atelier.flows.run.plan_document import PlanRow, PlanTotals
 from atelier.flows.run.planned import TaskLayouts, planned
 from atelier.flows.run.reasons import text_of
 from atelier.flows.run.site_rows import LinkRow
@@ -81,11 +82,15 @@ def _show(plan: Plan, totals: PlanTotals) -> None:
     columns = ("task", "state", "why", "from step", "params", "computed", "memory", "step", "time")
     right = ("from step", "params", "memory", "step", "time")
     rows = [_cells(row) for row in plan.rows]
+    if len(plan.pools) > 1:
+        columns = (columns[0], "pool", *columns[1:])
+        rows = [(cells[0], row["pool"], *cells[1:]) for row, cells in zip(plan.rows, rows, strict=True)]
     if plan.there:
         columns = ("site", *columns)
         rows = [(row["site"] or plan.here.site, *cells) for row, cells in zip(plan.rows, rows, strict=True)]
     print_table(columns, rows, right=right, flexible="why")
     _show_sites(plan)
+    _show_pools(plan)
     print()
     hours = totals["device_hours"] * 3600
     cost = f", about {duration(hours)} of device time, {amount(totals['flops'])}FLOP" if hours else ""
@@ -119,6 +124,25 @@ def _show_sites(plan: Plan) -> None:
         columns = (*columns, "seconds", "stall", "staleness")
         print()
         print_table(columns, [cells for row in plan.links for cells in _link_cells(row)], right=columns[3:])
+
+
+def _show_pools(plan: Plan) -> None:
+    """Print a row for each pool, if there are several."""
+    if len(plan.pools) < 2:
+        return
+    columns = ("pool", "device", "tasks", "to reuse", "to make", "memory", "device time")
+    rows = [
+        (
+            one["pool"],
+            one["device"],
+            *(str(one[key]) for key in ("tasks", "reuse", "run")),
+            f"{one['memory_gb']:.2f} GB" if one["memory_gb"] else "",
+            duration(one["device_hours"] * 3600) if one["device_hours"] else "",
+        )
+        for one in plan.pools
+    ]
+    print()
+    print_table(columns, rows, right=columns[2:])
 
 
 def _link_cells(row: LinkRow) -> Iterator[tuple[str, ...]]:

@@ -24,6 +24,7 @@ from atelier.flows.run.catalog import CONF, flow_names, options
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.overrides import check_overrides
+from atelier.infra.launch.found_gpus import FoundGpus, report_gpus
 from atelier.infra.store.store import Store
 from tests.marks import quick
 from tests.stored_models import store_with
@@ -42,8 +43,11 @@ DIGEST = "0123456789abcdef" * 2
 
 @pytest.fixture(autouse=True, scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Has the model that a flow begins from which looks it up when it is composed."""
+    """Has the model that a flow begins from which looks it up when it is composed, and GPUs of a worker."""
     root = tmp_path_factory.mktemp("store")
+    report_gpus(
+        str(root), "gpu", FoundGpus(host="big", name="NVIDIA H100", total=1, free=1, memory_gb=80), []
+    )
     store_with(root, GPT(num_layers=2, hidden=64, num_heads=4, vocab=512), NEEDED["init"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATELIER_ROOT", str(root))
@@ -193,7 +197,7 @@ def test_a_select_has_exactly_the_options_in_conf(flow: str) -> None:
         if group == "objective":
             assert names in (taught, untaught)
         elif group == "pool":  # those that workers can serve
-            assert names == ["local", "local_b", "pair"]
+            assert names == ["gpu", "local", "local_b", "pair"]
         elif group == "experiment":
             assert names == [name for name in runnable(group) if flow in ONLY_OF.get(name, (flow,))]
         else:

@@ -134,7 +134,7 @@ def test_an_unknown_pool_is_named_with_those_there_are(root: Path) -> None:
     line = refused(root, "pretrain", "experiment=tiny", "pool=nosuch")
     assert "no option 'nosuch' in group pool; there are: " in line and "here, kubernetes, local, " in line
     line = refused(root, "worker", "locl")
-    assert line == "pool: no pool 'locl'; did you mean local? there are: local, local_b, light"
+    assert line == "pool: no pool 'locl'; did you mean local? there are: gpu, local, local_b, light"
 
 
 def test_no_server_at_all_is_told_with_the_command_that_starts_one(root: Path) -> None:

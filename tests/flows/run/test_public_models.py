@@ -8,7 +8,8 @@ import pytest
 from atelier.engine.config.foreign.families import family_of
 from atelier.engine.config.model.gpt import GPT
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import PlanRow, make_plan
+from atelier.flows.run.plan import make_plan
+from atelier.flows.run.plan_document import PlanRow
 from tests.stored_models import store_with
 
 LLAMA: dict[str, Any] = {

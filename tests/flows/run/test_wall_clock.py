@@ -8,7 +8,8 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Provenance, Record
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import Plan, PlanRow, make_plan
+from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.run.plan_document import PlanRow
 from atelier.flows.run.wall_clock import RUN_S, TASK_S, seconds_of, wall_clock
 from atelier.infra.dag import Node
 from atelier.infra.store.run_manifest import Row

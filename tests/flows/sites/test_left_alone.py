@@ -16,7 +16,7 @@ from atelier.engine.extensions.sites.rounds import Rounds
 from atelier.flows.run.compose import compose
 from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.over_sites import SiteHere
-from atelier.flows.run.plan import PlanRow
+from atelier.flows.run.plan_document import PlanRow
 from atelier.flows.sites.left_alone import left_alone
 from atelier.infra.dag import Node
 from atelier.infra.store.run_manifest import row_name

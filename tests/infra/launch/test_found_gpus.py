@@ -107,7 +107,7 @@ def test_a_gpu_without_figures_is_used_and_its_times_are_called_guesses(machine_
     frozen: Any = compose("pretrain", ["experiment=tiny", "parallel.shard=auto"])
     assert frozen.pool.gpu == "nvidia-geforce-rtx-4090" and frozen.pool.device.memory_gb < 25
     assert frozen.document["parallel"]["shard"] == 2
-    assert "times are guesses" in gpu_notes(frozen.pool)[0]
+    assert "times are guesses" in gpu_notes([frozen.pool])[0]
 
 
 def test_a_training_uses_as_many_gpus_as_its_batch_can(machine_with: Machine) -> None:
