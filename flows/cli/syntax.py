@@ -224,6 +224,7 @@ TABLE = (
             JSON,
             Option("--env", "print the environment variables for clients, for eval in a shell"),
             Option("--password", "print user:password for Prefect's sign-in"),
+            Option("--join", "print the lines that make a machine with GPUs serve the pool gpu"),
         ),
     ),
     Command(

@@ -39,6 +39,8 @@ SITE = "waits for the other site"
 INDEX, ALL = "asks pip's index", "what a developer starts; this test is a part of it"
 ELSEWHERE = {
     "atelier worker <pool>$": (ENDLESS, "tests/service/test_stack.py"),
+    "atelier worker gpu": (ENDLESS, "tests/service/test_gpu_page.py"),
+    r"atelier pretrain .*pool=gpu": ("a stand-in for GPUs", "tests/service/test_gpu_page.py"),
     "atelier worker slurm": (ENDLESS, "tests/service/test_slurm_served.py"),
     "prefect worker start": (ENDLESS, ""),
     "mlflow models serve": (ENDLESS, "tests/infra/tracking/test_served.py"),
