@@ -145,9 +145,9 @@ def frozen_of(order: SiteOrder, policy: SitePolicy, mailbox: str, store: Store) 
     document = linked_at(order.document, order.site, mailbox)
     if "parallel" in document:
         document["parallel"] = (order.parallel or Parallel()).model_dump(mode="json")
-    if order.parallel is not None and order.parallel.device == "cuda" and pool_of(policy.pool).is_cpu:
-        raise ConfigError(f"sites.parallel.{order.site}", f"cuda, but {order.home} gets CPUs at {order.site}")
     pool = facts(store.root, pool_of(policy.pool))
+    if order.parallel is not None and order.parallel.device == "cuda" and pool.is_cpu:
+        raise ConfigError(f"sites.parallel.{order.site}", f"cuda, but {order.home} gets CPUs at {order.site}")
     arguments = with_all_roles(resolved(parse(parameters(order.flow), document, ""), pool))
     return RunConfig(
         flow=order.flow,
