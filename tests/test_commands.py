@@ -14,6 +14,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.flows.cli import syntax
 from atelier.flows.run.catalog import flow_names, groups, option_text, options
 from atelier.flows.run.compose import compose
+from atelier.infra.launch.found_gpus import FoundGpus, report_gpus
 from tests.checkout import TOP
 from tests.stored_models import store_with
 
@@ -78,8 +79,11 @@ def check_words(line: tuple[str, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the models that the page on models of others adopts."""
+    """A store with the models that the page on models of others adopts, and GPUs of a worker."""
     root = tmp_path_factory.mktemp("store")
+    report_gpus(
+        str(root), "gpu", FoundGpus(host="big", name="NVIDIA H100", total=8, free=8, memory_gb=80), []
+    )
     for name in ("guest", "tuned"):
         store_with(root, GPT(num_layers=1, hidden=32, num_heads=2, vocab=300), name)
     return root
