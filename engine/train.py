@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import AllDivergedError, AtelierError, DivergedError, StoppedError, of_system
-from atelier.engine.config.run_file import RunFile, Training, Trainings
+from atelier.engine.config.run_file import RunFile, SegmentAddress, Training, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import began, leave, say_last
@@ -55,10 +55,11 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
         began=began(),
         file_bytes=config.file_bytes,
     )
-    done: list[RoleState] = []
+    done: list[SegmentAddress] = []
     diverged: dict[str, AllDivergedError | DivergedError] = {}
     for training in config.trainings:
         roles: list[RoleState] = []
+        gc.collect()  # free the roles of the training before
         try:
             roles = run_training(training, services)
         except (AllDivergedError, DivergedError) as error:
@@ -67,7 +68,7 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
         services = replace(services, began=time.monotonic())
         report.before += training.end
         if not training.train.keep:
-            done += roles
+            done += [segment for role in roles if role.is_kept for segment in role.spec.segments]
     forget(done, gang)
     if diverged:
         raise together(diverged, len(config.trainings))

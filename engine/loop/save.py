@@ -3,6 +3,7 @@ at branch points. A failed save is a warning; it is an error only if no earlier 
 """
 
 import time
+from collections.abc import Iterable
 
 from atelier.engine.checkpoint.folder import address, looks_whole, retain, steps
 from atelier.engine.checkpoint.manifest import read_manifest
@@ -193,11 +194,10 @@ class Saver:
         return self._gang.from_first(found)
 
 
-def forget(members: list[RoleState], gang: Gang) -> None:
-    """Remove the checkpoints of finished roles, except those marked to keep."""
+def forget(segments: Iterable[SegmentAddress], gang: Gang) -> None:
+    """Remove the checkpoints of finished roles' segments, except those marked to keep."""
     if not gang.is_first:
         return
-    for member in members:
-        for segment in member.spec.segments if member.is_kept else ():
-            for step in set(steps(checkpoints(segment))) - stays(segment):
-                remove(address(checkpoints(segment), step))
+    for segment in segments:
+        for step in set(steps(checkpoints(segment))) - stays(segment):
+            remove(address(checkpoints(segment), step))

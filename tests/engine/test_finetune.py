@@ -1,5 +1,6 @@
 """Training from a finished model on labelled examples, with all weights or a few."""
 
+import gc
 import hashlib
 import json
 from pathlib import Path
@@ -12,6 +13,9 @@ from atelier.engine.config.error import AllDivergedError, ConfigError, DivergedE
 from atelier.engine.config.mixture import Stream
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.services import TrainingServices
+from atelier.engine.train import run_training
 from tests.engine.labelled import labelled_setup
 from tests.engine.loop.test_diverged import broken
 from tests.engine.trainings import TrainingSetup, model, role, train
@@ -115,3 +119,19 @@ def test_a_parent_of_another_shape_is_refused(training_setup: TrainingSetup) -> 
     training = Training(members={"tuned": member}, streams=(Stream(input="tokens"),), train=train(8))
     with pytest.raises(ConfigError, match=r"roles\.tuned\.init: the weights of base do not fit"):
         training_setup.train(training)
+
+
+def test_the_model_of_a_draw_is_freed_before_the_next_is_built(
+    training_setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[int] = []
+
+    def counted(training: Training, services: TrainingServices) -> list[RoleState]:
+        alive.append(sum(type(one) is RoleState for one in gc.get_objects()))
+        return run_training(training, services)
+
+    monkeypatch.setattr("atelier.engine.train.run_training", counted)
+    gc.collect()
+    before = sum(type(one) is RoleState for one in gc.get_objects())
+    training_setup.train(*(tuning(training_setup, name) for name in ("one", "two", "three")))
+    assert alive == [before] * 3
