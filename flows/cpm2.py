@@ -13,6 +13,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.flows.controls import layout_of_one
 from atelier.infra.dag import Reference
 from atelier.tasks.convert import check_kept
 from atelier.tasks.convert import convert as convert_model
@@ -127,7 +128,13 @@ def cpm2(
 
     examples = label(finetune.labels)
     tuned = finetune_model(
-        experts, spec, settings=finetune, train=train, labels=examples, tokenizer=both, parallel=parallel
+        experts,
+        spec,
+        settings=finetune,
+        train=train,
+        labels=examples,
+        tokenizer=both,
+        parallel=layout_of_one(parallel, "model", role.model_copy(update={"model": spec})),
     )
     extract_adapters(tuned, {key: experts for key in tuned if key.startswith("pretrained")})
     grown_models = {"first-grown": grown, "both": bilingual, "experts": experts}

@@ -16,7 +16,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.train import Ahead, Train
-from atelier.flows.controls import alone, constant, control_of, controls_of, fewer
+from atelier.flows.controls import alone, constant, control_of, controls_of, fewer, layout_of_one
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import beginnings
@@ -83,7 +83,7 @@ def titan(
             train=train,
             labels=examples,
             tokenizer=text.tokenizer,
-            parallel=fewer(parallel, {name: role}),
+            parallel=layout_of_one(parallel, name, role),
         ).items()
     }
     asked = {f"{name}/{way}": shots for name in models for way, shots in shots_of(score).items()}

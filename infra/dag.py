@@ -153,7 +153,7 @@ def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
         raise ConfigError(
             f"{node.name}.layout",
             f"the axes' product is {layout.ranks}, but the task {node.task} runs with {node.ranks}",
-            "Parallel.of_one_rank() is the layout of a task without a gang",
+            "ranks=parallel.ranks, or the layout of one rank",
         )
     waits = tuple(sorted({reference.node for reference in after if reference.node}))
     kinds = {kind for one in (*after, *node.products.values()) for kind in one.kinds}

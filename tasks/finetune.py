@@ -18,7 +18,7 @@ from atelier.engine.config.sections import for_fine_tuning, sections_of
 from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, segments_of
-from atelier.engine.plan.checks import check_extensions
+from atelier.engine.plan.checks import check_extensions, check_layout
 from atelier.engine.plan.role_checks import check_trainable
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
@@ -44,11 +44,48 @@ def finetune(
     tokenizer: Reference,
     parallel: Parallel,
 ) -> dict[str, Reference]:
-    """Models by key `pretrained-<draw>` and `scratch-<draw>`. One process trains all of them, one after
-    another.
+    """Models by key `pretrained-<draw>` and `scratch-<draw>`. One gang trains all of them, one after
+    another. Rows of padding fill a batch that the layout does not divide.
+
+    Raises ConfigError for settings, or a layout, that the model does not support.
     """
-    one = parallel.of_one_rank()
-    tuning = for_fine_tuning(train).model_copy(
+    tuning = tuning_of(settings, train)
+    roles = {key: role_of(key, spec, settings) for key in _keys(settings)}
+    check_trainable("finetune.", roles["pretrained-0"])
+    for asked in sections_of(tuning).values() if settings.scratch else ():
+        asked.check_scratch()
+    tuning = Train.model_validate(tuning.model_dump())
+    check_extensions(parallel, {"": roles["pretrained-0"]}, tuning, prefix="finetune.")
+    check_sizes(parallel, roles, tuning)
+    settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
+    config: dict[str, Json] = {
+        "train": tuning.model_dump(mode="json"),
+        "name": model.name,
+        "num_labels": settings.num_labels,
+        "roles": {key: role.model_dump(mode="json") for key, role in roles.items()},
+    }
+    inputs = {"labels": input_of(labels), "tokenizer": input_of(tokenizer), "init": input_of(model)}
+    node = Node(
+        name=f"finetune.{model.name}",
+        task="finetune",
+        products={},
+        inputs=inputs,
+        config=config,
+        layout=parallel.model_dump(mode="json"),
+        ranks=parallel.ranks,
+    )
+    feeds = {key: feed_of(node, key) for key in roles}
+    roles, _, segments = unpack(node)
+    products = {
+        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key], tuning)
+        for key in roles
+    }
+    return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
+
+
+def tuning_of(settings: Finetune, train: Train) -> Train:
+    """The settings of one draw's training."""
+    return for_fine_tuning(train).model_copy(
         update={
             "steps": settings.num_steps,
             "tokens": 0,
@@ -58,37 +95,16 @@ def finetune(
             "keep": 0,
             "keep_every": 0,
             "keep_best": 0,
-            "checkpoint_every": 10**9,
         }
     )
-    check_trainable("finetune.", _role("pretrained-0", spec, settings))
-    for asked in sections_of(tuning).values() if settings.scratch else ():
-        asked.check_scratch()
-    tuning = Train.model_validate(tuning.model_dump())
-    check_extensions(one, {"": _role("pretrained-0", spec, settings)}, tuning, prefix="finetune.")
-    settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
-    config: dict[str, Json] = {
-        "train": tuning.model_dump(mode="json"),
-        "name": model.name,
-        "num_labels": settings.num_labels,
-        "roles": {key: _role(key, spec, settings).model_dump(mode="json") for key in _keys(settings)},
-    }
-    inputs = {"labels": input_of(labels), "tokenizer": input_of(tokenizer), "init": input_of(model)}
-    node = Node(
-        name=f"finetune.{model.name}",
-        task="finetune",
-        products={},
-        inputs=inputs,
-        config=config,
-        layout=one.model_dump(mode="json"),
-    )
-    feeds = {key: feed_of(node, key) for key in _keys(settings)}
-    roles, _, segments = unpack(node)
-    products = {
-        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key], tuning)
-        for key in roles
-    }
-    return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
+
+
+def check_sizes(parallel: Parallel, roles: Mapping[str, Role], tuning: Train) -> None:
+    """Raise ConfigError, with a layout that fits, if the model does not support the layout. Draws are alike,
+    so the first is checked.
+    """
+    first = {key: role for key, role in roles.items() if key.endswith("-0")}
+    check_layout(parallel, first, tuning, prefix="", section="finetune", pads=True)
 
 
 def _keys(settings: Finetune) -> list[str]:
@@ -96,7 +112,10 @@ def _keys(settings: Finetune) -> list[str]:
     return [f"{kind}-{draw}" for draw in range(settings.draws) for kind in kinds]
 
 
-def _role(key: str, spec: ModelSpec, settings: Finetune) -> Role:
+def role_of(key: str, spec: ModelSpec, settings: Finetune) -> Role:
+    """The role of a product's key. Raises ConfigError for a soft prompt that the model or its rows have no
+    room for.
+    """
     is_scratch = key.startswith("scratch")
     tuned = settings.trainable.soft_prompt
     if tuned.length and not is_scratch:

@@ -13,7 +13,7 @@ from pydantic import Field
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.sections import keys_with, with_sections
+from atelier.engine.config.sections import with_sections
 
 LANES = 16  # numbers per CPU update; other matrix sizes may give other bits
 Recompute = Literal["none", "selective", "full"]
@@ -166,13 +166,6 @@ class Parallel(Spec):
         pipeline = largest_divisor(self.pipeline, most)
         freed = {"pipeline": pipeline, "replicate": self.replicate * (self.pipeline // pipeline)}
         return self.model_copy(update=freed | {"schedule": "1f1b", "stages": (), "speeds": ()})
-
-    def of_one_rank(self) -> "Parallel":
-        """The same threads, device and arithmetic on one rank."""
-        whole = {axis: 1 for axis in ("replicate", "shard", "expert", "context", "tensor", "pipeline")}
-        of_ranks = dict.fromkeys(keys_with(self, "chooses_batches", "names_ranks"))
-        plain = {"embedding": "gathered", "schedule": "1f1b", "stages": (), "speeds": (), "roles": {}}
-        return self.model_copy(update=whole | of_ranks | plain)
 
     def for_world(self, world: int) -> "Parallel":
         """The layout for `world` processes. Raises ConfigError, with a fitting value, if the axes do not

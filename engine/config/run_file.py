@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from atelier.engine.config.base import Json, JsonObject, Spec
 from atelier.engine.config.data_plan import DataPlan
-from atelier.engine.config.mixture import Assignment, MixturePart, Stream, in_order, parts_of
+from atelier.engine.config.mixture import EXAMPLES, Assignment, MixturePart, Stream, in_order, parts_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
@@ -134,6 +134,11 @@ class Training(Spec):
         return DataPlan.of(self.train, self.streams, self.phases, self.assignment)
 
     @property
+    def reads_labels(self) -> bool:
+        """Whether its rows are labelled examples; then the ranks pad a batch that they do not divide."""
+        return bool(self.streams) and all(stream.kind == EXAMPLES for stream in self.streams)
+
+    @property
     def parts(self) -> tuple[MixturePart, ...]:
         """The mixture parts that objectives tell apart, in order of their numbers."""
         return parts_of(self.streams, [member.role for member in self.members.values()])
@@ -148,7 +153,7 @@ class Training(Spec):
 
     @model_validator(mode="after")
     def _judge(self) -> "Training":
-        if self.train.keep_best and all(stream.kind == "examples" for stream in self.streams):
+        if self.train.keep_best and self.reads_labels:
             raise ValueError(
                 f"train.keep_best={self.train.keep_best}, but no stream has held-out text; give 0"
             )

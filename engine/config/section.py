@@ -113,7 +113,7 @@ class Section(Spec):
 
     @property
     def for_fine_tuning(self) -> "Section | None":
-        """The section for fine-tuning on labels in one process."""
+        """The section for fine-tuning on labels."""
         return self
 
     def check_section(self, section: Spec) -> None:

@@ -133,7 +133,7 @@ def for_roles_alone(spec: SpecType) -> SpecType:
 
 
 def for_fine_tuning(spec: SpecType) -> SpecType:
-    """The same settings for fine-tuning on labels in one process."""
+    """The same settings for fine-tuning on labels."""
     return spec.model_copy(update={key: each.for_fine_tuning for key, each in sections_of(spec).items()})
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atelier.engine.config.mixture import EXAMPLES
 from atelier.engine.config.run_file import FILE_BYTES, Training
 from atelier.engine.loop.build import BuildContext
 from atelier.engine.loop.report import ProgressReport
@@ -31,12 +30,12 @@ class TrainingServices:
 def check_training(training: Training, services: TrainingServices) -> None:
     """Raise ConfigError if layout, models or objectives of a training do not work together."""
     roles = {name: member.role for name, member in training.members.items()}
-    check_layout(services.build_context.layout, roles, training.train)
+    check_layout(services.build_context.layout, roles, training.train, pads=training.reads_labels)
     check_teaching(roles)
     check_schedules(
         {name: role for name, role in roles.items() if training.members[name].segments}, training.train
     )
     rows = [stream.rows for stream in training.streams if stream.rows is not None]
     check_readers(roles, rows, training.train.at(0).sequence)
-    if all(stream.kind != EXAMPLES for stream in training.streams):
+    if not training.reads_labels:
         check_encoders(roles, rows)

@@ -25,10 +25,10 @@ class TrainingData:
         self._training = training
         train, layout, device = training.train.here(), context.layout, context.gang.device
         models = {name: member.role.model for name, member in training.members.items()}
-        resolve = partial(
-            auto_micro_batch, layout=layout, device=device, together=rows_together(layout, models)
-        )
-        self.micro_batch = resolve(train)
+        together = rows_together(layout, models)
+        sizes_at = partial(at_step, train, layout, pads=training.reads_labels, together=together)
+        resolve = partial(auto_micro_batch, layout=layout, device=device, together=together)
+        self.micro_batch = resolve(sizes_at(train.first_steps()[-1]))
         unit = math.lcm(layout.axes.row_unit, *(layout.axes_of(name).row_unit for name in models))
         samples = Samples(training, context.inputs, context.scratch, unit=unit)
         self.labelled = samples.labelled(train.sequence)
@@ -42,11 +42,11 @@ class TrainingData:
             Prefetcher,
             samples.blend,
             train,
-            lambda step: resolve(at_step(train, layout, step)),
+            lambda step: resolve(sizes_at(step)),
             grid=context.grid("", is_student=False),
             num_parts=len(training.parts),
-            num_rows=(lambda step: at_step(train, layout, step).global_batch)
-            if train.progressive.rampup.is_on
+            num_rows=(lambda step: sizes_at(step).global_batch)
+            if train.progressive.rampup.is_on or training.reads_labels
             else None,
         )
         windows, rows, sources = samples.held_out()

@@ -16,17 +16,20 @@ from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.config.train import Train
 from atelier.engine.plan.expert_checks import (
     check_axis,
+    check_length_of_rows,
     check_products,
     check_router,
     check_sight,
+    rows_together,
 )
 from atelier.engine.plan.layout_checks import (
     check_embedding,
     check_length,
     check_schedule,
     micro_batches,
+    padded,
+    padded_rows,
     place_of,
-    ramp_rows,
     shared_rows,
 )
 from atelier.engine.plan.role_checks import check_trainable
@@ -39,16 +42,23 @@ def check_layout(
     *,
     prefix: str = "roles.",
     section: str = "train",
+    pads: bool = False,
 ) -> None:
     """Raise ConfigError, with values that fit, for a layout that does not work. `prefix`: the roles' place in
     the configuration, '' for a flow with one model. `section` has the training's length and extension keys.
+    `pads` as in `at_step`.
     """
     check_extensions(layout, roles, train, prefix=prefix, section=section)
     train = train.here()
     _check_lengths(roles, train, prefix, section)
+    together = rows_together(layout, {name: role.model for name, role in roles.items()})
     for step in train.first_steps():
         try:
-            _check_sizes(layout, roles, at_step(train, layout, step), prefix, section)
+            now = at_step(train, layout, step, pads=pads, together=together)
+            _check_sizes(layout, roles, now, prefix, section)
+            for name, role in roles.items() if pads else ():
+                model, axes = f"{prefix}{name}.model" if prefix else "model", layout.axes_of(name)
+                check_length_of_rows(layout, role.model, model, axes=axes, place=place_of(layout, name))
         except ConfigError as error:
             if step >= train.first_steps()[-1]:
                 raise
@@ -91,13 +101,16 @@ def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str, section
                 )
 
 
-def at_step(train: Train, layout: Parallel, step: int) -> Train:
+def at_step(train: Train, layout: Parallel, step: int, *, pads: bool = False, together: int = 1) -> Train:
     """The training at the sizes of this step, with a micro-batch that divides them. The batch of a ramp
-    includes rows of padding (`ramp_rows`).
+    includes rows of padding (`padded_rows`). `pads`: so does any batch that the layout does not divide, as
+    for labelled examples, with `together` rows of a micro-batch at least.
     """
     now = train.at(step)
+    if pads:
+        return padded(layout, now, together=together)
     if train.progressive.rampup.is_on and now.global_batch < train.global_batch:
-        return now.model_copy(update={"global_batch": ramp_rows(layout, now)})
+        return now.model_copy(update={"global_batch": padded_rows(layout, now)})
     each = now.global_batch // layout.axes.data
     if now is train or now.micro_batch == "auto" or not each:
         return now

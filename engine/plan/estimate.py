@@ -19,9 +19,10 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import STACKS
+from atelier.engine.plan.expert_checks import rows_together
 from atelier.engine.plan.goodput import Faults, faults_of
 from atelier.engine.plan.interconnect import Interconnect
-from atelier.engine.plan.layout_checks import has_own_head, ramp_shares
+from atelier.engine.plan.layout_checks import has_own_head, padded, ramp_shares
 from atelier.engine.plan.memory import Memory, OffDevice, peak_memory
 from atelier.engine.plan.model_shape import ModelShape, model_shape_of
 from atelier.engine.plan.roofline import KERNELS, Machine
@@ -151,9 +152,13 @@ class Setting:
             model = model.resolved(vocab)
         return Setting(role, model_shape_of(model, train.sequence), pool, pool.device)
 
-    def estimate(self, train: Train, parallel: Parallel, *, steps: int) -> Estimate:
-        """The cost of `steps` steps in this layout, on this site."""
+    def estimate(self, train: Train, parallel: Parallel, *, steps: int, pads: bool = False) -> Estimate:
+        """The cost of `steps` steps in this layout, on this site. `pads`: rows of padding, which take time
+        and memory, fill a batch that the layout does not divide.
+        """
         train = train.here()
+        together = rows_together(parallel, {"": self.role.model})
+        computed = padded(parallel, train, together=together) if pads else train
         model_shape, device = self.model_shape, self.device
         if not has_own_head(self.role.model):
             parallel = parallel.model_copy(update={"embedding": "gathered"})
@@ -164,13 +169,13 @@ class Setting:
             per_node=device.per_node,
             latency=device.latency_us * 1e-6,
         )
-        seconds = step_time(model_shape, self.role.optim.kind, train, parallel, machine, interconnect)
+        seconds = step_time(model_shape, self.role.optim.kind, computed, parallel, machine, interconnect)
         tier = off_device(self.role.model, train, parallel, device)
         if tier is not None:
             seconds = replace(seconds, disk=tier.exposed(seconds.total))
         if tier is not None and not self.pool.is_cpu:  # buffers are in the host's memory
             tier = replace(tier, host=0.0)
-        memory = peak_memory(model_shape, train, parallel, machine, tier)
+        memory = peak_memory(model_shape, computed, parallel, machine, tier)
         tokens = train.global_batch * train.sequence
         samples_share, rows_share = ramp_shares(parallel, train)
         again = recomputed_flops(model_shape, parallel, is_fused=machine.costs.is_fused)
@@ -201,13 +206,20 @@ def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device
 
 
 def estimate(
-    role: Role, train: Train, parallel: Parallel, pool: Pool, vocab: int, steps: int | None = None
+    role: Role,
+    train: Train,
+    parallel: Parallel,
+    pool: Pool,
+    vocab: int,
+    steps: int | None = None,
+    *,
+    pads: bool = False,
 ) -> Estimate:
     """The cost of training one role for `steps` steps (default: all from its start) on `parallel.ranks`
-    devices of `pool`.
+    devices of `pool`. `pads` as in `Setting.estimate`.
     """
     steps = role.last(train.num_steps) - int(role.start) if steps is None else steps
-    return Setting.of(role, train, pool, vocab).estimate(train, parallel, steps=steps)
+    return Setting.of(role, train, pool, vocab).estimate(train, parallel, steps=steps, pads=pads)
 
 
 def recomputed_flops(model_shape: ModelShape, parallel: Parallel, *, is_fused: bool) -> float:

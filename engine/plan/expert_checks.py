@@ -32,10 +32,31 @@ def rows_together(layout: Parallel, models: Mapping[str, ModelSpec]) -> int:
     """
     found = 1
     for name, spec in models.items():
-        if isinstance(spec, MixedBlocks) and spec.num_experts and spec.experts.router.competes:
+        if isinstance(spec, MixedBlocks) and is_competing(spec):
             parts = max(1, layout.axes_of(name).data // layout.axes.data)
             found = math.lcm(found, spec.experts.group * parts)
     return found
+
+
+def is_competing(spec: ModelSpec) -> bool:
+    """Whether tokens of a model compete for experts."""
+    return isinstance(spec, MixedBlocks) and bool(spec.num_experts) and spec.experts.router.competes
+
+
+def check_length_of_rows(layout: Parallel, spec: ModelSpec, model: str, *, axes: Axes, place: str) -> None:
+    """Check that a layout does not pad rows of labelled examples in which tokens compete: an expert has room
+    for a share of a row's length.
+    """
+    if axes.row_unit == 1 or not isinstance(spec, MixedBlocks) or not is_competing(spec):
+        return
+    axis = "tensor" if axes.tensor > 1 else "context"
+    size = axes.tensor * axes.context
+    raise ConfigError(
+        f"{place}.{axis}",
+        f"{getattr(axes, axis)} pads rows of labelled examples, whose length is the room of {model}'s experts"
+        f" (router.kind={spec.experts.router.kind})",
+        f"{axis}=1, and shard={axes.shard * size} for the same ranks",
+    )
 
 
 def check_router(

@@ -26,18 +26,31 @@ def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
     return [size for size in sizes if each // size >= layout.pipeline and each // size % unit == 0]
 
 
-def ramp_rows(layout: Parallel, train: Train) -> int:
-    """The rows that the ranks compute at a size of a ramp: its sequences, then rows of padding until every
-    data-parallel rank has equally many whole micro-batches, and enough for the pipeline schedule.
+def padded(layout: Parallel, train: Train, *, together: int = 1) -> Train:
+    """The training with the rows and tokens that the ranks compute for labelled examples: those of the batch,
+    and padding where the layout does not divide them. `together` as in `padded_rows`.
     """
-    size = shared_rows(layout) if train.micro_batch == "auto" else train.micro_batch
+    unit = layout.axes.row_unit
+    sizes = {
+        "global_batch": padded_rows(layout, train, together=together),
+        "sequence": -(-train.sequence // unit) * unit,
+    }
+    return train.model_copy(update=sizes)
+
+
+def padded_rows(layout: Parallel, train: Train, *, together: int = 1) -> int:
+    """The rows that the ranks compute for a batch: its sequences, then rows of padding until every
+    data-parallel rank has equally many whole micro-batches, and enough for the pipeline schedule. `together`:
+    number of which an automatic micro-batch is a multiple.
+    """
+    size = math.lcm(shared_rows(layout), together) if train.micro_batch == "auto" else train.micro_batch
     count = max(layout.pipeline, -(-train.global_batch // (layout.axes.data * size)))
     unit = 1 if layout.schedule == "1f1b" else layout.pipeline
     return -(-count // unit) * unit * size * layout.axes.data
 
 
 def ramp_shares(layout: Parallel, train: Train) -> tuple[float, float]:
-    """A training's samples, and rows computed (`ramp_rows`), as shares of a full batch in every step; 1, 1
+    """A training's samples, and rows computed (`padded_rows`), as shares of a full batch in every step; 1, 1
     without a ramp.
     """
     ramp, full = train.progressive.rampup, train.num_steps * train.global_batch
@@ -46,7 +59,7 @@ def ramp_shares(layout: Parallel, train: Train) -> tuple[float, float]:
     samples = train.progressive.samples_before(train.num_steps, train.global_batch)
     padding = 0
     for (first, _, size), (after, _, _) in pairwise(ramp.sizes(train.global_batch)):
-        rows = ramp_rows(layout, train.model_copy(update={"global_batch": size}))
+        rows = padded_rows(layout, train.model_copy(update={"global_batch": size}))
         padding += (rows - size) * max(0, min(after, train.num_steps) - first)
     return samples / full, (samples + padding) / full
 

@@ -14,6 +14,9 @@ from atelier.engine.config.sections import keys_with
 from atelier.engine.config.train import Train
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import Estimate, Setting
+from atelier.engine.plan.expert_checks import rows_together
+from atelier.engine.plan.layout_checks import padded
+from atelier.engine.plan.step_time import micro_batch
 
 MICRO = (1, 2, 4, 8, 16)
 INTERLEAVED = (2, 3, 4, 5, 6, 7, 8)
@@ -58,10 +61,11 @@ def search(
     vocab: int = 0,
     like: Parallel | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
+    pads: bool = False,
 ) -> tuple[list[LayoutOption], list[RejectedLayout]]:
     """All meshes of `devices` ranks that can train the role, fastest first, each with its best micro-batch,
     schedule and recomputation; and the meshes that cannot. Threads, compilation and device are taken from
-    `like`.
+    `like`. `pads`: rows of padding fill a batch that a mesh does not divide.
     """
     train = train.here()
     setting = Setting.of(role, train, pool, vocab)
@@ -70,11 +74,11 @@ def search(
     out: list[RejectedLayout] = []
     for base in meshes(role, train, pool, devices, like or Parallel(shard=1, threads=1)):
         try:
-            check_layout(base, {"model": role}, train, prefix="")
+            check_layout(base, {"model": role}, train, prefix="", pads=pads)
         except ConfigError as error:
             out.append(RejectedLayout(mesh(base), f"{error.place} {error.problem}"))
             continue
-        best = _best(base, train, setting, recompute)
+        best = _best(base, _computed(base, role, train) if pads else train, setting, recompute)
         if best.estimate.memory_gb <= limit:
             found.append(best)
         else:
@@ -84,6 +88,12 @@ def search(
                 )
             )
     return sorted(found, key=lambda option: option.estimate.step_s), out
+
+
+def _computed(base: Parallel, role: Role, train: Train) -> Train:
+    """The training with rows of padding, in the micro-batches that it has if they are `auto`."""
+    now = padded(base, train, together=rows_together(base, {"model": role.model}))
+    return now.model_copy(update={"micro_batch": micro_batch(now, base)})
 
 
 def fastest(

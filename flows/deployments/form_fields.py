@@ -84,7 +84,6 @@ SECTIONS = (  # of a form, in order; others follow in the flow's order
     "finetune", "score", "evals", "pose", "examine",
 )  # fmt: skip
 RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # after all sections
-ONE_RANK = ("finetune",)  # flows of short trainings on one rank: no fields for axes and checkpoints
 BOUNDS = {  # JSON schema's name: pydantic's name, words, test
     "minimum": ("ge", "at least", operator.ge),
     "maximum": ("le", "at most", operator.le),
@@ -233,15 +232,9 @@ def _boxes(shape: FlowShape) -> Iterator[Field]:
     for pattern in KEYS:
         first, *rest = pattern.split(".")
         for place in _places(roots.get(first), rest):
-            if not _is_hidden(shape.flow, place.name):
+            if not is_idle(shape.flow, place.name):
                 schema = _schema(place, _in_experiments(shape.flow, place.name))
                 yield Field(place.name, schema, place.name)
-
-
-def _is_hidden(flow: str, key: str) -> bool:
-    return is_idle(flow, key) or (
-        flow in ONE_RANK and key.startswith(("parallel.", "train.checkpoint_every"))
-    )
 
 
 def _places(place: FieldPlace | None, rest: Sequence[str]) -> Iterator[FieldPlace]:

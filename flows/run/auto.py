@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Data, Finetune, Score, Tokenizer, is_stdlib
 from atelier.engine.config.divisors import divisors, largest_divisor
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.document import whole_of
+from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -28,6 +29,9 @@ from atelier.engine.plan.search import LayoutOption, search
 from atelier.engine.plan.streamed import SCORED, check_streamed
 from atelier.flows.run.memory_fit import TRAINED, limit_gb
 from atelier.infra.dag import Node
+from atelier.infra.store.existing_model import existing_in
+from atelier.infra.store.store import Store, default_root
+from atelier.tasks.finetune import role_of, tuning_of
 
 AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
@@ -55,6 +59,9 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
     parallel: Parallel = getattr(arguments, "parallel", Parallel())
     train: Train | None = getattr(arguments, "train", None)
     roles, vocab = trained(arguments), vocab_of(arguments)
+    tuned = _tuned(arguments) if not roles and train is not None else None
+    if tuned is not None:
+        roles, train, vocab = tuned
     is_free = parallel.shard == "auto" and all(getattr(parallel, axis) == 1 for axis in AXES)
     if not is_free or parallel.roles or pool.members or train is None or not roles or not vocab:
         return None
@@ -72,15 +79,35 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
         limited = pool.model_copy(update={"memory_gb": limit_gb(pool, ranks)})
         more = {"recompute": wanted} if wanted else {}
         try:
-            options, _ = search(role, train, limited, ranks, vocab=vocab, like=like, **more)
+            options, _ = search(
+                role, train, limited, ranks, vocab=vocab, like=like, pads=tuned is not None, **more
+            )
         except ConfigError:  # a device without known speed
             return None
-        found += [option for option in options if _suits(option, roles, train)]
+        found += [option for option in options if tuned or _suits(option, roles, train)]
         if found and not pool.is_cpu:
             break
     if not found:
         return None
     return min(found, key=lambda option: option.estimate.step_s)
+
+
+def _tuned(arguments: Spec) -> tuple[dict[str, Role], Train, int] | None:
+    """For a flow that only fine-tunes: the role, its training and its vocabulary; None for other flows, and
+    if the model is unknown or does not fit the settings (the flow's body then gives the reason).
+    """
+    settings, train = getattr(arguments, "finetune", None), getattr(arguments, "train", None)
+    init = getattr(arguments, "init", "")
+    if not isinstance(settings, Finetune) or not isinstance(train, Train) or not init:
+        return None
+    store = Store(default_root())
+    with suppress(AtelierError):
+        parent = existing_in(store, init, "init")
+        record = store.find(parent.tokenizer.kind, parent.tokenizer.fingerprint)
+        vocab = whole_of(record.summary.get("vocab")) if record is not None else 0
+        role = role_of("pretrained-0", parent.spec, settings)
+        return {"": role}, tuning_of(settings, train), vocab
+    return None
 
 
 def _suits(option: LayoutOption, roles: dict[str, Role], train: Train) -> bool:

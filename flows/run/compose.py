@@ -21,6 +21,7 @@ from atelier.flows.run.auto import (
     check_specials,
     check_warmups,
     fastest_layout,
+    trained,
     with_interval,
     with_prompt,
 )
@@ -243,7 +244,7 @@ def resolved(arguments: Spec, pool: Pool) -> Spec:
         slots = devices if pool.slots == "auto" else int(pool.slots)
         best = fastest_layout(arguments, pool, slots, cores)
         updates["parallel"] = best.parallel if best else parallel.resolved(slots, cores)
-        if best and train is not None and not pool.is_cpu:
+        if best and train is not None and trained(arguments) and not pool.is_cpu:
             updates["train"] = train = train.model_copy(update={"micro_batch": best.micro_batch})
     if train is not None and train.precision == "fp8" and pool.gpu == "cpu":
         raise ConfigError(

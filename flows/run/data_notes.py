@@ -18,6 +18,8 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.task.write import WriteConfig
 from atelier.engine.plan.checks import at_step
 from atelier.engine.plan.estimate import cost_of_writing
+from atelier.engine.plan.expert_checks import rows_together
+from atelier.engine.plan.layout_checks import padded_rows
 from atelier.infra.dag import Node, NodeTraining
 from atelier.infra.store.store import Store
 
@@ -114,6 +116,8 @@ def stream_notes(nodes: Sequence[Node], store: Store) -> list[str]:
             training = node.training
             every = [_rounded(training), _capped(node, training, store), _padded(node, training)]
             notes += [f"{node.name}: {note}" for note in every if note]
+        if node.task == "finetune" and (note := _padded_batch(node, node.training)):
+            notes.append(f"{node.name}: {note}")
     return notes
 
 
@@ -190,11 +194,29 @@ def _padded(node: Node, training: NodeTraining) -> str:
     padding = sum((rows - size) * steps for size, rows, steps in found)
     computed = sum(rows * steps for _, rows, steps in found)
     some = ", ".join(f"{size} as {rows}" for size, rows, _ in found[:4]) + (" ..." if len(found) > 4 else "")
-    why = f"{layout.axes.data} data-parallel ranks of whole micro-batches"
-    if layout.pipeline > 1:
-        why += f", at least {layout.pipeline} each for the pipeline"
     return (
-        f"train.progressive.rampup: {len(found)} of {len(sizes)} batches do not fit {why}. Rows of padding"
-        f" fill them ({some}): they change no sample and no gradient, and are"
+        f"train.progressive.rampup: {len(found)} of {len(sizes)} batches do not fit {_parts_of(layout)}. Rows"
+        f" of padding fill them ({some}): they change no sample and no gradient, and are"
         f" {100 * padding / computed:.0f} % of the rows of these {sum(each[2] for each in found)} steps"
     )
+
+
+def _padded_batch(node: Node, training: NodeTraining) -> str:
+    """The rows of padding in every step of a fine-tuning."""
+    layout = Parallel.model_validate(node.layout)
+    together = rows_together(layout, {name: role.model for name, role in training.roles.items()})
+    batch = training.train.global_batch
+    rows = padded_rows(layout, training.train, together=together)
+    if rows == batch:
+        return ""
+    share = 100 * (rows - batch) / rows
+    return (
+        f"finetune.batch: {batch} rows do not fit {_parts_of(layout)}. Rows of padding fill them to {rows}:"
+        f" they change no sample and no gradient, and are {share:.0f} % of the rows"
+    )
+
+
+def _parts_of(layout: Parallel) -> str:
+    """What the layout divides a batch into."""
+    ranks = f"{layout.axes.data} data-parallel ranks of whole micro-batches"
+    return f"{ranks}, at least {layout.pipeline} each for the pipeline" if layout.pipeline > 1 else ranks

@@ -1,17 +1,48 @@
-"""Check that a training fits the memory of the pool's devices, and list its possible layouts."""
+"""Check that a training fits its layout and the memory of the pool's devices; list possible layouts."""
 
 from collections.abc import Sequence
 
+from atelier.engine.config.base import JsonObject, Spec
+from atelier.engine.config.data import Tokenizer
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.sections import frozen_limit, is_here
 from atelier.engine.io.machine import memory_gb
+from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
 from atelier.infra.launch.slots import num_slots
+from atelier.infra.store.store import Store
+from atelier.tasks.finetune import check_sizes
 
 TRAINED = ("train", "finetune")
 MOST_DEVICES = 8192  # upper bound of the search for a layout that fits
+
+
+def known_vocab(node: Node, store: Store) -> int:
+    """The size of the node's tokenizer, if that is finished; otherwise 0."""
+    record = store.find(*node.inputs["tokenizer"]) if "tokenizer" in node.inputs else None
+    return whole_of(record.summary.get("vocab")) if record is not None else 0
+
+
+def check_vocabulary(node: Node, document: JsonObject, arguments: Spec, vocab: int) -> None:
+    """Raises ConfigError if the layout does not divide the vocabulary. Checked here because the size is a
+    setting of the tokenizer task, which the training task does not know.
+    """
+    tokenizer = getattr(arguments, "tokenizer", None)
+    if node.task not in TRAINED or not vocab or (isinstance(tokenizer, Tokenizer) and tokenizer.load):
+        return
+    config, layout = node.training, Parallel.model_validate(node.layout)
+    sized = {
+        name: role.model_copy(update={"model": role.model.resolved(vocab)})
+        for name, role in config.roles.items()
+    }
+    if node.task == "finetune":
+        check_sizes(layout, sized, config.train)
+        return
+    prefix = "roles." if "roles" in document else "" if config.section == "train" else f"{config.section}."
+    check_layout(layout, sized, config.train, prefix=prefix, section=config.section)
 
 
 def too_much(node: Node, each: Sequence[float], pool: Pool, vocab: int) -> str | None:
@@ -74,7 +105,7 @@ def _nearest(node: Node, pool: Pool, layout: Parallel, vocab: int) -> str:
         found, _ = _searched(node, pool, devices, layout, vocab)
         if found:
             beside = f" with {devices} devices" if devices != layout.ranks else ""
-            return f"{words(found[0])}{beside} ({found[0].estimate.memory_gb:.0f} GB)"
+            return f"{words(found[0], node)}{beside} ({found[0].estimate.memory_gb:.0f} GB)"
         if pool.gpus:
             return ""
         devices *= 2
@@ -97,11 +128,12 @@ def _searched(
     roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in moving]
     largest = max(roles, key=lambda role: role.model.flops_per_token(config.train.sequence))
     limited = pool.model_copy(update={"memory_gb": limit_gb(pool, devices)})
-    return search(largest, config.train, limited, devices, vocab=vocab, like=layout)
+    pads = node.task == "finetune"
+    return search(largest, config.train, limited, devices, vocab=vocab, like=layout, pads=pads)
 
 
-def words(option: LayoutOption) -> str:
-    """A layout as overrides for the command line."""
+def words(option: LayoutOption, node: Node) -> str:
+    """A layout of a node as overrides for the command line. Fine-tuning chooses its own micro-batch."""
     parallel = option.parallel
     found = [f"parallel.{word}" for word in mesh(parallel).split()]
     if "shard" not in mesh(parallel):
@@ -110,6 +142,7 @@ def words(option: LayoutOption) -> str:
         found.append(f"parallel.schedule={parallel.schedule}")
     if parallel.schedule != "1f1b":
         found.append(f"parallel.interleave={parallel.interleave}")
-    return " ".join(
-        [*found, f"parallel.recompute={parallel.recompute}", f"train.micro_batch={option.micro_batch}"]
-    )
+    found.append(f"parallel.recompute={parallel.recompute}")
+    if node.task != "finetune":
+        found.append(f"train.micro_batch={option.micro_batch}")
+    return " ".join(found)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError, RefusedError, nearest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -12,7 +11,6 @@ from atelier.engine.config.record import Record
 from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.train import Train
 from atelier.engine.io.survey import SurveyRow
-from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
@@ -21,7 +19,7 @@ from atelier.flows.run.curation_cost import CPU_S, cpu_seconds, curation_notes, 
 from atelier.flows.run.data_notes import data_notes, stream_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
-from atelier.flows.run.memory_fit import too_much
+from atelier.flows.run.memory_fit import check_vocabulary, known_vocab, too_much
 from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals, PoolRow, pool_rows
 from atelier.flows.run.pools import gpu_notes
 from atelier.flows.run.reasons import reasons_of
@@ -132,7 +130,7 @@ class PlanInputs:
 
     frozen: RunConfig
     known: dict[str, Row]
-    vocab: int
+    vocab: int  # 0 = unknown
     store: Store
     _paces: dict[str, float] = field(default_factory=dict)  # by pool
 
@@ -165,15 +163,16 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     plan_inputs = PlanInputs(frozen, known, vocab, store)
     texts = texts_of(nodes, store)
     for node in nodes:
-        _check_vocabulary(node, frozen)
         pool = frozen.pool_of(node.task)
+        of_node = replace(plan_inputs, vocab=vocab or known_vocab(node, store))
+        check_vocabulary(node, frozen.document, frozen.arguments, of_node.vocab)
         standing = _standing(node, store, frozen.resume)
         refusals += standing.refusals
         mine: list[PlanRow] = []
         maps = maps_of(node)
         for key, product in node.products.items():
             record = store.find(product.kind, product.fingerprint)
-            mine.append(_row(node, key, product, record, standing, plan_inputs))
+            mine.append(_row(node, key, product, record, standing, of_node))
             if node.task == "write" and record is None:
                 mine[-1] = {**mine[-1], **written_row(node, pool, store)}
             if record is not None and (other := made_by_other(record, maps.get(key))):
@@ -187,7 +186,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
             work_s = cpu_seconds(node, texts) / node.ranks if node.task in CPU_S else 0.0
             seconds[node.name] = work_s + seconds_of(node, _left_s(mine), earlier, store)
         sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
-        if (refusal := too_much(node, sizes, pool, vocab)) is not None:
+        if (refusal := too_much(node, sizes, pool, of_node.vocab)) is not None:
             refusals.append(refusal)
         for part in parts_of_extensions([node], "link_rows"):
             refusals += part.refusals(node, store)
@@ -263,29 +262,13 @@ def _some(names: list[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _check_vocabulary(node: Node, frozen: RunConfig) -> None:
-    """Raises ConfigError if the layout does not divide the vocabulary. Checked here because the size is a
-    setting of the tokenizer task, which the training task does not know.
-    """
-    vocab, tokenizer = vocab_of(frozen.arguments), getattr(frozen.arguments, "tokenizer", None)
-    if node.task != "train" or not vocab or (isinstance(tokenizer, Tokenizer) and tokenizer.load):
-        return
-    roles, settings, _ = train_task.unpack(node)
-    sized = {
-        name: role.model_copy(update={"model": role.model.resolved(vocab)}) for name, role in roles.items()
-    }
-    section = node.training.section
-    prefix = "roles." if "roles" in frozen.document else "" if section == "train" else f"{section}."
-    check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix, section=section)
-
-
 @dataclass(frozen=True)
 class Standing:
-    """The step from which a node's training continues; refusals and the refused products; roles that only
+    """The steps from which a node's trainings continue; refusals and the refused products; roles that only
     teach, each with its students.
     """
 
-    from_step: int = 0
+    from_steps: Mapping[str, int] = field(default_factory=dict)  # by product
     refusals: tuple[str, ...] = ()
     refused: frozenset[str] = frozenset()
     replayed: frozenset[str] = frozenset()  # for students at other sites
@@ -296,7 +279,8 @@ def _standing(node: Node, store: Store, resume: Resume) -> Standing:
     if node.task == "finetune":
         each = finetune_task.plan_resume(node, store, resume)
         told = tuple(str(r) for one in each.values() for r in one.refusals)
-        return Standing(0, told, frozenset(key for key, one in each.items() if one.refusals))
+        begun = {key: one.from_step for key, one in each.items()}
+        return Standing(begun, told, frozenset(key for key, one in each.items() if one.refusals))
     if node.task != "train":
         return Standing()
     found = train_task.plan_resume(node, store, resume)
@@ -308,7 +292,8 @@ def _standing(node: Node, store: Store, resume: Resume) -> Standing:
     }
     told = tuple(str(r) for r in found.refusals)
     replayed = frozenset(name for name in found.asked if found.situations[name].mode == "replay")
-    return Standing(found.from_step, told, frozenset(found.refused), replayed, teaching)
+    begun = dict.fromkeys(node.products, found.from_step)
+    return Standing(begun, told, frozenset(found.refused), replayed, teaching)
 
 
 def _row(
@@ -330,7 +315,7 @@ def _row(
         "fingerprint": product.fingerprint,
         "state": state,
         "reasons": [] if is_done else reasons_of(row_name(node, key), product, plan_inputs.known),
-        "from_step": 0 if is_idle else standing.from_step,
+        "from_step": 0 if is_idle else standing.from_steps.get(key, 0),
         "params": 0,
         "flops": 0.0,
         "memory_gb": 0.0,
@@ -346,15 +331,16 @@ def _row(
         "site": "",
         "pool": plan_inputs.frozen.pool_name(node.task),
     }
-    if node.task not in TRAINED or not plan_inputs.vocab:
+    vocab = plan_inputs.vocab
+    if node.task not in TRAINED or not vocab:
         return row
     config = node.training
     role, settings = config.roles[key], config.train
     steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
     aside = without_pipeline(config.roles)
     layout = Parallel.model_validate(node.layout).of_role(key, is_student=key in aside)
-    vocab = plan_inputs.vocab
-    found = estimate(role, settings, layout, pool, vocab, 0 if is_idle else steps)
+    pads = node.task == "finetune"
+    found = estimate(role, settings, layout, pool, vocab, 0 if is_idle else steps, pads=pads)
     for name in () if is_done else _first_of(key, node, standing):
         beside = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
         found = found.with_teacher(estimate(config.roles[name], settings, beside, pool, vocab, steps))

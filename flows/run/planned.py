@@ -11,7 +11,7 @@ from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.measured import MeasuredRow, measured
-from atelier.flows.run.memory_fit import TRAINED, layouts, words
+from atelier.flows.run.memory_fit import TRAINED, known_vocab, layouts, words
 from atelier.flows.run.other_sites import agents_of, other_sites
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals
@@ -113,7 +113,7 @@ def planned(flow: str, overrides: Sequence[str], store: Store, *, search: bool =
     check_flow(flow, "atelier plan")
     frozen = compose(flow, list(overrides))
     plan = _over_sites(frozen, store) if frozen.sites.names else make_plan(frozen, store)
-    found = search_layouts(plan, frozen) if search else None
+    found = search_layouts(plan, frozen, store) if search else None
     return PlanResult(plan, measured(plan, store), found)
 
 
@@ -124,17 +124,17 @@ def _over_sites(frozen: RunConfig, store: Store) -> Plan:
         return plan if plan.refusals else other_sites(frozen, plan, store, str(time.time_ns())).planned(plan)
 
 
-def search_layouts(plan: Plan, frozen: RunConfig) -> list[TaskLayouts]:
+def search_layouts(plan: Plan, frozen: RunConfig, store: Store) -> list[TaskLayouts]:
     """For each training: layouts of its largest role, the fastest first, and rejected ones with reasons."""
-    vocab = vocab_of(frozen.arguments)
     found: list[TaskLayouts] = []
     for node in plan.nodes:
+        vocab = vocab_of(frozen.arguments) or known_vocab(node, store)
         if node.task not in TRAINED or not vocab:
             continue
         options, out = layouts(node, frozen.pool_of(node.task), vocab)
         rows: list[LayoutRow] = [
             {
-                "words": words(one),
+                "words": words(one, node),
                 "mesh": one.mesh,
                 "micro_batch": one.micro_batch,
                 **one.estimate.row(),

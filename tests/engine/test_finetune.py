@@ -3,22 +3,24 @@
 import gc
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from atelier.engine.config.error import AllDivergedError, ConfigError, DivergedError
+from atelier.engine.config.error import AllDivergedError, ConfigError, DivergedError, StoppedError
 from atelier.engine.config.mixture import Stream
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.services import TrainingServices
+from atelier.engine.plan.checks import at_step
 from atelier.engine.train import run_training
 from tests.engine.labelled import labelled_setup
 from tests.engine.loop.test_diverged import broken
-from tests.engine.trainings import TrainingSetup, model, role, train
+from tests.engine.trainings import AfterSteps, TrainingSetup, laid_out, model, role, train
 
 
 @pytest.fixture
@@ -119,6 +121,49 @@ def test_a_parent_of_another_shape_is_refused(training_setup: TrainingSetup) -> 
     training = Training(members={"tuned": member}, streams=(Stream(input="tokens"),), train=train(8))
     with pytest.raises(ConfigError, match=r"roles\.tuned\.init: the weights of base do not fit"):
         training_setup.train(training)
+
+
+def test_a_draw_killed_inside_goes_on_from_its_newest_checkpoint_to_the_same_bits(
+    training_setup: TrainingSetup,
+) -> None:
+    def drawn(name: str) -> Training:
+        found = tuning(training_setup, name)
+        how = found.train.model_copy(update={"checkpoint_every": 3, "keep": 2})
+        return found.model_copy(update={"train": how})
+
+    training_setup.train(drawn("whole"))
+    with pytest.raises(StoppedError):
+        training_setup.train(drawn("killed"), stop=AfterSteps(training_setup.folder, 5))
+    stopped = training_setup.folder / "trajectory" / "killed" / "checkpoints" / "step-00000005"
+    shutil.rmtree(stopped)  # as if it had been killed instead of stopped
+    assert training_setup.steps("killed") == [3]
+    training_setup.train(drawn("killed"))
+    assert training_setup.weights("killed") == training_setup.weights("whole")
+    assert training_setup.curve("killed") == training_setup.curve("whole")
+
+
+def test_a_batch_that_a_layout_does_not_divide_is_filled_with_padding(training_setup: TrainingSetup) -> None:
+    """Three rows for four micro-batches of a pipeline's schedule: the sizes of one process stay."""
+    how = tuning(training_setup).train.model_copy(update={"global_batch": 3, "micro_batch": "auto"})
+    layouts = {"one": laid_out(), "four": laid_out(shard=4), "staged": laid_out(pipeline=4)}
+    sizes = {name: at_step(how, where, 0, pads=True).global_batch for name, where in layouts.items()}
+    assert sizes == {"one": 3, "four": 4, "staged": 4}
+    assert at_step(how, layouts["one"], 0, pads=True) == how
+
+
+def test_two_ranks_that_do_not_divide_a_batch_tune_as_one_does(training_setup: TrainingSetup) -> None:
+    def drawn(name: str) -> Training:
+        found = tuning(training_setup, name, seed_name="tuned")
+        sizes = {"global_batch": 3, "micro_batch": "auto", "precision": "fp64"}
+        return found.model_copy(update={"train": found.train.model_copy(update=sizes)})
+
+    training_setup.train(drawn("one"))
+    run = training_setup.run_file(drawn("two"), layout=laid_out(shard=2))
+    said = [rank.communicate(timeout=300) for rank in training_setup.processes(run, world=2)]
+    losses = [[line["values"]["loss"] for line in training_setup.curve(name)] for name in ("one", "two")]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-10), said
+    one, two = (load(training_setup.weights(name)) for name in ("one", "two"))
+    assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-8
 
 
 def test_the_model_of_a_draw_is_freed_before_the_next_is_built(

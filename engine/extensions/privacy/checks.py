@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
@@ -27,7 +28,7 @@ def check(layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: 
         if role.moves:
             _check_role(f"{prefix}{name}." if prefix and name else prefix, role)
     _check_train(train)
-    _check_layout(layout)
+    _check_layout(layout, train.here().global_batch)
     if privacy.has_epsilon:
         check_library()
 
@@ -84,7 +85,15 @@ def _check_train(train: Train) -> None:
         )
 
 
-def _check_layout(layout: Parallel) -> None:
+def _check_layout(layout: Parallel, batch: int) -> None:
+    data = layout.axes.data
+    if batch % data:
+        raise ConfigError(
+            "parallel",
+            f"{data} data-parallel ranks do not divide the {batch} rows of a step, and train.privacy takes"
+            " no rows of padding",
+            f"{largest_divisor(batch, data)} ranks would fit",
+        )
     for axis in ("pipeline", "expert", "context", "tensor"):
         if (size := getattr(layout, axis)) > 1:
             raise ConfigError(

@@ -10,7 +10,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.schedule import RampUp, Schedule
 from atelier.engine.config.train import Progressive, Train
 from atelier.engine.plan.checks import at_step, check_layout
-from atelier.engine.plan.layout_checks import ramp_rows
+from atelier.engine.plan.layout_checks import padded_rows
 from tests.engine.trainings import role
 
 SEQUENCE, FULL, RAMP = 2048, 1920, 5_859_375  # 12e9 tokens are 5,859,375 samples
@@ -143,5 +143,5 @@ def test_rows_of_padding_fill_batches_that_a_layout_does_not_divide(data: int) -
         assert rows >= max(size, 35 * data) and rows % data == 0 and rows - size < max(data, 35 * data)
     check_layout(plain, {"m": role()}, recipe(micro_batch=1, sequence=64))
     interleaved = staged.model_copy(update={"schedule": "interleaved"})
-    assert ramp_rows(interleaved, train.at(0)) == 35 * data
-    assert ramp_rows(interleaved, train.model_copy(update={"global_batch": 36 * data})) == 70 * data
+    assert padded_rows(interleaved, train.at(0)) == 35 * data
+    assert padded_rows(interleaved, train.model_copy(update={"global_batch": 36 * data})) == 70 * data

@@ -12,7 +12,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from tests.engine.parallel.embedding_gang import D, T, V, tokens_of
 from tests.engine.parallel.gangs import gang
-from tests.engine.trainings import TrainingSetup, laid_out, role, student, train
+from tests.engine.trainings import ONE, TrainingSetup, laid_out, role, student, train
 
 BYTES = 8
 
@@ -66,7 +66,7 @@ def test_a_training_is_the_same_and_goes_on_elsewhere(tmp_path: Path, layout: di
     one.train(one.training(roles, how))
     place = laid_out(**layout, embedding="columns")
     half = how.model_copy(update={"steps": 4})
-    for settings, each in ((half, place), (how, place.of_one_rank())):
+    for settings, each in ((half, place), (how, ONE)):
         run = other.run_file(other.training(roles, settings), layout=each)
         ranks = other.processes(run, world=each.ranks)
         said = [rank.communicate(timeout=300) for rank in ranks]

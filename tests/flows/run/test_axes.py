@@ -29,8 +29,10 @@ def test_every_node_of_titan_has_a_layout_of_its_own_ranks(given: tuple[str, ...
         if node.layout:
             assert Parallel.model_validate(node.layout).ranks == node.ranks, node.name
     together = 2 ** len(given)
-    assert found["train"].ranks == found["train.controls"].ranks == together
-    assert found["finetune.teacher"].ranks == found["imitate"].ranks == 1
+    assert (
+        found["train"].ranks == found["train.controls"].ranks == found["finetune.teacher"].ranks == together
+    )
+    assert found["imitate"].ranks == 1
 
 
 def test_what_is_given_for_the_students_of_one_task_is_not_asked_of_another(store: Store) -> None:

@@ -94,8 +94,3 @@ def test_a_key_is_a_word_or_a_list_in_documents_and_errors() -> None:
 def test_what_an_older_record_says_of_a_default_is_the_default() -> None:
     assert laid_out(assignment="rows", speed_log=[]) == ONE
     assert not extensions_of(ONE) and value_of(ONE, "assignment") is None
-
-
-def test_one_rank_has_none_of_it() -> None:
-    two = laid_out(shard=2, assignment="static", speed_log=[[0, 2.0, 1.0]], embedding="columns")
-    assert two.of_one_rank() == ONE

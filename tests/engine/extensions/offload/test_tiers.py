@@ -113,7 +113,6 @@ def test_what_an_older_record_says_of_a_default_is_the_default() -> None:
     layout = Parallel.model_validate({"tiers": asked})
     assert layout.model_dump(mode="json")["tiers"] == asked
     assert Parallel.model_validate_json(layout.model_dump_json()) == layout
-    assert layout.of_one_rank() == layout.model_copy(update={"shard": 1})
     assert frozen_limit(layout) is None and value_of(layout, "tiers.experts") == "disk"
     streamed = Parallel.model_validate({"tiers": {"frozen_gb": 2}})
     assert frozen_limit(streamed) == ("parallel.tiers.frozen_gb", 2.0)
