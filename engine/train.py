@@ -57,9 +57,10 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
     )
     done: list[SegmentAddress] = []
     diverged: dict[str, AllDivergedError | DivergedError] = {}
-    for training in config.trainings:
+    for number, training in enumerate(config.trainings):
         roles: list[RoleState] = []
-        gc.collect()  # free the roles of the training before
+        if number:
+            gc.collect()  # free the roles of the training before
         try:
             roles = run_training(training, services)
         except (AllDivergedError, DivergedError) as error:
