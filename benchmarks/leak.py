@@ -173,17 +173,15 @@ def audit_of(folder: Path, store: Path, model: str, read: set[str]) -> dict[str,
 
 
 def over_seeds(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Mean gap of each model and its 95 % t-interval over seeds."""
+    """Mean gap of each model and kind of wrong options, and half of its 95 % t-interval over seeds."""
     result: dict[str, Any] = {}
     first = next(iter(found.values()))
     for number, models in first.items():
-        for model in models:
-            if model != "audit":
-                gaps = [each[number][model]["gap"][0] for each in found.values()]
-                half = (
-                    t95(len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
-                )
-                result.setdefault(model, {})[number] = [round(statistics.mean(gaps), 3), round(half, 3)]
+        for model, kind in [(name, kind) for name in models if name != "audit" for kind in models[name]]:
+            gaps = [each[number][model][kind]["gap"][0] for each in found.values()]
+            half = t95(len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
+            by_number = result.setdefault(model, {}).setdefault(kind, {})
+            by_number[number] = [round(statistics.mean(gaps), 3), round(half, 3)]
     return result
 
 
