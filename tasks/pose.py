@@ -115,7 +115,7 @@ def pose_all(words: Sequence[str], settings: Pose, *, place: str = "evals") -> d
 
 
 def _without_paths(document: dict[str, Json]) -> dict[str, Json]:
-    """What a source says, without where its files are, whose content is in the identity."""
+    """The source's document without paths: the identity has the files' content instead."""
     kept = {key: one for key, one in document.items() if key not in PATHS}
     if "probe" in kept:
         kept["probe"] = {key: one for key, one in section_of(kept["probe"]).items() if key != "of"}

@@ -91,7 +91,7 @@ def search(
 
 
 def _computed(base: Parallel, role: Role, train: Train) -> Train:
-    """The training with rows of padding, in the micro-batches that it has if they are `auto`."""
+    """The training with its batch padded, and an `auto` micro-batch resolved."""
     now = padded(base, train, together=rows_together(base, {"model": role.model}))
     return now.model_copy(update={"micro_batch": micro_batch(now, base)})
 

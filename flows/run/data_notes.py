@@ -217,6 +217,6 @@ def _padded_batch(node: Node, training: NodeTraining) -> str:
 
 
 def _parts_of(layout: Parallel) -> str:
-    """What the layout divides a batch into."""
+    """The ranks that share a batch, in words."""
     ranks = f"{layout.axes.data} data-parallel ranks of whole micro-batches"
     return f"{ranks}, at least {layout.pipeline} each for the pipeline" if layout.pipeline > 1 else ranks

@@ -1,4 +1,4 @@
-"""What a gang sends and receives goes through where messages wait for each other as NCCL's do."""
+"""Trainings finish in a gang whose messages block each other as with NCCL."""
 
 import re
 from pathlib import Path

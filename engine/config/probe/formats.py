@@ -59,7 +59,7 @@ class FormatProbe(ProbeSpec):
 
 
 def asked(name: Format, text: str, options: Sequence[str]) -> tuple[str, list[str]]:
-    """What is asked, and the options' continuations, in the order of `options`."""
+    """The prompt in this format, and its continuations: one for each option, in the same order."""
     if name in ("letters", "reversed"):
         order = range(len(options)) if name == "letters" else range(len(options))[::-1]
         letters = {place: LETTERS[at] for at, place in enumerate(order)}

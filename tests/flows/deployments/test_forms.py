@@ -45,9 +45,8 @@ DIGEST = "0123456789abcdef" * 2
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Has the model that a flow begins from which looks it up when it is composed, and GPUs of a worker."""
     root = tmp_path_factory.mktemp("store")
-    report_gpus(
-        str(root), "gpu", FoundGpus(host="big", name="NVIDIA H100", total=1, free=1, memory_gb=80), []
-    )
+    found = FoundGpus(host="big", name="NVIDIA H100", total=1, free=1, memory_gb=80)
+    report_gpus(str(root), "gpu", found, [])
     store_with(root, GPT(num_layers=2, hidden=64, num_heads=4, vocab=512), NEEDED["init"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATELIER_ROOT", str(root))
@@ -66,11 +65,8 @@ def selects(flow: str) -> dict[str, dict[str, Any]]:
 
 def needed(flow: str) -> dict[str, Any]:
     """What a flow does not go without."""
-    return {
-        name: value
-        for name, value in NEEDED.items()
-        if name in properties(flow) and name not in LOOKED_UP.get(flow, ())
-    }
+    names = properties(flow).keys() - {*LOOKED_UP.get(flow, ())}
+    return {name: value for name, value in NEEDED.items() if name in names}
 
 
 def refusal(flow: str, parameters: Any) -> str:
@@ -102,9 +98,8 @@ def filled(flow: str) -> dict[str, Any]:
 def written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
-        value = "[" + ",".join(repr(each) if "@" in each else each for each in value) + "]"
-    text = str(value)
+    listed = [repr(each) if "@" in each else each for each in value] if isinstance(value, list) else None
+    text = str(value) if listed is None else f"[{','.join(listed)}]"
     return f"'{text}'" if text.startswith("/") else text
 
 
